@@ -1,4 +1,4 @@
-"""Private functions of PyTorch that clients call: dispatcher, autograd engine, modules, backends in C++, tensors as objects.
+"""Private functions of PyTorch that clients call: dispatcher, autograd engine, modules, C++ backends, tensor objects.
 
 `torch_private.missing` lists those that the installed PyTorch lacks.
 """
@@ -31,11 +31,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def pass_for(function: Callable[..., Any], original: Callable[..., Any]) -> None:
-    """Have PyTorch take `function`, which calls the factory `original`, for that.
+    """Have PyTorch treat `function`, which calls the factory `original`, as that factory.
 
-    `torch.jit.script` finds the built-in by it, and default devices, which look at what is called at last, the original.
+    `torch.jit.script` then finds the built-in. Default devices look at the innermost call, which is `original`.
     """
-    torch.utils._device._device_constructors()  # remembers the functions of `torch` as they are now
+    torch.utils._device._device_constructors()  # caches the functions of `torch` as they are now
     builtin = torch.jit._builtins._find_builtin(original)
     if builtin is not None:
         torch.jit._builtins._register_builtin(function, builtin)
@@ -49,14 +49,14 @@ def make_wrapper(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Any:
-    """A tensor without memory that has this metadata (sizes in elements)."""
+    """Return a tensor without memory that has this metadata (sizes in elements)."""
     return torch.Tensor._make_wrapper_subclass(cls, shape, stride, offset, None, dtype, torch.strided, device)
 
 
 def never_compiled(function: F) -> F:
-    """Decorator: `torch.compile` leaves the function and all that it calls alone, however it is reached.
+    """Decorator: `torch.compile` never compiles the function or its callees.
 
-    It would otherwise compile the recording of ops into what was recorded the first time.
+    Otherwise it would replace the recording of ops by the ops of the first recording.
     """
     frames: Any = torch._C._dynamo.eval_frame
     strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
@@ -65,7 +65,7 @@ def never_compiled(function: F) -> F:
 
 
 def not_compiled_itself(function: F) -> F:
-    """Decorator: `torch.compile` runs the function as it is, and goes on with what it calls."""
+    """Decorator: `torch.compile` runs the function uncompiled, but compiles its callees."""
     frames: Any = torch._C._dynamo.eval_frame
     strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
     frames.set_code_exec_strategy(function.__code__, strategy)
@@ -73,38 +73,38 @@ def not_compiled_itself(function: F) -> F:
 
 
 def collectives(names: Sequence[str]) -> list[Any]:
-    """The overloads of these ops of `torch.distributed`, as far as this PyTorch has them."""
+    """Return the overloads of these ops of `torch.distributed` that this PyTorch has."""
     spaces = (torch.ops.c10d, torch.ops._c10d_functional) if torch.distributed.is_available() else ()
     found = [getattr(space, name, None) for space in spaces for name in names]
     return [packet.default for packet in found if packet is not None]
 
 
 def higher_order_ops() -> Mapping[str, Any]:
-    """The higher-order ops that PyTorch has registered, by name."""
+    """Return the registered higher-order ops by name."""
     return torch._ops._higher_order_ops
 
 
 def made_of_ops(op: Any) -> Callable[..., Any] | None:
-    """The implementation of a higher-order op that calls other ops, for tensors of any kind; None if it has none."""
+    """Return a higher-order op's implementation by other ops, for tensors of any kind, or None."""
     return op.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)  # type: ignore[no-any-return]
 
 
 def differentiated(op: Any) -> Callable[..., Any] | None:
-    """The implementation of a higher-order op under autograd; None if it has none."""
+    """Return a higher-order op's implementation under autograd, or None."""
     return op.py_kernels.get(torch._C.DispatchKey.Autograd)  # type: ignore[no-any-return]
 
 
 def implement_under_autograd(op: Any, implementation: Callable[..., Any]) -> None:
-    """Have a higher-order op call `implementation` where autograd looks at tensors of the device."""
+    """Have a higher-order op call `implementation` when autograd handles tensors of the device."""
     op.py_impl(torch._C.DispatchKey.AutogradPrivateUse1)(implementation)
 
 
-# Tells the number of modes that are entered, which are to see the ops that a backend sees.
+# Returns the number of entered modes, which must see the same ops as a backend.
 dispatch_modes: Final = torch._C._len_torch_dispatch_stack
 
 
 def without_modes(function: F) -> F:
-    """Decorator: what the function computes is not seen by modes that are in force, such as those that trace."""
+    """Decorator: active modes, such as tracers, do not see the function's ops."""
 
     @functools.wraps(function)
     def unseen(*args: Any, **kwargs: Any) -> Any:
@@ -125,7 +125,7 @@ def notes_views_and_writes() -> AbstractContextManager[object]:
 
 @contextmanager
 def modes_as_before() -> Iterator[None]:
-    """Restore the modes where an interrupt leaves the block, perhaps while a mode is entered or left."""
+    """Restore the modes if an interrupt leaves the block, perhaps during the entry or exit of a mode."""
     grad = torch.is_grad_enabled()
     dispatching, calling = dispatch_modes(), torch._C._len_torch_function_stack()
     try:
@@ -143,32 +143,33 @@ next_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
 def node_sequence_number() -> int:
-    """The number of the autograd node that this thread is running, as `next_sequence_number` said before it was made.
+    """Return the sequence number of this thread's current autograd node, as `next_sequence_number` counts.
 
-    Nodes that accumulate gradients have none, and give a number above all others; as does a thread that runs none.
+    Nodes that accumulate gradients have no number. For these, and without a current node, return a number above all
+    others.
     """
     node: Any = torch._C._current_autograd_node()
     return node._sequence_nr() if node is not None else 2**64 - 1
 
 
 def makes_view(func: Any) -> bool:
-    """True if a result of an overload shares the memory of an argument, and is not that argument."""
+    """Return True if a result of an overload shares an argument's memory without being that argument."""
     return any(result.alias_info is not None and not result.alias_info.is_write for result in func._schema.returns)
 
 
 def class_of_script_object(instance: torch.ScriptObject) -> str:
-    """The name of the C++ class of an object that TorchScript knows, such as packed weights."""
+    """Return the C++ class name of a TorchScript object, such as packed weights."""
     name: str = instance._type().name()  # type: ignore[attr-defined]
     return name
 
 
 def writes_out(func: Any) -> bool:
-    """True if an overload has arguments `out=`."""
+    """Return True if an overload has `out=` arguments."""
     return any(argument.is_out for argument in func._schema.arguments)
 
 
 def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
-    """The memory format that kernels take a tensor to be in, by the order of its strides; it need not be dense."""
+    """Return the memory format that kernels infer from a tensor's stride order. The tensor need not be dense."""
     suggest: Callable[[torch.Tensor], torch.memory_format] = importlib.import_module(
         "torch._prims_common"
     ).suggest_memory_format
@@ -177,7 +178,7 @@ def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
 
 @functools.cache
 def composite_kernel(func: Any) -> Callable[..., Any] | None:
-    """Composite kernel of `func`, where one is registered."""
+    """Return the composite kernel of `func`, or None."""
     keys = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.CompositeExplicitAutograd)
     for key in keys:
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
@@ -186,7 +187,7 @@ def composite_kernel(func: Any) -> Callable[..., Any] | None:
 
 
 def has_kernel(func: Any, key: str) -> bool:
-    """True if an op has a kernel for a dispatch key, such as `AutocastCPU`."""
+    """Return True if an op has a kernel for a dispatch key, such as `AutocastCPU`."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
 
 
@@ -213,7 +214,7 @@ def cast_by_autocast(func: Any, args: Any, kwargs: Any, device_type: str, dtype:
 
 @functools.cache
 def backend_kernel(func: Any) -> Callable[..., Any] | None:
-    """Kernel of an op outside `aten` that its library registers for every backend of PyTorch's out-of-tree key, where it does."""
+    """Return an op's kernel, outside `aten`, that its library registers for every out-of-tree backend, or None."""
     key = torch._C.DispatchKey.PrivateUse1
     if func.namespace == "aten" or not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
         return None
@@ -231,17 +232,17 @@ def kernels_raise_versions(func: Any) -> bool:
     write memory directly and leave versions unchanged.
     """
     if has_kernel(func, "ADInplaceOrView"):
-        return False  # of `torch.library.custom_op`, which increments them
+        return False  # kernels of `torch.library.custom_op`, which increments versions
     return not func._schema.returns and has_kernel(func, "CompositeExplicitAutograd")
 
 
 def in_forward_mode() -> bool:
-    """True if forward-mode differentiation is under way."""
+    """Return True during forward-mode differentiation."""
     return torch.autograd.forward_ad._current_level >= 0
 
 
 def format_elements(tensor: torch.Tensor, indent: int) -> str:
-    """The elements of a CPU tensor as PyTorch prints them."""
+    """Return the elements of a CPU tensor as PyTorch prints them."""
     text: str = torch._tensor_str._tensor_str(tensor, indent)
     return text
 
@@ -256,7 +257,7 @@ EngineRun = Callable[..., Any]
 
 
 def wrap_engine(wrap: Callable[[EngineRun], EngineRun]) -> None:
-    """Replace the function that runs backward passes, in both modules that hold it."""
+    """Replace the function that runs backward passes, in both modules that refer to it."""
     wrapped = wrap(torch.autograd.graph._engine_run_backward)
     torch.autograd.graph._engine_run_backward = wrapped
     torch.autograd._engine_run_backward = wrapped  # type: ignore[attr-defined]
@@ -266,7 +267,7 @@ ModuleApply = Callable[..., torch.nn.Module]
 
 
 def wrap_module_apply(wrap: Callable[[ModuleApply], ModuleApply]) -> None:
-    """Replace `torch.nn.Module._apply`, on which `to`, `cpu`, `half` and their like are built."""
+    """Replace `torch.nn.Module._apply`, which `to`, `cpu`, `half` and similar methods use."""
     torch.nn.Module._apply = wrap(torch.nn.Module._apply)  # type: ignore[method-assign]
 
 
@@ -274,7 +275,7 @@ CGenerator: TypeAlias = torch._C.Generator
 
 
 def replace_classes(**replacements: type) -> None:
-    """Make classes in PyTorch's namespace others, by name."""
+    """Replace classes in PyTorch's namespace, by name."""
     for name, replacement in replacements.items():
         setattr(torch, name, replacement)
 
@@ -283,7 +284,7 @@ ModuleCallImpl = Callable[..., Any]
 
 
 def is_usual_module_call(call: ModuleCallImpl) -> bool:
-    """True if `call` is PyTorch's own `Module.__call__`, which calls `_compiled_call_impl` or else `_call_impl`."""
+    """Return True if `call` is PyTorch's `Module.__call__`, which calls `_compiled_call_impl` or `_call_impl`."""
     return call is torch.nn.Module._wrapped_call_impl
 
 
@@ -293,7 +294,7 @@ def wrap_module_call(wrap: Callable[[ModuleCallImpl], ModuleCallImpl]) -> None:
 
 
 def returns_list(op: str) -> bool:
-    """True if an op, such as `aten::split.Tensor`, returns one list of tensors. False for a name that PyTorch does not know."""
+    """Return True if an op, such as `aten::split.Tensor`, returns one list of tensors. Return False for an unknown name."""
     name, _, overload = op.partition(".")
     try:
         schema = torch._C._get_schema(name, overload)
@@ -303,12 +304,12 @@ def returns_list(op: str) -> bool:
 
 
 def without_torch_dispatch() -> AbstractContextManager[Any]:
-    """A block in which no `__torch_dispatch__` is called."""
+    """Return a context in which `__torch_dispatch__` is not called."""
     return torch._C._DisableTorchDispatch()
 
 
 def boxed_function(namespace: str, name: str) -> Callable[..., Any]:
-    """The op `namespace::name`, without the frames that PyTorch puts around it."""
+    """Return the op `namespace::name` without PyTorch's frames around it."""
     return getattr(getattr(torch.ops, namespace), name).default._op  # type: ignore[no-any-return]
 
 
@@ -322,24 +323,24 @@ def overloads_of(namespace: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 def rename_backend(name: str) -> None:
-    """Make `torch.device(name)` the device of a backend outside of PyTorch."""
+    """Make `torch.device(name)` the device of an out-of-tree backend."""
     backend_registration.rename_privateuse1_backend(name)
 
 
 def add_device_module(name: str, module: ModuleType) -> None:
-    """Make `module` `torch.<name>`, and give tensors, modules and storages methods of that name."""
+    """Register `module` as `torch.<name>`, and add methods of that name to tensors, modules and storages."""
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
     torch._register_device_module(name, module)
 
 
 def own_device_kind() -> int:
-    """The number of the device type of a backend outside of PyTorch."""
+    """Return the number of the device type of out-of-tree backends."""
     kinds: Any = torch._C._autograd.DeviceType
     return int(kinds.PrivateUse1)
 
 
 def has_python_key(tensor: torch.Tensor) -> bool:
-    """True if a `__torch_dispatch__` handles the ops of a tensor."""
+    """Return True if a `__torch_dispatch__` handles the ops of a tensor."""
     return bool(torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python))
 
 
@@ -347,7 +348,7 @@ is_transformed: Final[Callable[[torch.Tensor], bool]] = torch._C._functorch.is_f
 
 
 def of_own_class(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` as one of PyTorch's own class, where the user's may say other things of it."""
+    """Return `tensor` as an instance of PyTorch's own class, because user subclasses may override properties."""
     if type(tensor) is torch.Tensor:
         return tensor
     with torch._C.DisableTorchFunctionSubclass():
@@ -355,7 +356,7 @@ def of_own_class(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def poison_gradient_node(tensor: torch.Tensor, refuse: Callable[[Any], Any]) -> None:
-    """Have `refuse` called where a graph that was recorded already would accumulate a gradient into `tensor`."""
+    """Have `refuse` called when an already recorded graph would accumulate a gradient into `tensor`."""
     if tensor.is_leaf and tensor.requires_grad and tensor._use_count() > 1:  # type: ignore[attr-defined]
         torch.autograd.graph.get_gradient_edge(tensor).node.register_prehook(refuse)
 
@@ -368,27 +369,27 @@ def forward_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
 
 
 def writes_to(tensor: torch.Tensor) -> int:
-    """Version counter of the tensor: PyTorch's writes to its memory; 0 if it does not count that."""
+    """Return the tensor's version counter, which counts PyTorch's writes. Return 0 if the tensor has none."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def unseen_by_function_modes() -> AbstractContextManager[None]:
-    """Blocks in which functions on tensors are called as they are, whatever modes are entered."""
+    """Context class: functions on tensors run in it without function modes."""
     guard: AbstractContextManager[None] = torch._C.DisableTorchFunction()
     return guard
 
 
 def wrap_element_printing(wrap: Callable[[Callable[..., str]], Callable[..., str]]) -> None:
-    """Replace the function that prints the elements of a tensor, given the tensor and its indent."""
+    """Replace the function that prints a tensor's elements. It gets the tensor and its indent."""
     printing: Any = importlib.import_module("torch._tensor_str")
     printing._tensor_str = wrap(printing._tensor_str)
 
 
 def end_printing() -> None:
-    """Turn `torch.func` on again where printing a tensor fails.
+    """Turn `torch.func` on again after printing a tensor has failed.
 
-    PyTorch turns it off by an object in a variable of the frame that prints. The error's traceback keeps that frame alive, and
-    `vmap` would fail in this thread for as long.
+    PyTorch turns it off with an object in the printing frame. The error's traceback keeps that frame alive, so `vmap`
+    would fail on this thread.
     """
     code = torch._tensor_str._str.__code__
     frame = inspect.currentframe()

@@ -1,4 +1,4 @@
-"""The private functions of Dynamo that clients need; `torch_private.missing` says which are not there."""
+"""Private functions of Dynamo that clients need. `torch_private.missing` lists the missing ones."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import torch.utils._python_dispatch
 def spare_dynamo(call_on_import: Callable[[str, Callable[[Any], None]], None]) -> None:
     """Keep PyTorch from importing `torch._dynamo` at the first meta kernel that is written in Python.
 
-    Such kernels are wrapped so that dynamo does not trace them; as long as it is not imported, nothing traces, and they are called as
-    they are. PyTorch keeps what it calls in an attribute of the kernel.
+    A wrapper hides such kernels from Dynamo. While Dynamo is not imported, nothing traces, so kernels are called
+    directly. PyTorch keeps the called function in an attribute of the kernel.
     """
     if "torch._dynamo" in sys.modules:
         return
@@ -45,10 +45,13 @@ def _kernels_hidden_from_dynamo() -> list[Any]:
 
 
 def _hidden_from_dynamo(function: Any) -> Any:
-    """The function that `torch._disable_dynamo` was given where it made `function`, or one that `function` wraps; else None."""
+    """Return the function that `torch._disable_dynamo` wrapped as `function`, or as a function inside it.
+
+    Else return None.
+    """
     hides = _hiding_code()
     while (code := getattr(function, "__code__", None)) is not None:
-        # Wrappers call their `fn`; those of one operand say in `__wrapped__` that they wrap something else.
+        # Wrappers call their `fn`. Wrappers of one-operand kernels have another function in `__wrapped__`.
         inner = function.__closure__[code.co_freevars.index("fn")].cell_contents if "fn" in code.co_freevars else None
         if code is hides:
             return inner
@@ -58,6 +61,6 @@ def _hidden_from_dynamo(function: Any) -> Any:
 
 @functools.cache
 def _hiding_code() -> CodeType:
-    """The code of each function that `torch._disable_dynamo` makes."""
+    """Return the code of each function that `torch._disable_dynamo` makes."""
     code: CodeType = torch._compile._disable_dynamo(_hidden_from_dynamo).__code__
     return code

@@ -1,7 +1,7 @@
-"""Tracebacks as a user's program needs them: its own lines, without those of this package that an error went through.
+"""Tracebacks that show only the user's lines, without this package's frames.
 
-Frames go where an error leaves the package for the user's code, so that `sys.excepthook`, notebooks, pytest and loggers all
-show the same. While nothing is raised it costs nothing: a `try` block is free.
+The frames are removed where an error leaves the package, so `sys.excepthook`, notebooks, pytest and loggers all show
+the same. Without an error this costs nothing: a `try` block is free.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def _is_own(frame: FrameType) -> bool:
 
 
 def _is_machinery(frame: FrameType) -> bool:
-    """True if the frame belongs to this package, or to PyTorch or the standard library called by it."""
+    """Return True if the frame belongs to this package, or to PyTorch or the standard library called by it."""
     return _is_own(frame) or (name := _package(frame)) == "torch" or name in sys.stdlib_module_names
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn on the line of the user's program that called into this package."""
+    """Warn on the user's line that called into this package."""
     frame, level = inspect.currentframe(), 1
     while frame is not None and _is_machinery(frame):
         frame, level = frame.f_back, level + 1
@@ -46,10 +46,11 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def shorten(error: BaseException) -> None:
-    """Take the package's frames out of the traceback, and those of PyTorch and the standard library on its behalf.
+    """Remove this package's frames from the traceback, and frames of PyTorch and the standard library that it called.
 
-    Call it where `error` was caught and raise it with a bare `raise`, which adds no frame. Errors that were handled on the
-    way go as well. Nothing changes while debug messages are shown, and for errors that look like a defect of this package.
+    Call this where `error` was caught, and raise it with a bare `raise`, which adds no frame. Errors that were handled
+    on the way are removed as well. Nothing changes while debug messages are shown, or for errors that look like a bug
+    in this package.
     """
     if not shows_debug() and not _is_defect(error):
         _leave_out_handled(error)
@@ -57,7 +58,7 @@ def shorten(error: BaseException) -> None:
 
 
 def shorten_through(error: BaseException) -> None:
-    """As `shorten`, where frames of the user and of PyTorch lie between those of this package: the latter alone go."""
+    """As `shorten`, if frames of the user and of PyTorch lie between this package's: remove only the latter."""
     if not shows_debug() and not _is_defect(error):
         _leave_out(error, _is_own)
 
@@ -71,14 +72,14 @@ def _leave_out(error: BaseException, left_out: Callable[[FrameType], bool]) -> N
         entry = entry.tb_next
     head: TracebackType | None = None
     for one in reversed(kept):
-        # An interrupt can come at an instruction that belongs to no line, which is -1 there.
+        # An interrupt can occur at an instruction without a line; `tb_lineno` is -1 there.
         line: int | None = one.tb_lineno
         head = TracebackType(head, one.tb_frame, one.tb_lasti, -1 if line is None else line)
     error.__traceback__ = head
 
 
 def for_users(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: errors leave the function without this package's frames. For what is not called for each op."""
+    """Decorator: remove this package's frames from errors. Not for functions that run for each op."""
 
     @functools.wraps(function)
     def entered(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -92,7 +93,7 @@ def for_users(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _is_defect(error: BaseException) -> bool:
-    """True if the error is a bug of this package rather than a mistake in the user's program."""
+    """Return True if the error is a bug in this package rather than a mistake in the user's program."""
     if isinstance(error, DjinnError) or not isinstance(error, _DEFECTS):
         return False
     entry = error.__traceback__
@@ -102,7 +103,7 @@ def _is_defect(error: BaseException) -> bool:
 
 
 def _leave_out_handled(error: BaseException) -> None:
-    """Errors that this package or PyTorch on its behalf has handled say nothing to the user; what the user handles stays."""
+    """Remove errors that this package, or PyTorch on its behalf, has handled. Errors that the user handles stay."""
     if error.__cause__ is not None and _began_inside(error.__cause__):
         error.__cause__ = None
     context = error.__context__
@@ -111,10 +112,10 @@ def _leave_out_handled(error: BaseException) -> None:
     if context is not error:
         error.__context__ = context
         if error.__cause__ is None:
-            error.__suppress_context__ = False  # what is left is the error that the user's code was handling
+            error.__suppress_context__ = False  # the rest is the error that the user's code was handling
 
 
 def _began_inside(error: BaseException) -> bool:
-    """True if the frame that caught an error belongs to this package or to PyTorch."""
+    """Return True if the frame that caught an error belongs to this package or to PyTorch."""
     trace = error.__traceback__
     return trace is None or _is_own(trace.tb_frame) or _package(trace.tb_frame) == "torch"

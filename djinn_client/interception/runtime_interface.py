@@ -30,8 +30,8 @@ class Port(Facts, eq=False):
     """The process's connection point between interception and the runtime.
 
     Attributes:
-        sink: the runtime. lock: the sink's lock, which a forked child replaces. interception: the object that records
-            ops.
+        sink: the runtime. lock: the sink's lock, which a forked child replaces.
+        interception: the object that records ops.
     """
 
     sink: Sink = msgspec.field(default_factory=_NotInstalled)  # type: ignore[assignment] # in its place

@@ -1,4 +1,7 @@
-"""Registration of the device, which is all that `import djinn` does. The client, most of Djinn's code, is imported when the device is first used."""
+"""Registration of the device: the only action of `import djinn`.
+
+The client, most of Djinn's code, is imported at the first use of the device.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,14 @@ from djinn_core.system.processes import NoFork, in_forked_child
 
 NATIVE: Final = "native"
 _CLIENT = "djinn_client.runtime.client"
-_IMPORTING: Final = NoFork(longest=20.0)  # a child would wait for ever for the thread that imports the client
+# otherwise a forked child would wait forever for the thread that imports the client
+_IMPORTING: Final = NoFork(longest=20.0)
 
 log = get_logger("djinn.client")
 
 
 def attach() -> None:
-    """Register the device, whose runtime is the client; called once, when `djinn` is imported by a client."""
+    """Register the device with the client as its runtime. Called once, when a client imports `djinn`."""
     if _selected() == NATIVE:
         install()
     for library, candidates in integrating().items():
@@ -57,16 +61,16 @@ def attach() -> None:
 
 
 def _selected() -> str:
-    """Name of the interception; another one than the native device begins with the client."""
+    """Return the name of the interception. An interception other than the native device begins with the client."""
     try:
         return resolve().settings.interception
-    except DjinnError:  # the first use says what is wrong
+    except DjinnError:  # the first use reports the error
         return NATIVE
 
 
 def _load() -> None:
-    """Import the client, which becomes the runtime of the device in place of the functions here."""
-    with _IMPORTING, collect_later:  # each collection would look at all that PyTorch has made, up to 0.15 s
+    """Import the client, which replaces the functions here as the runtime of the device."""
+    with _IMPORTING, collect_later:  # each collection would scan all objects of PyTorch, up to 0.15 s
         from djinn_client.runtime import client
 
         count_as_old()
@@ -74,12 +78,16 @@ def _load() -> None:
         client.become_runtime()
         for library, candidates in integrating().items():
             module = sys.modules.get(library)
-            if module is not None and not _begun(module):  # imported meanwhile; integrating once more does nothing
+            # libraries that were imported meanwhile; repeated integration does nothing
+            if module is not None and not _begun(module):
                 _integrate(candidates, module)
 
 
 def _loading(name: str) -> Callable[..., Any]:
-    """Stand-in for the runtime's function `name`: it imports the client, which takes its place, and calls the client's."""
+    """Return a stub for the runtime's function `name`.
+
+    The stub imports the client, which replaces it, and calls the client's.
+    """
 
     def call(*arguments: Any) -> Any:
         _load()
@@ -89,7 +97,7 @@ def _loading(name: str) -> Callable[..., Any]:
 
 
 class _LateSink:
-    """In the place of the client's sink: imports the client, which puts its own here, and calls that."""
+    """Stub for the client's sink. It imports the client, which installs its own sink, and calls that."""
 
     def __getattr__(self, name: str) -> Any:
         _load()
@@ -97,21 +105,21 @@ class _LateSink:
 
 
 def _begun(module: ModuleType) -> bool:
-    """True while a thread imports `module`, at whose end `_integrate` is called."""
+    """Return True while a thread imports `module`. `_integrate` is called at the end of the import."""
     return bool(getattr(module.__spec__, "_initializing", False))
 
 
 def _loaded() -> ModuleType | None:
-    """The client, if it was imported. While a thread imports it, there is none: nor is there a session."""
+    """Return the client if its import is complete. While a thread imports it, there is no session either."""
     client = sys.modules.get(_CLIENT)
     return client if hasattr(client, "become_runtime") else None  # defined last
 
 
 def _integrate(candidates: Sequence[PluginCandidate], library: ModuleType) -> None:
-    """Load the plugins that name `library`, which is being imported, or was."""
+    """Load the plugins that integrate with `library`, during or after its import."""
     del library
     if _CLIENT in sys.modules and _loaded() is None:
-        return  # the client is being imported, and may import the library itself: `_load` comes back to it
+        return  # the client is being imported, and may itself import the library: `_load` calls this again
     with _IMPORTING, collect_later:
         from djinn_client.runtime import client, plugins  # noqa: F401 - the client becomes the runtime
         from djinn_client.runtime.context import context
@@ -121,7 +129,7 @@ def _integrate(candidates: Sequence[PluginCandidate], library: ModuleType) -> No
 
 def _after_fork() -> None:
     if early_start.begun is not None:
-        # They are the parent's: finalizing them here would warn.
+        # These objects belong to the parent: finalizing them here would warn.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(early_start.begun.executors))
         early_start.begun.executors = ()
     client = _loaded()

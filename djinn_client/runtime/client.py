@@ -1,4 +1,4 @@
-"""Client API of the process: the current context, with its settings and open session; clean-up at exit and after a fork."""
+"""Client API of the process: the context with its settings and open session; clean-up at exit and after a fork."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from djinn_core.sink import OpHandler
 from djinn_core.system.gc_pause import collect_later
 from djinn_core.wire.messages import DeviceInfo
 
-# What executors of this program's own, pools and plans need is imported where a session has them.
+# Modules for own executors, pools and plans are imported by the sessions that need them.
 if TYPE_CHECKING:
     from djinn_core.ir.profile import WorkloadProfile
     from djinn_core.ir.result import PipelineResult
@@ -76,7 +76,7 @@ __all__ = [
     "synchronize",
 ]
 
-FINISH_SECONDS: Final = 60.0  # that a program waits at its end for its own executors to write files
+FINISH_SECONDS: Final = 60.0  # seconds that a program waits at exit for its own executors to write files
 log = get_logger("djinn.client")
 
 
@@ -88,18 +88,19 @@ def configure(
     connection_file: Any = None,
     **settings: Any,
 ) -> None:
-    """Set what differs from the environment and the configuration file.
+    """Override the environment and the configuration file.
 
     Args:
         plugins: names, modules or objects: the built-ins plus exactly these. None: as before.
         servers: URLs of servers, such as `["tcp://gpu-box:5556"]`.
-        token: what the servers ask for.
+        token: the token of the servers.
         connection_file: a file that `djinn serve` wrote, in place of `servers` and `token`.
-        **settings: any other field of `Settings`; `plugin_settings` is a dict by plugin, `{"my_plugin": {"its_setting": 32}}`.
+        **settings: any other field of `Settings`; `plugin_settings` is a dict by plugin, `{"my_plugin": {"its_setting":
+            32}}`.
 
-    What was set before stays as it was set; without arguments, nothing is set any more. While a session is open, settings
-    that it can take over hold at once. Others need a new session: where this one holds tensors, nothing is changed and
-    `ConfigurationError` is raised; where it holds none, it ends, with a warning, and the next use begins another.
+    Earlier overrides stay. A call without arguments removes all overrides. An open session applies the settings that it
+    can change. Other settings need a new session. If the open session holds no tensors, it ends with a warning, and the
+    next use begins another. If it holds tensors, nothing changes, and `ConfigurationError` is raised.
 
     Raises:
         ConfigurationError: a setting is unknown or malformed, or needs a new session while this one holds tensors.
@@ -120,7 +121,7 @@ def configure(
 
 
 def _merged(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge new settings into those set before; tables of plugin settings are merged as well."""
+    """Merge new settings into earlier ones. Tables of plugin settings are merged as well."""
     old, new = before.get("plugin_settings"), given.get("plugin_settings")
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return {**before, **given}
@@ -129,14 +130,14 @@ def _merged(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
 
 
 def _reconfigure(resolved: Settings, registry: Registry) -> None:
-    """Change what the open session can take over, or end it where it holds no tensors and cannot take over all."""
+    """Change the open session's settings. If some cannot change and it holds no tensors, end it."""
     in_use, before = context.configured()
     names = changed(before, resolved)
     restarting = needing_new_session(names, before, executor_plugins_differ(in_use, registry, before))
     if restarting:
         _end_unless_held(", ".join(sorted(restarting)))
     elif not names & PLUGINS:
-        registry = in_use  # its observers may have state
+        registry = in_use  # the observers of the session may have state
     _apply(resolved, registry)
     if not restarting and names & (PLANNING | PLUGINS):
         session_planner.plan_anew(context)
@@ -145,10 +146,10 @@ def _reconfigure(resolved: Settings, registry: Registry) -> None:
 
 
 def _end_unless_held(names: str) -> None:
-    """End the session for the settings `names`.
+    """End the session because of the settings `names`.
 
     Raises:
-        ConfigurationError: it holds tensors, which would be lost.
+        ConfigurationError: the session holds tensors, which would be lost.
     """
     held = port.interception.live(context.first_storage)
     if held:
@@ -191,10 +192,10 @@ def _apply(settings: Settings, registry: Registry) -> None:
 
 
 def _intercept(name: str, registry: Registry) -> None:
-    """Begin the interception of this name, if it has not begun.
+    """Begin the interception of this name, unless it has begun.
 
     Raises:
-        ConfigurationError: no plugin offers it.
+        ConfigurationError: no plugin offers the interception.
     """
     if port.interception.name == name:
         return
@@ -206,14 +207,14 @@ def _intercept(name: str, registry: Registry) -> None:
 
 
 def settings() -> Settings:
-    """The settings in force."""
+    """Return the settings in force."""
     _load()
     assert context.settings is not None
     return context.settings
 
 
 def registry() -> Registry:
-    """The plugins that are in use."""
+    """Return the plugins in use."""
     _load()
     return context.configured()[0]
 
@@ -237,9 +238,9 @@ def _load() -> None:
 
 @for_users
 def init() -> None:
-    """Connect now, instead of at the first use of the device; once, however many threads ask.
+    """Connect now instead of at the first use of the device. Threads that call this at the same time share one session.
 
-    A session that was lost is replaced by a new one.
+    A new session replaces a lost one.
 
     Raises:
         StartupError: the embedded executor does not start.
@@ -257,16 +258,16 @@ def _session() -> Session:
     session = context.session
     if session is not None and not session.lost:
         return session
-    # Finalizers that use the device must not begin a second session in the middle of this.
+    # Finalizers that use the device must not begin a second session during this call.
     with collect_later, context.lock:
         session = context.session
         if session is not None and not session.lost:
             return session
         session = _open()
         hooks = list(context.hooks)
-    # Without the lock: hooks may use the device, also from threads that they start.
+    # Without the lock, because hooks may use the device, also on threads that they start.
     if _resolved().engine != LOCAL and any(one.executor is not None for one in context.opened):
-        router = _find_router()  # one executor needs none
+        router = _find_router()  # a single executor needs no router
         if router is not None:
             router.watch()
     for hook in hooks:
@@ -287,7 +288,7 @@ def _open() -> Session:
         raise
     context.session = session
     if compare_operators(opened):
-        port.interception.reconsider()  # ops recorded before there was a server were taken for supported
+        port.interception.reconsider()  # ops recorded before there was a server were assumed to be supported
     if port.missing:
         _warn_of_missing(port.missing)
     log.info("connected", server=session.server, session=session_name())
@@ -298,7 +299,7 @@ def _open() -> Session:
 
 
 def _new_session(opened: tuple[OpenSession, ...]) -> Session:
-    """A session over connections that have opened.
+    """Return a session over open connections.
 
     Raises: as `Session.join`.
     """
@@ -309,7 +310,7 @@ def _new_session(opened: tuple[OpenSession, ...]) -> Session:
 
 
 def _find_router() -> Router | None:
-    """The router for several executors that the settings name, or the most preferred one; None if no plugin offers it."""
+    """Return the router that the settings name, or the most preferred one. Return None if no plugin offers one."""
     registry, settings = context.configured()
     found = {one.name: one for one in registry.routers}
     ranked = sorted((-one.preference, one.name) for one in found.values() if one.preference is not None)
@@ -317,10 +318,10 @@ def _find_router() -> Router | None:
 
 
 def _chosen_router() -> Router:
-    """Return a copy of the router that `_find_router` finds, for one session. Late replies of an ended session do not reach the copy.
+    """Return a copy of the router for one session. Late replies of an ended session do not reach the copy.
 
     Raises:
-        ConfigurationError: no plugin offers it.
+        ConfigurationError: no plugin offers the router.
     """
     if (router := _find_router()) is not None:
         return copy.copy(router)
@@ -339,7 +340,7 @@ def _executor_client(one: OpenSession, failures: Failures, number: int) -> Execu
 
 
 def _warn_of_missing(missing: Mapping[str, str]) -> None:
-    """Warn of ops that were recorded before there was a server and that it lacks; later ones are refused when they are recorded."""
+    """Warn of recorded ops that the new server lacks. Later ops of this kind are refused when they are recorded."""
     latest = context.captures.latest
     recorded = {entry.call.op for recorder in recorders.all() for entry in recorder.entries}
     recorded.update(call.op for call in (latest.program.calls if latest is not None else ()))
@@ -348,9 +349,9 @@ def _warn_of_missing(missing: Mapping[str, str]) -> None:
 
 
 def start_early() -> None:
-    """Start the executors that a session of this program will need, if they are its own, beside what it does next.
+    """If a session of this program will use its own executors, start them in the background.
 
-    Where one cannot be started, the first wait says so.
+    If an executor does not start, the first wait reports it.
     """
     with context.lock:
         if context.starting or context.session is not None or port.forked:
@@ -362,7 +363,10 @@ def start_early() -> None:
 
 
 def _own_executors() -> tuple[EmbeddedExecutor, ...]:
-    """Return the executors of this program on this machine, started now or by `import djinn`; none if a server or an engine has them."""
+    """Return this program's own executors, started now or by `import djinn`.
+
+    Return none if a server or engine provides them.
+    """
     now = _resolved()
     early = early_start.begun
     taken: tuple[EmbeddedExecutor, ...] = early.take(now) if early is not None else ()
@@ -376,14 +380,14 @@ def _own_executors() -> tuple[EmbeddedExecutor, ...]:
 
 
 def _stop_early() -> None:
-    """End executors that were started and that no session has taken."""
+    """End started executors that no session uses."""
     executors, context.starting = context.starting, ()
     for executor in executors:
         executor.close(0.0)
 
 
 def _connect() -> tuple[OpenSession, ...]:
-    # The executors start while plugins are loaded, or have started before, unless a plugin starts them.
+    # The executors start while plugins are loaded, unless they have started already or a plugin starts them.
     executors, context.starting = context.starting, ()
     executors = executors or _own_executors()
     try:
@@ -406,7 +410,7 @@ async def init_async() -> None:
 
 @for_users
 def register_init_hook(hook: InitHook) -> None:
-    """Call `hook` after each time a session begins; at once if one is open."""
+    """Call `hook` at the begin of each session, and now if one is open."""
     with context.lock:
         context.hooks.append(hook)
         is_open = is_initialized()
@@ -425,10 +429,10 @@ class RuntimeState(ShortRepr):
 
     Attributes:
         initialized: whether a session is open.
-        servers: what messages call the servers of the session, in the order of the devices.
+        servers: the names of the session's servers in messages, in device order.
         devices: their physical devices.
         plugins: names of the plugins in use.
-        stats: counters, as `djinn.stats()` gives them.
+        stats: counters, as in `djinn.stats()`.
     """
 
     initialized: bool
@@ -440,7 +444,7 @@ class RuntimeState(ShortRepr):
 
 @for_users
 def get_runtime_state() -> RuntimeState:
-    """The state of the client, without connecting it."""
+    """Return the state of the client. Does not connect."""
     opened = context.opened if is_initialized() else ()
     return RuntimeState(
         initialized=is_initialized(),
@@ -453,7 +457,7 @@ def get_runtime_state() -> RuntimeState:
 
 @for_users
 def shut_down() -> None:
-    """End the session and, where it is the embedded default, its executor. Its tensors are lost."""
+    """End the session, and its embedded executor if it has one. Its tensors are lost."""
     with collect_later, context.lock:
         if context.session is not None and not port.forked:
             _end_session()
@@ -461,11 +465,12 @@ def shut_down() -> None:
 
 
 def _end_session() -> None:
-    """End the session, lost or not; what was recorded for it is dropped."""
+    """End the session, lost or not. Drop its recorded ops."""
     opened, session = context.opened, context.session
     context.session = None
     assert session is not None
-    finish = not session.lost and session.changes_files  # by another thread, or by a call that Ctrl-C interrupted
+    # another thread has ended it, or a call that Ctrl-C interrupted
+    finish = not session.lost and session.changes_files
     session.close(finish=finish)
     with port.lock:
         port.interception.forget()
@@ -479,12 +484,12 @@ def _end_session() -> None:
     )
     for one in opened:
         if one.executor is not None:
-            one.executor.close(FINISH_SECONDS if finish else 0.0)  # no thread waits for the rest of its work
+            one.executor.close(FINISH_SECONDS if finish else 0.0)  # no thread waits for its remaining work
 
 
 @for_users
 def synchronize() -> None:
-    """Send everything that was recorded and wait until the devices have finished it.
+    """Send the recorded ops and wait until the devices have finished them.
 
     Raises:
         RemoteError: an op failed since the last sync point.
@@ -496,9 +501,9 @@ def synchronize() -> None:
 def cancel(thread: threading.Thread | None = None) -> None:
     """Cancel this program's unanswered submissions, from any thread; with `thread`, only those of that thread.
 
-    Waits for them raise `ProgramStopped` within a tenth of a second. Executors stop between two ops, within half a second.
-    Values that the stopped work was to make or write raise `ProgramStopped` when they are used. All other values and the
-    session stay usable, and what threads record afterwards runs as usual.
+    Waits for them raise `ProgramStopped` within a tenth of a second. Executors stop between two ops, within half a
+    second. Using a value that the stopped work should have made or written raises `ProgramStopped`. All other values,
+    the session and later ops work as usual.
     """
     session = context.session
     if session is not None and not session.lost and not port.forked:
@@ -506,27 +511,27 @@ def cancel(thread: threading.Thread | None = None) -> None:
 
 
 def device() -> DeviceInfo | None:
-    """The physical device of the open session, the first where there are several; None if there is none."""
+    """Return the (first) physical device of the open session, or None."""
     return context.opened[0].attached.device if context.opened else None
 
 
 def session_name() -> str:
-    """Name of the open session; empty if there is none."""
+    """Return the name of the open session, or an empty text."""
     return context.opened[0].now.session if context.opened else ""
 
 
 def last_profile() -> WorkloadProfile | None:
-    """Profile of the program that was sent last; None if nothing was sent in this session.
+    """Return the profile of the last sent program. None: this session has sent none.
 
-    Programs that ran without a plan are analysed now. Facts in matches, such as the number of keys, and value ids are those of
-    the program when it came first.
+    Programs that ran without a plan are analysed now. Value ids, and facts such as the number of keys, are those of the
+    program's first run.
     """
     return context.session.router.last_profile() if context.session is not None else None
 
 
 @contextmanager
 def record_plans() -> Iterator[list[PipelineResult]]:
-    """Collect the result of every plan that is made inside the block. Measured times come in when it ends."""
+    """Collect every plan that is made inside the block. Measured times are added when the block ends."""
     recording: list[PipelineResult] = []
     if context.registry is not None:
         context.registry.load(*session_planner.PLANNING)
@@ -539,33 +544,33 @@ def record_plans() -> Iterator[list[PipelineResult]]:
 
 
 def stats() -> Mapping[str, int]:
-    """Counters since the start or the last reset; sizes in bytes.
+    """Return counters since the start or the last reset. Sizes are in bytes.
 
-    Plugins with which plans hold for fewer sizes are named beside `plans_for_sizes`. `sessions, tcp` counts executors whose data
-    the transport with that URL scheme carries.
+    `plans_for_sizes` also names the plugins that restrict plans to fewer sizes. `sessions, tcp` counts executors whose
+    data the transport with that URL scheme carries.
     """
     return context.counters()
 
 
 def reset_stats() -> None:
-    """Start counting from zero."""
+    """Reset all counters to zero."""
     context.reset_counters()
 
 
 def executor_process() -> int:
-    """Process number of the (first) executor of the open session, on its machine; 0 if there is none."""
+    """Return the process id of the (first) executor of the open session, on its machine; 0 without a session."""
     return context.opened[0].process if context.opened else 0
 
 
 @contextmanager
 def observed_by(observer: Observer) -> Iterator[None]:
-    """`observer` is told of events inside the block, as those of plugins are."""
+    """Context manager: notify `observer` of events inside the block, like the observers of plugins."""
     with context.observers.joined_by(observer):
         yield
 
 
 def _device_count() -> int:
-    """Number of logical devices: all executors as one, and each of several by itself."""
+    """Return the number of logical devices: one for all executors together, and one for each of several."""
     session = context.session
     if session is not None:
         several = len(session.executors.members)  # also those that have left, whose indexes stand for others
@@ -580,12 +585,15 @@ def _named_servers() -> bool:
 
 
 def _resolved() -> Settings:
-    """The settings, without the plugins that they select: `torch.manual_seed` asks how many devices there are."""
+    """Return the settings without loading plugins, because `torch.manual_seed` asks for the number of devices."""
     return context.settings or resolve(context.overrides).settings
 
 
 def _is_available() -> bool:
-    """True if a session is open or could begin; logs why not. A positive reply is cached until `configure`."""
+    """Return True if a session is open or could begin.
+
+    Log the reason otherwise. A positive answer is cached until `configure`.
+    """
     if context.answered or is_initialized() or not _named_servers():
         return True
     from djinn_client.runtime.connecting.servers import why_unavailable
@@ -598,10 +606,10 @@ def _is_available() -> bool:
 
 
 def _prepare() -> None:
-    """Begin the session with a server before the first op: if that fails, the op fails, and nothing was recorded in vain.
+    """Begin the session with a server before the first op. If that fails, the op fails, and nothing was recorded in vain.
 
-    An executor of this program's own begins to start; the program waits for it when something is sent. If it runs custom ops, the program waits
-    now: the client records these ops as the executor offers them.
+    A program's own executor starts in the background. The program waits for it at the first send. With custom ops the
+    program waits now: the client records them as the executor offers them.
     """
     port.prepare = _nothing
     if context.session is not None or port.forked:
@@ -621,7 +629,10 @@ def _nothing() -> None:
 
 
 def _described(index: int) -> tuple[str, DeviceInfo]:
-    """The open session's name, and the device of an index; of all executors the first, with the memory of all."""
+    """Return the open session's name, and the device of an index.
+
+    For all executors: the first device, with the memory of all.
+    """
     assert context.opened
     infos = [one.attached.device for one in context.opened]
     if index:
@@ -632,7 +643,7 @@ def _described(index: int) -> tuple[str, DeviceInfo]:
 
 
 def _residence(storage: int, index: int) -> str:
-    """The executor that has a storage's memory, in words."""
+    """Return the name of the executor that holds a storage's memory."""
     session = context.session
     if session is None:
         return "no session"
@@ -646,21 +657,22 @@ def _residence(storage: int, index: int) -> str:
 
 
 def after_fork() -> None:
-    """Make the client of a forked child inert if `port.forked`. The child must not write to the parent's socket."""
-    context.lock, context.loading = threading.RLock(), threading.RLock()  # a thread of the parent may have held them
+    """Disable the client of a forked child if `port.forked`. The child must not write to the parent's socket."""
+    # a thread of the parent may have held the locks
+    context.lock, context.loading = threading.RLock(), threading.RLock()
     starting, context.starting = context.starting, ()
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(starting))  # as below
     if port.forked:
-        # Sockets and processes of the parent's: finalizing them here, at whatever moment the interpreter ends, would warn.
+        # Sockets and processes belong to the parent: finalizing them here, at an arbitrary moment, would warn.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(context.session))
 
 
 def become_runtime() -> None:
-    """Become the runtime of the device."""
+    """Install the client as the runtime of the device."""
     port.sink = ClientSink(context, _session)
     port.is_available, port.prepare, port.device_count = _is_available, _prepare, _device_count
     port.counts_when_open = lambda: not is_initialized() and _named_servers()
     port.describe, port.residence = _described, _residence
     port.round_trip_seconds = lambda: context.session.round_trip_seconds if context.session is not None else None
     port.op_handler, port.operators = _op_handler, lambda: registry().operators
-    port.is_open = is_initialized  # set last: where it is the client's, all are
+    port.is_open = is_initialized  # set last: code that sees the client's sink may rely on all other functions

@@ -1,4 +1,4 @@
-"""Client context: the settings, plugins and open session of a client, and what it counts and learns."""
+"""Client context: settings, plugins, open session, counters, and learnt data of a client."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ InitHook = Callable[[], None]
 
 
 class Captures(threading.local):
-    """The present thread's present or last `capture()`, a `Captured`."""
+    """The current thread's active or last `capture()`, as a `Captured`."""
 
     latest: Any = None
 
@@ -34,26 +34,26 @@ class Captures(threading.local):
 class ClientContext(msgspec.Struct, eq=False):
     """State of a client. PyTorch knows one device, so a process has one: `context`.
 
-    `lock` is held while settings change, and while a session begins or ends; plans and what is sent have the recorders' lock.
+    `lock` protects changes of settings, and begin and end of sessions. The recorders' lock protects plans and sends.
     """
 
     overrides: dict[str, Any] = msgspec.field(default_factory=dict)
     settings: Settings | None = None
-    # The plugins in use; those that are asked for plans are among them once a program is planned.
+    # The plugins in use. Planning plugins are loaded when the first program is planned.
     registry: Registry | None = None
-    starting: tuple[EmbeddedExecutor, ...] = ()  # started before a session needs them, which it takes
-    # Numbers of executors that are being started for the open session.
+    starting: tuple[EmbeddedExecutor, ...] = ()  # executors that wait for a session
+    # Numbers of executors that are starting for the open session.
     joining: set[int] = msgspec.field(default_factory=set)
     session: Session | None = None
     planner: Planner | None = None  # of the session
     kinds_to_load: tuple[str, ...] = ()  # of plugins, before the next program is sent
-    asked_by_size: tuple[str, ...] = ()  # plugins with which plans of the open session hold for fewer sizes
+    asked_by_size: tuple[str, ...] = ()  # plugins that restrict the open session's plans to fewer sizes
     stats: Stats = msgspec.field(default_factory=Stats)
-    first_storage: int = 0  # storages of the open session have numbers above those of former ones
+    first_storage: int = 0  # storages of the open session have numbers above those of earlier sessions
     baseline: tuple[int, int, int, int] = (0, 0, 0, 0)
-    closed: tuple[int, int] = (0, 0)  # bytes that connections of former sessions have sent and received
+    closed: tuple[int, int] = (0, 0)  # bytes that connections of earlier sessions have sent and received
     hooks: list[InitHook] = msgspec.field(default_factory=list)
-    integrated: dict[str, Integration] = msgspec.field(default_factory=dict)  # by name; they are never taken back
+    integrated: dict[str, Integration] = msgspec.field(default_factory=dict)  # by name; never withdrawn
     observers: Observers = msgspec.field(default_factory=Observers)
     recordings: list[list[PipelineResult]] = msgspec.field(default_factory=list)
     captures: Captures = msgspec.field(default_factory=Captures)
@@ -62,17 +62,17 @@ class ClientContext(msgspec.Struct, eq=False):
     loading: threading.RLock = msgspec.field(default_factory=threading.RLock)  # held while plugins are loaded
 
     def __repr__(self) -> str:
-        return object.__repr__(self)  # a token may be among what was configured
+        return object.__repr__(self)  # the overrides may contain a token
 
     def configured(self) -> tuple[Registry, Settings]:
-        """The registry, with all plugins in use, and the settings of the open session."""
+        """Return the registry, with all plugins in use, and the settings of the open session."""
         assert self.registry is not None, "a session is open"
         assert self.settings is not None, "a session is open"
         return self.registry, self.settings
 
     @property
     def opened(self) -> tuple[OpenSession, ...]:
-        """The executors of the session, as they were reached."""
+        """The session's executors, with the addresses in use."""
         session = self.session
         return () if session is None else tuple([executor.opened for executor in session.executors.here])
 
@@ -82,12 +82,12 @@ class ClientContext(msgspec.Struct, eq=False):
         return self.session is not None and not self.session.lost and not port.forked
 
     def counters(self) -> Mapping[str, int]:
-        """Counters since the start or the last reset, for users; sizes in bytes."""
+        """Return counters since the start or the last reset, for users. Sizes are in bytes."""
         counts: dict[str, int] = msgspec.structs.asdict(self.stats)
         for plugin in self.asked_by_size:
             counts[f"plans_for_sizes, {plugin}"] = counts["plans_for_sizes"]
         for one in self.opened:
-            name = f"sessions, {one.url.partition(':')[0]}"  # the transport that carries the data
+            name = f"sessions, {one.url.partition(':')[0]}"  # the scheme of the transport that carries the data
             counts[name] = counts.get(name, 0) + 1
         names = ("ops_captured", "bytes_sent", "bytes_received", "ops_inferred")
         return counts | {n: now - then for n, now, then in zip(names, self._totals(), self.baseline, strict=True)}
@@ -100,7 +100,7 @@ class ClientContext(msgspec.Struct, eq=False):
         return captured, sent, received, inferred
 
     def reset_counters(self) -> None:
-        """Start counting from zero."""
+        """Reset all counters to zero."""
         fresh = Stats()
         for name in Stats.__struct_fields__:
             setattr(self.stats, name, getattr(fresh, name))

@@ -24,17 +24,17 @@ from djinn_core.system.directories import cache_directory
 if TYPE_CHECKING:
     from djinn_core.registry.embedded_executors import EmbeddedExecutor
 
-UNUSED_SECONDS: Final = 300.0  # after which they end where no session has begun
+UNUSED_SECONDS: Final = 300.0  # seconds after which unused executors end
 SCRIPTS_LIMIT: Final = 512
 _log = get_logger("djinn.client")
 
 
 class EarlyStart(msgspec.Struct, eq=False):
-    """Executors that were started at the import, until a session takes them.
+    """Executors that `import djinn` started, until a session takes them.
 
     Attributes:
-        mark: the file that stands for the script, while its runs use executors of their own; None for what is no script.
-        settings: with which executors were started. executors: those that were not taken.
+        mark: the marker file of the script, which exists while its runs use own executors. None: not a script.
+        settings: settings of the start. executors: executors that no session has taken.
     """
 
     mark: Path | None
@@ -42,7 +42,10 @@ class EarlyStart(msgspec.Struct, eq=False):
     executors: tuple[EmbeddedExecutor, ...] = ()
 
     def take(self, settings: Settings) -> tuple[EmbeddedExecutor, ...]:
-        """The executors, for a session with these settings; none if other settings were made meanwhile, or one of them has ended."""
+        """Return the executors for a session with these settings.
+
+        Return None if settings have changed, or an executor has ended.
+        """
         if settings == self.settings and all(executor.alive for executor in self.executors):
             executors, self.executors = self.executors, ()
             return executors
@@ -50,7 +53,7 @@ class EarlyStart(msgspec.Struct, eq=False):
         return ()
 
     def end(self) -> None:
-        """End the executors, because no session takes them. The next run of this script starts none early."""
+        """End the unused executors. The next run of this script starts none early."""
         executors, self.executors = self.executors, ()
         for executor in executors:
             executor.close(0.0)
@@ -59,11 +62,11 @@ class EarlyStart(msgspec.Struct, eq=False):
                 self.mark.unlink(missing_ok=True)
 
     def note(self, settings: Settings) -> None:
-        """Have the next run of this script start executors early, since this run uses some, with these settings."""
+        """Record that this script uses its own executors, so that its next run starts them early with these settings."""
         mark = self.mark
         if mark is None or settings.start_at_import != "auto" or mark.exists():
             return
-        if settings != resolve().settings:  # at the import nothing is known of what the program configures later
+        if settings != resolve().settings:  # the import cannot know what the program configures later
             return
         with contextlib.suppress(OSError):
             mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -76,14 +79,15 @@ begun: EarlyStart | None = None  # of this process
 
 
 def begin() -> EarlyStart | None:
-    """Start the executors that this program will probably use. Worker processes start none early."""
+    """Start the executors that this program will probably use. A worker process starts none."""
     global begun
     begun = _begun()
     return begun
 
 
 def _begun() -> EarlyStart | None:
-    if multiprocessing.current_process().name != "MainProcess":  # set before a spawned worker imports the program
+    # multiprocessing sets this before a spawned worker imports the program
+    if multiprocessing.current_process().name != "MainProcess":
         return None
     mark = _mark()
     try:
@@ -94,20 +98,24 @@ def _begun() -> EarlyStart | None:
         from djinn_core.registry.embedded_executors import LOCAL
 
         started = start_executors(settings, unused_seconds=UNUSED_SECONDS) if settings.engine == LOCAL else ()
-    except DjinnError as error:  # the first use says what is wrong
+    except DjinnError as error:  # the first use reports the error
         _log.debug("no executor was started early", reason=str(error))
         return EarlyStart(mark)
     return EarlyStart(mark, settings, started)
 
 
 def _mark() -> Path | None:
-    """The file that stands for this script, as it is now, in this folder; None for what is no script of the user's own."""
+    """Return the marker file of the current version of this script in the folder.
+
+    None: the program is not a user's script.
+    """
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     if not file:
         return None
     try:
         script = Path(file).resolve()
-        if script.is_relative_to(sys.prefix) or script.is_relative_to(sys.base_prefix):  # a command, of many programs
+        # a command that many programs share
+        if script.is_relative_to(sys.prefix) or script.is_relative_to(sys.base_prefix):
             return None
         facts = sys.executable, str(script), script.stat().st_mtime_ns, str(Path.cwd())
     except OSError:

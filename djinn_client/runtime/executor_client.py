@@ -1,4 +1,4 @@
-"""The client's end of one executor of a session: submissions out, replies in, and uploads beside them."""
+"""The client's end of one executor: sends submissions and uploads, and receives replies."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from djinn_core.wire.weight_messages import ReadProgressReply, ReadProgressReque
 if TYPE_CHECKING:
     from djinn_core.ir.profile import WorkloadProfile
 
-# Seconds for which executors, one after the other, may keep their replies about what they still read.
+# Seconds for which executors, one after the other, may delay replies about weights that they are still reading.
 READING_PATIENCE: Final = 0.25
-SHOWN_BYTES: Final = 64 << 20  # of reads, from which on observers are told how far they are
+SHOWN_BYTES: Final = 64 << 20  # bytes of reads from which on observers are told the progress
 
 
 class ExecutorReply(PendingReply):
@@ -72,13 +72,13 @@ class ExecutorClient:
     Sending is serialised by the sink's lock; whichever thread waits for a reply reads the connection.
 
     Attributes:
-        unread: bytes of each stored value that no submission has used yet, if observers want to know how far reads are.
+        unread: bytes of each stored value that no submission has used yet, if observers follow reads.
     """
 
     def __init__(
         self, opened: OpenSession, planner: Planner, stats: Stats, observers: Observers, failures: Failures, number: int
     ) -> None:
-        """`opened`: the session that has begun. `failures`, `number`: as in `ReplyReader`."""
+        """`opened`: the open session. `failures`, `number`: as in `ReplyReader`."""
         self.opened = opened
         attached, channel, server = opened.attached, opened.connection, opened.url
         self.link = ExecutorLink(channel, stats, server, opened.server)
@@ -93,7 +93,7 @@ class ExecutorClient:
         self.unread: dict[int, int] = {}
 
     def count_as(self, number: int) -> None:
-        """Number its failures, as in `ReplyReader`."""
+        """Set the number for its failures, as in `ReplyReader`."""
         failures = self.replies.reader.failures
         self.replies.reader = ReplyReader(failures, number)
         if number:
@@ -144,7 +144,7 @@ class ExecutorClient:
             self.uploads.expect(tensors)
 
     def left_to_read(self, patience: float) -> int:
-        """Bytes that are still to be read; the executor may wait for so many seconds until there are none.
+        """Return the bytes that are still to be read. The executor may wait this number of seconds for the reads to finish.
 
         Raises:
             SessionLost: the executor is gone.
@@ -167,16 +167,17 @@ class ExecutorClient:
     def last_profile(self) -> WorkloadProfile | None:
         """As `Executor.last_profile`.
 
-        Programs that ran without a plan are analysed now. Facts in matches, such as the number of keys, and value ids are those of
-        the program when it came first.
+        Programs that ran without a plan are analysed now. Value ids, and facts such as the number of keys, are those of
+        the program's first run.
         """
         return self.submissions.planner.last_profile
 
 
 def follow_reads(executors: Sequence[ExecutorClient], observers: Observers, submission: Submission) -> None:
-    """Tell observers how far executors are with the reads that the program waits for, until these are done or it is interrupted.
+    """Report to observers the progress of reads that the program waits for, until they are done or it is interrupted.
 
-    Returns at once if the program does not wait for the submission, or if the submission uses few bytes of stored values.
+    Returns at once if the program does not wait for the submission, or if the submission uses few bytes of stored
+    values.
 
     Raises:
         SessionLost: an executor is gone.

@@ -1,4 +1,4 @@
-"""Link of a session to its executor: sending until the session is lost, and the reason why it is lost."""
+"""Link of a session to its executor: sends frames until the session is lost, and keeps the reason of the loss."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class ExecutorLink:
 
     Attributes:
         channel: the connection.
-        server: the address that was reached. called: name of it in messages, the address that is configured.
-        lost: the reason why the session is lost; empty while it is not.
-        sent: number of frames that were sent.
+        server: the address that was reached. called: the executor's name in messages: the configured address.
+        lost: the reason why the session is lost; empty before.
+        sent: number of sent frames.
         reading: lock of the thread that reads the channel.
         writing: lock of the thread that sends. Reentrant: an observer that hears of a reconnection may use the session.
     """
@@ -42,12 +42,12 @@ class ExecutorLink:
         self.writing = InterruptibleLock()
 
     def check(self) -> None:
-        """Raise `SessionLost` where the session is lost."""
+        """Raise `SessionLost` if the session is lost."""
         if self.lost:
             raise SessionLost(self.lost)
 
     def send(self, frame: Frame) -> None:
-        """Send a frame; raises `SessionLost` where the executor is gone. Ctrl-C is pending until it is sent."""
+        """Send a frame. Raises `SessionLost` if the executor is gone. Ctrl-C takes effect after the send."""
         if self.lost:
             self.check()
         if not interrupt_mask.uninterruptible.depth and get_ident() == interrupt_mask.main:
@@ -78,7 +78,10 @@ class ExecutorLink:
         return frame
 
     def _lose_with_reason(self, error: TransportError) -> None:
-        """Lose the session after a failed send. The executor may have sent the reason, which another thread may be reading just now."""
+        """Lose the session after a failed send.
+
+        The executor may have sent the reason, which another thread may be reading.
+        """
         found = self.reading.acquire(timeout=REASON_SECONDS)
         try:
             self.check()

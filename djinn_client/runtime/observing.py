@@ -1,4 +1,4 @@
-"""Event dispatch to observers, and the trace context that one of them may have."""
+"""Event dispatch to observers, and the trace context that an observer may provide."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TRACEPARENT: Final = re.compile("(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?")
 
 
 class EventTap(Tap):
-    """Tells observers of submissions and waits."""
+    """Sends the events of submissions and waits to observers."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -47,7 +47,7 @@ class Observers(Events):
     """The observers of a client.
 
     Attributes:
-        tracing: the observers that have trace contexts.
+        tracing: the observers that provide trace contexts.
     """
 
     tracing: tuple[Sink, ...] = ()
@@ -58,7 +58,7 @@ class Observers(Events):
         self._tap = EventTap(self)
 
     def become(self, sinks: Iterable[Sink]) -> None:
-        """Others from now on, beside those that have joined for a block."""
+        """Replace the observers, except those that have joined for a block."""
         super().become([*sinks, *self._joined])
         taps.remove(self._tap)
         if any(map(self.wants, ("submitted", "completed", "waited"))):
@@ -70,12 +70,12 @@ class Observers(Events):
     def tell(self, name: str, **fields: Any) -> None:
         """As `Events.tell`."""
         super().tell(name, **fields)
-        if name == "connected":  # observers may want other events from now on
+        if name == "connected":  # the observers may want other events from now on
             self.become([sink for sink in self.sinks if sink not in self._joined])
 
     @contextmanager
     def joined_by(self, observer: Observer) -> Iterator[None]:
-        """`observer` is told as well inside the block."""
+        """Context manager: `observer` receives events inside the block, too."""
         joined = Sink(observer)
         others = [sink for sink in self.sinks if sink not in self._joined]
         self._joined.append(joined)
@@ -88,7 +88,10 @@ class Observers(Events):
             self.become(others)
 
     def trace_context(self, kind: str, executor: int, number: int) -> str:
-        """As `Observer.trace_context`, of the first observer that gives one; empty without one, and where it is none."""
+        """Return the trace context of the first observer that provides one.
+
+        Return an empty text if it is invalid or missing.
+        """
         for sink in self.tracing:
             try:
                 found = _checked(sink.observer.trace_context(kind, executor, number))
@@ -101,11 +104,11 @@ class Observers(Events):
 
 
 def _checked(trace: str) -> str:
-    """The trace context, if it is one.
+    """Return the trace context.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the text is not a trace context.
     """
     if not _TRACEPARENT.fullmatch(trace):
-        raise ValueError(f"{trace!r} is no traceparent")
+        raise ValueError(f"{trace!r} is not a valid traceparent")
     return trace

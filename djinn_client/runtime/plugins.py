@@ -1,8 +1,8 @@
-"""Plugins of a client, and their integrations: what libraries are told of the device when the user's program imports them.
+"""Plugins of a client, and their integrations: changes to libraries that the user's program imports.
 
-The entry-point group of a plugin with integrations names the library at whose import the plugin is loaded, such as
-`djinn.integrations.transformers`, so that importing `djinn` imports no plugin. The setting `plugins` leaves these
-plugins alone, as libraries may be imported before anything is configured; the setting `disable` counts.
+The entry-point group of an integration names a library, such as `djinn.integrations.transformers`. The import of that
+library loads the plugin, so importing `djinn` imports no plugin. The setting `plugins` does not affect these plugins,
+because libraries may be imported before the program configures Djinn. The setting `disable` does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = get_logger("djinn.plugins")
 
 
 def open_plugins(settings: Settings | None = None, kinds: Collection[str] = CLIENT_KINDS) -> Registry:
-    """Return the plugins that `settings`, or those in the environment, select. Those of each kind are loaded when it is first asked for.
+    """Return the plugins that `settings`, or those in the environment, select. The first use of a kind loads its plugins.
 
     Raises:
         ConfigurationError: a setting is malformed.
@@ -39,7 +39,10 @@ def open_plugins(settings: Settings | None = None, kinds: Collection[str] = CLIE
 
 
 def is_disabled(plugin: str) -> bool:
-    """Return True if the settings in force disable a plugin. For integrations, whose changes stay when they are disabled later."""
+    """Return True if the settings in force disable a plugin.
+
+    Integrations call this, because their changes stay when they are disabled later.
+    """
     return context.settings is not None and plugin in context.settings.disable
 
 
@@ -51,7 +54,7 @@ def integrate_registered(context: ClientContext, registry: Registry) -> None:
 
 
 def integrate_candidates(context: ClientContext, candidates: Iterable[PluginCandidate]) -> None:
-    """Load plugins during the import of a library, which goes on even if a plugin fails."""
+    """Load plugins during the import of a library. The import continues if a plugin fails."""
     settings = _settings(context)
     for candidate in candidates:
         try:
@@ -69,8 +72,8 @@ def _integrate_candidate(context: ClientContext, candidate: PluginCandidate, set
 
 
 def _integrate(context: ClientContext, one: Integration, plugin: str, label: str) -> None:
-    """Have an integration called with its module, once in this process."""
-    if context.integrated.setdefault(one.name, one) is one:  # atomic: libraries are imported on any thread
+    """Call an integration with its module, once per process."""
+    if context.integrated.setdefault(one.name, one) is one:  # atomic, because any thread may import libraries
         adapt_on_import({one.module: partial(_adapt, context, one, plugin)}, by=label)
 
 
@@ -81,7 +84,10 @@ def _adapt(context: ClientContext, one: Integration, plugin: str, module: Module
 
 
 def _settings(context: ClientContext) -> Settings:
-    """The settings in force. What is malformed is told at the first use of the device, and nothing is disabled until then."""
+    """Return the settings in force.
+
+    Malformed settings raise at the first use of the device; until then nothing is disabled.
+    """
     try:
         return context.settings or resolve(context.overrides).settings
     except ConfigurationError:

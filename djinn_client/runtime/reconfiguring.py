@@ -1,4 +1,4 @@
-"""Changes of settings while a session is open: those that it can take over, and tensors that a new session would lose."""
+"""Changes of settings while a session is open: whether the session can apply them, or must end."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import attrs
 from djinn_core.registry.registry import Registry
 from djinn_core.settings import Settings
 
-# Looked at again whenever they matter: for the next wait, program, upload or connection.
+# Settings that are read at each use: for the next wait, program, upload or connection.
 AT_ONCE = frozenset((
     "checkpoint_instructions", "client_fallback", "connect_timeout", "debug", "prepared_seconds", "progress", "start_at_import",
     "start_timeout", "strict", "trace_plugins", "wait_timeout",
 ))  # fmt: skip
-# What plans depend on: those that were made before are made again.
+# Settings that affect plans: a change drops the plans.
 PLANNING = frozenset(("exact", "latency_target", "pins", "placement_policy", "scheduler"))
-# What the registry depends on.
+# Settings that affect the registry.
 PLUGINS = frozenset(("disable", "plugin_settings", "plugins", "strict", "trace_plugins"))
-# Of executors that this program starts, and of connections to servers: a session has one or the other.
+# Settings of executors that this program starts, or of connections to servers: a session has only one of the two.
 _OWN_EXECUTORS = frozenset((
     "compilers", "engine", "engine_address", "executor", "executors", "memory_gib", "memory_policy", "operators", "placement_group",
     "recover", "resources", "runtime_env", "threads",
@@ -27,7 +27,7 @@ _SERVERS = frozenset((
 
 
 def changed(before: Settings, after: Settings) -> frozenset[str]:
-    """Names of the settings that differ."""
+    """Return the names of the settings that differ."""
     names = attrs.fields_dict(Settings)
     return frozenset(name for name in names if getattr(before, name) != getattr(after, name))
 
@@ -35,15 +35,15 @@ def changed(before: Settings, after: Settings) -> frozenset[str]:
 def needing_new_session(
     names: frozenset[str], before: Settings, executor_plugins_differ: bool = False
 ) -> frozenset[str]:
-    """Those of the changed settings `names` that an open session cannot take over.
+    """Return those of the changed settings `names` that an open session cannot apply.
 
-    Of plugins it uses the client's, which may change, and the compilers and memory policies of its executors, which have
-    loaded them. It was given its transports when it began.
+    A session can change the client's plugins. Its executors have loaded compilers and memory policies, and its
+    transports were chosen at its begin.
 
     Args:
-        names: what differs.
-        before: the settings that the session began with.
-        executor_plugins_differ: as the function of that name answers.
+        names: changed settings.
+        before: settings at the session's begin.
+        executor_plugins_differ: result of that function.
     """
     remote = bool(before.servers or before.connection_file)
     kept = AT_ONCE | PLANNING | (_OWN_EXECUTORS if remote else _SERVERS)
@@ -51,7 +51,7 @@ def needing_new_session(
 
 
 def executor_plugins_differ(before: Registry, after: Registry, settings: Settings) -> bool:
-    """True if other plugins with compilers, operators or memory policies that `settings` use are active, or with other settings."""
+    """Return True if `settings` select or configure other compilers, operators or memory policies than the active ones."""
     kinds = {"compilers"} if settings.compilers else set()
     kinds |= {"memory_policies"} if settings.memory_gib else set()
     kinds |= {"operators"} if settings.operators else set()

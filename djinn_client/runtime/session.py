@@ -1,4 +1,4 @@
-"""An open session: its executors, and the router that says which executor runs which part of a program."""
+"""An open session: its executors, and the router that assigns parts of programs to them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from djinn_client.runtime.receiving.failures import Failures
 from djinn_core.hookspecs.routers import Executors, Router
 from djinn_core.wire.weight_messages import RemoveWeights, SaveWeights
 
-Connect = Callable[[OpenSession, Failures, int], ExecutorClient]  # makes the client of an executor with that number
+Connect = Callable[[OpenSession, Failures, int], ExecutorClient]  # creates the client of an executor with this number
 LiveValues = Callable[[], Sequence[tuple[int, int]]]
 
 
 class Session:
-    """Executors that work for one program. It stays the same while executors join and leave; its router may change.
+    """Executors that work for one program. The object stays the same while executors join and leave; the router may change.
 
     Attributes:
         executors: the executors by number.
@@ -26,7 +26,7 @@ class Session:
         """Make a session without executors.
 
         Args:
-            connect: makes the client's end of an executor.
+            connect: creates the client of an executor.
             several: returns the router for several executors.
             held: returns the handle of each value that the program holds, and the bytes of its storage.
         """
@@ -36,11 +36,12 @@ class Session:
         self._connect, self._several, self._held = connect, several, held
 
     def join(self, opened: Sequence[OpenSession]) -> None:
-        """Take in executors whose sessions have begun. The caller holds the sink's lock, or knows the session alone.
+        """Add executors with open sessions. The caller holds the sink's lock, or is the only owner of the session.
 
         Raises:
-            ConfigurationError: no plugin offers the router for several executors, or a limit of memory is for a device that there is not.
-            SessionLost: an executor is gone. If it is one of these, the session goes on as it was.
+            ConfigurationError: no plugin offers the router for several executors, or a memory limit names an unknown
+                device.
+            SessionLost: an executor is gone. If it is a new one, the session stays unchanged.
         """
         executors, router, before = self.executors, self.router, len(self.executors.members)
         is_alone = before + len(opened) == 1
@@ -53,7 +54,7 @@ class Session:
             if router is self.router and before:
                 router.join(numbers)
             elif before:
-                executors.members[0].count_as(1)  # it was the only one, number 0
+                executors.members[0].count_as(1)  # the only executor so far, number 0
                 router.begin(executors, self._held())
             else:
                 router.begin(executors)
@@ -65,12 +66,15 @@ class Session:
 
     @property
     def server(self) -> str:
-        """Addresses that were reached."""
+        """The addresses in use."""
         return ", ".join(executor.server for executor in self.executors.here)
 
     @property
     def lost(self) -> str:
-        """Reason why the session is lost, or that it was closed; empty while it is open. It is lost with the first executor."""
+        """The reason why the session is lost or closed; empty while it is open.
+
+        The loss of one executor loses the session.
+        """
         for executor in self.executors.here:
             if executor.link.lost:
                 return executor.link.lost
@@ -78,17 +82,17 @@ class Session:
 
     @property
     def round_trip_seconds(self) -> float | None:
-        """As `Facts.round_trip_seconds`: that of the farthest executor."""
+        """As `Facts.round_trip_seconds`: the maximum over the executors."""
         known = [s for executor in self.executors.here if (s := executor.replies.round_trip_seconds) is not None]
         return max(known, default=None)
 
     def interrupted(self) -> None:
-        """Stop this thread's unanswered submissions after an interrupted wait, unless they are nearly done."""
+        """Stop this thread's pending submissions after an interrupted wait, unless they are nearly done."""
         for executor in self.executors.here:
             executor.replies.cancellation.interrupted()
 
     def cancel(self, thread: int | None = None) -> None:
-        """Stop the unanswered submissions of a thread, or of all threads; waits for them end."""
+        """Stop the pending submissions of a thread, or of all threads. Waits for them end."""
         for executor in self.executors.here:
             executor.replies.cancellation.cancel(thread)
 
@@ -98,7 +102,7 @@ class Session:
         return any(executor.replies.awaits(SaveWeights, RemoveWeights) for executor in self.executors.here)
 
     def close(self, *, finish: bool = False) -> None:
-        """End the session; its executors free its values. `finish`: the executors first complete all earlier requests."""
+        """End the session. Its executors free its values. `finish`: executors first complete all earlier requests."""
         self.router.close()
         for executor in self.executors.here:
             executor.link.close(finish=finish)

@@ -1,4 +1,4 @@
-"""The sink of this process: hands what interception gives it to the session that is open."""
+"""The sink of this process: passes interception's requests to the open session."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ClientSink(Sink):
     facts: Facts = port
 
     def __init__(self, context: ClientContext, begin: Callable[[], object]) -> None:
-        """`begin`: begins a session."""
+        """`begin`: function that begins a session."""
         self._context = context
         self._begin = begin
 

@@ -1,4 +1,4 @@
-"""Counters of what this process has captured, sent, received and waited for."""
+"""Counters of captured, sent, received and awaited work of this process."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ _log = get_logger("djinn.runtime")
 class Stats(msgspec.Struct):
     """Counts since the start or the last reset; sizes in bytes.
 
-    `client_fallbacks` are ops that were computed on this machine because the executor cannot do them. `optimizations_tried`
-    were left out of some runs to see whether they pay, and `optimizations_switched_off` did not;
-    `placements_tried` are programs that ran over several executors to see whether that pays, `placements_switched_off` those that
-    went back to one.
-    `plans_for_sizes` are those of `plans_made` that a known program needed because its sizes had left the range of its plans.
-    `messages_sent` and `messages_received` exclude messages that open connections or acknowledge frames.
-    Bytes are those of the connections, taken where they meet the socket; `bytes_uploaded` is the tensor data in them,
-    `bytes_recalled` what the server had already, `bytes_read` what it read itself at an address. `server_..._us` is where the server's time went, in microseconds, as its
-    replies say (`Timing`): waiting for other sessions, reading submissions, running them, getting results ready.
-    `memory_pressure` is how short the executor's memory was by the last reply: 0 not at all, 1 nearly full, 2 values made room.
+    `client_fallbacks` counts ops that ran on this machine because the executor lacks them. `optimizations_tried` counts
+    A/B tests of optimizations, `optimizations_switched_off` those that were slower. `placements_tried` counts programs
+    that ran over several executors as a trial, `placements_switched_off` those that returned to one. `plans_for_sizes`
+    counts the plans in `plans_made` for a known program with sizes outside the range of its plans. `messages_sent` and
+    `messages_received` exclude messages that open connections or acknowledge frames. Bytes are counted at the sockets.
+    `bytes_uploaded` is the tensor data in them, `bytes_recalled` the data that the server had already, `bytes_read` the
+    data that the server read itself. `server_..._us` splits the server's time in microseconds, as reported in its
+    replies (`Timing`): waiting for other sessions, reading submissions, running them, preparing results.
+    `memory_pressure` is the executor's state in the last reply: 0 enough memory, 1 nearly full, 2 evicted values.
     """
 
     instructions_sent: int = 0
@@ -50,7 +49,7 @@ class Stats(msgspec.Struct):
     memory_pressure: int = 0
 
     def spent(self, timing: Timing) -> None:
-        """A reply says where the server's time went."""
+        """Record the server's time from a reply."""
         self.server_queue_us += int(timing.queue * 1e6 + 0.5)
         self.server_decode_us += int(timing.decode * 1e6 + 0.5)
         self.server_execute_us += int(timing.execute * 1e6 + 0.5)

@@ -155,10 +155,10 @@ def test_a_program_that_cannot_be_sent_is_poison_and_nothing_else(embedded, monk
     monkeypatch.setattr(limits, "HEAD_BYTES", 1500)
     made = torch.stack([kept] * 300)
     written.add_(1)
-    with pytest.raises(RemoteError, match="takes a message of"):
+    with pytest.raises(RemoteError, match="message of a program has"):
         made.cpu()
     monkeypatch.undo()
-    with pytest.raises(RemoteError, match="takes a message of"):
+    with pytest.raises(RemoteError, match="message of a program has"):
         written.cpu()
     assert kept.cpu().tolist() == [1.0] * 4
     assert torch.stack([kept] * 300).sum().item() == 1200

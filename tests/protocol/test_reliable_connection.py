@@ -215,7 +215,7 @@ def test_a_client_that_is_refused_gives_up_with_the_reason() -> None:
 
     network.client._redial = refuse
     network.server._inner.close()
-    with pytest.raises(TransportError, match="does not go on with it: gone"):
+    with pytest.raises(TransportError, match="refuses to resume the session: gone"):
         network.client.receive(120.0)
 
 

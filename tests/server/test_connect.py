@@ -188,7 +188,7 @@ def test_another_server_there(registry):
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(TransportError, match="no server of Djinn's"):
+        with pytest.raises(TransportError, match="is not a Djinn server"):
             open_connections(Settings(servers=(url,), token="t"), registry)
         thread.join()
 
@@ -224,7 +224,7 @@ def test_a_misspelt_variable_is_warned_of(registry, monkeypatch, caplog):
     monkeypatch.setenv("DJINN_XY", "1")
     with pytest.raises(ConfigurationError):
         open_connections(Settings(servers=("host",), token="t"), registry)
-    assert "sets DJINN_SERVER, which means nothing to Djinn: did you mean DJINN_SERVERS?" in caplog.text
+    assert "sets DJINN_SERVER, which is not a setting of Djinn: did you mean DJINN_SERVERS?" in caplog.text
     assert "DJINN_XY" not in caplog.text
 
 

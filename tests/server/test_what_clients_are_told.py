@@ -122,7 +122,7 @@ def test_a_server_under_tls_is_found_by_its_address(under_tls, scheme):
         with pytest.raises(djinn.errors.TransportError, match=f"its address is {right}"):
             djinn.init()
         (answer,) = ask_servers(Settings(servers=(wrong,), token=under_tls.token)).values()
-        assert f"If that server speaks TLS, its address is {right}" in str(answer)
+        assert f"If that server uses TLS, its address is {right}" in str(answer)
 
 
 def test_an_address_that_no_transport_serves_is_told_before_the_token():

@@ -58,7 +58,8 @@ class _ContentsTable:
     """Cached contents of all storages.
 
     Attributes:
-        counted: number of bytes by owner and key, oldest first. nbytes: total number of bytes.
+        counted: number of bytes by owner and key, oldest first.
+        nbytes: total number of bytes.
     """
 
     def __init__(self) -> None:

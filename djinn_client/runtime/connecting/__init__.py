@@ -1,1 +1,1 @@
-"""From settings to a session, and back to it when its connection, its executor or its server is lost."""
+"""Connecting: begin a session from settings, and resume it after a lost connection, executor or server."""

@@ -56,14 +56,14 @@ from djinn_core.wire.messages import (
     encode,
 )
 
-# An address behind a firewall swallows packets without a reply; the relay is there for that, so do not wait long.
+# A firewall may drop packets without a reply. Use a short timeout, because the relay still works.
 DIRECT_SECONDS = 3.0
-REASON_SECONDS = 1.0  # for which the reason is waited for that the other end sends before it closes a connection
+REASON_SECONDS = 1.0  # seconds to wait for the close reason that the other end sent
 DIGESTS_LIMIT: Final = 64
 BYTES_LIMIT: Final = 1 << 16  # of the file of digests
-# A server that has not answered the first question properly cannot have this process set a gigabyte aside.
+# limit in bytes of a first reply: an unknown server must not make this process allocate a gigabyte
 GREETING = Limits(head=4 << 20, body=0, buffers=0)
-_CLOSED = "the other end closed the connection"  # as transports say it
+_CLOSED = "the other end closed the connection"  # the text that transports use
 _log = get_logger("djinn.runtime")
 M = TypeVar("M", bound=Message)
 
@@ -74,9 +74,9 @@ class Server:
 
     Attributes:
         urls: its addresses.
-        token: shown to it.
-        transports: those that may be used.
-        timeout: seconds that any single step may take.
+        token: the token for the server.
+        transports: the allowed transports.
+        timeout: limit in seconds for each step.
     """
 
     urls: tuple[str, ...]
@@ -86,7 +86,7 @@ class Server:
 
 
 class Gateway(msgspec.Struct, frozen=True):
-    """A gateway that let this client in, at `url`, after the addresses in `fallbacks` did not work."""
+    """A gateway that admitted this client at `url`. `fallbacks`: addresses that failed before."""
 
     connection: Connection
     url: str
@@ -110,15 +110,16 @@ class ReachedExecutor(msgspec.Struct, frozen=True):
 
 
 def reach_executor(server: Server, device: str, hint: str = "", secondary: bool = False) -> ReachedExecutor:
-    """Connect to an executor of `server` for `device`: by its own address, or over the gateway where that does not work.
+    """Connect to an executor of `server` for `device`: by its own address, or else relayed by the gateway.
 
-    `hint`: what the server is told of the work, for the choice of an executor. `secondary`: it is no load to come.
+    `hint`: describes the work, so that the server can choose an executor. `secondary`: the session will cause no load.
 
     Raises:
         PluginError: no transport serves any address of the server.
-        ServerBusy: the server has no room for now.
-        TransportError: no server answers, or what answers is no server of Djinn's; or the executor cannot be reached either way.
-        AccessRefused: the server or the executor said no; the message says why.
+        ServerBusy: the server is full at present.
+        TransportError: no server answers, the answer does not come from a Djinn server, or the executor cannot be
+            reached either way.
+        AccessRefused: the server or the executor refused this client; the message says why.
     """
     gateway = reach_gateway(server, device, hint, secondary)
     reached = None
@@ -131,7 +132,7 @@ def reach_executor(server: Server, device: str, hint: str = "", secondary: bool 
 
 
 def reach_gateway(server: Server, device: str, hint: str = "", secondary: bool = False) -> Gateway:
-    """Connect to the first address of `server` that answers, fastest transport first, and show the token.
+    """Connect to the first address of `server` that answers, fastest transport first. Present the token.
 
     Arguments and errors are those of `reach_executor`.
     """
@@ -156,7 +157,7 @@ def reach_gateway(server: Server, device: str, hint: str = "", secondary: bool =
 
 
 def _reach_behind(gateway: Gateway, server: Server) -> ReachedExecutor:
-    """Connect to the executor that `gateway` named, or have the gateway pass frames on where that does not work."""
+    """Connect to the executor that `gateway` named. If that fails, have the gateway relay frames."""
     fallbacks, welcome = list(gateway.fallbacks), gateway.welcome
     for url, transport in direct_ways(gateway, server.transports):
         try:
@@ -164,23 +165,23 @@ def _reach_behind(gateway: Gateway, server: Server) -> ReachedExecutor:
             attached = attach(connection, welcome.ticket, server.timeout, url)
         except ServerBusy:
             raise
-        except DjinnError as error:  # another program may listen there, as at the end of a tunnel
+        except DjinnError as error:  # another program may listen at this address, for example at the end of a tunnel
             fallbacks.append(given_up(url, error))
             continue
         return ReachedExecutor(connection, attached, url, tuple(fallbacks), welcome)
     try:
         attached = attach(gateway.connection, welcome.ticket, server.timeout, gateway.url)
-    except AccessRefused as error:  # an executor that was reached before may have said why
+    except AccessRefused as error:  # an executor that was reached before may have sent the reason
         raise AccessRefused("; ".join([str(error), *fallbacks])) from error
     return ReachedExecutor(gateway.connection, attached, gateway.url, tuple(fallbacks), welcome, relayed=True)
 
 
 def attach(connection: Connection, ticket: str, timeout: float, url: str = "the executor") -> Attached:
-    """Show the ticket; closes the connection if it is not accepted.
+    """Present the ticket to the executor. Close the connection if the executor refuses it.
 
     Raises:
         TransportError: no proper reply within `timeout` seconds.
-        AccessRefused: the executor said no.
+        AccessRefused: the executor refused.
     """
     attached = ask(connection, Attach(ticket, cached_operators_digest()), Attached, timeout, url)
     connection.limits = Limits()
@@ -188,12 +189,13 @@ def attach(connection: Connection, ticket: str, timeout: float, url: str = "the 
 
 
 def greet(url: str, question: Message, kind: type[M], server: Server) -> tuple[Connection, M]:
-    """Connect to an address of `server` and ask a first question.
+    """Connect to an address of `server`, and ask a first question.
 
     Raises:
         PluginError: no transport serves the address.
-        TransportError: no server answers there. If it hangs up without a word, as one that expects TLS does, the message hints at TLS.
-        AccessRefused: the server said no.
+        TransportError: no server answers there. If the server closes without a reply, as a TLS server does, the message
+            suggests TLS.
+        AccessRefused: the server refused.
     """
     transport = transport_for(url, server.transports)
     try:
@@ -207,20 +209,20 @@ def greet(url: str, question: Message, kind: type[M], server: Server) -> tuple[C
         secured = dict(zip(transport.schemes, variant.schemes, strict=False)).get(scheme)
         if secured is None:
             raise
-        raise TransportError(f"{error}. If that server speaks TLS, its address is {secured}://{rest}") from error
+        raise TransportError(f"{error}. If that server uses TLS, its address is {secured}://{rest}") from error
 
 
 def client_name() -> str:
-    """Name of this client in `djinn status`."""
+    """Return the name of this client in `djinn status`."""
     try:
         user = getpass.getuser()
-    except (ImportError, KeyError, OSError):  # a container's user without a name, and a service of Windows
+    except (ImportError, KeyError, OSError):  # the user of a container or of a Windows service may have no name
         user = str(user_id())
     return one_line(f"{user}@{socket.gethostname()} process {os.getpid()}")[:256]
 
 
 def ask(connection: Connection, question: Message, kind: type[M], timeout: float, url: str) -> M:
-    """The reply to a question; the connection is closed if there is none.
+    """Return the reply to a question. Close the connection if there is none.
 
     Raises:
         TransportError: no proper reply within `timeout` seconds.
@@ -232,13 +234,13 @@ def ask(connection: Connection, question: Message, kind: type[M], timeout: float
             raise _refusal(reply, url)
         if not isinstance(reply, kind):
             detail = getattr(reply, "reason", type(reply).__name__)
-            raise TransportError(f"{url} answered with something else than {kind.__name__}: {detail}")
+            raise TransportError(f"{url} did not answer with a {kind.__name__}: {detail}")
     except TimeoutError as error:
         connection.close()
         raise TransportError(f"{url} did not answer within {timeout:g} s (setting connect_timeout)") from error
     except ProtocolError as error:
         connection.close()
-        raise TransportError(f"what answers at {url} is no server of Djinn's: {error}") from error
+        raise TransportError(f"the program that answers at {url} is not a Djinn server: {error}") from error
     except DjinnError:
         connection.close()
         raise
@@ -258,7 +260,7 @@ def _reply_to(connection: Connection, question: Message, timeout: float) -> Fram
     try:
         connection.send(Frame(encode(question)))
     except TransportError as error:
-        # The other end may have said why it hung up before it heard the question.
+        # The other end may have sent the reason for its close before it read the question.
         try:
             return connection.receive(REASON_SECONDS)
         except (TransportError, TimeoutError):
@@ -267,30 +269,31 @@ def _reply_to(connection: Connection, question: Message, timeout: float) -> Fram
 
 
 def slowness(url: str, transports: Iterable[Transport]) -> float:
-    """A number that is greater for slower transports; infinite for an address that none serves."""
+    """Return a sort key: greater for slower transports, infinite for an address without a transport."""
     known = tuple(transports)
     return -transport_for(url, known).capabilities.speed if has_transport(url, known) else float("inf")
 
 
 def _fastest_first(urls: Iterable[str], transports: tuple[Transport, ...]) -> list[str]:
-    """`urls` by the speed of their transports; those that none serves stay in, last, so that errors name them."""
+    """Sort `urls` by the speed of their transports. Addresses without a transport stay, last, so that errors name them."""
     return sorted(urls, key=lambda url: slowness(url, transports))
 
 
 def direct_ways(gateway: Gateway, transports: tuple[Transport, ...]) -> list[tuple[str, Transport]]:
-    """The executor's addresses that this client can try, fastest first.
+    """Return the executor's addresses that this client can try, fastest first.
 
-    None behind a transport that is relayed; nor behind a tunnel or a proxy, where they may lead to another server.
+    Return none behind a relayed transport. Also return none behind a tunnel or a proxy, because the addresses may lead
+    to another server.
     """
     if gateway.relayed:
         return []
     if _came_through_another(gateway):
-        _log.info("reached through a tunnel or a proxy: the gateway passes frames on", url=gateway.url)
+        _log.info("the server is behind a tunnel or a proxy: the gateway relays frames", url=gateway.url)
         return []
     reached = parse_url(gateway.url)
     elsewhere = bool(gateway.welcome.fingerprint)
     if elsewhere and not _is_authentic(reached, transports):
-        _log.warning("an executor on another machine is named without TLS, which is not followed", url=gateway.url)
+        _log.warning("the server names an address without TLS on another machine; it is not used", url=gateway.url)
         return []
     known = trusting(transports, gateway.welcome.fingerprint)
     urls = _fastest_first(_believed(gateway.welcome.urls, reached, known, elsewhere), known)
@@ -298,7 +301,7 @@ def direct_ways(gateway: Gateway, transports: tuple[Transport, ...]) -> list[tup
 
 
 def _is_authentic(reached: SplitResult, transports: tuple[Transport, ...]) -> bool:
-    """True if no other machine can have answered in the place of the gateway."""
+    """Return True if no other machine can have answered for the gateway."""
     host = reached.hostname or ""
     return reached.scheme in secure_schemes(transports) or not host or is_loopback(host)
 
@@ -306,27 +309,28 @@ def _is_authentic(reached: SplitResult, transports: tuple[Transport, ...]) -> bo
 def _believed(
     urls: Iterable[str], reached: SplitResult, transports: tuple[Transport, ...], elsewhere: bool
 ) -> Iterator[str]:
-    """Those of a server's `urls` that a client follows, which reached it at `reached`.
+    """Return the `urls` of a server that a client may use, after it reached the server at `reached`.
 
-    They lead to the same host or to a socket of this user's, so that a server cannot have clients talk to a third party, and
-    under TLS where it was reached so; over a transport that has to be named, or is for this host, only if it was reached by that.
-    `elsewhere`: they lead to any machine, under TLS with the certificate that the transports accept and no other.
+    An address must lead to the same host, or to a socket of this user, so that a server cannot redirect clients to
+    third parties. It must use TLS if `reached` does. A transport that is local, or that needs to be named, is used only
+    if `reached` uses it. `elsewhere`: addresses may lead to any machine, with TLS and a certificate that the transports
+    accept.
     """
     host, secure = reached.hostname or "", secure_schemes(transports)
     for url in urls:
         try:
             scheme, way = parse_url(url).scheme, transport_for(url, transports)
         except (ConfigurationError, PluginError) as error:
-            _log.debug("an address of the server's is left out", error=str(error))
+            _log.debug("an address of the server is not used", error=str(error))
             continue
         if way.capabilities.named_only and reached.scheme not in way.schemes:
-            _log.debug("an address is left out whose scheme was not named", url=url)
+            _log.debug("an address of the server is not used, because its scheme was not configured", url=url)
         elif way.capabilities.same_host:
             near = not elsewhere and (not host or is_loopback(host))
             if near and (is_own_socket(url) or (scheme != "unix" and reached.scheme in way.schemes)):
                 yield url
         elif (elsewhere or reached.scheme in secure) and scheme not in secure:
-            _log.warning("the server names an address without TLS, which is not followed", url=url)
+            _log.warning("the server names an address without TLS; it is not used", url=url)
         else:
             yield at_host(url, host) if host and not elsewhere else url
 
@@ -340,7 +344,7 @@ def _came_through_another(gateway: Gateway) -> bool:
 def _passed_over(
     urls: Sequence[str], taken: str, transports: tuple[Transport, ...]
 ) -> Iterator[tuple[str, PluginError]]:
-    """Addresses named before the one that was taken which no transport serves, each with the error that says so."""
+    """Return the addresses before the used one that have no transport, each with its error."""
     for url in urls[: urls.index(taken)]:
         try:
             transport_for(url, transports)
@@ -349,22 +353,22 @@ def _passed_over(
 
 
 def given_up(url: str, error: DjinnError) -> str:
-    """An address and why it was given up."""
+    """Return an address with the reason why it failed."""
     return f"{url} because: {error}"
 
 
 def unreachable(errors: Sequence[DjinnError]) -> DjinnError:
-    """Error to raise where no server could be reached."""
+    """Return the error for the case that no server could be reached."""
     misnamed = [error for error in errors if isinstance(error, (PluginError, ConfigurationError))]
     if errors and len(misnamed) == len(errors):
         return misnamed[0]
     reasons = "; ".join(str(error) for error in errors) or "no server is configured"
     end = "" if reasons.endswith("?") else "."
-    return TransportError(f"cannot reach a server: {reasons}{end} `djinn doctor` tells more")
+    return TransportError(f"cannot reach a server: {reasons}{end} Run `djinn doctor` to find the cause")
 
 
 def close_reason(connection: Connection) -> str:
-    """The reason among the frames that were received before a send failed; empty if there is none. Other frames are dropped."""
+    """Return the reason among the frames received before a send failed; empty if there is none. Drop other frames."""
     deadline = time.monotonic() + REASON_SECONDS
     try:
         while True:
@@ -377,7 +381,7 @@ def close_reason(connection: Connection) -> str:
 
 
 def cached_operators_digest() -> str:
-    """As `operators_digest`, from the disk where an earlier process has kept it."""
+    """As `operators_digest`, but cached on disk by an earlier process."""
     path = cache_directory() / "operators.json"
     try:
         key = _digest_key()
@@ -412,4 +416,4 @@ def _write_digests(path: Path, kept: dict[str, str]) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(path, msgspec.json.encode(latest))
     except OSError as error:
-        _log.debug("the digest of the allow-list is not kept", file=str(path), error=str(error))
+        _log.debug("the digest of the allow-list could not be cached", file=str(path), error=str(error))

@@ -12,7 +12,7 @@ from djinn_core.wire.messages import PROTOCOL_VERSION, Kill, Killed
 
 
 def kill_session(settings: Settings, session: str) -> dict[str, Killed | DjinnError]:
-    """Return the answers of the configured servers, by URL. The first server that ends a session of that name is the last one asked.
+    """Ask the configured servers in turn to end a session, until one does. Return the answers by URL.
 
     Raises: as `ask_servers`.
     """
@@ -25,11 +25,11 @@ def kill_session(settings: Settings, session: str) -> dict[str, Killed | DjinnEr
 
 
 def ask_to_kill(server: Server, session: str) -> Killed:
-    """Have a server end the session whose name begins like this.
+    """Have a server end the session whose name begins with this text.
 
     Raises:
         PluginError: no transport serves the address.
         TransportError: no server answers there.
-        AccessRefused: the token is wrong or good for looking only, or there is no such session, or several.
+        AccessRefused: the token is wrong or read-only, or no session or several match.
     """
     return ask_once(server, Kill(PROTOCOL_VERSION, server.token, session), Killed)

@@ -1,4 +1,4 @@
-"""Log-ins: servers that the user has given a name, each with its addresses, token and certificate in a file of mode 0600."""
+"""Log-ins: named servers, each with addresses, token and certificate in a file of mode 0600."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _SUFFIX: Final = ".json"
 
 
 class Login(msgspec.Struct, frozen=True):
-    """A server that the user has logged in to, and the name that the user has given it."""
+    """A server to which the user has logged in, with the name that the user chose."""
 
     name: str
     content: ConnectionFile
 
 
 def is_login_name(text: str) -> bool:
-    """True if `text` can be the name of a log-in, which no address of a server can."""
+    """Return True if `text` can be the name of a log-in. A server address cannot."""
     return _NAME.fullmatch(text) is not None
 
 
 def find_login(name: str) -> Login:
-    """The log-in of that name.
+    """Return the log-in of that name.
 
     Raises:
-        ConfigurationError: there is none, or its file is unreadable.
+        ConfigurationError: the log-in does not exist, or its file is unreadable.
     """
     path = login_path(name)
     if not path.exists():
@@ -45,20 +45,19 @@ def find_login(name: str) -> Login:
 
 
 def login_path(name: str) -> Path:
-    """The file of the log-in of that name.
+    """Return the path of a log-in's file.
 
     Raises:
         ConfigurationError: the name is not valid.
     """
     if not is_login_name(name):
         raise ConfigurationError(
-            f"{name!r} cannot be the name of a log-in: letters, digits, `.`, `_` and `-`, 64 at most, of which the first is "
-            "a letter or a digit"
+            f"{name!r} cannot be the name of a log-in: letters, digits, `.`, `_` and `-`, 64 at most, beginning with a letter or a digit"
         )
     return configuration_directory() / "servers" / f"{name}{_SUFFIX}"
 
 
 def login_names() -> list[str]:
-    """Names of all log-ins."""
+    """Return the names of all log-ins."""
     found = (configuration_directory() / "servers").glob(f"*{_SUFFIX}")
     return sorted(path.name.removesuffix(_SUFFIX) for path in found if is_login_name(path.name.removesuffix(_SUFFIX)))

@@ -53,8 +53,8 @@ from djinn_core.registry.registry import Registry
 from djinn_core.settings import Settings, bytes_of, unknown_variables
 from djinn_core.wire.messages import Attached, Welcome
 
-LOAD_SECONDS: Final = 3.0  # that a server may take to say how busy it is; it counts as busier than the others then
-FIRST_PAUSE_SECONDS: Final = 0.1  # where a server has no room
+LOAD_SECONDS: Final = 3.0  # seconds for the load query; a server that takes longer counts as busiest
+FIRST_PAUSE_SECONDS: Final = 0.1  # pause in seconds between attempts at a full server
 LONGEST_PAUSE_SECONDS: Final = 3.0
 _log = get_logger("djinn.runtime")
 T = TypeVar("T")
@@ -64,13 +64,13 @@ class OpenSession(msgspec.Struct, frozen=True):
     """A session that has begun.
 
     Attributes:
-        connection: where its frames go.
-        attached: what the executor said.
-        url: the address that was reached; `inline` where the executor is a thread of this process.
-        fallbacks: what was tried before, each with the reason why it was given up.
-        executor: the process that was started for this session alone, to be closed after it; None if a server runs it.
-        addresses: where its server listens, as far as that is known.
-        server: what messages call it: the address that is configured.
+        connection: the channel for its frames.
+        attached: the executor's reply.
+        url: the address in use; `inline` if the executor is a thread of this process.
+        fallbacks: addresses that failed before, each with the reason.
+        executor: the process that was started for this session, and ends with it. None: a server runs the executor.
+        addresses: known addresses of its server.
+        server: its name in messages, the configured address.
     """
 
     connection: ClientChannel
@@ -83,21 +83,21 @@ class OpenSession(msgspec.Struct, frozen=True):
 
     @property
     def now(self) -> Attached:
-        """`Attached` reply of the executor that has the session now; after a failover, that of the other server."""
+        """Return the `Attached` reply of the current executor. After a failover, another server sent it."""
         return self.connection.successor or self.attached
 
     @property
     def compressions(self) -> tuple[str, ...]:
-        """Compressions for uploads: none on this machine, where expanding takes longer than copying."""
+        """Return the compressions for uploads: none on this machine, where decompression is slower than a copy."""
         return () if self.url.startswith(("unix:", "inline")) else self.attached.compressions
 
     @property
     def process(self) -> int:
-        """Process number of the executor, on its machine."""
+        """Process id of the executor, on its machine."""
         return self.executor.process_id if self.executor is not None else self.now.process
 
     def close(self) -> None:
-        """End the connection, and the process that was started for it."""
+        """Close the connection, and end the process that was started for it."""
         self.connection.close()
         if self.executor is not None:
             self.executor.close(0.0)
@@ -106,22 +106,22 @@ class OpenSession(msgspec.Struct, frozen=True):
 def open_connections(
     settings: Settings, registry: Registry, executors: Sequence[EmbeddedExecutor] = ()
 ) -> tuple[OpenSession, ...]:
-    """Begin a session with each device of each configured server, or with embedded executors where none is configured.
+    """Begin a session with each device of each configured server. Without a server, use embedded executors.
 
-    Servers that cannot be reached are left out, with a warning, as long as there is one that can.
+    A server that cannot be reached is left out with a warning, unless it is the last one.
 
     Args:
-        settings: what is configured.
-        registry: has the transports.
-        executors: what `start_executors` started for the same settings; they are closed if this raises.
+        settings: the settings in force.
+        registry: plugins with the transports.
+        executors: result of `start_executors` for these settings, closed if this raises.
 
     Raises:
         ConfigurationError: an address or the connection file is malformed, or there is no token.
-        PluginError: no transport serves the address, or no plugin the setting `standby`; the message names the folder of Djinn's
-            package. Or a plugin serves executors only, and no executor can import it.
+        PluginError: no transport serves the address, or no plugin the setting `standby`; the message names the folder
+            of Djinn's package. Or a plugin is for executors only, and no executor can import it.
         TransportError: no server can be reached.
-        AccessRefused: the server does not let this client in.
-        StartupError: the executor of this program's own does not start.
+        AccessRefused: the server refuses this client.
+        StartupError: this program's own executor does not start.
     """
     _warn_of_misspelt(os.environ)
     _check_standby(settings, registry)
@@ -145,9 +145,9 @@ def open_connections(
 def open_more(
     settings: Settings, registry: Registry, joining: Sequence[EmbeddedExecutor] | Servers, known: Sequence[OpenSession]
 ) -> tuple[OpenSession, ...]:
-    """Begin sessions with executors that were started, or with the devices of servers, to join those that are `known`.
+    """Begin sessions with started executors, or with the devices of further servers, in addition to `known`.
 
-    A server that is known by another address is left out. Raises what `open_connections` does.
+    A known server under another address is skipped. Raises what `open_connections` does.
     """
     if isinstance(joining, Servers):
         found = _open_servers(settings, joining.each(registry.transports, settings.connect_timeout))
@@ -166,7 +166,7 @@ def open_more(
 
 
 def _tell_of(opened: Sequence[OpenSession], registry: Registry) -> None:
-    """Log what a user should know of the sessions that have begun."""
+    """Log what a user should know about the new sessions."""
     for member in opened:
         for fallback in member.fallbacks:
             _log.warning(f"fell back from {fallback}", to=member.url)
@@ -176,14 +176,14 @@ def _tell_of(opened: Sequence[OpenSession], registry: Registry) -> None:
 
 
 def _warn_of_misspelt(environ: Mapping[str, str]) -> None:
-    """Say which variables are almost settings: where one is misspelt, something else runs than was meant."""
+    """Warn of environment variables whose names are almost settings, because a misspelt setting has no effect."""
     for variable, meant in unknown_variables(environ).items():
         if meant:
-            _log.warning(f"the environment sets {variable}, which means nothing to Djinn: did you mean {meant}?")
+            _log.warning(f"the environment sets {variable}, which is not a setting of Djinn: did you mean {meant}?")
 
 
 def _open_first(settings: Settings, registry: Registry, servers: Servers) -> tuple[OpenSession, ...]:
-    """Sessions with the servers that are configured, or, where none can be reached, with one that stands by."""
+    """Begin sessions with the configured servers. If none can be reached, use a standby server."""
     every = [servers, *standby_servers(settings, servers.tls)]
     failed: list[tuple[str, DjinnError]] = []
     for position, one in enumerate(every):
@@ -213,7 +213,10 @@ def _context_of(
 
 
 def _context_of_own(settings: Settings, registry: Registry, one: OpenSession) -> ChannelContext:
-    """The context of a session with an executor of this program's own: another one of its engine may take it over, or servers."""
+    """Return the context of a session with this program's own executor.
+
+    Another executor of its engine, or servers, may take it over.
+    """
     servers = {other.urls: other for other in standby_servers(settings, server_tls(settings))}
     found = [_candidate(settings, registry, other) for other in servers.values()]
     if ENGINE in settings.standby and one.executor is not None:
@@ -250,7 +253,7 @@ def _wrap_channels(
     opened: tuple[OpenSession, ...],
     context_of: Callable[[OpenSession], ChannelContext],
 ) -> tuple[OpenSession, ...]:
-    """Wrap the channels of sessions by plugins. Closes the sessions if this raises."""
+    """Let plugins wrap the channels of sessions. Closes the sessions if this raises."""
     log_bytes = bytes_of(settings.standby_gib) // max(1, len(opened))
     wrapped = list(opened)
     try:
@@ -269,7 +272,7 @@ def _wrappings(
     settings: Settings, registry: Registry, one: OpenSession, context: ChannelContext
 ) -> Iterator[OpenSession]:
     """Yield a session after each wrapper that has wrapped its channel."""
-    if context.standby and ENGINE not in settings.standby:  # which takes as long as it takes
+    if context.standby and ENGINE not in settings.standby:  # a wrapper may take any time
         one.connection.limit_reconnect_seconds(settings.standby_seconds)
     for wrapper in sorted(registry.channels, key=lambda wrapper: not wrapper.takes_over):
         try:
@@ -285,7 +288,7 @@ def _wrappings(
             plugin, kind = registry.owner("channels", wrapper.name), type(wrapped).__name__
             raise PluginError(f"{plugin}: `wrap` returned a {kind}, not a channel, for {context.server}")
         attached = one.attached
-        if wrapped.logged:  # another server does not have what this one caches: everything is sent, and logged
+        if wrapped.logged:  # another server lacks this server's cache, so everything is sent, and logged
             attached = msgspec.structs.replace(attached, caches_weights=False)
         one = msgspec.structs.replace(one, connection=wrapped, attached=attached)
         yield one
@@ -294,7 +297,7 @@ def _wrappings(
 
 
 def _open_servers(settings: Settings, servers: Sequence[Server]) -> tuple[OpenSession, ...]:
-    """A session with each server; one that has several addresses is one server."""
+    """Begin a session with each server. Several addresses of one server count once."""
     opened: list[OpenSession] = []
     failed: list[tuple[str, DjinnError]] = []
     try:
@@ -302,7 +305,7 @@ def _open_servers(settings: Settings, servers: Sequence[Server]) -> tuple[OpenSe
             if any(
                 url in one.addresses and has_transport(url, server.transports) for one in opened for url in server.urls
             ):
-                continue  # another way to the same server
+                continue  # another address of the same server
             try:
                 members, left_out = _open_devices(settings, server, secondary=bool(opened))
             except (TransportError, PluginError) as error:
@@ -326,16 +329,16 @@ def _open_servers(settings: Settings, servers: Sequence[Server]) -> tuple[OpenSe
 
 
 def _after(failed: Iterable[tuple[str, DjinnError]], opened: Sequence[OpenSession]) -> tuple[OpenSession, ...]:
-    """The sessions, of which the first says what was tried before and `failed`."""
+    """Return the sessions. The first one's fallbacks include `failed`."""
     first = opened[0]
     fallbacks = (*[given_up(*pair) for pair in failed], *first.fallbacks)
     return (msgspec.structs.replace(first, fallbacks=fallbacks), *opened[1:])
 
 
 def _in_order(settings: Settings, servers: Sequence[Server]) -> list[Server]:
-    """The servers: over the fastest transport first, of equal ones the least busy, which clients reach alike by chance.
+    """Sort servers by the speed of their transports, then by load, then at random.
 
-    Numbers of devices follow this order, so it is that of the configuration where the settings name some.
+    Device numbers follow this order. If the settings name devices, the configured order is used.
     """
 
     def slow(server: Server) -> float:
@@ -352,7 +355,7 @@ def _in_order(settings: Settings, servers: Sequence[Server]) -> list[Server]:
 def _open_devices(
     settings: Settings, server: Server, secondary: bool
 ) -> tuple[list[OpenSession], list[tuple[str, DjinnError]]]:
-    """A session with each wanted device of one server, and the devices that cannot be had, each with the reason."""
+    """Begin a session with each wanted device of one server. Also return the devices that failed, with reasons."""
     wanted = settings.server_devices or (settings.device,)
     first, welcome = _begin(settings, server, wanted[0], secondary)
     opened, failed = [first], list[tuple[str, DjinnError]]()
@@ -370,7 +373,7 @@ def _open_devices(
 
 
 def _others_wanted(welcome: Welcome, wanted: Sequence[str]) -> list[int]:
-    """Numbers of the devices beside that of `welcome` which match one of `wanted`, in the server's order."""
+    """Return the numbers of further devices that match one of `wanted`, in the server's order."""
 
     def matches(number: int, device: str, name: str) -> bool:
         return not name or name in {str(number), device, device.partition(":")[0]}
@@ -380,7 +383,10 @@ def _others_wanted(welcome: Welcome, wanted: Sequence[str]) -> list[int]:
 
 
 def _begin(settings: Settings, server: Server, device: str, secondary: bool = False) -> tuple[OpenSession, Welcome]:
-    """Begin a session with an executor of `server`; the gateway's reply. While the server is full, try again for `connect_timeout` seconds."""
+    """Begin a session with an executor of `server`.
+
+    Return the gateway's reply. If the server is full, retry for `connect_timeout` seconds.
+    """
     reach = partial(reach_executor, server, device, settings.assignment_hint, secondary)
     reached = with_patience(reach, settings.connect_timeout)
     attached, welcome, name = reached.attached, reached.welcome, server_name(server.urls)
@@ -399,8 +405,7 @@ def _compare_torch(opened: OpenSession) -> None:
     ours, theirs = str(torch.__version__), opened.attached.torch
     if ours.partition("+")[0] != theirs.partition("+")[0]:
         _log.warning(
-            "client and executor run different torch: ops that the executor lacks are taken apart or refused, results may differ "
-            "in the last digits. Install the same version on both sides, such as the executor's here",
+            "client and executor run different torch: ops that the executor lacks are decomposed or refused, and results may differ in the last digits. Install the same version on both sides, such as the executor's here",
             client=ours,
             executor=theirs,
             url=opened.url,
@@ -408,7 +413,7 @@ def _compare_torch(opened: OpenSession) -> None:
 
 
 def missing_operators(opened: Sequence[OpenSession]) -> dict[str, str]:
-    """Ops of this client that a server lacks, each with the words for that server."""
+    """Return the ops of this client that a server lacks, each with a text that names the server."""
     missing: dict[str, str] = {}
     for one in opened:
         theirs = one.attached.operators
@@ -419,28 +424,31 @@ def missing_operators(opened: Sequence[OpenSession]) -> dict[str, str]:
 
 
 def compare_operators(opened: Sequence[OpenSession]) -> bool:
-    """Note which ops of the client the executors lack, and which custom ops they offer. Return True if recorded calls may depend on it."""
+    """Note the client's ops that the executors lack, and their custom ops.
+
+    Return True if recorded calls may depend on a change.
+    """
     before = port.offered
     port.missing, port.offered = missing_operators(opened), _offered_operators(opened)
     return bool(port.missing) or port.offered != before
 
 
 def _offered_operators(opened: Sequence[OpenSession]) -> dict[str, str]:
-    """Custom ops that every executor runs, each with its schema there. If the schemas differ, the op is left out."""
+    """Return the custom ops that every executor runs with the same schema, each with that schema."""
     found = [{one.name: one.schema for one in session.attached.custom_operators} for session in opened]
     return {name: schema for name, schema in found[0].items() if all(other.get(name) == schema for other in found[1:])}
 
 
 def with_patience(attempt: Callable[[], T], seconds: float) -> T:
-    """Call `attempt`, again while the server has no room, for at most `seconds`; return its result.
+    """Call `attempt` until the server has room, for at most `seconds`. Return its result.
 
-    Only for attempts that leave nothing behind where they fail, such as to begin a session.
+    `attempt` must leave nothing behind when it fails.
 
     Raises:
-        ServerBusy: there was no room in all that time.
+        ServerBusy: the server stayed full.
     """
     deadline, backoff = time.monotonic() + seconds, Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
-    log = _log.warning  # the first time; afterwards `debug`
+    log = _log.warning  # `info` the first time, then `debug`
     while True:
         try:
             return attempt()
@@ -456,7 +464,7 @@ def with_patience(attempt: Callable[[], T], seconds: float) -> T:
 def open_embedded(
     settings: Settings, registry: Registry, executors: Sequence[EmbeddedExecutor]
 ) -> tuple[OpenSession, ...]:
-    """A session with each executor that was started; they are closed if this raises."""
+    """Begin a session with each started executor. Close the executors if this raises."""
     try:
         return tuple(_open_own(settings, registry, executor) for executor in executors)
     except BaseException:
@@ -479,10 +487,10 @@ def _open_own(settings: Settings, registry: Registry, executor: EmbeddedExecutor
 
 
 def open_again(settings: Settings, registry: Registry, executor: EmbeddedExecutor) -> tuple[ClientChannel, Attached]:
-    """A new session with an executor in the place of one that has died, or with that one where it lives.
+    """Begin a session with the executor if it still lives, or with a replacement.
 
     Raises:
-        DjinnError: there is none.
+        DjinnError: no executor can be reached or started.
     """
     deadline, backoff = (
         time.monotonic() + settings.connect_timeout,
@@ -492,7 +500,7 @@ def open_again(settings: Settings, registry: Registry, executor: EmbeddedExecuto
         executor.start_again()
         try:
             opened = _open_own(settings, registry, executor)
-        except TransportError:  # one that is just dying refuses connections, and is asked again
+        except TransportError:  # an executor that is exiting refuses connections, so retry
             if time.monotonic() > deadline:
                 raise
             time.sleep(backoff.pause())
@@ -501,6 +509,6 @@ def open_again(settings: Settings, registry: Registry, executor: EmbeddedExecuto
 
 
 def open_inline(settings: Settings) -> OpenSession:
-    """A session with an executor that is a thread of this process."""
+    """Begin a session with an executor that is a thread of this process."""
     connection, ticket = find_starter().begin_inline(settings, client_name())
     return OpenSession(PlainClientChannel(connection), attach(connection, ticket, settings.connect_timeout), "inline")

@@ -1,4 +1,7 @@
-"""Plugins that exist in this process alone: objects, and modules that no other process can import. They stay at the client."""
+"""Plugins that exist only in this process: objects, and modules that no other process can import.
+
+Executors do not load them.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,15 @@ if TYPE_CHECKING:
     from djinn_core.registry.embedded_executors import EmbeddedExecutor
     from djinn_core.registry.registry import Registry
 
-_MAIN: Final = "__main__"  # another module in every process
+_MAIN: Final = "__main__"  # `__main__` is another module in every process
 _log = get_logger("djinn.runtime")
 
 
 def names_for_executors(plugins: Sequence[Any] | None) -> tuple[str, ...] | None:
-    """Names by which executors of this program's own load the plugins; those that have none stay at the client.
+    """Return names by which this program's own executors load the plugins. Plugins without such a name stay in the client.
 
     Raises:
-        PluginError: one of these has hooks that an executor calls; the message says which, and what to do.
+        PluginError: a plugin without such a name has hooks for executors; the message says what to do.
     """
     if plugins is None:
         return None
@@ -41,15 +44,15 @@ def names_for_executors(plugins: Sequence[Any] | None) -> tuple[str, ...] | None
                 "executor, which is another process. Put it into a module that lies on the import path, and pass that "
                 'module or its name; or have the executor in this process: djinn.configure(executor="inline")'
             )
-        _log.info("a plugin stays at the client", plugin=_label(plugin), reason=reason)
+        _log.info("a plugin is loaded by the client only", plugin=_label(plugin), reason=reason)
     return tuple(name for plugin in plugins if (name := _name_elsewhere(plugin)))
 
 
 def check_for_servers(plugins: Sequence[Any] | None) -> None:
-    """Check that plugins which exist in this process alone have hooks for it: a server loads plugins of its own.
+    """Check that plugins of this process have hooks for clients. A server loads only its own plugins.
 
     Raises:
-        PluginError: one has none; the message says what to do.
+        PluginError: a plugin has none; the message says what to do.
     """
     for plugin, reason in _confined(plugins or ()):
         kinds = _kinds(plugin)
@@ -66,7 +69,7 @@ def check_for_servers(plugins: Sequence[Any] | None) -> None:
                 f"their own plugins. {advice}, and leave it out here"
             )
         _log.warning(
-            "a part of a plugin is for servers, which load their own plugins",
+            "a plugin's hooks for servers have no effect here: servers load their own plugins",
             plugin=_label(plugin),
             reason=reason,
             hooks=left,
@@ -75,7 +78,7 @@ def check_for_servers(plugins: Sequence[Any] | None) -> None:
 
 
 def _confined(plugins: Sequence[Any]) -> Iterator[tuple[Any, str]]:
-    """The plugins that exist in this process alone, each with the reason."""
+    """Return the plugins that exist only in this process, each with the reason."""
     for plugin in plugins:
         if _name_elsewhere(plugin):
             continue
@@ -86,14 +89,14 @@ def _confined(plugins: Sequence[Any]) -> Iterator[tuple[Any, str]]:
 
 
 def _name_elsewhere(plugin: Any) -> str:
-    """The name by which another process loads the same plugin; empty if there is none."""
+    """Return the name by which another process can load the plugin; empty if there is none."""
     if isinstance(plugin, str):
         return plugin
     return plugin.__name__ if isinstance(plugin, ModuleType) and _is_importable(plugin) else ""
 
 
 def _is_importable(module: ModuleType) -> bool:
-    """True if a process with this import path finds the file of `module` under its name."""
+    """Return True if a process with this import path finds the file of `module` under its name."""
     own = module.__spec__
     if module.__name__ == _MAIN or own is None or not own.has_location or own.origin is None:
         return False
@@ -102,7 +105,10 @@ def _is_importable(module: ModuleType) -> bool:
 
 
 def _spec_of(name: str) -> ModuleSpec | None:
-    """The spec that an import of that name would find now; `importlib.util.find_spec` gives that of a loaded module."""
+    """Return the spec that an import of that name would find now.
+
+    `importlib.util.find_spec` returns the loaded module's spec.
+    """
     parent = name.rpartition(".")[0]
     path = getattr(sys.modules.get(parent), "__path__", None) if parent else None
     if parent and path is None:
@@ -116,7 +122,7 @@ def _kinds(plugin: Any) -> tuple[Kind, ...]:
 
 
 def _is_for_executors(kind: Kind) -> bool:
-    """True if executors call the hook and clients do not; a transport is of use at either end."""
+    """Return True if only executors call the hook. Both ends use transports."""
     return "executor" in kind.processes and "client" not in kind.processes
 
 
@@ -135,25 +141,25 @@ def start_executors(
     joining: tuple[int, int] | None = None,
     unused_seconds: float = 0.0,
 ) -> tuple[EmbeddedExecutor, ...]:
-    """Start the executors that `open_connections` will need; none where a server is configured, or it will be a thread.
+    """Start the executors that `open_connections` will need. Start none if a server is configured, or for an inline executor.
 
-    Returns at once. A process takes seconds until it is ready: what this one has to load can be loaded meanwhile.
+    Returns at once. A process takes seconds to become ready; the client can load modules meanwhile.
 
     Args:
-        settings: say what and how many.
-        registry: has the engines of plugins, of which the settings may name one; None before plugins are loaded.
+        settings: select kind and number of executors.
+        registry: plugins with engines, of which the settings may name one. None: plugins are not loaded yet.
         joining: as in `ExecutorStarter.start`.
         unused_seconds: as in `ExecutorStarter.start`.
 
     Raises:
-        PluginError: a plugin has hooks for executors, and these cannot import it.
+        PluginError: a plugin has hooks for executors, but executors cannot import it.
         StartupError: the server package is not installed, or a process cannot be started.
     """
     if settings.executor == "inline" or settings.servers or settings.connection_file is not None:
         return ()
     starter = find_starter()
     names = names_for_executors(settings.plugins)
-    if registry is not None:  # other machines need not have what only clients use
+    if registry is not None:  # other machines may lack packages that only clients use
         names = registry.used_in(EXECUTOR_KINDS, names)
     there = attrs.evolve(settings, plugins=names)
     return starter.start(there, registry.executors if registry is not None else (), joining, unused_seconds)

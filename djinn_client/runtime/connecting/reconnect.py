@@ -1,4 +1,4 @@
-"""Reconnection: after a break, the client reaches the executor again and continues the session."""
+"""Reconnection: after a connection breaks, the client reaches the executor again and resumes the session."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Reached = tuple[Connection, Resumed]
 
 
 class ResumingConnection(ReliableConnection, ClientChannel):
-    """Implements `ClientChannel` over one connection after the other, for as long as the executor has a lease for the session."""
+    """Implements `ClientChannel` over a sequence of connections, while the executor keeps a lease for the session."""
 
     _probes = True
     crashes_executors: bool = False
@@ -54,7 +54,7 @@ class ResumingConnection(ReliableConnection, ClientChannel):
     def __init__(
         self, inner: Connection, redial: Reconnection, patience: float, server: str, parallel: int = 0
     ) -> None:
-        """`patience`: seconds after which it gives up. `parallel`: as the setting `parallel_connections`."""
+        """`patience`: limit in seconds for a reconnection. `parallel`: as the setting `parallel_connections`."""
         super().__init__(inner)
         self._parallel = parallel
         self._parallel_tries = _PARALLEL_TRIES
@@ -85,7 +85,7 @@ class ResumingConnection(ReliableConnection, ClientChannel):
         self._watch(inner)
 
     def _watch(self, inner: Connection) -> None:
-        """Open parallel connections once there is much to carry; none to this machine, unless they were asked for."""
+        """Open parallel connections once there is much data to send. On one machine, do so only if configured."""
         if isinstance(inner, StripingConnection) and self._parallel_tries:
             number = self._parallel or (1 if inner.local else _PARALLEL_CONNECTIONS)
             if number > 1:
@@ -98,7 +98,7 @@ class ResumingConnection(ReliableConnection, ClientChannel):
         )
         try:
             opening.start()
-        except RuntimeError as error:  # no more threads, as when the program ends
+        except RuntimeError as error:  # no more threads can start, for example at exit
             _log.info("large tensors go over one connection", server=self._server, reason=str(error))
 
     def _open_parallel(self, inner: StripingConnection, number: int) -> None:
@@ -108,7 +108,7 @@ class ResumingConnection(ReliableConnection, ClientChannel):
                 one = self._redial.parallel_connection(group)
                 if not isinstance(one, StripingConnection):
                     one.close()
-                    raise TransportError("the transport has no parallel connections")
+                    raise TransportError("the transport does not support parallel connections")
                 opened.append(one)
             inner.use_parallel(group, opened)
         except (DjinnError, OSError) as error:
@@ -125,11 +125,11 @@ class ResumingConnection(ReliableConnection, ClientChannel):
             seconds = self._reconnect(error)
         finally:
             self._reconnecting.release()
-        for resumed in self._when_resumed:  # without the lock: an observer may use the session and reconnect
+        for resumed in self._when_resumed:  # without the lock, because an observer may use the session and reconnect
             resumed(seconds)
 
     def _reconnect(self, error: TransportError) -> float:
-        """Dial until the session is resumed, and return the seconds. The caller holds `_reconnecting`."""
+        """Dial until the session is resumed. Return the seconds. The caller holds `_reconnecting`."""
         if self._closed:
             raise TransportError(self._closed)
         self._take_close_reason()
@@ -145,12 +145,12 @@ class ResumingConnection(ReliableConnection, ClientChannel):
         return seconds
 
     def _check_limit(self, received: int, error: TransportError) -> None:
-        """Give up where connections break again and again before a frame is received: the frames that are sent cause it."""
+        """Give up if several connections in a row break before a frame is received. A frame that was sent causes that."""
         if self._reconnects.record_break((received, self._outbox.acknowledged)):
             self._give_up(f"{error}; {BREAKS_LIMIT} connections broke before anything was received over them")
 
     def _take_close_reason(self) -> None:
-        """Receive the frames that came before the connection broke: the reason may be among them."""
+        """Receive the frames that arrived before the break, because the close reason may be among them."""
         if not self._reading.acquire(blocking=False):
             return
         deadline = time.monotonic() + REASON_SECONDS
@@ -173,10 +173,10 @@ class ResumingConnection(ReliableConnection, ClientChannel):
                 self._adopt(inner, theirs)
             except AccessRefused as refused:
                 self.crashes_executors = refused.crashes_executors
-                self._give_up(f"{error}; the server does not go on with it: {refused}")
+                self._give_up(f"{error}; the server refuses to resume the session: {refused}")
             except FramesLost as lost:
                 inner.close()
-                self._give_up(f"{error}; the server cannot go on with it: {lost}")
+                self._give_up(f"{error}; the server cannot resume the session: {lost}")
             except DjinnError as again:
                 pause = backoff.jittered()
                 if time.monotonic() + pause > deadline:
@@ -215,10 +215,10 @@ def _raise_if_interrupted() -> None:
 
 @attrs.define
 class ExecutorReconnection(ABC):
-    """Base of `Reconnection`: reaches the executor that has a session, and shows the session's secret.
+    """Base of `Reconnection`: reaches the session's executor, and presents the session's secret.
 
     Attributes:
-        session, secret: of the session. instance: of the process that had the session last.
+        session, secret: name and secret of the session. instance: id of the process that had the session last.
     """
 
     session: str
@@ -226,11 +226,11 @@ class ExecutorReconnection(ABC):
     instance: str
 
     def __call__(self, received: int, seconds: float) -> tuple[Connection, int]:
-        """As `Reconnection.__call__`.
+        """Reconnect, as `Reconnection.__call__` defines.
 
         Raises:
             AccessRefused: the session is over.
-            DjinnError: the executor does not answer, for the time being.
+            DjinnError: the executor does not answer at present.
         """
         connection, resumed = self._ask(Resume(self.session, self.secret, received), seconds)
         self.instance = resumed.instance
@@ -246,17 +246,17 @@ class ExecutorReconnection(ABC):
 
     @abstractmethod
     def _ask(self, question: Message, seconds: float = math.inf) -> Reached:
-        """Reach the executor within `seconds` and ask. Raises as `__call__`."""
+        """Reach the executor within `seconds`, and ask. Raises as `__call__`."""
 
 
 @attrs.define
 class ServerReconnection(ExecutorReconnection):
-    """Reconnects to an executor of a server: directly, or by way of the gateway.
+    """Reconnects to an executor of a server: directly, or relayed by the gateway.
 
     Attributes:
         server, device: the server, and the number of the executor there.
         direct: address of the executor; empty if the gateway relays. fingerprint: as in `Welcome`.
-        recoverable: True if an executor that is started in the place of one that died recovers its sessions.
+        recoverable: True if a replacement of a dead executor recovers its sessions.
     """
 
     server: Server
@@ -268,7 +268,7 @@ class ServerReconnection(ExecutorReconnection):
     def parallel_connection(self, group: bytes) -> Connection:
         """As `Reconnection.parallel_connection`: there is none where the gateway relays. Raises as `__call__`."""
         if not self.direct:
-            raise TransportError("the gateway passes frames on")
+            raise TransportError("parallel connections are not possible: the gateway relays frames")
         return self._ask_at(self.direct, self.server.timeout, ParallelAttach(self.session, self.secret, group))[0]
 
     def _ask(self, question: Message, seconds: float = math.inf) -> Reached:
@@ -277,19 +277,19 @@ class ServerReconnection(ExecutorReconnection):
             try:
                 return self._ask_at(self.direct, min(timeout, DIRECT_SECONDS), question)
             except AccessRefused as refused:
-                # After a restart of the server, another executor may listen at this address.
+                # After a server restart, another executor may listen at this address.
                 if not self.recoverable or refused.crashes_executors:
                     raise
             except TransportError as error:
                 if not isinstance(error.__cause__, ConnectionRefusedError | FileNotFoundError):
                     raise
-                # An executor listens until it ends.
+                # An executor listens for its whole life.
                 if not self.recoverable:
                     raise AccessRefused(f"no executor listens at {self.direct} any more") from error
         return self._ask_gateway(question, timeout)
 
     def _ask_gateway(self, question: Message, timeout: float) -> Reached:
-        """Ask by way of the gateway, which knows if another executor has taken its place."""
+        """Ask through the gateway, which knows whether another executor has replaced this one."""
         gateway = reach_gateway(attrs.evolve(self.server, timeout=timeout), self.device, secondary=True)
         self.fingerprint = gateway.welcome.fingerprint
         with contextlib.ExitStack() as stack:
@@ -298,7 +298,7 @@ class ServerReconnection(ExecutorReconnection):
                 try:
                     found = self._ask_at(url, min(timeout, DIRECT_SECONDS), question)
                 except TransportError as error:
-                    _log.debug("an address does not work", url=url, reason=str(error))
+                    _log.debug("an address of the server does not work", url=url, reason=str(error))
                 else:
                     self.direct = url
                     return found
@@ -313,11 +313,11 @@ class ServerReconnection(ExecutorReconnection):
 
 @attrs.define
 class EmbeddedReconnection(ExecutorReconnection):
-    """Reconnects to an executor of this program's own, or to another one that is started where that has ended.
+    """Reconnects to this program's own executor. If it has ended, starts another one.
 
     Attributes:
-        timeout: seconds that any single step may take. start_timeout: seconds until an executor is ready.
-        ending: how the last executor that died has ended.
+        timeout: limit in seconds for each step. start_timeout: seconds until an executor is ready.
+        ending: how the last executor ended.
     """
 
     executor: EmbeddedExecutor
@@ -327,7 +327,7 @@ class EmbeddedReconnection(ExecutorReconnection):
     ending: str = ""
 
     def _ask(self, question: Message, seconds: float = math.inf) -> Reached:
-        if not self.executor.alive:  # one that is about to end refuses connections, and is asked again
+        if not self.executor.alive:  # an executor that is about to exit refuses connections, so retry
             self.ending = self.executor.ending
             if not self.executor.recoverable:
                 raise AccessRefused(f"its executor {self.ending} and left no journal")

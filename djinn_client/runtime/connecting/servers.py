@@ -1,4 +1,4 @@
-"""Configured servers: their addresses, tokens and TLS identities; asking them what they are doing, and to end a session."""
+"""Configured servers: addresses, tokens and TLS identities; queries for their status; requests to end a session."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from djinn_core.settings import Settings, resolve
 from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import PROTOCOL_VERSION, Status, StatusRequest, status_facts
 
-ENGINE: Final = "engine"  # among `standby`: what has started an executor starts another one, wherever it has a place
-PATIENCE = 5.0  # seconds for each server, where a person waits
-AVAILABLE_SECONDS = 4.0  # that a program is made to wait for a reply to "is there a device?"
+ENGINE: Final = "engine"  # value in `standby`: the engine that started an executor may start a replacement anywhere
+PATIENCE = 5.0  # seconds per server when a person waits
+AVAILABLE_SECONDS = 4.0  # seconds that a program waits for the answer to "is there a device?"
 _log = get_logger("djinn.runtime")
 T = TypeVar("T")
 
 
 @attrs.frozen
 class Servers:
-    """Addresses of servers and the token for them: `members` are the addresses of each server.
+    """Addresses of servers and their token. `members`: the addresses of each server.
 
-    `tls`: whom to take for them, where their addresses say that TLS is spoken.
+    `tls`: the certificates to accept at addresses with TLS.
     """
 
     members: tuple[tuple[str, ...], ...]
@@ -45,23 +45,22 @@ class Servers:
     tls: TlsOptions = attrs.field(factory=TlsOptions)
 
     def transports(self, plain: Iterable[Transport]) -> tuple[Transport, ...]:
-        """The ways to these servers.
+        """Return the transports to these servers.
 
         Raises:
-            ConfigurationError: it is said whose certificate to take, and an address on the network is one without TLS.
+            ConfigurationError: a certificate is configured, but a network address has no TLS.
         """
         known = tuple(plain)
         if self.tls.fingerprints or self.tls.authority is not None:
             bare = [url for url in self.urls if travels_bare(url, known)]
             if bare:
                 raise ConfigurationError(
-                    f"{', '.join(bare)}: there is no TLS at this address, but tls_fingerprints or tls_authority says whose "
-                    "certificate to take. Write tcps:// or https://, as `djinn serve` prints it, or unset them"
+                    f"{', '.join(bare)}: this address has no TLS, but tls_fingerprints or tls_authority is set. Write tcps:// or https://, as `djinn serve` prints it, or unset them"
                 )
         return with_tls(known, self.tls)
 
     def each(self, plain: Iterable[Transport], timeout: float) -> list[Server]:
-        """Each server, as it is reached. Raises what `transports` does."""
+        """Return each server. Raises what `transports` does."""
         transports = self.transports(plain)
         return [Server(urls, self.token, transports, timeout) for urls in dict.fromkeys(self.members)]
 
@@ -72,11 +71,11 @@ class Servers:
 
 
 def find_servers(settings: Settings, transports: Iterable[Transport] = ()) -> Servers | None:
-    """The configured servers, from `servers`, whose log-ins or addresses they are, or from the connection file; None if there are none.
+    """Return the servers from the setting `servers` (log-ins or addresses) or from the connection file. None: there are none.
 
     Raises:
         ConfigurationError: the connection file or a log-in cannot be read, or no token is configured.
-        PluginError: there is no token, and none of `transports`, where they are known, serves any of the addresses.
+        PluginError: there is no token, and no transport in `transports` serves an address.
     """
     named = [one for one in settings.servers if is_login_name(one)]
     if named:
@@ -93,12 +92,11 @@ def find_servers(settings: Settings, transports: Iterable[Transport] = ()) -> Se
 
 
 def _logged_in(settings: Settings, names: list[str]) -> Servers:
-    """The servers of these log-ins. Their own tokens and certificates count, not those of the settings."""
+    """Return the servers of these log-ins, with the tokens and certificates of the log-ins."""
     contents = [find_login(name).content for name in names]
     if len(names) < len(settings.servers) or len({one.token for one in contents}) > 1:
         raise ConfigurationError(
-            f"{', '.join(settings.servers)}: servers work as one where they take the same token. Name one log-in, several with "
-            "the same token, or addresses alone with the setting `token`"
+            f"{', '.join(settings.servers)}: several servers in one session need the same token. Name one log-in, several with the same token, or only addresses with the setting `token`"
         )
     fingerprints = tuple(dict.fromkeys(one.fingerprint for one in contents if one.fingerprint))
     tls = attrs.evolve(_tls(settings, None), fingerprints=fingerprints or settings.tls_fingerprints)
@@ -106,12 +104,12 @@ def _logged_in(settings: Settings, names: list[str]) -> Servers:
 
 
 def server_tls(settings: Settings) -> TlsOptions:
-    """TLS options of the settings alone."""
+    """Return the TLS options from the settings only."""
     return _tls(settings, None)
 
 
 def _tls(settings: Settings, file: ConnectionFile | None) -> TlsOptions:
-    """TLS options from the settings, or the connection file's fingerprint where the settings name no certificate."""
+    """Return the TLS options from the settings. Without them, use the connection file's fingerprint."""
     fingerprints = settings.tls_fingerprints
     if not fingerprints and settings.tls_authority is None and file is not None and file.fingerprint:
         fingerprints = (file.fingerprint,)
@@ -119,12 +117,12 @@ def _tls(settings: Settings, file: ConnectionFile | None) -> TlsOptions:
 
 
 def _token_for(urls: tuple[str, ...], file: ConnectionFile | None, transports: Iterable[Transport]) -> str:
-    """The file's token, but only for servers that the file is about: a token is not shown to other servers."""
+    """Return the file's token if it is for these servers. Other servers must not see it."""
     if file is not None and set(urls) <= set(file.urls):
         return file.token
     known = with_tls(transports, TlsOptions())
     if known and not any(has_transport(url, known) for url in urls):
-        transport_for(urls[0], known)  # says what is wrong with the address, which a token would not mend
+        transport_for(urls[0], known)  # reports an error of the address, which a token would not fix
     raise ConfigurationError(
         f"no token for {', '.join(urls)}: set DJINN_TOKEN, `djinn login` and name the log-in, or copy the "
         "connection file that `djinn serve` wrote and set DJINN_CONNECTION_FILE to it instead of naming servers"
@@ -132,7 +130,7 @@ def _token_for(urls: tuple[str, ...], file: ConnectionFile | None, transports: I
 
 
 def standby_servers(settings: Settings, usual: TlsOptions) -> list[Servers]:
-    """Those that take sessions over; `usual` says whom to take for them where their connection file does not.
+    """Return the standby servers. `usual`: TLS options for those whose connection file has none.
 
     Raises:
         ConfigurationError: a connection file cannot be read, or there is no token for an address.
@@ -157,7 +155,7 @@ def standby_servers(settings: Settings, usual: TlsOptions) -> list[Servers]:
 def ask_each(
     servers: Servers, plain: Iterable[Transport], timeout: float, ask: Callable[[Server], T]
 ) -> Iterator[tuple[str, T | DjinnError]]:
-    """Ask at each address of `servers`. Yields the address and the reply, or why there is none."""
+    """Ask at each address of `servers`. Yield the address with the reply, or with the reason for its absence."""
     for server in servers.each(plain, timeout):
         for url in server.urls:
             reply: T | DjinnError
@@ -169,7 +167,7 @@ def ask_each(
 
 
 def ask_servers(settings: Settings) -> dict[str, Status | DjinnError]:
-    """By URL the status of each configured server, or why there is none. A server with several URLs answers once.
+    """Return the status of each configured server by URL, or its error. A server with several URLs answers once.
 
     Raises:
         ConfigurationError: the connection file cannot be read, or there is no token.
@@ -188,7 +186,7 @@ def ask_servers(settings: Settings) -> dict[str, Status | DjinnError]:
 
 
 def ask_configured(settings: Settings, ask: Callable[[Server], T]) -> Iterator[tuple[str, T | DjinnError]]:
-    """As `ask_each`, at the configured servers; nothing if there are none. Raises what `ask_servers` does."""
+    """As `ask_each`, for the configured servers. Yields nothing if there are none. Raises what `ask_servers` does."""
     registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds={"transports"})
     servers = find_servers(settings, registry.transports)
     if servers is None:
@@ -197,57 +195,59 @@ def ask_configured(settings: Settings, ask: Callable[[Server], T]) -> Iterator[t
 
 
 def _identity(status: Status) -> str | tuple[int, ...]:
-    """Identity of the server that answered. Numbers of processes, which older servers tell alone, are the same in many containers."""
+    """Return the identity of a server. Older servers send only a process id, which is equal in many containers."""
     return status.instance or (status.process, *(executor.process for executor in status.executors))
 
 
 def command_settings(servers: Sequence[str], connection_file: Path | None) -> Settings:
-    """Return the settings of a command for these log-ins or URLs. A person is waiting, so timeouts are shorter than a program's."""
+    """Return the settings for a command about these log-ins or URLs. Timeouts are short, because a person waits."""
     given = {"servers": tuple(servers) or None, "connection_file": connection_file}
     settings = resolve({name: value for name, value in given.items() if value is not None}).settings
     return attrs.evolve(settings, connect_timeout=min(settings.connect_timeout, PATIENCE))
 
 
 def ask_named(servers: Sequence[str] = (), connection_file: Path | None = None) -> dict[str, Status | DjinnError]:
-    """As `ask_servers`, for a command: of these log-ins or URLs, of a connection file, or else of the configured servers.
+    """As `ask_servers`, for these log-ins or URLs, for a connection file, or else for the configured servers.
 
     Raises:
-        ConfigurationError: there is none, or one cannot be used.
+        ConfigurationError: no server is configured, or a server cannot be used.
         PluginError: a plugin that was asked for cannot be used.
     """
     replies = ask_servers(command_settings(servers, connection_file))
     if not replies:
         raise ConfigurationError(
             "no server is configured: name one with --server (a log-in of `djinn login`, or a URL and DJINN_TOKEN), or the file "
-            "that `djinn serve` wrote with --connection-file or DJINN_CONNECTION_FILE. An executor of a program's own shows in "
-            "that program only"
+            "that `djinn serve` wrote with --connection-file or DJINN_CONNECTION_FILE. A program's own executor is visible only in that program"
         )
     return replies
 
 
 def read_status(servers: Sequence[str] = (), connection_file: Path | None = None) -> list[dict[str, Any]]:
-    """The rows of `djinn status --json`: an object for each server, with `url`, and `error` where it does not answer.
+    """Return the rows of `djinn status --json`: an object per server with `url`, and `error` if the server does not answer.
 
     Args:
-        servers: names of log-ins, or URLs; none: the configured ones.
+        servers: names of log-ins, or URLs. None: the configured servers.
         connection_file: a file that `djinn serve` wrote.
 
     Raises:
-        ConfigurationError: there is no server, or one cannot be used.
+        ConfigurationError: no server is configured, or a server cannot be used.
         PluginError: a plugin that was asked for cannot be used.
     """
     return [status_row(url, reply) for url, reply in ask_named(servers, connection_file).items()]
 
 
 def status_row(url: str, reply: Status | DjinnError) -> dict[str, Any]:
-    """A server in `djinn status --json`."""
+    """Return the row of a server in `djinn status --json`."""
     if isinstance(reply, DjinnError):
         return {"url": url, "error": str(reply)}
     return {"url": url, "error": None, **status_facts(reply)}
 
 
 def why_unavailable(settings: Settings, registry: Registry) -> str:
-    """Reason why no configured server lets this client in; empty if one does. Takes `AVAILABLE_SECONDS` at most."""
+    """Return the reason why all configured servers refuse this client; empty if one admits it.
+
+    Takes at most `AVAILABLE_SECONDS`.
+    """
     reasons: list[str] = []
     asking = threading.Thread(target=_ask_any, args=(settings, registry, reasons), name="djinn-available", daemon=True)
     asking.start()
@@ -258,7 +258,7 @@ def why_unavailable(settings: Settings, registry: Registry) -> str:
 
 
 def _ask_any(settings: Settings, registry: Registry, reasons: list[str]) -> None:
-    """Fill `reasons` with why each server is of no use; nothing is left in it when one is."""
+    """Fill `reasons` with the error of each server. Leave it empty if one server admits this client."""
     try:
         first = find_servers(settings, registry.transports)
         for servers in [first, *standby_servers(settings, first.tls)] if first is not None else []:
@@ -273,7 +273,7 @@ def _ask_any(settings: Settings, registry: Registry, reasons: list[str]) -> None
 
 
 def ask_status(server: Server) -> Status:
-    """Ask a server for its status, at its first address.
+    """Return a server's status, asked at its first address.
 
     Raises:
         PluginError: no transport serves the address.
@@ -284,7 +284,7 @@ def ask_status(server: Server) -> Status:
 
 
 def ask_once(server: Server, question: Message, kind: type[M]) -> M:
-    """The reply of a server to one question, at its first address. Raises what `greet` does."""
+    """Return a server's reply to one question, at its first address. Raises what `greet` does."""
     connection, reply = greet(server.urls[0], question, kind, server)
     connection.close()
     return reply
@@ -296,7 +296,7 @@ def ask_loads(servers: Sequence[Server]) -> list[tuple[float, int]]:
     def ask_one(server: Server) -> tuple[float, int]:
         try:
             status = ask_status(server)
-        except DjinnError as error:  # said again, and to the user, when the session begins
+        except DjinnError as error:  # repeated for the user when the session begins
             _log.debug("a server does not say how busy it is", url=server.urls[0], reason=str(error))
             return math.inf, 0
         return status.load, status.recent

@@ -1,1 +1,1 @@
-"""From recorded programs to plans: made once, found again, and what is known for them."""
+"""Plans of recorded programs: planning, the plan cache, and learnt facts."""

@@ -1,8 +1,8 @@
 """A/B tests of optimizations: repeated programs of one structure run with and without an optimization in turn.
 
-A plan with substitutions is tried once it has run often, and so long that planning it again is a small part of that. Then the
-program runs with an optimization and without it in turn, so that drift of the executor affects both. A judge that a plugin
-offers gets the executor's times and decides. Rewrites that only drop nodes are not tested: they never take longer.
+A test of a plan with substitutions starts when its total run time is much longer than planning. The program then runs
+with and without an optimization in turn, so that drift of the executor affects both. A plugin's judge gets the
+executor's times and decides. Rewrites that only drop nodes are not tested: they never take longer.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ if TYPE_CHECKING:
     from djinn_core.ir.graph import ProgramGraph
     from djinn_core.ir.result import Measured, PipelineResult
 
-MIN_RUNS: Final = 16  # runs of a plan before anything is tried
-PLANNING_PAYBACK: Final = 20  # as many times longer than planning must have been spent on running it
-WARMUP_RUNS: Final = 2  # runs of each way that make memory and code ready
-MAX_EXPERIMENTS: Final = 512  # plans that something is known of
-MAX_RUNS_PER_ARM: Final = 64  # runs of each way; the optimization stays where the judge has not made up its mind
+MIN_RUNS: Final = 16  # runs of a plan before a test starts
+PLANNING_PAYBACK: Final = 20  # minimum ratio of total run time to planning time
+WARMUP_RUNS: Final = 2  # warm-up runs per arm
+MAX_EXPERIMENTS: Final = 512  # limit of plans with test results
+MAX_RUNS_PER_ARM: Final = 64  # runs per arm; without a verdict by then, the optimization stays
 _log = get_logger("djinn.trials")
-Without = Mapping[str, str]  # optimizations that are left out, each with the reason
+Without = Mapping[str, str]  # optimizations to leave out, each with the reason
 NOTHING: Final[Without] = MappingProxyType({})
 MakePlan = Callable[[Program, Without], PreparedTemplate]
 
 
 def substituting_optimizations(result: PipelineResult) -> tuple[str, ...]:
-    """Names of the optimizations whose substitutions are in a plan."""
+    """Return the names of the optimizations with substitutions in a plan."""
     results = result.plan.results if result.plan is not None else ()
     return tuple(dict.fromkeys(r.optimization for r in results if r.applied and r.rewrite.substitutions))
 
 
 class Verdicts:
-    """What trials of optimizations and placements found, by program (topology and shapes)."""
+    """Results of trials of optimizations and placements, by program (topology and shapes)."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], dict[str, tuple[Measured, str]]] = {}
 
     def about(self, program: Program | ProgramGraph) -> Without:
-        """Optimizations and placements that are switched off for such a program, with reasons."""
+        """Return the optimizations and placements that are switched off for such a program, with reasons."""
         return {name: reason for name, (_, reason) in self._of(program).items() if reason} or NOTHING
 
     def measured(self, program: Program | ProgramGraph) -> dict[str, Measured]:
-        """Measured times by optimization or placement policy."""
+        """Return the measured times by optimization or placement policy."""
         return {name: measured for name, (measured, _) in self._of(program).items()}
 
     def _of(self, program: Program | ProgramGraph) -> dict[str, tuple[Measured, str]]:
         return self._known.get(_key(program), {}) if self._known else {}
 
     def add(self, program: Program, name: str, measured: Measured, reason: str) -> None:
-        """Note a trial of an optimization or placement. A `reason` switches it off."""
+        """Record a trial of an optimization or placement. A `reason` switches it off."""
         self._known.setdefault(_key(program), {})[name] = measured, reason
 
     def drop(self, program: Program, name: str) -> None:
@@ -76,14 +76,14 @@ def _key(program: Program | ProgramGraph) -> tuple[str, str]:
 
 
 class Variant(msgspec.Struct, eq=False):
-    """One arm of a comparison: its plan, and the seconds that the executor took for it."""
+    """One arm of a comparison: its plan, and the executor's run times in seconds."""
 
     plan: PreparedTemplate
     seconds: list[float] = msgspec.field(default_factory=list)
     skipped: int = 0
 
     def took(self, seconds: float) -> None:
-        """Record a run that took the executor `seconds`."""
+        """Record a run of `seconds` on the executor."""
         if self.skipped < WARMUP_RUNS:
             self.skipped += 1
         else:
@@ -91,14 +91,14 @@ class Variant(msgspec.Struct, eq=False):
 
 
 class Experiment(msgspec.Struct, eq=False):
-    """The plan of one structure, and what is found out about its optimizations, one after the other.
+    """State of the A/B tests of one structure, which test its optimizations one after the other.
 
     Attributes:
-        plan: with all of them. best: the one to use, as far as is known.
-        program: the first one that was planned. planning: seconds that this took.
-        names: optimizations that are still to be tried. out: those that make it slower, with reasons.
-        runs, spent: how often it ran before anything was tried, and for how many seconds.
-        arms: the two that are compared: with the first of `names`, and without. turn: runs since the comparison began.
+        plan: the plan with all optimizations. best: the best known plan.
+        program: the first planned program. planning: planning time in seconds.
+        names: untested optimizations. out: optimizations that slow the program down, with reasons.
+        runs, spent: number and total seconds of the runs before the first test.
+        arms: the two arms: with the first of `names`, and without. turn: runs since the comparison began.
     """
 
     plan: PreparedTemplate
@@ -113,25 +113,25 @@ class Experiment(msgspec.Struct, eq=False):
     turn: int = 0
 
     def took(self, seconds: float) -> None:
-        """Record a run, before anything is tried, that took the executor `seconds`."""
+        """Record a run of `seconds` on the executor before the first test."""
         self.runs += 1
         self.spent += seconds
 
     @property
     def worth_trying(self) -> bool:
-        """True if the program has run so often and so long that the cost of one more plan does not matter."""
+        """Return True if the total run time is so long that the cost of another plan does not matter."""
         return self.runs >= MIN_RUNS and self.spent >= PLANNING_PAYBACK * self.planning
 
 
 class AbTests:
-    """Chooses between ways to run a program that has come before. Not thread-safe: the recorders' lock is held around it."""
+    """Selects between plans of a repeated program. Not thread-safe: the caller holds the recorders' lock."""
 
     def __init__(self, judge: Judge | None, make: MakePlan, stats: Stats, verdicts: Verdicts) -> None:
-        """`make`: plans a program without some of the optimizations."""
+        """`make`: function that plans a program without some optimizations."""
         self._judge, self._make, self._stats, self._verdicts = judge, make, stats, verdicts
         self.tried: LruCache[int, Experiment] = LruCache(
             MAX_EXPERIMENTS
-        )  # by identity of its plan, which it keeps alive
+        )  # by identity of the plan, which the experiment keeps alive
 
     def begin(self, plan: PreparedTemplate, names: tuple[str, ...], planning: float, program: Program) -> None:
         """Register a new plan that took `planning` seconds, with the substitutions of the optimizations `names`."""
@@ -143,7 +143,7 @@ class AbTests:
         plan.took = tried.took
 
     def choose(self, plan: PreparedTemplate, program: Program) -> PreparedTemplate:
-        """The plan to use in the place of `plan`, which holds for `program`."""
+        """Return the plan to use instead of `plan`, which holds for `program`."""
         tried = self.tried.get(id(plan))
         if tried is None:
             return plan
@@ -158,17 +158,17 @@ class AbTests:
         return chosen if chosen is plan or chosen.holds_for(program) else plan
 
     def _open(self, tried: Experiment, program: Program) -> None:
-        """Begin to run without the first optimization that is left to try."""
+        """Start to test the first untested optimization."""
         name = tried.names[0]
-        other = self._make(program, {**tried.out, name: "it is tried without"})
+        other = self._make(program, {**tried.out, name: "A/B test: arm without it"})
         self._stats.optimizations_tried += 1
         tried.arms = Variant(tried.best), Variant(other)
         for arm in tried.arms:
             arm.plan.took = arm.took
-        _log.debug("an optimization is tried", optimization=name, instructions=len(program))
+        _log.debug("an A/B test of an optimization starts", optimization=name, instructions=len(program))
 
     def _is_settled(self, tried: Experiment, arms: tuple[Variant, Variant]) -> bool:
-        """Ask the judge, and do as it says; False if more runs are needed."""
+        """Ask the judge, and apply the verdict. Return False if more runs are necessary."""
         from djinn_core.hookspecs.optimizations import Trial  # with what plans
         from djinn_core.ir.result import Measured
 
@@ -189,7 +189,7 @@ class AbTests:
         if not reason:
             _log.debug("an optimization pays", **told)
             return True
-        _log.info("an optimization does not pay here and is switched off", **told)
+        _log.info("an optimization is slower here and is switched off", **told)
         self._stats.optimizations_switched_off += 1
         tried.out[name] = reason
         tried.best = other.plan
@@ -197,7 +197,7 @@ class AbTests:
 
 
 def verdict_of(judge: object, ask: Callable[[], bool | None]) -> bool | None:
-    """Return the verdict of a plugin's judge. If the judge fails, log it and return True, which keeps the plan."""
+    """Return the verdict of a plugin's judge. If the judge fails, log the error and return True, which keeps the plan."""
     try:
         verdict = ask()
         if verdict is not None and not isinstance(verdict, bool):
@@ -213,6 +213,6 @@ def verdict_of(judge: object, ask: Callable[[], bool | None]) -> bool | None:
 
 
 def reason_of(measured: Measured) -> str:
-    """Reason why an optimization was switched off."""
+    """Return the reason why an optimization was switched off."""
     times = f"{measured.after * 1e3:.3g} ms with it, {measured.before * 1e3:.3g} ms without"
     return f"switched off by measurement: {times}, medians of {measured.runs} runs each"

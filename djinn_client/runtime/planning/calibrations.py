@@ -21,13 +21,16 @@ _log = get_logger("djinn.calibration")
 
 
 def calibration_file(device: DeviceInfo) -> Path:
-    """Return the path of the calibration of `device`, in the user's cache directory. The file name is a digest, because servers choose the text."""
+    """Return the path of a device's calibration in the user's cache directory.
+
+    The name is a digest, because servers choose the text.
+    """
     key = hashlib.blake2b(json.dumps(_identity(device)).encode(), digest_size=8).hexdigest()
     return cache_directory() / "calibration" / f"{key}.json"
 
 
 def calibration_of(device: DeviceInfo) -> Calibration | None:
-    """Measurements of `device`; None if there are none, or where the file cannot be read, with a warning."""
+    """Return the measurements of `device`. Return None if there are none, or with a warning if the file cannot be read."""
     file = calibration_file(device)
     try:
         version = version_of(file)
@@ -37,7 +40,7 @@ def calibration_of(device: DeviceInfo) -> Calibration | None:
 
 
 def keep_calibration(device: DeviceInfo, models: Mapping[str, Any]) -> Path:
-    """Keep the parameters of cost models, by their names, for `device`; the others that are there stay."""
+    """Store cost model parameters by name for `device`. Other stored parameters stay."""
     file = calibration_file(device)
     known = calibration_of(device)
     now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
@@ -53,18 +56,18 @@ def keep_calibration(device: DeviceInfo, models: Mapping[str, Any]) -> Path:
 
 
 def _identity(device: DeviceInfo) -> dict[str, Any]:
-    """Properties that a device's speed depends on, whichever server offers it."""
+    """Return the properties that determine a device's speed, independent of the server."""
     return {"kind": device.kind, "name": device.name, "torch": device.torch, "threads": device.threads}
 
 
 @functools.lru_cache(maxsize=64)
 def _load(file: Path, _version: FileVersion) -> Calibration | None:
-    """The content of a version of a file, which is read once."""
+    """Return the content of a version of a file. Each version is read once."""
     try:
         text = file.read_text(encoding="utf-8")
         content = json.loads(text)
         if content["format"] != FORMAT:
-            raise ValueError(f"format {content['format']}, and not {FORMAT}")
+            raise ValueError(f"format {content['format']}, expected {FORMAT}")
         digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         return Calibration(digest, content["measured"], content["models"])
     except (OSError, ValueError, KeyError, TypeError) as error:

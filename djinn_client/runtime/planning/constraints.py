@@ -1,4 +1,4 @@
-"""Constraints of plans for several executors: the default placement policy, and limits of memory and latency."""
+"""Constraints of plans for several executors: the default placement policy, and memory and latency limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SINGLE = "single"
 
 
 def policy_for(settings: Settings, offered: Sequence[PlacementPolicy], devices: int) -> str:
-    """Name of the placement policy: the configured one, or else that of those offered which is preferred for that number of devices."""
+    """Return the name of the placement policy: the configured one, or else the preferred one for this number of devices."""
     if settings.placement_policy:
         return settings.placement_policy
     return preferred(offered, SINGLE) if devices > 1 else SINGLE
@@ -24,7 +24,7 @@ def policy_for(settings: Settings, offered: Sequence[PlacementPolicy], devices: 
 
 @attrs.frozen
 class MemoryInUse:
-    """Bytes on a device that this client put there: `held` are all of them, `unused_by_program` those that a program does not use."""
+    """Bytes on a device that this client owns: `held` in all, `unused_by_program` those that a program does not use."""
 
     held: int = 0
     unused_by_program: int = 0
@@ -35,10 +35,10 @@ NOT_OCCUPIED: Mapping[str, MemoryInUse] = {}
 
 
 def limits_of(settings: Settings, devices: Sequence[str]) -> dict[str, int]:
-    """By device id the bytes that plans may put there at most, as configured.
+    """Return the configured limit in bytes for plans, by device id.
 
     Raises:
-        ConfigurationError: a limit is for a device that there is not.
+        ConfigurationError: a limit names an unknown device.
     """
     limits: dict[str, int] = {}
     for name, size in settings.memory_limits:
@@ -54,7 +54,7 @@ def limits_of(settings: Settings, devices: Sequence[str]) -> dict[str, int]:
 def within(
     topology: NetworkTopology, limits: Mapping[str, int], occupied: Mapping[str, MemoryInUse]
 ) -> tuple[NetworkTopology, dict[str, int]]:
-    """The devices with the memory that a program can have there, and what is left of the limits for it."""
+    """Return the devices with the memory that a program can use there, and the rest of the limits for it."""
     devices = tuple(_within(d, limits.get(d.id, 0), occupied.get(d.id, NOTHING)) for d in topology.devices)
     left = {device: max(1, limit - occupied.get(device, NOTHING).unused_by_program) for device, limit in limits.items()}
     return (topology if devices == topology.devices else attrs.evolve(topology, devices=devices)), left
@@ -68,6 +68,6 @@ def _within(device: DeviceCapabilities, limit: int, there: MemoryInUse) -> Devic
         return device
     return attrs.evolve(
         device,
-        memory=max(1, memory - there.unused_by_program) if memory else 0,  # 0 stands for what is not known
+        memory=max(1, memory - there.unused_by_program) if memory else 0,  # 0 means unknown
         memory_free=None if free is None else max(0, free - there.held),
     )

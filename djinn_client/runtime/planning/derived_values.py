@@ -1,4 +1,4 @@
-"""Cache of values that are computed from weights, invalidated when the weights are written."""
+"""Cache of values that are computed from weights. Writing the weights invalidates them."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from djinn_core.system.lru import LruCache
 if TYPE_CHECKING:
     from djinn_core.ir.substitution import Recipe
 
-LIMIT = 4096  # sets of derived values that are kept; the least recently used go first
+LIMIT = 4096  # limit of cached sets of derived values; the least recently used are evicted first
 Key = tuple[Hashable, tuple[int, ...]]
 
 
 class DerivedValues:
-    """Derived values by what is computed and from which weights, for all plans that need them.
+    """Cache of derived values, keyed by recipe and weights, for all plans.
 
     The caller holds the sink's lock.
 
     Attributes:
-        some: True once any was made.
+        some: True once a value was made.
     """
 
     def __init__(self, submit: Callable[[Submission], int]) -> None:
-        """`submit`: submits the program that computes them."""
+        """`submit`: submits the program that computes derived values."""
         self._submit = submit
         self._made: LruCache[Key, tuple[int, ...]] = LruCache(LIMIT)
         self._users: dict[int, set[Key]] = {}
@@ -38,7 +38,7 @@ class DerivedValues:
         self.some = False
 
     def extend(self, prepared: PreparedTemplate, values: Words) -> Words:
-        """The values of a run, with those that are derived for it; they are made where they are not there."""
+        """Return the values of a run, extended by its derived values. Compute missing ones."""
         if prepared.rewrite is None:
             return values
         extended = [values]
@@ -49,11 +49,11 @@ class DerivedValues:
         return np.concatenate(extended)
 
     def made(self, key: Key) -> tuple[int, ...] | None:
-        """Values that a recipe of that identity made from those sources; None if there are none, or they are stale."""
+        """Return the values of a recipe from these sources. Return None if they are missing or stale."""
         return self._made.use(key)
 
     def make(self, key: Key, recipe: Recipe, submit: Callable[[Submission], object]) -> tuple[int, ...]:
-        """Have a recipe's values made, from the sources in `key`."""
+        """Compute a recipe's values from the sources in `key`."""
         from djinn_client.interception.recording.substitute import recipe_for  # few programs have recipes
 
         sources = key[1]
@@ -68,18 +68,18 @@ class DerivedValues:
         return made
 
     def touched(self, values: Iterable[int]) -> None:
-        """Invalidate what was derived from these values: their memory is written, or the program has dropped them."""
+        """Invalidate everything derived from these values, whose memory is written or which the program has dropped."""
         for value in values:
             for key in self._users.pop(storage_of(value), ()):
                 self._forget(key)
 
     def take_stale(self) -> tuple[int, ...]:
-        """Derived values that are of no use any more, to be freed with what is sent next."""
+        """Return stale derived values, to be freed with the next submission."""
         stale, self._stale = tuple(self._stale), []
         return stale
 
     def take_all(self) -> tuple[int, ...]:
-        """All derived values, to be freed; nothing uses them any more."""
+        """Return all derived values, to be freed. The caller guarantees that nothing uses them any more."""
         for keys in list(self._users.values()):
             for key in keys:
                 self._forget(key)
@@ -91,7 +91,7 @@ class DerivedValues:
 
 
 def _fresh(placeholders: Sequence[int]) -> tuple[int, ...]:
-    """New handles that share memory as the placeholders do."""
+    """Return new handles that share memory like the placeholders."""
     looked_into = storages_of(placeholders)
     storages = {storage: new_storage() for storage in dict.fromkeys(looked_into)}
     return tuple(map(make_handle, map(storages.__getitem__, looked_into), views_of(placeholders)))

@@ -1,11 +1,11 @@
-"""Plans of programs, found again by what plans depend on.
+"""Plan cache: finds the plan of a program by everything that the plan depends on.
 
-A program is looked up by its structure, then by the classes of its numbers, then by its sizes: a plan serves all sizes within a
-range (see `SizeRange`). C++ makes the key of a structure where it recorded the program.
+The cache looks up the structure of a program, then the classes of its numbers, then its sizes. A plan serves all sizes
+within a range (see `SizeRange`). C++ computes the structure's key while it records the program.
 
-Programs whose calls are of the same kinds have the same counts of operands and results, and their results are new values,
-each in new memory or in that of the operand that the call says. So what is left to compare of their structure is which positions
-name a value once more, which values from outside share memory, and what dies.
+Programs with calls of the same kinds have the same counts of operands and results. Each result is a new value, in new
+memory or in the memory of the operand that the call names. So the structure key also needs: which positions repeat a
+value, which inputs share memory, and which values die.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ _REMEMBERED: Final = 65536
 
 
 class ScalarClasses:
-    """The class of each scalar: a small whole number is one of its own; of others (sizes, rates) the sign counts.
+    """The class of each scalar. A small integer is a class of its own. Other numbers (sizes, rates) have a class by sign.
 
-    Equal numbers have the same class, whichever type they are of: what is an int for one call is one for all calls of its kind.
+    Equal numbers have the same class, whatever their type: a scalar that is an int in one call is an int in all calls
+    of its kind.
     """
 
     def __init__(self, exact_below: int) -> None:
-        """Tell whole numbers apart whose absolute value is less than `exact_below`."""
+        """Give each integer with an absolute value below `exact_below` its own class."""
         self._exact_below = exact_below
         self._known: dict[Slot, Slot | str] = {}
 
     def of(self, slots: tuple[Slot, ...]) -> tuple[Slot | str, ...]:
-        """The class of each scalar."""
+        """Return the class of each scalar."""
         known = self._known
         found = list(map(known.get, slots))
         if None not in found:
@@ -55,21 +56,21 @@ class ScalarClasses:
         return "+" if slot > 0 else "-"
 
 
-CLASSES_LIMIT = 16  # classes of the scalars of programs of one structure; the least recently used go first
-_MODES_BELOW, _QUANTITIES_BELOW = 8, 2  # whole numbers below which each counts exactly
-EXACT_LIMIT = 64  # programs of the same calls and scalars that are found by these; the same
-RANGES_LIMIT = 8  # ranges of sizes of one structure; the same
+CLASSES_LIMIT = 16  # limit of scalar classes per structure; the least recently used are evicted first
+_MODES_BELOW, _QUANTITIES_BELOW = 8, 2  # integers below this have their own class
+EXACT_LIMIT = 64  # limit of exact programs (calls and scalars) in the fast lookup; evicted likewise
+RANGES_LIMIT = 8  # limit of size ranges per structure; evicted likewise
 
 P = TypeVar("P")
 
 
 class SizeRangePlans(msgspec.Struct, Generic[P]):
-    """The plans for programs of one structure whose sizes are near each other.
+    """The plans for programs of one structure with similar sizes.
 
     Attributes:
-        by_call: of each call the places of values from outside, by position in the range.
-        positions: of the sizes among the slots.
-        last: of the last program that was found to be in the range the numbers of calls, what these are comparable with, and the sizes.
+        by_call: for each call the places of its inputs, by position in the range.
+        positions: positions of the sizes among the slots.
+        last: call numbers, their generation, and sizes of the last program in the range.
     """
 
     sizes: SizeRange
@@ -79,7 +80,10 @@ class SizeRangePlans(msgspec.Struct, Generic[P]):
     last: tuple[int, Words, Words] | None = None
 
     def covers(self, program: Program) -> bool:
-        """True if the sizes of a program of the structure are in the range. Only what differs from the last program is looked at."""
+        """Return True if the sizes of a program with this structure are in the range.
+
+        Compares only differences from the last program.
+        """
         if (numbers := program.call_numbers) is None:
             return self.sizes.covers(program)
         generation, calls = numbers
@@ -101,9 +105,9 @@ class _StructurePlans(msgspec.Struct, Generic[P]):
     """Programs of one structure, by the classes of their scalars.
 
     Attributes:
-        modes, quantities: positions of the scalars of these kinds among the slots. picked: of both.
-        sizes: positions of the sizes. places: as `SizeRange` has them.
-        ranges: plans by classes and sizes, the last ones used first. of_scalars: the same by the scalars themselves.
+        modes, quantities: positions of the scalars of these kinds among the slots. picked: positions of both.
+        sizes: positions of the sizes. places: as in `SizeRange`.
+        ranges: plans by classes and sizes, most recently used first. of_scalars: plans by exact scalars.
     """
 
     modes: Sequence[int]
@@ -121,21 +125,21 @@ class _StructurePlans(msgspec.Struct, Generic[P]):
 class PlanCache(Generic[P]):
     """Plans of programs, found by structure, classes of scalars and range of sizes.
 
-    Programs have the same structure when calls of the same kinds follow one another, values flow and die alike, and the same values
-    share memory: what a plan left out may matter where two inputs look into one storage.
+    Programs have the same structure if their kinds of calls, data flow, dying values and memory sharing are equal.
+    Memory sharing counts because a plan may drop a write that another input of the same storage shows.
     """
 
     def __init__(self, factor: int = FACTOR) -> None:
-        """`factor`: how many times as large or as small sizes may be as those that a plan was made for."""
+        """`factor`: a plan serves sizes between its own divided by `factor` and its own times `factor`."""
         self.factor = factor
-        self.ranges_left = 0  # how often the sizes of a program of a known structure were in no range
-        # A loop has the very same calls and scalars each time, and only its values may be other ones.
+        self.ranges_left = 0  # number of times that the sizes of a known structure were in no range
+        # Every iteration of a loop has the same calls and scalars; only its values may differ.
         self._exact: LruCache[Hashable, SizeRangePlans[P]] = LruCache(EXACT_LIMIT)
         self._structures: TemplateCache[_StructurePlans[P]] = TemplateCache()
         self._modes, self._quantities = ScalarClasses(_MODES_BELOW), ScalarClasses(_QUANTITIES_BELOW)
 
     def find(self, program: Program) -> tuple[list[P], Words]:
-        """The plans of the program's structure and sizes, to which new ones are added, and its values by first appearance."""
+        """Return the plans for the program's structure and sizes, which the caller extends, and its values."""
         structure = program.structure
         found = self._exact.get(same := (structure, program.exact))
         if found is None:

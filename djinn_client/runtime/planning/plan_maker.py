@@ -1,4 +1,4 @@
-"""Makes the plans of the open session, with what is known of the programs before. Imported when the first program is planned."""
+"""Makes the plans of the open session, using facts about earlier programs. Imported when the first program is planned."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _LETTERS: Final = MappingProxyType({
     DataResidency.EPHEMERAL_ACTIVATION: "a",
 })  # fmt: skip
 
-_LINE: Final = 200  # characters of a decision
+_LINE: Final = 200  # character limit of a decision
 
 
 class PlanMaker:
-    """Plans the programs of a session with one executor, with what is known of those that came before."""
+    """Plans the programs of a session with one executor, using facts about earlier programs."""
 
     def __init__(self, context: ClientContext, recent: Recent) -> None:
-        """`recent`: as the planner has it."""
+        """`recent`: as in `Planner`."""
         self._context = context
         self._earlier = ResidencyHistory(recent)
 
@@ -74,25 +74,25 @@ class PlanMaker:
         return plan_program(program, *self._context.configured(), device, until, without=without, make=make)
 
     def made(self, prepared: PreparedTemplate, program: Program, planned: PlannedProgram) -> None:
-        """A template was made of a plan."""
+        """Note that a template was made from a plan."""
         self._earlier.planned(prepared, program, planned.profile.residency, planned.profile.lineage)
         if self._context.opened:
             prepared.hints = hints_for(prepared, program, planned.profile, planned.result)
 
 
 def asked_by_size_in(registry: Registry, settings: Settings, devices: int) -> tuple[str, ...]:
-    """Plugins in use, for programs on `devices` devices, that require replanning when sizes change much."""
+    """Return the active plugins for programs on `devices` devices that require a new plan when sizes change much."""
     policy = policy_for(settings, registry.placement_policies, devices)
     return asked_by_size(registry, exact=settings.exact, policy=policy, scheduler=settings.scheduler)
 
 
 def judge_among(optimizations: Iterable[Optimization]) -> Judge | None:
-    """Return the first of the optimizations that is a judge."""
+    """Return the first optimization that is a judge."""
     return next((o for o in optimizations if isinstance(o, Judge)), None)
 
 
 def begin_planning(context: ClientContext, devices: int, recent: Recent) -> Planning:
-    """Planning of the programs of a session on `devices` devices; what is known of them and of their values begins again with it."""
+    """Begin the planning for a session on `devices` devices, without facts about earlier programs."""
     registry, settings = context.configured()
     plans = PlanMaker(context, recent)
     context.asked_by_size = asked_by_size_in(registry, settings, devices)
@@ -103,7 +103,7 @@ def begin_planning(context: ClientContext, devices: int, recent: Recent) -> Plan
 
 
 def tell_planned(context: ClientContext, result: PipelineResult, instructions: int, started: float) -> None:
-    """Tell observers, and those who collect plans, of a plan that was begun at `started`."""
+    """Notify observers and plan collectors of a plan that was begun at `started`."""
     context.observers.tell("planned", instructions=instructions, duration=time.monotonic() - started)
     for recording in context.recordings:
         recording.append(result)
@@ -124,7 +124,7 @@ def hints_for(
 
 
 def _decisions(ops: int, result: PipelineResult) -> Iterator[str]:
-    """Decisions of a plan and their reasons, a line each: placements first, then optimizations that were applied, then those that were not."""
+    """Return the decisions of a plan with reasons, one per line: placements, applied optimizations, then the others."""
     placed = result.placement.decisions if result.placement is not None else ()
     where = Counter((one.device, one.reason) for one in placed)
     for (device, reason), count in where.most_common(2):

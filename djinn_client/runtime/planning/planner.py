@@ -1,8 +1,8 @@
-"""Runs programs as recorded, or plans them where a plan can act. Finds the template again for every program of the same structure.
+"""Plans programs if a plan can have an effect, otherwise runs them as recorded. Reuses templates for equal structures.
 
-A plan can act if the session limits memory, or a scheduler or a placement policy was chosen, or if somebody collects plans. It can also act if an
-optimization wants the program. Optimizations are loaded when a program comes for the second time: a script of programs that come
-once imports no plugin for them.
+A plan can have an effect if the session limits memory, if a scheduler or placement policy was chosen, if plans are
+collected, or if an optimization wants the program. Optimizations are loaded when a program comes for the second time: a
+script whose programs all run once imports no optimization.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from djinn_core.ir.profile import WorkloadProfile
     from djinn_core.ir.result import PipelineResult
 
-RECENT = 24  # submissions: several steps of a loop, also where a long one is cut
-VARIANTS_LIMIT = 4  # plans of one structure that differ in the scalars that they rely on
+RECENT = 24  # submissions: several steps of a loop, even if a long loop is cut
+VARIANTS_LIMIT = 4  # limit of plans per structure that differ in the scalars on which they depend
 
 Recent = deque[tuple[Any, Program]]  # templates or pooled plans, each with the program that it ran for
 
@@ -38,7 +38,7 @@ _SIZES_CHANGE = "the program's sizes keep changing, and this substitution is val
 
 
 class PlannedProgram(msgspec.Struct, frozen=True):
-    """A program that was planned: what the stages made of it, and its profile."""
+    """A planned program: results of the stages, and its profile."""
 
     result: PipelineResult
     profile: WorkloadProfile
@@ -49,14 +49,14 @@ Analyse = Callable[[PreparedTemplate, Program], "WorkloadProfile"]
 
 
 class Planning(msgspec.Struct, frozen=True):
-    """Planning of a session's programs, and what plans depend on by the plugins in use.
+    """Planning functions for a session's programs, and properties of the plugins in use.
 
     Attributes:
         plan: makes a plan. analyse: returns the profile of a program without a plan.
-        made: is told of each new plan and its program.
+        made: callback for each new plan and its program.
         factor: as in `PlanCache`.
-        judge: decides which optimizations are faster, if a plugin offers one.
-        unsure: names of optimizations whose rewrites may depend on sizes and scalars, so that their plans hold for these only.
+        judge: decides which optimizations are faster; None if no plugin has one.
+        unsure: names of optimizations whose rewrites may depend on sizes and scalars. Their plans hold only for these.
     """
 
     plan: PlanProgram
@@ -68,11 +68,11 @@ class Planning(msgspec.Struct, frozen=True):
 
 
 class Planner:
-    """From programs to prepared templates. Not thread-safe: the session's lock is held around it.
+    """Returns prepared templates for programs. Not thread-safe: the caller holds the session's lock.
 
     Attributes:
-        recent: templates that were asked for, the latest last.
-        asks_optimizations: whether optimizations are asked if they want a program.
+        recent: requested templates, latest last.
+        asks_optimizations: True if optimizations are asked whether they want a program.
     """
 
     asks_optimizations = False
@@ -89,10 +89,11 @@ class Planner:
 
         Args:
             stats: counts plans.
-            planning: is called with `recent` before the first program is planned, as it imports most of what plans.
+            planning: called with `recent` before the first program is planned. It imports the planning modules.
             plans_all: returns True while every program is planned.
             is_wanted: returns True if an optimization wants a program.
-            are_loaded: returns True if the optimizations are loaded. Otherwise `ask_optimizations` is called when they are.
+            are_loaded: returns True if the optimizations are loaded. Otherwise `ask_optimizations` is called when they
+                are.
         """
         self._begin_planning = planning
         self._begun: Planning | None = None
@@ -105,7 +106,7 @@ class Planner:
 
     @property
     def planning(self) -> Planning:
-        """Planning, which begins now where nothing was planned before."""
+        """Return the planning functions. The first access creates them."""
         if self._begun is None:
             self._begun = planning = self._begin_planning(self.recent)
             self._trials = AbTests(planning.judge, self._make_other, self._stats, self.verdicts)
@@ -137,7 +138,7 @@ class Planner:
         return prepared, values
 
     def ask_optimizations(self) -> None:
-        """Ask optimizations if they want a program, also one that has run as recorded before."""
+        """Ask optimizations from now on whether they want a program, including programs that have run as recorded."""
         self.asks_optimizations = True
         self._plans = PlanCache(self._plans.factor)
 
@@ -150,7 +151,7 @@ class Planner:
         return prepared
 
     def _plan(self, program: Program, variants: list[PreparedTemplate], for_sizes: bool) -> PreparedTemplate:
-        """Plan a program. `for_sizes`: a plan was there for other sizes."""
+        """Plan a program. `for_sizes`: True if a plan for other sizes exists."""
         if self._begun is None and self.planning.factor != FACTOR:
             variants, _ = self._plans.find(program)
         without = {**self.verdicts.about(program), **self._held_by_sizes(variants)}
@@ -164,9 +165,9 @@ class Planner:
         return prepared
 
     def _held_by_sizes(self, variants: Sequence[PreparedTemplate]) -> Without:
-        """Optimizations that put substitutions into all plans so far, which hold for the very sizes that they were made for.
+        """Return the optimizations with substitutions in all plans so far. Their plans hold only for exact sizes.
 
-        A program whose sizes keep changing would be planned for ever with them.
+        With them, a program with ever changing sizes would be planned again each time.
         """
         if len(variants) < VARIANTS_LIMIT - 1 or not all(one.held_by_sizes for one in variants):
             return NOTHING
@@ -205,9 +206,10 @@ class Planner:
 
     @property
     def last_profile(self) -> WorkloadProfile | None:
-        """Profile of the program that was submitted last; None if there was none.
+        """Return the profile of the last submitted program, or None.
 
-        Programs that ran without a plan are analysed now, the earliest first: they tell what later programs take.
+        Programs that ran without a plan are analysed now, earliest first, because earlier programs identify values of
+        later ones.
         """
         recent = list(self.recent)
         for prepared, program in recent:

@@ -1,9 +1,9 @@
-"""Kinds of values that earlier programs made or took: weights, caches, gradients, the optimizer's state; text and pictures.
+"""Kinds of values that earlier programs made or used: weights, caches, gradients, optimizer state, text, images.
 
-A program says by itself what most of its values are, and some only together with those before it: an update whose gradients
-came from another program, a cache that is put in another order, features of a picture that take their places in a text. Programs that ran lately are kept with their values, by
-which plan; what the plan's first program was found to be about says what these are. Nothing is looked up before a program
-comes that was not planned before.
+A program alone shows the kinds of most of its values. Some kinds need earlier programs: an update with gradients of
+another program, a reordered cache, image features that are inserted into a text. So the history keeps recent programs
+with their values, by plan. The kinds found for the first program of a plan then classify these values. Only unplanned
+programs are looked up.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _CARRIED = frozenset({
 
 @attrs.frozen
 class _CarriedKinds:
-    """Kinds of values that outlive the programs of a plan, by position among their values."""
+    """Kinds of values that outlive a plan's programs, by position among their values."""
 
     plan: object
     facts: tuple[tuple[int, DataResidency | Modality], ...]
 
 
 class ResidencyHistory:
-    """Classification of values by the programs that ran lately. Not thread-safe: the caller holds the session's lock."""
+    """Classification of values by recent programs. Not thread-safe: the caller holds the session's lock."""
 
     def __init__(self, recent: Recent | None = None) -> None:
-        """`recent`: plans that ran, each with its program, the latest last."""
+        """`recent`: executed plans, each with its program, latest last."""
         self._recent: Recent = deque(maxlen=0) if recent is None else recent
         self._carried: LruCache[int, _CarriedKinds] = LruCache(_PLANS)
 
@@ -50,7 +50,7 @@ class ResidencyHistory:
         residency: Mapping[int, DataResidency],
         lineage: Sequence[Lineage] = (),
     ) -> None:
-        """Register a new plan with its program, how long its values live, and what the results of its ops derive from."""
+        """Register a new plan: its program, the lifetimes of its values, and the sources of its results."""
         kinds: dict[int, DataResidency | Modality] = {}
         for made, bits in zip(program.instructions(), lineage, strict=False):
             if (kind := kind_of(int(bits))) is not Modality.UNKNOWN:
@@ -58,11 +58,12 @@ class ResidencyHistory:
         kinds |= {value: kind for value, kind in residency.items() if kind in _CARRIED}
         values = enumerate(dict.fromkeys(program.operands)) if kinds else ()
         facts = [(i, kinds[v]) for i, v in values if v in kinds]
-        facts.sort(key=lambda fact: isinstance(fact[1], Modality))  # how long memory lives says more than a view's data
+        # the lifetime of memory is more significant than a view's data
+        facts.sort(key=lambda fact: isinstance(fact[1], Modality))
         self._carried.store(id(plan), _CarriedKinds(plan, tuple(facts)))
 
     def residency(self, program: Program) -> Known:
-        """Known kinds of a new program's values; the latest program that used a tensor's memory decides."""
+        """Return known kinds of a new program's values. The latest program that used a tensor's memory decides."""
         if not any(carried.facts for carried in self._carried.values()):
             return {}
         by_storage: defaultdict[int, list[int]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Planning of programs on the client: runs the pipeline's stages for the devices that it is connected to."""
+"""Planning on the client: runs the pipeline's stages for the connected devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from djinn_core.registry.registry import Registry
 from djinn_core.settings import Settings
 from djinn_core.wire.messages import DeviceInfo
 
-# Where programs are planned before any server is known, as in `djinn.capture()`.
+# Device for planning before a server is known, as in `djinn.capture()`.
 NOWHERE = DeviceInfo(id="remote_accelerator:0", kind="unknown", name="no server is connected")
 
 _log = get_logger("djinn.runtime")
@@ -30,12 +30,12 @@ NOTHING_LEFT_OUT: Mapping[str, str] = {}
 
 
 def topology_of(device: DeviceInfo) -> NetworkTopology:
-    """The topology of a single device."""
+    """Return the topology of a single device."""
     return NetworkTopology((capabilities_of(device),))
 
 
 def capabilities_of(device: DeviceInfo) -> DeviceCapabilities:
-    """Capabilities of an executor's device: as it reports them, and as they were measured."""
+    """Return the capabilities of an executor's device, as reported and measured."""
     return DeviceCapabilities(
         device.id,
         device.kind,
@@ -62,16 +62,16 @@ def plan_program(
 ) -> PipelineResult:
     """Plan a program for one device, as far as `until`.
 
-    `without`: optimizations to leave out, each with the reason; `make`: `plan` with what else is known of the program, or
+    `without`: optimizations to leave out, each with the reason. `make`: `plan` with further facts about the program, or
     `planned` with a cache.
     """
     graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
-    # With one device there is nothing to choose: what it lacks and has no room for is the executor's to say, of single ops.
+    # A single device leaves no choice. The executor reports missing ops and memory, op by op.
     topology = unmeasured(unparticular(topology_of(device)))
     topology, memory_limits = within(topology, limits_of(settings, [device.id]), NOT_OCCUPIED)
     request = Request(
         topology,
-        resident=dict.fromkeys(graph.inputs, device.id),  # uploads go ahead of the programs that use them
+        resident=dict.fromkeys(graph.inputs, device.id),  # uploads are sent before the programs that use them
         until=until,
         placement_policy=policy_for(settings, registry.placement_policies, 1),
         scheduler=settings.scheduler,
@@ -97,7 +97,7 @@ def plan_program(
 
 
 def with_reasons(result: PipelineResult, without: Mapping[str, str]) -> PipelineResult:
-    """The result, which says why some of the optimizations were left out."""
+    """Return the result with the reasons why some optimizations were left out."""
     if not without or result.plan is None:
         return result
     left_out = [OptimizationResult(name, applied=False, reason=reason) for name, reason in without.items()]
@@ -105,12 +105,12 @@ def with_reasons(result: PipelineResult, without: Mapping[str, str]) -> Pipeline
 
 
 def unparticular(topology: NetworkTopology) -> NetworkTopology:
-    """The devices as if they had all dtypes and ops."""
+    """Return the devices as if they supported all dtypes and ops."""
     devices = tuple(attrs.evolve(d, dtypes=frozenset(), unsupported=frozenset()) for d in topology.devices)
     return topology if devices == topology.devices else attrs.evolve(topology, devices=devices)
 
 
 def unmeasured(topology: NetworkTopology, *, total: bool = False) -> NetworkTopology:
-    """The devices without what was free when it was measured; with `total`, without what they have in total as well."""
+    """Return the devices without measured free memory. `total`: also without total memory."""
     devices = tuple(attrs.evolve(d, memory_free=None, memory=0 if total else d.memory) for d in topology.devices)
     return topology if devices == topology.devices else attrs.evolve(topology, devices=devices)

@@ -1,4 +1,4 @@
-"""The planner of the open session, and when it plans. The stages are imported when a program is planned: most sessions need none of them."""
+"""The planner of the open session. Stages are imported when a program is planned: most sessions need none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLANNING: Final = ("patterns", "cost_models", "optimizations", "placement_polici
 
 
 def new_planner(context: ClientContext, devices: int) -> Planner:
-    """The planner of a session on `devices` devices."""
+    """Return the planner of a session on `devices` devices."""
     assert context.settings is not None, "a session is open"
     planner = Planner(
         context.stats,
@@ -38,7 +38,8 @@ def new_planner(context: ClientContext, devices: int) -> Planner:
     context.asked_by_size, context.kinds_to_load = (), ()
     if devices > 1 or plans_all(context) or context.configured()[0].is_selected:
         are_loaded(context, *PLANNING)
-    # Plugins that the settings name are loaded already, and may be under test: their optimizations are asked at once.
+    # Plugins in the settings are loaded already, and may be under test: ask their optimizations from the first program
+    # on.
     planner.asks_optimizations = context.configured()[0].is_selected
     context.planner = planner
     return planner
@@ -66,7 +67,7 @@ def plans_all(context: ClientContext) -> bool:
 
 
 def is_wanted(context: ClientContext, program: Program) -> bool:
-    """Return True if an optimization in use wants the program and the plugins that plan are loaded."""
+    """Return True if an optimization in use wants the program, and planning plugins are loaded."""
     registry, settings = context.configured()
     if not are_loaded(context, "optimizations"):
         return False
@@ -76,10 +77,10 @@ def is_wanted(context: ClientContext, program: Program) -> bool:
 
 
 def are_loaded(context: ClientContext, *kinds: str) -> bool:
-    """Return True if plugins of these kinds are loaded. Otherwise note that `load_plugins` shall load them.
+    """Return True if plugins of these kinds are loaded. Otherwise mark them for `load_plugins`.
 
-    The sink's lock is held here. A plugin may use the device while it is imported, and other threads may load plugins, so loading one
-    now could deadlock.
+    The sink's lock is held here. A plugin may use the device while it is imported, and other threads may load plugins,
+    so loading one now could deadlock.
     """
     if context.configured()[0].has_loaded(kinds):
         return True
@@ -88,7 +89,10 @@ def are_loaded(context: ClientContext, *kinds: str) -> bool:
 
 
 def load_plugins(context: ClientContext) -> None:
-    """Load the plugins that `are_loaded` lacked, and ask optimizations from now on. The caller does not hold the sink's lock."""
+    """Load the plugins that `are_loaded` marked, and ask optimizations from now on.
+
+    The caller must not hold the sink's lock.
+    """
     kinds, context.kinds_to_load = context.kinds_to_load, ()
     context.configured()[0].load(*kinds)
     with port.lock:
@@ -110,7 +114,7 @@ def _wants(optimization: Optimization, ops: frozenset[str]) -> bool:
 
 
 def plan_anew(context: ClientContext) -> None:
-    """Forget the plans of the open session: settings or plugins have changed that they depend on."""
+    """Drop the plans of the open session, because settings or plugins that affect plans have changed."""
     if len(context.opened) > 1:
         context.configured()[0].load(*PLANNING)
     with port.lock:
@@ -122,14 +126,14 @@ def plan_anew(context: ClientContext) -> None:
 
 
 def switched_off(context: ClientContext, program: Program | ProgramGraph) -> Without:
-    """Optimizations that were found not to pay for such a program in this session, each with the reason."""
+    """Return the optimizations that are switched off for such a program in this session, each with the reason."""
     return context.planner.verdicts.about(program) if context.planner is not None else NOTHING
 
 
 def with_measured(
     context: ClientContext, result: PipelineResult, program: Program | ProgramGraph | None = None
 ) -> PipelineResult:
-    """Return the result with the times that trials measured. `program`: as it was recorded; None: that of the schedule."""
+    """Return the result with the times of trials. `program`: the recorded program. None: the program of the schedule."""
     if context.planner is None:
         return result
     if program is None:
@@ -139,6 +143,6 @@ def with_measured(
 
 
 def plan_in_session(context: ClientContext, graph: ProgramGraph) -> PipelineResult | None:
-    """The plan that a program would get now from the open session over several executors; None if there is no such session."""
+    """Return the plan that a program would get now in the open session over several executors. None: no such session."""
     with port.lock:
         return None if context.session is None else context.session.router.plan(graph)

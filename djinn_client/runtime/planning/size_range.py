@@ -1,8 +1,8 @@
-"""The sizes that a plan was made for, and how far those of other programs may be from them.
+"""Range of sizes for which a plan holds.
 
-A plan depends on which ops feed which; sizes decide what it costs, which changes by degrees. So a plan serves programs whose
-sizes are within a factor of those that the plugins saw. 0 and 1, which broadcast and end loops, are distinguished by the kinds
-of calls; sizes of weights count exactly, because they tell models of one architecture apart.
+A plan depends on the data flow. Sizes affect only costs, which change gradually. So a plan serves programs with sizes
+within a factor of its own sizes. 0 and 1, which broadcast and end loops, are distinguished by the kinds of calls. Sizes
+of weights must be equal, because they distinguish models of one architecture.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from djinn_core.ir.program import Call, Program, Slot
 from djinn_core.ir.values import TensorMeta
 from djinn_core.torch_private import schema_named
 
-FACTOR: Final = 16  # where all plugins in use say that they tolerate growth
-NARROW_FACTOR: Final = 4  # where one of them does not: it is asked again sooner
+FACTOR: Final = 16  # factor if all plugins in use tolerate growth
+NARROW_FACTOR: Final = 4  # factor if a plugin does not, so that it plans again sooner
 Place = tuple[int, int]  # a call of a program, and a position among its operands
 
-_NOT_SIZES = CONVOLUTION | POOLING  # strides and kernels, which belong to a model
-_CALCULATING = frozenset({  # by whatever number, what feeds what is the same
+_NOT_SIZES = CONVOLUTION | POOLING  # strides and kernel sizes, which belong to a model
+_CALCULATING = frozenset({  # the value does not affect the data flow
     "add", "addcdiv", "addcmul", "clamp", "clamp_max", "clamp_min", "div", "eq", "fill", "full", "full_like", "ge", "gt", "le",
     "lerp", "lt", "masked_fill", "mul", "ne", "rsub", "scalar_tensor", "sub", "true_divide", "where",
 })  # fmt: skip
 _TYPED: Final = re.compile(
     r"\b(SymInt|Scalar|float|Tensor)\S* (\w+)\b"
-)  # types that matter, and names of parameters in a schema
-_RANGES = frozenset({"arange"})  # numbers of any type, which are the size of the result
+)  # types that matter, and parameter names in a schema
+_RANGES = frozenset({"arange"})  # numbers of any type that are the size of the result
 
 
 class SizeRange(msgspec.Struct, frozen=True):
-    """Sizes of values from outside and among the scalars, as a plan's program had them.
+    """Sizes of inputs and size scalars of a plan's program.
 
     Attributes:
-        places: where a program has values from outside; weights: for each of them, True if it is certainly a weight.
-        metas: their metadata. numbers: positions of sizes among the slots. sizes: these.
-        factor: how many times as large or as small other sizes may be.
+        places: places of the program's inputs. weights: for each input, True if it is certainly a weight.
+        metas: metadata of the inputs. numbers: positions of sizes among the slots. sizes: the sizes.
+        factor: maximum ratio to other sizes.
     """
 
     places: tuple[Place, ...]
@@ -54,7 +54,7 @@ class SizeRange(msgspec.Struct, frozen=True):
     factor: int
 
     def covers(self, program: Program) -> bool:
-        """True if a program of the same structure has sizes in the range."""
+        """Return True if a program of this structure has sizes in the range."""
         calls, slots = program.calls, program.slots
         for (call, operand), weight, meta in zip(self.places, self.weights, self.metas, strict=True):
             other = calls[call].operands[operand]
@@ -63,7 +63,7 @@ class SizeRange(msgspec.Struct, frozen=True):
         return self._are_near(self.sizes, [slots[p] for p in self.numbers])
 
     def covers_parts(self, program: Program, places: Iterable[int], sizes: Iterable[tuple[int, Slot]]) -> bool:
-        """As `covers`, where the rest is known to be in the range; `sizes`: positions in `numbers`, and the sizes there."""
+        """As `covers`, if the rest is known to be in the range. `sizes`: positions in `numbers`, with their sizes."""
         for i in places:
             (call, operand), meta = self.places[i], self.metas[i]
             other = program.call(call).operands[operand]
@@ -87,7 +87,7 @@ class SizeRange(msgspec.Struct, frozen=True):
 
 
 def size_range(program: Program, places: Iterable[Place], numbers: Sequence[int], factor: int) -> SizeRange:
-    """The sizes of `program`, whose values from outside and sizes among the slots are in these places."""
+    """Return the sizes of `program`, with inputs and sizes among the slots at these places."""
     calls = program.calls
     kept = tuple(places)
     return SizeRange(
@@ -101,7 +101,7 @@ def size_range(program: Program, places: Iterable[Place], numbers: Sequence[int]
 
 
 def _are_weights(calls: Sequence[Call], places: Iterable[Place]) -> Iterator[bool]:
-    """Of each place True if there is certainly a weight; places of one call follow each other."""
+    """Return True for each place that certainly holds a weight. Places of one call are adjacent."""
     last, weights = -1, weights_in(calls[0])
     for call, operand in places:
         if call != last:
@@ -112,14 +112,14 @@ def _are_weights(calls: Sequence[Call], places: Iterable[Place]) -> Iterator[boo
 class SlotKind(IntEnum):
     """Purpose of a scalar of an op, as the op's schema says."""
 
-    SIZE = 1  # a length, a beginning, a shape
-    QUANTITY = 2  # a number to calculate with
-    MODE = 3  # anything else: it may select what the op does
-    PLACE = 4  # an index: whichever it is, the op does the same
+    SIZE = 1  # a length, start or shape
+    QUANTITY = 2  # a number in a computation
+    MODE = 3  # any other scalar: it may select the op's behaviour
+    PLACE = 4  # an index: its value does not change the op's behaviour
 
 
 def slot_kinds(call: Call) -> tuple[SlotKind, ...]:
-    """The kind of each slot of a call."""
+    """Return the kind of each slot of a call."""
     return _slot_kinds(call.signature.form)
 
 
@@ -144,7 +144,7 @@ def _taken(argument: Argument) -> int:
 
 @functools.cache
 def _kinds_of(op: str) -> tuple[tuple[str, SlotKind], ...]:
-    """The kind of each parameter of an op, by name; nothing for ops that this PyTorch does not have."""
+    """Return the kind of each parameter of an op, by name. Return nothing for ops that this PyTorch lacks."""
     if op in OWN_OPERATORS:
         return ()
     packet, overload = split_name(op)

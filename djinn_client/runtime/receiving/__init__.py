@@ -1,1 +1,1 @@
-"""Replies of executors, and failures there."""
+"""Replies of executors, and their failures."""

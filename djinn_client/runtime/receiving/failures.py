@@ -1,4 +1,4 @@
-"""Remote failures as exceptions that name the line of the user's program."""
+"""Failures on executors, raised as exceptions that name the user's line."""
 
 from __future__ import annotations
 
@@ -25,36 +25,39 @@ from djinn_core.ir.values import TensorMeta
 from djinn_core.system.lru import LruCache
 from djinn_core.wire.message_base import Failure
 
-REMEMBERED = 64  # submissions with failures whose dependants may still be fetched; beyond it a message loses its line
+REMEMBERED = 64  # limit of submissions with failures that dependants may still fetch; older messages lose their line
 _HINT = (
     "\n  the executor cannot do this op with these operands; move them to the CPU first, or let it be computed there: "
     "djinn.configure(client_fallback=True)"
 )
-SHOWN = 8  # failures that one error tells of beside the first
+SHOWN = 8  # further failures that one error mentions
 
 
-_Run = tuple[int, int]  # the number of an executor and of a submission to it
-_Op = tuple[int, int]  # the id of a program and the number of an op in it
+_Run = tuple[int, int]  # the number of an executor, and of a submission to it
+_Op = tuple[int, int]  # the id of a program, and the number of an op in it
 
 
 class Failures:
-    """Failures by run and instruction, with the lines that issued them."""
+    """Failures by run and instruction, with the user's lines."""
 
     def __init__(self) -> None:
         self._programs: LruCache[_Run, tuple[Program, Sequence[int]]] = LruCache(REMEMBERED)
         self.unseen: dict[tuple[int, int, int], Failure] = {}
-        # By op who was heard of. Programs are kept, so that no other one takes their ids.
+        # By op, the executors that reported it. Programs are kept, so that their ids are not reused.
         self._told: LruCache[_Op, tuple[int, Program]] = LruCache(REMEMBERED)
         self._read: dict[int, Callable[[int], None]] = {}
 
     def read_by(self, executor: int, read: Callable[[int], None]) -> None:
-        """`read` takes in what that executor has said of a submission, which may come after another one's reply."""
+        """Register `read`, which receives an executor's messages about a submission.
+
+        They may arrive after other executors' replies.
+        """
         self._read[executor] = read
 
     def note(self, run: _Run, failures: Sequence[Failure], program: Program, nodes: Sequence[int]) -> None:
-        """Remember what failed in a run, whose instruction `i` was number `nodes[i]` of `program`.
+        """Record the failures of a run. Instruction `i` of the run is node `nodes[i]` of `program`.
 
-        An op that ran on several executors, and failed on all of them, has failed once.
+        An op that failed on several executors counts once.
         """
         self.remember(run, program, nodes)
         for failure in failures:
@@ -62,11 +65,11 @@ class Failures:
                 self.unseen[_key(failure)] = failure
 
     def remember(self, run: _Run, program: Program, nodes: Sequence[int]) -> None:
-        """Remember what was run, for the errors of those who look at what failed in it."""
+        """Record an executed program, so that errors of its failed values can name lines."""
         self._programs.store(run, (program, nodes))
 
     def error(self, failure: Failure) -> DjinnError:
-        """The error to raise for a value that failed, with op, shapes and the user's line."""
+        """Return the error for a failed value, with op, shapes and the user's line."""
         if failure.executor in self._read:
             self._read[failure.executor](failure.sequence)
         self._tell(failure)
@@ -81,7 +84,7 @@ class Failures:
         return remote_error(failure.kind, message, failure.op, origin.site, origin.path, failure.message)
 
     def _is_known(self, failure: Failure) -> bool:
-        """True if the same op is known to have failed on another executor."""
+        """Return True if the same op has already failed on another executor."""
         op = self._op(failure)
         if op is None or not failure.executor:
             return False
@@ -100,7 +103,7 @@ class Failures:
         self._told.store(op, (failure.executor, self._programs[_run(failure)][0]))
 
     def _op(self, failure: Failure) -> _Op | None:
-        """The op of a program that has failed, where that is known."""
+        """Return the failed op of a program, if known."""
         program, nodes = self._programs.get(_run(failure), (None, ()))
         if program is None or not 0 <= failure.instruction < len(nodes):
             return None
@@ -117,14 +120,14 @@ class Failures:
         return _Origin(program.site(node), operands, module, found.path if found is not None else "")
 
     def mark_unobserved(self, after: _Run) -> None:
-        """Drop unreported failures on that executor after that submission; using a failed value still raises."""
+        """Drop unreported failures of an executor after a submission. Using a failed value still raises."""
         executor, sequence = after
         self.unseen = {key: failure for key, failure in self.unseen.items() if key[0] != executor or key[1] <= sequence}
 
     def take_check(self, until: _Run) -> DjinnError | None:
-        """A failure that no fetch will ever report, because its op makes nothing: it only checks, such as an assertion.
+        """Return a failure that no fetch will report, because its op is a check without results, such as an assertion.
 
-        Of that executor's submissions up to that one.
+        Only submissions of this executor up to this number count.
         """
         for failure in self.unseen.values():
             if failure.executor != until[0] or failure.sequence > until[1]:
@@ -137,7 +140,7 @@ class Failures:
         return None
 
     def take_unseen(self) -> DjinnError | None:
-        """The first failure since the last call that no fetch has reported, with the others as notes."""
+        """Return the first failure since the last call that no fetch has reported, with the others as notes."""
         if not self.unseen:
             return None
         unseen = list(self.unseen.values())
@@ -151,7 +154,7 @@ class Failures:
 
 
 class _Origin(msgspec.Struct, frozen=True):
-    """Source location of an instruction, in words; empty if that is not known."""
+    """Return the source location of an instruction as text; empty if unknown."""
 
     site: str = ""
     operands: str = ""
@@ -178,7 +181,7 @@ class RemoteLinAlgError(RemoteError, torch.linalg.LinAlgError):  # type: ignore[
 
 @public("remote-torch-out-of-memory")
 class RemoteTorchOutOfMemory(RemoteOutOfMemory, torch.OutOfMemoryError):
-    """The executor's device had no memory left for an op; what `RemoteOutOfMemory` is where PyTorch is there."""
+    """The executor's device ran out of memory. Used if PyTorch is imported, otherwise `RemoteOutOfMemory`."""
 
 
 @public("remote-accelerator")
@@ -203,5 +206,5 @@ _KINDS: Final[Mapping[str, type[RemoteError]]] = {
 def remote_error(
     kind: str, message: str, op: str = "", site: str = "", module_path: str = "", words: str = ""
 ) -> RemoteError:
-    """The local exception for a failure of type name `kind` on an executor; unknown kinds become `RemoteError`."""
+    """Return the local exception for a remote failure of type name `kind`. Unknown kinds become `RemoteError`."""
     return _KINDS.get(kind, RemoteError)(message, op, site, module_path, words)

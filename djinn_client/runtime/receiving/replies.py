@@ -1,4 +1,4 @@
-"""Replies of an executor: which submissions are unanswered, what came, and who waits for it."""
+"""Replies of an executor: unanswered submissions, received results, and waiting threads."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from djinn_core.wire.messages import Completed, ProtocolClose, Room, decode, enc
 from djinn_core.wire.peer_messages import LinkMeasurement
 
 M = TypeVar("M", bound=Message)
-Handler = Callable[[Any, Sequence[Buffer]], None]  # takes a message of its kind, and the body of its frame
+Handler = Callable[[Any, Sequence[Buffer]], None]  # handles a message of its kind, and the body of its frame
 
-# Seconds of waiting after which locks are let go, and interrupts and other threads have a chance.
+# Seconds of waiting after which locks are released, so that interrupts and other threads get a turn.
 PATIENCE = LOOK_SECONDS
 
-# While the executor sends a reply larger than this it may not read, for no thread takes the reply in.
+# Bytes. While an executor sends a larger reply that no thread reads, it may not read, either.
 LARGE_BYTES: Final = 2048
-# Bytes that fit into the buffers of every kind of connection. Sending them never waits for the other end.
+# Bytes that fit into the buffers of every kind of connection. A send of these never waits for the other end.
 ROOM_BYTES: Final = 64 << 10
-_SAMPLES: Final = 16  # of the link's round trip, the least of which counts
-SAMPLED_AT_FIRST: Final = 64  # submissions whose round trips are measured where they are alone; of later ones
+_SAMPLES: Final = 16  # round trips of the link of which the minimum counts
+SAMPLED_AT_FIRST: Final = 64  # lone submissions whose round trips are measured; later ones are not
 SAMPLED_EVERY: Final = 8  # one in so many
 
 
 class DeferredReplies:
-    """Replies left for later, those among them that were discarded, and what the executor is known to have read.
+    """Deferred replies, the discarded ones among them, and the number of bytes that the executor has read.
 
     Attributes:
-        left: numbers of the submissions whose replies will be asked for later.
+        left: numbers of the submissions with deferred replies.
         read: number of sent bytes that the executor has read.
-        large: submissions left for later whose replies are large, oldest first.
-        forgotten: those that were discarded.
+        large: submissions with large deferred replies, oldest first.
+        forgotten: discarded replies.
     """
 
     def __init__(self) -> None:
@@ -57,17 +57,17 @@ class DeferredReplies:
         self.read = 0
 
     def defer(self, number: int, nbytes: int) -> None:
-        """Note that the reply to submission `number`, of `nbytes` bytes, will be asked for later."""
+        """Defer the reply to submission `number`, of `nbytes` bytes."""
         self.left.add(number)
         if nbytes > LARGE_BYTES:
             self.large.append(number)
 
     def discard(self, number: int) -> None:
-        """Mark a reply as one that will not be asked for."""
+        """Mark a deferred reply as not needed."""
         self.forgotten.append(number)
 
     def blocked_by(self, position: int, pending: Container[int]) -> int | None:
-        """The large reply that must be taken in before the connection's bytes up to `position` can be sent; or None."""
+        """Return the large reply that must be read before the connection's bytes up to `position` can be sent, or None."""
         while self.large and self.large[0] not in pending:
             self.large.popleft()
         return self.large[0] if self.large and position - self.read > ROOM_BYTES else None
@@ -83,10 +83,11 @@ class DeferredReplies:
 
 
 class RoundTrips:
-    """The link's round trip: what a lone submission takes beyond the server's own time, at the least of late.
+    """Round-trip time of the link: the recent minimum over lone submissions, without the server's own time.
 
     Attributes:
-        alone: the last submission that was sent while no other was under way, and when, in seconds of `time.perf_counter`.
+        alone: the last submission that was sent while no other was pending, and its time in seconds of
+            `time.perf_counter`.
     """
 
     def __init__(self) -> None:
@@ -95,11 +96,11 @@ class RoundTrips:
 
     @property
     def seconds(self) -> float | None:
-        """None until one was seen."""
+        """Round-trip time in seconds. None before the first measurement."""
         return min(self._samples, default=None)
 
     def record(self, number: int, server_seconds: float) -> None:
-        """Note the reply that a thread has waited for; `server_seconds` of the wait were the server's."""
+        """Record a reply that a thread has waited for. The server spent `server_seconds` of the wait."""
         alone, began = self.alone
         if alone == number:
             seconds = time.perf_counter() - began - server_seconds
@@ -107,12 +108,12 @@ class RoundTrips:
 
 
 class UploadOffers:
-    """Uploads that the executor has not answered, or whose bytes are not sent.
+    """Uploads that the executor has not answered, or with unsent bytes.
 
     Attributes:
         open: offers by handle. asked: digests of each query without a reply.
-        unsent: handles of those whose bytes the executor needs, oldest first.
-        send_wanted: sends these bytes. The executor says nothing before it has them.
+        unsent: handles with bytes that the executor needs, oldest first.
+        send_wanted: sends these bytes. The executor does not reply before it has them.
     """
 
     def __init__(self) -> None:
@@ -123,16 +124,16 @@ class UploadOffers:
 
 
 class Replies:
-    """Reads what an executor says, in the thread that waits for it.
+    """Reads the executor's messages, on the thread that waits for one.
 
     Attributes:
-        pending: the submissions that were not answered yet, by number, oldest first.
-        abandoned: numbers of those whose replies are not waited for any more. deferred: replies that are looked at later.
-        offers: of uploads.
-        cancellation: stops them.
-        while_waiting: called after each `PATIENCE` of a wait in which nothing came.
-        when_links_seen: told what the executor has seen of its links to others.
-        when_room_told: told how much memory the session can have there.
+        pending: the unanswered submissions by number, oldest first.
+        abandoned: numbers of submissions with replies that no thread waits for any more. deferred: deferred replies.
+        offers: upload offers.
+        cancellation: stops submissions.
+        while_waiting: called after each `PATIENCE` seconds of a wait without a message.
+        when_links_seen: called with the executor's measurements of its links to other executors.
+        when_room_told: called with the memory that the session can use there.
     """
 
     def __init__(self, link: ExecutorLink, reader: ReplyReader, stats: Stats) -> None:
@@ -151,25 +152,25 @@ class Replies:
         self._dropped: set[int] = set()
         self.deferred = DeferredReplies()
         self._round_trips = RoundTrips()
-        self._spent = 0.0  # seconds of the executor's
+        self._spent = 0.0  # seconds on the executor
         self._told: list[Message] = []  # replies to questions
-        self._unheard = 0  # of them still to come whose question was interrupted
+        self._unheard = 0  # expected replies to interrupted questions
         self._asked: deque[Message] = deque()  # unanswered questions
 
     def handle(self, kind: type[Message], handler: Handler) -> None:
-        """Have `handler` take messages of a kind."""
+        """Register `handler` for messages of a kind."""
         self._handlers[kind] = handler
 
     # --- submissions ---------------------------------------------------------------------------------------------
 
     def expect(self, number: int, pending: PendingSubmission) -> None:
-        """Submission `number` is being sent."""
+        """Note that submission `number` is being sent."""
         if not self.pending and (number < SAMPLED_AT_FIRST or number % SAMPLED_EVERY == 0):
             self._round_trips.alone = number, time.perf_counter()
         self.pending[number] = pending
 
     def await_reply(self, number: int) -> None:
-        """Wait until submission `number` is answered, so that more can be sent: in a round trip that the program waits for."""
+        """Wait for the reply to submission `number`, so that more can be sent. The program waits for this round trip."""
         begun = self._begin_round_trip()
         self.receive_until(number)
         self.tell_waited(begun, number, Cause.FULL)
@@ -179,12 +180,12 @@ class Replies:
         return time.perf_counter()
 
     def tell_waited(self, begun: float, number: int = 0, cause: Cause | None = None) -> None:
-        """Tell taps of a round trip that the program has waited for; `number`: of the submission that it was for, if any."""
+        """Notify taps of a round trip that the program has waited for. `number`: the number of its submission, if any."""
         for tell in taps.waited:
             tell(cause or cause_of_wait(), begun, self.reader.number, number)
 
     def make_room(self, nbytes: int) -> None:
-        """Take in late replies where the executor might be busy with them, and not read `nbytes` more."""
+        """Read deferred replies if otherwise the executor, busy with sending them, might not read `nbytes` more."""
         position = self._link.channel.bytes_sent + nbytes
         while (number := self.deferred.blocked_by(position, self.pending)) is not None:
             self.await_reply(number)
@@ -193,7 +194,7 @@ class Replies:
         """As `PendingReply.wait`.
 
         Raises:
-            RemoteError: a value that it asked for could not be computed, or, where it synchronised, any op failed.
+            RemoteError: a requested value could not be computed, or any op failed before a synchronization.
             SessionLost: the executor is gone.
             DeadlineExceeded: as `deadline` says.
         """
@@ -202,7 +203,7 @@ class Replies:
                 return self.wait(number)
         deferred = self.deferred
         late, there = number in deferred.left, number not in self.pending
-        counts = not (late and there)  # also where another thread has taken in the reply meanwhile
+        counts = not (late and there)  # even if another thread has read the reply meanwhile
         self._stats.round_trips += counts
         begun = time.perf_counter() if taps.waited else 0.0
         try:
@@ -210,7 +211,7 @@ class Replies:
                 limited = device_state.wait_timeout or device_state.thread.waits_until is not None
                 self.receive_until(number, due() if limited else None, wanted=True)
         except BaseException:
-            if not late:  # a late one may be waited for again
+            if not late:  # a deferred reply may be awaited again
                 self.abandoned.add(number)
             raise
         if begun and counts:
@@ -263,11 +264,11 @@ class Replies:
     # --- questions -----------------------------------------------------------------------------------------------
 
     def ask(self, question: Message, kind: type[M], until: float | None = None) -> M:
-        """The executor's reply to a question of its own kind; one round trip. The caller holds the sink's lock.
+        """Return the executor's reply to a question; one round trip. The caller holds the sink's lock.
 
         Raises:
             SessionLost: the executor is gone.
-            DeadlineExceeded: it did not reply before `until`.
+            DeadlineExceeded: the executor did not reply before `until`.
         """
         begun = self._begin_round_trip()
         self._handlers.setdefault(kind, self._replied)
@@ -304,7 +305,9 @@ class Replies:
             self._told.append(reply)
 
     def send_and_await(self, message: Message, complete: Callable[[], bool]) -> None:
-        """Send a message and receive until its result is `complete`; interrupts wait. The caller holds the sink's lock.
+        """Send a message and receive until its result is `complete`.
+
+        Ctrl-C takes effect afterwards. The caller holds the sink's lock.
 
         Raises:
             SessionLost: the executor is gone.
@@ -329,12 +332,13 @@ class Replies:
     # --- reading -------------------------------------------------------------------------------------------------
 
     def receive_until(self, number: int, until: float | None = None, wanted: bool = False) -> None:
-        """Take in what comes until submission `number` is answered. `wanted`: the program waits for the reply itself.
+        """Read messages until submission `number` is answered. `wanted`: the program itself waits for the reply.
 
         Raises:
-            DeadlineExceeded: that was not before `until`.
-            ProgramStopped: `djinn.cancel` was called, and it is wanted.
-            KeyboardInterrupt: there was an interrupt. Inside `uninterruptible`, it ends the wait by stopping what this thread has sent.
+            DeadlineExceeded: the reply did not arrive before `until`.
+            ProgramStopped: `djinn.cancel` was called, and the reply is wanted.
+            KeyboardInterrupt: Ctrl-C came. Inside `uninterruptible`, it ends the wait by stopping this thread's
+                submissions.
         """
         stopped = False
         link = self._link
@@ -362,10 +366,10 @@ class Replies:
                 collect_later.catch_up()
 
     def _patience(self, until: float | None) -> float:
-        """Seconds to wait before the next look.
+        """Return the seconds to wait before the next check.
 
         Raises:
-            DeadlineExceeded: `until` has passed. The executor stops what this thread has sent.
+            DeadlineExceeded: `until` has passed. The executor stops this thread's submissions.
         """
         left = PATIENCE if until is None else min(until - time.monotonic(), PATIENCE)
         if left <= 0:
@@ -374,9 +378,9 @@ class Replies:
         return left
 
     def take_what_came(self) -> None:
-        """Take in the replies that are there, so that neither end waits for the other to read.
+        """Read all replies that have arrived, so that neither end waits for the other to read.
 
-        A reply that a caller asked for but did not wait for may be large, so it is awaited.
+        A requested reply that nobody has awaited may be large, so wait for all of it.
         """
         for number in list(self.abandoned):
             self.receive_until(number)
@@ -385,14 +389,14 @@ class Replies:
         self._take_in_while(self._awaits)
 
     def take_next(self) -> None:
-        """Wait for a reply to an offer, for a while; another thread may take it in."""
+        """Wait a limited time for a reply to an offer. Another thread may read it."""
         interrupt_mask.check()
         with collect_later, self._link.reading:
             if self.offers.open or self.offers.asked:
                 self._receive_one(PATIENCE)
 
     def look(self) -> None:
-        """Take in what is there, unless another thread does; a connection that broke is dialled again.
+        """Read messages that have arrived, unless another thread is reading. Reconnect a broken connection.
 
         Raises:
             SessionLost: the executor is gone.
@@ -400,7 +404,7 @@ class Replies:
         self._take_in_while(lambda: True)
 
     def _take_in_while(self, awaited: Callable[[], bool]) -> None:
-        """Take in what is there, as long as something is awaited; unless another thread does."""
+        """Read messages that have arrived while a reply is due, unless another thread is reading."""
         if awaited() and self._link.reading.acquire(blocking=False):
             try:
                 self._drop_forgotten()
@@ -410,7 +414,7 @@ class Replies:
                 self._link.reading.release()
 
     def _awaits(self) -> bool:
-        """True if a reply of the executor is due."""
+        """Return True if a reply of the executor is due."""
         return bool(self.pending or self.offers.open or self.offers.asked)
 
     def _drop_forgotten(self) -> None:
@@ -421,12 +425,12 @@ class Replies:
                 self._arrived.pop(number, None)
 
     def _receive_one(self, timeout: float) -> bool:
-        """Take in one frame; whether one came within `timeout` seconds."""
+        """Read one frame. Return True if one arrived within `timeout` seconds."""
         link, offers = self._link, self.offers
         if link.lost:
             link.check()
         if offers.unsent:
-            offers.send_wanted()  # what an interrupt has left: the executor says nothing before it has that
+            offers.send_wanted()  # uploads that an interrupt has left; the executor does not reply before it has them
         try:
             frame = link.receive(timeout)
             message = decode(frame.head)
@@ -457,7 +461,7 @@ class Replies:
         number = completed.sequence
         pending = self.pending.get(number)
         if pending is None:
-            raise ProtocolError(f"the executor answers submission {number}, which does not wait")
+            raise ProtocolError(f"the executor answers submission {number}, which is not pending")
         timing, cancellation = completed.timing, self.cancellation
         self.deferred.read = pending.position
         if completed.links:
@@ -488,8 +492,8 @@ class Replies:
 
 
 def _nothing() -> None:
-    """Do nothing while a thread waits, and without uploads."""
+    """Do nothing. Default for waiting threads, and for sessions without uploads."""
 
 
 def _ignored(_: Sequence[LinkMeasurement] | Room) -> None:
-    """Ignore links and room: the executor is the only one."""
+    """Ignore links and memory, because there is only one executor."""

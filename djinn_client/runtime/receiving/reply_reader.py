@@ -19,17 +19,17 @@ from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Completed, TensorHeader, ValueDescription
 from djinn_core.wire.tensors import dtype_from_name, tensor_from_wire
 
-_LARGEST: Final = 2**63 - 1  # what PyTorch counts to
+_LARGEST: Final = 2**63 - 1  # the largest element count of PyTorch
 
 
 class ReplyReader(msgspec.Struct, frozen=True):
-    """Reads the replies of one executor, which has `number` in its pool; what failed is raised as the op's error."""
+    """Reads the replies of one executor, number `number` in its pool. Failures are raised as errors of the op."""
 
     failures: Failures
     number: int
 
     def failed(self, completed: Completed, pending: PendingSubmission, *, excused: bool) -> None:
-        """Remember what failed; where it is `excused`, only those who look at what depends on it hear of it."""
+        """Record failures. `excused`: raise them only when a dependent value is used."""
         nodes = pending.prepared.nodes if pending.prepared is not None else ()
         run = (self.number, completed.sequence)
         if excused:
@@ -38,11 +38,11 @@ class ReplyReader(msgspec.Struct, frozen=True):
             self.failures.note(run, [self._own(f) for f in completed.failures], pending.program, nodes)
 
     def tensors(self, completed: Completed, body: Sequence[Buffer]) -> tuple[torch.Tensor, ...]:
-        """The fetched tensors.
+        """Return the fetched tensors.
 
         Raises:
-            RemoteError: one of them could not be computed.
-            ProtocolError: they are not tensors.
+            RemoteError: a tensor could not be computed.
+            ProtocolError: the data are not tensors.
         """
         tensors: list[torch.Tensor] = []
         came = len(body)
@@ -55,10 +55,10 @@ class ReplyReader(msgspec.Struct, frozen=True):
         return tuple(tensors)
 
     def described(self, completed: Completed) -> tuple[DescribedValue, ...]:
-        """The descriptions that were asked for.
+        """Return the requested descriptions.
 
         Raises:
-            RemoteError: one of them could not be computed.
+            RemoteError: a value could not be computed.
         """
         return tuple([self._described(one) for one in completed.described])
 
@@ -74,12 +74,12 @@ class ReplyReader(msgspec.Struct, frozen=True):
         return DescribedValue(meta, described.scalar)
 
     def _own(self, failure: Failure) -> Failure:
-        """A failure with the number of the executor that it happened on, which is this one unless it says otherwise."""
+        """Set a failure's executor number, unless the failure names another executor."""
         return failure if failure.executor else msgspec.structs.replace(failure, executor=self.number)
 
 
 def _is_possible(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """True if PyTorch can count the elements of such a tensor."""
+    """Return True if PyTorch can count the elements of such a tensor."""
     if len(shape) != len(stride) or min((*shape, *stride), default=0) < 0:
         return False
     extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True) if size)

@@ -1,1 +1,1 @@
-"""Programs and tensors, on their way to an executor."""
+"""Encoding and sending of programs and tensors."""

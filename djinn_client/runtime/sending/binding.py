@@ -20,8 +20,8 @@ class Bound(msgspec.Struct, frozen=True):
     """Bindings of one run of a template.
 
     Attributes:
-        bits, kinds: of its slots. inputs: handles.
-        values: of the program. written: positions, among these, of those that are written into.
+        bits, kinds: contents and types of the slots. inputs: handles of the inputs.
+        values: values of the program. written: positions of the written values.
     """
 
     bits: Words
@@ -31,21 +31,21 @@ class Bound(msgspec.Struct, frozen=True):
     written: tuple[int, ...]
 
     def as_first(self, workload: Workload | None) -> InitialBindings:
-        """All bindings, for an executor that has not run the template before."""
+        """Return all bindings, for an executor that has not run the template before."""
         written = [int(self.values[i]) for i in self.written]
         return InitialBindings(
             decoded_slots(self.bits, self.kinds), pack_handles(self.inputs.tolist()), pack_handles(written), workload
         )
 
     def input_changes(self, before: Bound) -> InputChanges:
-        """The inputs that differ from those of another run."""
-        if self.inputs.tobytes() == before.inputs.tobytes():  # a fifth of the time, where they are few
+        """Return the inputs that differ from another run."""
+        if self.inputs.tobytes() == before.inputs.tobytes():  # takes a fifth of the time if few differ
             return ()
         (at,) = (self.inputs != before.inputs).nonzero()
         return pack_inputs(at.tolist(), self.inputs[at].tolist())
 
     def slot_changes(self, before: Bound) -> SlotChanges:
-        """The slots that differ from those of another run."""
+        """Return the slots that differ from another run."""
         if self.bits.tobytes() == before.bits.tobytes() and self.kinds.tobytes() == before.kinds.tobytes():
             return ()
         (at,) = ((self.bits != before.bits) | (self.kinds != before.kinds)).nonzero()
@@ -53,7 +53,7 @@ class Bound(msgspec.Struct, frozen=True):
 
 
 def bind(prepared: PreparedTemplate, program: Program, values: Words) -> Bound:
-    """Bind a template to a program whose values, by first appearance, are `values`."""
+    """Bind a template to a program with these `values`, by first appearance."""
     bits, kinds = program.scalars
     if prepared.rewrite is not None and prepared.rewrite.constants:
         more, of_more = slot_arrays(prepared.rewrite.constants)
@@ -64,7 +64,7 @@ def bind(prepared: PreparedTemplate, program: Program, values: Words) -> Bound:
 
 
 def open_claims(prepared: PreparedTemplate, program: Program) -> tuple[Claim, ...]:
-    """Predicted layouts of results that no executor has confirmed for their signature."""
+    """Return the predicted layouts of results that no executor has confirmed for their signature."""
     claims: list[Claim] = []
     doubtful: list[int] = []
     for instruction in prepared.claims:
@@ -86,7 +86,7 @@ def _claims_of(instruction: int, call: Call) -> list[Claim]:
 
 
 def settle_claims(prepared: PreparedTemplate, program: Program, claimed: Sequence[int], completed: Completed) -> None:
-    """Note which predicted layouts the executor has confirmed, and learn from those that it has not."""
+    """Mark the predicted layouts that the executor has confirmed. Learn the actual layouts of the others."""
     calls = [prepared.call(instruction, program) for instruction in range(len(prepared.nodes))]
     for mismatch in completed.layout_mismatches:
         port.interception.learn(calls[mismatch.instruction], mismatch.result, mismatch.stride)
@@ -97,13 +97,13 @@ def settle_claims(prepared: PreparedTemplate, program: Program, claimed: Sequenc
 
 
 class PendingSubmission(msgspec.Struct, frozen=True):
-    """A submission under way, and what is needed to handle its reply."""
+    """A pending submission, with the data to handle its reply."""
 
     program: Program
     prepared: PreparedTemplate | None
     bound: Bound | None
     claimed: tuple[int, ...]
-    answered: bool  # whether a caller waits for what it brings
+    answered: bool  # True if a caller waits for the results
     synchronize: bool
-    position: int  # where its frame ends among the bytes of the connection
-    thread: int  # identity of the thread that sent it
+    position: int  # end of its frame in the connection's byte stream
+    thread: int  # identity of the sending thread

@@ -1,4 +1,4 @@
-"""Cancellation of submissions that no thread waits for any more: after Ctrl-C, a deadline or `djinn.cancel`."""
+"""Cancellation of pending submissions: after Ctrl-C, a deadline or `djinn.cancel`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from djinn_core.wire import limits
 from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.messages import encode
 
-# Between an interrupt and the message that has the executor stop: a submission that ends in this time is not stopped.
+# Seconds between an interrupt and the stop message. A submission that ends in this time is not stopped.
 GRACE_SECONDS = 0.2
 log = get_logger("djinn.session")
 
 
 class Cancellation:
-    """Stops unanswered submissions, and keeps the numbers of those whose failures `synchronize()` does not raise.
+    """Stops pending submissions. Keeps the numbers of submissions whose failures `synchronize()` ignores.
 
     Attributes:
-        excused: submissions whose failures are raised only where a value is used that depends on them.
+        excused: submissions with failures that are raised only when a dependent value is used.
         cancelled: submissions for which no thread may wait any more.
     """
 
@@ -36,11 +36,11 @@ class Cancellation:
         self.cancelled: set[int] = set()
 
     def interrupted(self) -> None:
-        """Stop this thread's unanswered submissions after an interrupted wait, unless they are nearly done."""
+        """Stop this thread's pending submissions after an interrupted wait, unless they are nearly done."""
         self.stop_waiting(GRACE_SECONDS)
 
     def stop_waiting(self, grace: float = 0.0) -> None:
-        """Cancel this thread's unanswered submissions; the executor is told after `grace` seconds."""
+        """Cancel this thread's pending submissions. The executor is told after `grace` seconds."""
         thread = threading.get_ident()
         self._stop_those([n for n, p in list(self._pending.items()) if p.thread == thread], grace)
 
@@ -51,14 +51,14 @@ class Cancellation:
         self._stop_those(numbers)
 
     def excuse_after(self, number: int) -> None:
-        """Excuse this thread's unanswered submissions with higher numbers."""
+        """Excuse this thread's pending submissions with higher numbers."""
         thread = threading.get_ident()
         self.excused.update([n for n, p in self._pending.items() if n > number and p.thread == thread])
 
     def _stop_those(self, numbers: Sequence[int], grace: float = 0.0) -> None:
         if numbers and not self._link.lost:
             self.excused.update(numbers)
-            # In a thread, because another one may be sending for as long as the executor does not read.
+            # On another thread, because a send may block for as long as the executor does not read.
             stop = tuple(numbers)[-limits.STOPS :]
             threading.Thread(target=self._stop, args=(stop, grace), name="djinn-stop", daemon=True).start()
 
@@ -74,7 +74,7 @@ class Cancellation:
 
 
 def cancelled(server: str) -> ProgramStopped:
-    """Error of a wait that `djinn.cancel` ended."""
+    """Return the error for a wait that `djinn.cancel` ended."""
     return ProgramStopped(
         f"djinn.cancel() was called while this thread waited for {server}. What was sent is stopped between two ops: values that it "
         "was to make or write raise ProgramStopped, all others can be used"

@@ -1,4 +1,4 @@
-"""Submissions of one session: programs are planned, numbered and sent."""
+"""Submissions of one session: plans, numbers and sends programs."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from djinn_core.wire.templates import TemplateCache
 
 
 class KnownTemplates:
-    """The templates that were sent to one executor; it drops the same ones at the same time.
+    """The templates that one executor has. The executor evicts in the same order.
 
     Attributes:
-        bound: what each was bound to when it ran last.
+        bound: the last bindings of each template.
     """
 
     def __init__(self, stats: Stats) -> None:
@@ -50,35 +50,35 @@ class KnownTemplates:
         self.bound.drop(prepared.digest)
 
     def send_anew(self, prepared: PreparedTemplate, bound: Bound) -> None:
-        """Keep the bindings of a template that is not known, and is sent."""
+        """Store the bindings of a template that the executor lacks and that is being sent."""
         self.bound.put(prepared.digest, bound, len(prepared.template.code))
         self._stats.templates_sent += 1
 
 
-# What encoding raises for numbers of more than 64 bits, invalid texts, and what is too deep or too large.
+# Errors of the encoder: numbers of more than 64 bits, invalid texts, nesting too deep, data too large.
 UNSENDABLE: Final = (ProtocolError, UnsupportedOperation, OverflowError, ValueError, TypeError, RecursionError)
 NO_VALUES: Final[Words] = np.empty(0, np.int64)
-_BESIDE_BYTES: Final = 1024  # that connections put before a message
+_BESIDE_BYTES: Final = 1024  # bytes that connections put before a message
 
 
 def framed(message: Submit) -> Frame:
-    """The message as a frame.
+    """Return the message as a frame.
 
     Raises:
-        UnsupportedOperation: it is larger than an executor takes.
-        OverflowError, ValueError, TypeError, RecursionError: it cannot be encoded.
+        UnsupportedOperation: the message exceeds an executor's limit.
+        OverflowError, ValueError, TypeError, RecursionError: the message cannot be encoded.
     """
     frame = Frame(encode(message))
     if len(frame.head) > limits.HEAD_BYTES - _BESIDE_BYTES:
         raise UnsupportedOperation(
-            f"a program takes a message of {len(frame.head):,} bytes; an executor takes {limits.HEAD_BYTES:,}. "
+            f"the message of a program has {len(frame.head):,} bytes; the limit of an executor is {limits.HEAD_BYTES:,}. "
             "Call ops for parts of their lists"
         )
     return frame
 
 
 def refusing(submit: Submit, submission: Submission, reason: str) -> Submit:
-    """`submit` with the results of the submission's program refused, for `reason`, in place of a program to run."""
+    """Return `submit` without a program to run. The results of its program are refused because of `reason`."""
     program = submission.program
     made: list[int] = []
     written: dict[int, None] = {}
@@ -90,12 +90,12 @@ def refusing(submit: Submit, submission: Submission, reason: str) -> Submit:
         outputs=pack_handles([handle for handle in made if handle not in program.dead]),
         free=pack_handles([*submission.free, *dying_inputs(program)]),
         first=InitialBindings((), (), pack_handles(written)),
-        refused=printable(reason) or "it cannot be encoded",
+        refused=printable(reason) or "the program cannot be encoded as a message",
     )
 
 
-WINDOW: Final = 64  # submissions that may be unanswered before the program waits for the oldest
-UNREAD: Final = 8  # replies that may wait to be read together: small ones, where no thread waits
+WINDOW: Final = 64  # limit of pending submissions before the program waits for the oldest
+UNREAD: Final = 8  # limit of small replies that are read together if no thread waits
 
 
 class Submissions:
@@ -147,7 +147,7 @@ class Submissions:
             return self._run_derived(submission, prepared, values)
         if thread != interrupt_mask.main:
             return self._run(submission, prepared, values, thread=thread)
-        # As `with interrupt_mask.uninterruptible`; it is shorter inside of a mask.
+        # equivalent to `with interrupt_mask.uninterruptible`, but cheaper inside a mask
         section = interrupt_mask.uninterruptible
         section.depth += 1
         interrupt_mask.depth += 1
@@ -158,7 +158,7 @@ class Submissions:
             interrupt_mask.depth -= 1
 
     def _run_derived(self, submission: Submission, prepared: PreparedTemplate | None, values: Words) -> int:
-        """Send a submission, and with it what of the values that were derived from weights is of no use any more."""
+        """Send a submission. Add the stale derived values, which the executor frees."""
         derived = self._derived
         with interrupt_mask.uninterruptible:
             written = [values[i] for i in prepared.written] if prepared is not None else ()
@@ -173,13 +173,13 @@ class Submissions:
         self._numeric_settings = settings
 
     def take_derived(self) -> tuple[int, ...]:
-        """All values that were derived from weights, which nothing will use any more, to be freed."""
+        """Return all derived values, to be freed. The caller guarantees that nothing uses them any more."""
         return self._derived.take_all()
 
     def make_ready(self, unread: int = UNREAD) -> None:
         """Wait until a submission can be sent at once.
 
-        `unread`: as `UNREAD`; fewer where what replies say counts for the next plan.
+        `unread`: as `UNREAD`. Use a smaller limit if replies affect the next plan.
 
         Raises:
             SessionLost: the executor is gone.
@@ -192,11 +192,11 @@ class Submissions:
         replies = self._replies
         deferred, offers = replies.deferred, replies.offers
         try:
-            # Something came, or may have, that should be taken in before more is sent.
+            # Messages may have arrived that must be read before the next send.
             late = replies.abandoned or deferred.large or deferred.forgotten or offers.open or offers.asked
             if late or len(replies.pending) >= unread:
                 self._await_room()
-            with self._link.writing:  # which `send` awaits, too, but without looking for an interrupt
+            with self._link.writing:  # `send` waits for these as well, but without checking for an interrupt
                 pass
         except KeyboardInterrupt:
             replies.cancellation.interrupted()
@@ -216,9 +216,11 @@ class Submissions:
         values: Sequence[int] | Words = NO_VALUES,
         refused: str = "",
     ) -> int:
-        """Send a submission of which the executor runs what is `prepared`, over `values` of its program. The caller has called `make_ready`.
+        """Send a submission in which the executor runs `prepared`, over `values` of its program.
 
-        Where it is `refused`, for that reason, what the program would have made or written is poison.
+        The caller has called `make_ready`.
+
+        `refused`: the reason why the program does not run. Its results and written values become poison.
 
         Raises:
             SessionLost: the executor is gone.
@@ -239,7 +241,7 @@ class Submissions:
         refused: str = "",
         thread: int = 0,
     ) -> int:
-        """`thread`: the identity of the calling one, where the caller knows it."""
+        """`thread`: identity of the calling thread, if the caller knows it."""
         if port.numeric_settings is not self._numeric_settings:
             self._tell_settings()
         told = taps.sent
@@ -265,7 +267,8 @@ class Submissions:
             frame = framed(message)
         size = len(frame.head)
         if prepared is not None and prepared.hints is not None and (message.template or not prepared.hinted):
-            # Before the template that they are about; after it where that ran as it was recorded before it was planned.
+            # Sent before the template that they describe, or after it if the template ran as recorded before it was
+            # planned.
             self._link.send_message(prepared.hints)
             prepared.hinted = True
         if message.claims:
@@ -297,7 +300,7 @@ class Submissions:
     def _message(
         self, number: int, submission: Submission, prepared: PreparedTemplate | None = None, bound: Bound | None = None
     ) -> Submit:
-        """The message of a submission that runs what is `prepared`, if anything is."""
+        """Return the message of a submission, which runs `prepared` if given."""
         digest = b""
         outputs: Handles = ()
         slot_changes: SlotChanges = ()

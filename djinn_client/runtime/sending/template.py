@@ -1,4 +1,4 @@
-"""Templates of programs: the part that stays the same from run to run, and the positions of the rest."""
+"""Templates of programs: the constant part of repeated programs, and the positions of the variable part."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class TemplateRewrite(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         rewritten: the rewrite.
-        calls: calls that are not the program's, by instruction of the template.
-        constants: slots that are not the program's.
-        fixed: positions of slots of the program whose numbers must be the same as when it was planned, and these numbers.
-        recipes: each with its identity and the positions of the weights from which it derives values.
+        calls: calls that the rewrite added, by instruction of the template.
+        constants: slots that the rewrite added.
+        fixed: positions of the program's slots with numbers that must not change, and these numbers.
+        recipes: recipes, each with its identity and the positions of its source weights.
     """
 
     rewritten: RewrittenProgram
@@ -42,12 +42,12 @@ class TemplateRewrite(msgspec.Struct, frozen=True, eq=False):
     recipes: tuple[tuple[Recipe, Hashable, tuple[int, ...]], ...]
 
     def holds_for(self, program: Program) -> bool:
-        """True if `program` equals the original in every rewritten instruction, sizes and numbers included."""
+        """Return True if `program` equals the original in every rewritten instruction, including sizes and numbers."""
         return are_as_they_were(program, self.rewritten.relied, self.fixed)
 
 
 def are_as_they_were(program: Program, relied: Iterable[tuple[int, Call]], fixed: Iterable[tuple[int, Slot]]) -> bool:
-    """True if the operands of these instructions have the same metadata as before, and these slots the same numbers."""
+    """Return True if the operands of these instructions have unchanged metadata, and these slots unchanged numbers."""
     calls, slots = program.calls, program.slots
     return all(calls[node] is call or calls[node].operands == call.operands for node, call in relied) and all(
         interchangeable(slots[position], slot) for position, slot in fixed
@@ -55,7 +55,7 @@ def are_as_they_were(program: Program, relied: Iterable[tuple[int, Call]], fixed
 
 
 def nodes_rewritten(graph: ProgramGraph, rewrites: Iterable[Rewrite]) -> tuple[int, ...]:
-    """The nodes that rewrites drop, and those that make the values which are replaced and those that replace them."""
+    """Return the nodes that rewrites drop, replace, or add as replacements."""
     found: set[int] = set()
     for rewrite in rewrites:
         found.update(rewrite.drop)
@@ -68,10 +68,10 @@ Relied = tuple[tuple[tuple[int, Call], ...], tuple[tuple[int, Slot], ...]]
 
 
 def relied_on(program: Program, result: PipelineResult, unsure: Container[str]) -> Relied:
-    """Instructions with their calls, and slots with their numbers, for which the plan of `program` holds.
+    """Return the instructions with calls, and the slots with numbers, on which the plan of `program` depends.
 
-    They are those that were rewritten by the optimizations in `unsure`, by name, which may have looked at sizes; all of them where
-    the program was recorded again, because its nodes then have other numbers.
+    They are those that the optimizations named in `unsure` have rewritten, because these may depend on sizes. If the
+    program was recorded again, all instructions and slots count, because its nodes have new numbers.
     """
     results = result.plan.results if result.plan is not None else ()
     rewrites = [r.rewrite for r in results if r.applied and r.optimization in unsure]
@@ -87,28 +87,29 @@ def relied_on(program: Program, result: PipelineResult, unsure: Container[str]) 
 
 
 class PreparedTemplate(msgspec.Struct, eq=False):
-    """A program's template, planned once and used for every program of the same structure.
+    """The template of a program, planned once and used for every program of the same structure.
 
     Attributes:
-        template, digest: what the executor runs.
+        template, digest: the template for the executor, and its digest.
         inputs, outputs: positions, in the program's values by first appearance, of the template's inputs and outputs.
         nodes: for each instruction of the template, its index in the program.
         slots: positions of the template's slots in the program's; None: all, in order.
-        equal_slots: pairs of positions in the program's slots that must be equal for this to hold.
-        unused: positions, among the program's values, of those that die with it and that no instruction of the template has, because
-            those that had them do not run: they are freed beside it.
-        claims: instructions of the template whose layout no executor has confirmed yet.
-        written: positions, among the program's values, of those that are written into.
-        rewrite: additions of a template of a rewritten program. Positions and nodes are then those of the original program, and
-            negative positions of slots count `rewrite.constants` from the end.
-        predicted: seconds that a run takes by the cost models; None where none was asked. calibrated: whether from measured speeds.
-        took: callback for the seconds that the executor took for a run.
-        relied, fixed: instructions whose calls, and positions of slots whose numbers, must be the same as when it was planned,
-            because an optimization rewrote them that may have looked at sizes.
-        substituted: names of the optimizations because of which it is valid for some sizes only.
-        hints: kinds of its values, for an executor that may have to evict some. hinted: True once they were sent.
-        profile: profile of the program that it was made for. None: not analysed.
-        planned: whether it was made by a plan; False: it runs the program as recorded.
+        equal_slots: pairs of slot positions that must hold equal numbers.
+        unused: positions of dying values that no instruction of the template uses, because their instructions do not
+            run. They are freed separately.
+        claims: instructions with predicted layouts that no executor has confirmed yet.
+        written: positions of the program's values that are written.
+        rewrite: additions of a template of a rewritten program. Positions and nodes are then those of the original
+            program, and negative positions of slots count `rewrite.constants` from the end.
+        predicted: estimated seconds of a run; None without a cost model. calibrated: True if the estimate uses measured
+            speeds.
+        took: callback with the executor's seconds of a run.
+        relied, fixed: instructions with calls, and slots with numbers, that must not change, because a rewrite may
+            depend on them.
+        substituted: names of the optimizations that restrict it to some sizes.
+        hints: kinds of its values, for an executor that may evict. hinted: True once the hints were sent.
+        profile: profile of its first program. None: not analysed.
+        planned: True if a plan made it. False: it runs the program as recorded.
     """
 
     template: Template
@@ -134,7 +135,7 @@ class PreparedTemplate(msgspec.Struct, eq=False):
     planned: bool = False
 
     def __repr__(self) -> str:
-        return f"PreparedTemplate({self.digest.hex()})"  # the rest is as long as its program
+        return f"PreparedTemplate({self.digest.hex()})"  # the rest takes time proportional to the program
 
     @property
     def held_by_sizes(self) -> bool:
@@ -142,7 +143,7 @@ class PreparedTemplate(msgspec.Struct, eq=False):
         return self.rewrite is not None or bool(self.relied)
 
     def holds_for(self, program: Program) -> bool:
-        """True if the plan is valid for the calls and scalars of `program`, which has the structure that it was made for."""
+        """Return True if the plan is valid for the calls and scalars of `program`, which has the template's structure."""
         if self.rewrite is not None and not self.rewrite.holds_for(program):
             return False
         if self.relied and not are_as_they_were(program, self.relied, self.fixed):
@@ -150,7 +151,7 @@ class PreparedTemplate(msgspec.Struct, eq=False):
         return not self.equal_slots or conditions_hold(self.equal_slots, program.slots)
 
     def call(self, instruction: int, program: Program) -> Call:
-        """The call of an instruction of the template, in a run for `program`."""
+        """Return the call of an instruction of the template in a run for `program`."""
         if self.rewrite is not None and (own := self.rewrite.calls.get(instruction)) is not None:
             return own
         return program.calls[self.nodes[instruction]]
@@ -164,15 +165,15 @@ def make_template(
     dead: Container[int] | None = None,
     rewritten: RewrittenProgram | None = None,
 ) -> PreparedTemplate:
-    """The template that runs `nodes` of `program`, with values replaced as in the plan.
+    """Return the template that runs `nodes` of `program`, with values replaced as in the plan.
 
     Args:
         program: the program.
         nodes: its nodes that run, in order.
-        replace: by value the one that is used in its place.
+        replace: replacement values, by value.
         equal_slots: pairs of positions of slots that must be equal.
-        dead: values that are freed when the template has run; None: those that die with the program.
-        rewritten: the rewrite by which the program was made, for whose original program the result is then valid.
+        dead: values to free after the template; None: those that die with the program.
+        rewritten: the rewrite that made the program. The result is then valid for the original program.
     """
     builder = _Builder(program, replace, program.dead if dead is None else dead)
     instructions, starts = _laid_out(program)
@@ -193,14 +194,14 @@ def make_template(
 
 
 def dying_inputs(program: Program) -> list[int]:
-    """Values that were there before the program and die with it."""
+    """Return the inputs of a program that die with it."""
     made = {value for instruction in program.instructions() for value in instruction.outputs}
     return [value for value in program.dead if value not in made]
 
 
 @functools.lru_cache(maxsize=2)  # a program may be prepared in several parts
 def _laid_out(program: Program) -> tuple[list[Instruction], list[int]]:
-    """The instructions, and the position of the first slot of each in the program's."""
+    """Return the instructions, and the position of each one's first slot in the program."""
     instructions = list(program.instructions())
     return instructions, list(itertools.accumulate((len(i.slots) for i in instructions), initial=0))
 
@@ -216,7 +217,7 @@ def _slot_positions(
 def _for_origin(
     prepared: PreparedTemplate, rewritten: RewrittenProgram, equal_slots: tuple[tuple[int, int], ...]
 ) -> PreparedTemplate:
-    """Translate what is prepared for a rewritten program to the original program."""
+    """Translate a template of a rewritten program to the original program."""
     taken = range(len(rewritten.slots)) if prepared.slots is None else prepared.slots.tolist()
     constants = [rewritten.program.slots[i] for i in taken if rewritten.slots[i] < 0]
     left = iter(range(-len(constants), 0))
@@ -236,7 +237,7 @@ def _for_origin(
 def _conditions(
     rewritten: RewrittenProgram, equal_slots: tuple[tuple[int, int], ...]
 ) -> tuple[tuple[tuple[int, Slot], ...], tuple[tuple[Recipe, Hashable, tuple[int, ...]], ...]]:
-    """`fixed` and `recipes` of `TemplateRewrite`."""
+    """Return `fixed` and `recipes` for `TemplateRewrite`."""
     _, starts = _laid_out(rewritten.origin)
     compared = {rewritten.slots[i] for pair in equal_slots for i in pair} - {-1}
     compared.update(p for node, _ in rewritten.relied for p in range(starts[node], starts[node + 1]))

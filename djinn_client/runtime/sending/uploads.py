@@ -1,4 +1,4 @@
-"""Uploads, on the client's side: large ones are offered by digest and sent where the executor has no such bytes."""
+"""Uploads of the client: large tensors are offered by digest, and sent if the executor lacks their bytes."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from djinn_core.wire.upload_messages import (
 )
 from djinn_core.wire.weight_messages import ReadWeights
 
-CHUNK: Final = 4 << 20  # bytes of an upload in one frame, which are sent again if the frame is lost
-OFFER_BYTES: Final = 64 << 10  # tensors of fewer bytes are sent without an offer
-COPY_BYTES: Final = 32 << 20  # a tensor of more is not copied: its upload waits for the reply to the offer
-HELD_BYTES: Final = 256 << 20  # of the copies that wait for replies, all together
+CHUNK: Final = 4 << 20  # bytes of an upload per frame; a lost frame is sent again
+OFFER_BYTES: Final = 64 << 10  # smaller tensors are sent without an offer
+COPY_BYTES: Final = 32 << 20  # larger tensors are not copied: their upload waits for the reply to the offer
+HELD_BYTES: Final = 256 << 20  # limit of all copies that wait for replies
 
 
 class _Upload(msgspec.Struct):
-    """A tensor that is being uploaded: its bytes, and the number of those that were sent."""
+    """A tensor that is being uploaded: its bytes, and the number of bytes sent."""
 
     header: TensorHeader
     data: memoryview
-    copied: bool = False  # `data` is not the caller's memory
-    promised: bool = False  # the executor has said that it has these bytes
+    copied: bool = False  # True if `data` is not the caller's memory
+    promised: bool = False  # True if the executor reported that it has these bytes
     sent: int = 0
 
 
@@ -55,19 +55,19 @@ _Content = tuple[int, int, int]
 
 
 def _content(tensor: torch.Tensor) -> _Content:
-    """Key of a live tensor's bytes: their address, their number, and the count of writes."""
+    """Return a key of a live tensor's bytes: address, size, and version count."""
     return tensor.data_ptr(), tensor.nbytes, writes_to(tensor)
 
 
 class _ExpectedUpload(msgspec.Struct, frozen=True):
-    """A tensor that will be uploaded next. While it lives, no other tensor has its memory and could be taken for it."""
+    """A tensor that will be uploaded next. The object keeps it alive, so that no other tensor gets its memory."""
 
     tensor: torch.Tensor
     digest: bytes
 
 
 class Uploader:
-    """Sends tensors to the executor, and holds the offers that it has not answered.
+    """Sends tensors to the executor, and holds unanswered offers.
 
     Attributes:
         open, unsent, asked: as in `UploadOffers`.
@@ -101,7 +101,7 @@ class Uploader:
             replies.handle(kind, self._answered)
 
     def upload(self, handle: int, source: torch.Tensor) -> None:
-        """Send a CPU tensor as the value `handle`; its memory is the caller's again when this returns."""
+        """Send a CPU tensor as the value `handle`. The caller may change the tensor's memory when this returns."""
         try:
             self._replies.make_room(source.nbytes)
         except KeyboardInterrupt:
@@ -121,7 +121,7 @@ class Uploader:
             self._send_or_withdraw(handle, _Upload(header, data))
 
     def read(self, handle: int, stored: StoredTensor) -> None:
-        """Have the executor read the value `handle` itself."""
+        """Have the executor itself read the value `handle`."""
         message = ReadWeights(
             handle,
             stored.address,
@@ -140,9 +140,9 @@ class Uploader:
         self._stats.bytes_read += stored.nbytes
 
     def expect(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Ask in one message which of the large tensors among these, which will be uploaded next, the executor has.
+        """Ask in one message which of these large tensors the executor has. They will be uploaded next.
 
-        They take the place of those that were expected before.
+        They replace the tensors of an earlier call.
         """
         self._expected.clear()
         large = [t for t in tensors if t.nbytes > COPY_BYTES][: limits.BLOBS_ASKED] if self._offers else []
@@ -161,10 +161,10 @@ class Uploader:
         self._replies.tell_waited(begun, cause=Cause.UPLOAD)
 
     def _answered(self, reply: BlobNeeded | BlobHit | BlobQueryReply, _: Sequence[Buffer]) -> None:
-        """Note the executor's reply to an offer or a query; bytes that it needs are sent by the next `send_wanted`.
+        """Record the executor's reply to an offer or a query. The next `send_wanted` sends the bytes that it needs.
 
         Raises:
-            ProtocolError: there was no such offer, or it needs bytes that it has said to have.
+            ProtocolError: there is no such offer, or the executor requests bytes that it said it had.
         """
         if isinstance(reply, BlobQueryReply):
             asked = self.asked.popleft() if self.asked else []
@@ -187,9 +187,9 @@ class Uploader:
             self._observers.tell("uploaded", bytes=size, recalled=True)
 
     def send_wanted(self) -> None:
-        """Send the bytes that the executor needs, those included that it asks for meanwhile.
+        """Send the bytes that the executor needs, including bytes that it requests meanwhile.
 
-        A call from within this one does nothing. What an interrupt leaves unsent is sent by the next call.
+        A nested call does nothing. After an interrupt, the next call sends the rest.
         """
         if self._sending:
             return
@@ -204,9 +204,9 @@ class Uploader:
             self._sending = False
 
     def _offer(self, handle: int, header: TensorHeader, data: memoryview, digest: bytes) -> None:
-        """Offer `data`. A copy of it is kept, unless the executor has it, or it is large: then this waits for the reply.
+        """Offer `data`. Keep a copy unless the executor has the data. If they are large, wait for the reply instead.
 
-        `digest`: empty for that of the copy, which another thread cannot write meanwhile.
+        `digest`: digest of the data. Empty: compute it from the copy, which no other thread can write.
         """
         promised = digest in self._promised
         self._promised.discard(digest)  # once
@@ -235,20 +235,20 @@ class Uploader:
                 self._replies.take_next()
             if waits:
                 self._replies.tell_waited(begun, cause=Cause.UPLOAD)
-        except BaseException:  # the caller's memory is its own again, and the executor still waits for the bytes
+        except BaseException:  # the caller's memory is free again; the executor still waits for the bytes
             if large and handle in self.open:
                 offered.data = memoryview(bytes(offered.data))
             raise
 
     def _close(self, handle: int) -> int:
-        """Remove an offer that is answered, and whose bytes were sent if they were needed; the number of its bytes."""
+        """Remove an answered offer without unsent bytes. Return the number of its bytes."""
         offered = self.open.pop(handle, None)
         size = offered.data.nbytes if offered is not None else 0
         self._held -= size if offered is not None and offered.copied else 0
         return size
 
     def _send_or_withdraw(self, handle: int, upload: _Upload) -> None:
-        """Send an upload; after an interrupt the executor is told that the rest will not come."""
+        """Send an upload. After an interrupt, tell the executor that the rest will not come."""
         try:
             self._send(handle, upload)
         except KeyboardInterrupt:
@@ -282,29 +282,29 @@ class Uploader:
 
 
 SMALLEST: Final = 1 << 20  # bytes of the smallest part that is compressed
-SAMPLE: Final = 256 << 10  # bytes of a part that are compressed as a trial
-# Bytes that are sent before the rate of the link is known: the first of them fill buffers on the way.
+SAMPLE: Final = 256 << 10  # bytes of a part that are compressed as a sample
+# Bytes to send before the link rate is measured, because the first bytes only fill buffers.
 SEEN: Final = 16 << 20
-# Bytes a second, fewer than executors expand. On faster links, such as connections within a machine, nothing is compressed.
+# Bytes per second, slower than executors decompress. On faster links, such as within a machine, nothing is compressed.
 FASTEST: Final = 2e8
-_GAIN: Final = 0.9  # the part of the time without compression that the time with it may have
-_RENEWED: Final = 256 << 20  # compressed bytes after which some are sent uncompressed, to measure the link again
+_GAIN: Final = 0.9  # maximum ratio of the time with compression to the time without
+_RENEWED: Final = 256 << 20  # compressed bytes after which some bytes are sent uncompressed, to measure the link again
 
 
 class UploadCompressor:
-    """Compresses the uploads of one connection where that saves time."""
+    """Compresses the uploads of a connection if that saves time."""
 
     def __init__(self, theirs: Sequence[str]) -> None:
-        """`theirs`: the compressions that the executor can read."""
+        """`theirs`: the compressions that the executor supports."""
         self._possible = PLANES_ZSTD in theirs and PLANES_ZSTD in supported_compressions()
         self._sent = 0
         self._seconds = 0.0
-        self._compressed = 0  # bytes since the link was measured
+        self._compressed = 0  # bytes since the last measurement
 
     def note_sent(self, nbytes: int, seconds: float, *, compressed: bool) -> None:
-        """Note that sending `nbytes` took so long; recent rates count for more.
+        """Record that sending `nbytes` took `seconds`. Recent rates have more weight.
 
-        Compressed bytes do not measure the link: the executor may take longer to expand them than they take to arrive.
+        Compressed bytes do not measure the link, because the executor may decompress them more slowly than they arrive.
         """
         if compressed:
             self._compressed += nbytes
@@ -316,14 +316,14 @@ class UploadCompressor:
         self._seconds += seconds
 
     def compress(self, data: memoryview, item: int) -> bytes | None:
-        """`data` (elements of `item` bytes) compressed; None where sending it uncompressed takes less time."""
+        """Return `data` (elements of `item` bytes) compressed. Return None if sending it uncompressed is faster."""
         if not self._possible or len(data) < SMALLEST or not self._pays(data, item):
             return None
         coded = compressed(data, item)
         return coded if len(coded) < len(data) else None
 
     def _pays(self, data: memoryview, item: int) -> bool:
-        """True if compressing, sending and expanding takes less time than sending uncompressed, estimated from a sample."""
+        """Return True if compression saves time, including decompression. Estimated from a sample."""
         if self._sent < SEEN or self._sent > FASTEST * self._seconds or self._compressed > _RENEWED:
             return False
         link = self._seconds / self._sent  # seconds a byte
@@ -331,6 +331,6 @@ class UploadCompressor:
         sample = data[middle : middle + SAMPLE // item * item]
         started = time.thread_time()
         coded = compressed(sample, item)
-        expanded(coded, PLANES_ZSTD, item, len(sample))  # takes about as long as at the executor
+        expanded(coded, PLANES_ZSTD, item, len(sample))  # takes about as long as on the executor
         coding = (time.thread_time() - started) / len(sample)
         return coding + len(coded) / len(sample) * link < _GAIN * link

@@ -1,4 +1,4 @@
-"""What a program belongs to, told beside its template: the model, and the number of queries of its attention."""
+"""Workload of a program, sent with its template: the model, and the number of attention queries."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from djinn_core.ir.program import Program
 from djinn_core.wire.messages import Workload
 
 _NAME_LIMIT: Final = 64  # characters
-_RANK: Final = 4  # of queries and of attention's scores: batch, heads, queries, width
+_RANK: Final = 4  # dimensions of queries and of attention scores: batch, heads, queries, width
 
 
 def workload_of(program: Program) -> Workload | None:
-    """Return the workload of a program; None without a module and attention."""
+    """Return the workload of a program. Return None without a module and attention."""
     called = next((call for call in program.modules if call is not None), None)
     modules = module_chain(called) if called is not None else ()
     model = type(modules[0]).__name__[:_NAME_LIMIT] if modules else ""
