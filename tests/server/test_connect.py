@@ -171,7 +171,7 @@ def test_a_direct_address_that_does_not_work_is_fallen_back_from(server, begin, 
 
 
 def test_nobody_there(registry):
-    with pytest.raises(TransportError, match=r"allow port 1\? `djinn doctor`") as error:
+    with pytest.raises(TransportError, match=r"allow port 1\? Run `djinn doctor`") as error:
         open_connections(Settings(servers=("tcp://127.0.0.1:1",), token="t"), registry)
     assert str(error.value).count("`djinn serve` running") == 1
 
