@@ -1,1 +1,1 @@
-"""Plugins: finding them, loading them and telling what became of each."""
+"""Plugins: discovery, loading, and a status report for each."""

@@ -1,4 +1,4 @@
-"""The plugins that are part of Djinn: entry points, as those of any other plugin, that no distribution declares."""
+"""The plugins that are part of Djinn: entry points that no distribution declares."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint
 from types import MappingProxyType
 from typing import Final
 
-# By name of the plugin its kind and the package of its module, in pipeline order. The name is that of the module.
+# For each plugin name its kind and its module's package, in pipeline order. The module has the same name.
 _MODULES: Final = MappingProxyType({
     "native": ("interception", "djinn_client.builtins"),
     "costs": ("cost_models", "djinn_core.planning.builtins"),
@@ -25,8 +25,8 @@ _MODULES: Final = MappingProxyType({
 def builtin_plugins() -> dict[str, EntryPoint]:
     """Return entry points of the built-in plugins by name, in pipeline order. None is imported yet.
 
-    The plugins of a package that is not installed are left out: a client may lack the server, and a server the client. A package
-    that cannot be imported makes its plugins fail as those of strangers do.
+    The plugins of a package that is not installed are left out: a client may lack the server, and a server the client.
+    If a package cannot be imported, its plugins fail like external plugins.
     """
     return {
         name: EntryPoint(name, f"{folder}.{name}", f"djinn.{kind}")

@@ -1,6 +1,6 @@
-"""Commands that plugins add to `djinn`, loaded and checked, without importing PyTorch.
+"""Commands that plugins add to `djinn`. They are loaded and checked without importing PyTorch.
 
-The setting `plugins` leaves commands alone: it is about what programs use.
+The setting `plugins` does not select commands, because it selects the plugins of programs.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class PluginCommands:
     """Commands of plugins.
 
     Attributes:
-        commands: by name what click runs.
-        owners: by name of a command the plugin that it is of.
-        failures: plugins whose commands cannot be used, and why.
+        commands: click commands by name.
+        owners: plugins by command name.
+        failures: plugins with unusable commands, with reasons.
         disabled: names of plugins that the setting `disable` leaves out.
     """
 
@@ -43,12 +43,12 @@ class PluginCommands:
 def find_commands(
     selection: Selection, taken: Collection[str], entry_points: Iterable[importlib.metadata.EntryPoint] | None = None
 ) -> PluginCommands:
-    """Commands of the installed plugins that are not disabled, and of modules that the setting `plugins` names.
+    """Return the commands of installed plugins that are not disabled, and of modules in the setting `plugins`.
 
     Args:
-        selection: `plugins`, `disable` and the plugins' own settings count.
-        taken: names of the core's commands; a plugin that offers one of these is refused.
-        entry_points: what to discover instead of the entry points of all installed distributions.
+        selection: only `plugins`, `disable` and the plugins' own settings have an effect.
+        taken: names of the core's commands, which plugins cannot use.
+        entry_points: entry points to use instead of those of all installed distributions.
     """
     core = PluginCandidate("djinn", builtin=True)
     loader = PluginLoader(selection, {_KIND}, taken={(_KIND, name): core for name in taken})
@@ -61,7 +61,7 @@ def find_commands(
         if request not in known:
             try:
                 loader.take(named(request, ()))
-            except PluginError:  # programs that load plugins say so; a command may need none
+            except PluginError:  # the programs themselves warn of failed plugins; a command may need none
                 continue
     commands = {command.name: command for command in loader.load(_KIND)}
     owners = {name: plugin.row for (_, name), plugin in loader.owners.items()}

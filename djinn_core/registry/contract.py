@@ -1,4 +1,4 @@
-"""Check the API version of a plugin, and the objects that its hooks return. A message names the member at fault."""
+"""Checks of a plugin's API version, and of the objects that its hooks return. Messages name the faulty member."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _VERSION: Final = re.compile(r"(\d+)\.(\d+)")
 
 
 def version_conflict(plugin: object) -> str:
-    """Reason why a plugin's API version does not fit, as the end of a sentence, or an empty string."""
+    """Return the reason why a plugin's API version does not fit, as the end of a sentence, or an empty string."""
     version = getattr(plugin, "djinn_api_version", None)
     if version is None:
         return (
             "it does not say which plugin API it was written for. Add `djinn_api_version = "
-            f'"{API_VERSION}"` beside its hooks, where {API_VERSION} is the version that this Djinn has'
+            f'"{API_VERSION}"` next to its hooks, where {API_VERSION} is the version that this Djinn has'
         )
     if not isinstance(version, str) or not (found := _VERSION.fullmatch(version)):
         return f'its `djinn_api_version` is {version!r}, but must be text such as "{API_VERSION}"'
@@ -31,7 +31,7 @@ def version_conflict(plugin: object) -> str:
 
 
 def complaint(candidate: object, kind: Kind) -> str:
-    """Reason why `candidate` is no object of `kind`, as the end of a sentence, or an empty string."""
+    """Return the reason why `candidate` is not an object of `kind`, as the end of a sentence, or an empty string."""
     base = kind.base
     name = getattr(candidate, "name", "")
     shown = f"{type(candidate).__name__} {name!r}" if name else f"an instance of {type(candidate).__name__}"
@@ -60,7 +60,7 @@ def _faults(candidate: object, base: type) -> Iterator[str]:
 
 
 def _classes(annotation: Any) -> tuple[type, ...]:
-    """Classes of the values that an annotation allows, without what it says of their items."""
+    """Return the classes of the values that an annotation allows, without item types."""
     parts = get_args(annotation) if get_origin(annotation) in {Union, UnionType} else (annotation,)
     return tuple(get_origin(part) or part for part in parts)
 

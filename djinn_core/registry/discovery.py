@@ -1,8 +1,9 @@
 """Plugin discovery: built-in plugins, entry points, and plugins that the user names. Nothing here imports a plugin.
 
-Each kind of plugin has an entry-point group, `djinn.patterns` for `patterns`. The name of an entry is the name of its plugin, and its
-value the module, or another object, that implements the hook of the kind. A distribution may use one name in several groups. The groups of
-integrations end with the library at whose import the plugin is loaded: `djinn.integrations.transformers`.
+Each kind of plugin has an entry-point group, `djinn.patterns` for `patterns`. The name of an entry is the name of its
+plugin, and its value the module, or another object, that implements the hook of the kind. A distribution may use one
+name in several groups. The groups of integrations end with the name of a library, such as
+`djinn.integrations.transformers`. The import of that library loads the plugin.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ class PluginCandidate(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         name: name of the entry points, of the module or of the object.
         points: entry points of one distribution with that name, by kind.
-        given: the plugin itself, or the name of its module, where it has no entry points.
-        source: distribution that it came with; None if there is none, or it is part of Djinn.
+        given: the plugin itself, or the name of its module, if it has no entry points.
+        source: distribution of the plugin; None for objects, modules without a distribution, and built-in plugins.
         builtin: True if it is part of Djinn.
-        advice: what to say where a module that was named is no plugin.
+        advice: advice for the error if a named module is not a plugin.
     """
 
     name: str
@@ -50,14 +51,14 @@ class PluginCandidate(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def origin(self) -> tuple[str, str]:
-        """Name and version of the distribution; empty where there is none."""
+        """Name and version of the distribution; empty without one."""
         if self.builtin:
             return CORE_DISTRIBUTION, core_version()
         return described(self.source)[:2] if self.source is not None else ("", "")
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Kinds of its entry points, in pipeline order; none where it has no entry points."""
+        """Kinds of its entry points, in pipeline order; none without entry points."""
         return tuple(kind.name for kind in KINDS if kind.name in self.points)
 
     def row(self, status: Status, kinds: Iterable[str] = (), error: str | None = None) -> PluginRow:
@@ -66,14 +67,14 @@ class PluginCandidate(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def label(self) -> str:
-        """The plugin as messages name it."""
+        """Name of the plugin in messages."""
         return self.row("active").label
 
 
 def installed(entry_points: Iterable[EntryPoint] | None = None) -> tuple[PluginCandidate, ...]:
-    """The plugins that installed distributions offer (or that `entry_points` name), by name, then by distribution.
+    """Return the plugins of installed distributions (or of `entry_points`), by name, then by distribution.
 
-    A distribution that lies on the import path twice counts where it comes first.
+    If a distribution is on the import path twice, the first one counts.
     """
     offered: dict[tuple[str, int], dict[str, list[EntryPoint]]] = defaultdict(lambda: defaultdict(list))
     every: Iterable[EntryPoint] = _all_points() if entry_points is None else entry_points
@@ -87,12 +88,12 @@ def installed(entry_points: Iterable[EntryPoint] | None = None) -> tuple[PluginC
     names: dict[str, int] = defaultdict(int)
     for candidate in candidates:
         names[candidate.name] += 1
-    # Which distribution it is takes reading its metadata: that is done where it matters.
+    # Reading the metadata of distributions is slow, so it is done only when it is needed.
     return tuple(sorted(candidates, key=lambda one: (one.name, one.origin if names[one.name] > 1 else ("", ""))))
 
 
 def _all_points() -> Iterator[EntryPoint]:
-    """As `importlib.metadata.entry_points`, which compares each entry point with each group: files without a group are not parsed."""
+    """Return `importlib.metadata.entry_points`, but without parsing files that have no group of Djinn."""
     seen: set[str] = set()
     for distribution in importlib.metadata.distributions():
         name = distribution._normalized_name  # type: ignore[attr-defined]  # noqa: SLF001 - `name` parses METADATA
@@ -102,7 +103,7 @@ def _all_points() -> Iterator[EntryPoint]:
 
 
 def _kind_of(group: str) -> str:
-    """The kind of an entry-point group; empty if it is none of Djinn's."""
+    """Return the kind of an entry-point group; empty for groups that do not belong to Djinn."""
     if not group.startswith(_PREFIX):
         return ""
     kind = group.removeprefix(_PREFIX)
@@ -110,22 +111,19 @@ def _kind_of(group: str) -> str:
 
 
 def release_conflict(candidate: PluginCandidate) -> str:
-    """Reason why a plugin's distribution does not fit the installed release of Djinn, as the end of a sentence, or an empty string.
+    """Return the reason why a plugin's distribution does not fit this Djinn, as the end of a sentence, or an empty string.
 
-    Djinn that runs without being installed is not compared.
+    Djinn without an installed distribution is not compared.
     """
     core = core_version()
     pinned = described(candidate.source)[2] if candidate.source is not None else ""
     if not pinned or not core or pinned == core:
         return ""
-    return (
-        f"it requires djinn {pinned}, and djinn {core} is installed. Install both of one "
-        "release, from one checkout or from one folder of wheels"
-    )
+    return f"it requires djinn {pinned}, and djinn {core} is installed. Install both from one release: one checkout or one folder of wheels"
 
 
 def of_another_release(distribution: str, version: str) -> str:
-    """Advice, where a version is one of Djinn's calendar versions and another than that of Djinn here; otherwise empty."""
+    """Return advice if a version is a calendar version of another Djinn release; otherwise empty."""
     core = core_version()
     if version == core or version.partition(".")[0] != core.partition(".")[0]:
         return ""
@@ -133,7 +131,7 @@ def of_another_release(distribution: str, version: str) -> str:
 
 
 def integrating() -> Mapping[str, tuple[PluginCandidate, ...]]:
-    """The installed plugins with integrations, by the library at whose import each is loaded."""
+    """Return the installed plugins with integrations, by the library whose import loads them."""
     found: dict[str, list[PluginCandidate]] = defaultdict(list)
     for candidate in installed():
         libraries = {
@@ -145,7 +143,7 @@ def integrating() -> Mapping[str, tuple[PluginCandidate, ...]]:
 
 
 def built_in(builtins: Mapping[str, object]) -> tuple[PluginCandidate, ...]:
-    """The plugins that are part of Djinn, in the order in which they are given: entry points, or the plugins themselves."""
+    """Return the built-in plugins in the given order. They are entry points or plugin objects."""
     return tuple(
         PluginCandidate(name, {_kind_of(plugin.group): (plugin,)}, builtin=True)
         if isinstance(plugin, EntryPoint)
@@ -155,10 +153,10 @@ def built_in(builtins: Mapping[str, object]) -> tuple[PluginCandidate, ...]:
 
 
 def named(request: object, available: Sequence[PluginCandidate]) -> PluginCandidate:
-    """The plugin that `request` means: an available plugin or a module by name, or a module or object itself.
+    """Return the plugin for `request`: the name of an available plugin or module, or a module or object.
 
     Raises:
-        PluginError: nothing of that name is available, or more than one distribution offers it.
+        PluginError: no plugin has the name, or several distributions offer it.
     """
     if not isinstance(request, str):
         return _from_object(request)
@@ -177,7 +175,7 @@ def named(request: object, available: Sequence[PluginCandidate]) -> PluginCandid
 
 
 def choices(request: str, available: Iterable[PluginCandidate]) -> str:
-    """The end of a sentence about an unknown name: what it may have meant, and what there is."""
+    """Return the end of a message about an unknown name: similar names, and all plugins."""
     names = {builtin: sorted({c.name for c in available if c.builtin is builtin}) for builtin in (False, True)}
     close = difflib.get_close_matches(request, names[False] + names[True], n=3)
     guess = f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
@@ -195,7 +193,7 @@ def imported(plugin: object, alternatives: str) -> object:
     """Import a plugin that is given by the name of its module.
 
     Raises:
-        PluginError: the module is no plugin. `alternatives`: the end of the message.
+        PluginError: the module is not a plugin. `alternatives`: the end of the message.
     """
     if not isinstance(plugin, str):
         return plugin
@@ -217,18 +215,18 @@ def _from_object(plugin: object) -> PluginCandidate:
 def _importable(name: str) -> bool:
     try:
         return bool(name) and not name.startswith(".") and importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):  # the parent package is missing, or the module is half made
+    except (ImportError, ValueError):  # the parent package is missing, or the module is partially initialised
         return False
 
 
 def _distribution_of(module: str, available: Iterable[PluginCandidate]) -> importlib.metadata.Distribution | None:
-    """The distribution that a module came with, if there is one."""
+    """Return the distribution of a module, or None."""
     package = module.partition(".")[0]
     for candidate in available:
         points = (point for some in candidate.points.values() for point in some)
         if any(point.module.partition(".")[0] == package for point in points):
             return candidate.source
-    # `importlib.metadata.packages_distributions` reads what all distributions hold, in half a second; these are few.
+    # `importlib.metadata.packages_distributions` reads all distributions' file lists, in half a second; these are few.
     for distribution in importlib.metadata.distributions(path=_folder_of(package)):
         if any(file.parts[0] in {package, f"{package}.py"} for file in distribution.files or ()):
             return distribution
@@ -236,7 +234,7 @@ def _distribution_of(module: str, available: Iterable[PluginCandidate]) -> impor
 
 
 def _folder_of(package: str) -> list[str]:
-    """The folder in which a package or module lies, as an import path; empty for one that was made in memory."""
+    """Return the import path folder of a package or module; empty for one that was created in memory."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):

@@ -1,7 +1,8 @@
 """Executors that a program starts for itself: the interface between clients and the package djinn-server.
 
-A client imports one module of that package, `STARTER`, and nothing else. The module is no plugin of the kind `executors`: executors start
-before plugins are loaded, whatever plugins the settings select or disable, and it starts those of all engines.
+A client imports one module of that package, `STARTER`, and nothing else. The module is not a plugin of the kind
+`executors`, because executors start before plugins are loaded. It starts the executors of all engines, whatever plugins
+are selected.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ LOCAL: Final = "local"  # the engine that starts processes on this machine
 
 
 class EmbeddedExecutor(Protocol):
-    """An executor process of a program, or the one in its place. Methods may be called from several threads."""
+    """An executor process of a program, or its replacement. Methods may be called from several threads."""
 
     @property
     def number(self) -> int:
@@ -37,11 +38,11 @@ class EmbeddedExecutor(Protocol):
 
     @property
     def lease_seconds(self) -> float:
-        """Seconds for which it keeps a session whose connection broke."""
+        """Seconds for which it keeps a session after its connection broke."""
 
     @property
     def recoverable(self) -> bool:
-        """True if a new process can recover the sessions of one that died."""
+        """True if a new process can recover the sessions of a dead one."""
 
     @property
     def alive(self) -> bool:
@@ -49,19 +50,19 @@ class EmbeddedExecutor(Protocol):
 
     @property
     def process_id(self) -> int:
-        """Process id of the present process."""
+        """Process id of the current process."""
 
     @property
     def ending(self) -> str:
-        """Description of how the present process has ended."""
+        """Description of how the current process has ended."""
 
     def notice(self) -> str:
         """As `ExecutorHandle.notice`."""
 
     def wait_ready(self, timeout: float) -> Ready:
-        """Wait until it listens; its addresses and its device. It is ended if it does not.
+        """Wait until it listens. Return its addresses and its device. End it if it does not listen in time.
 
-        `timeout`: seconds from when its engine has a place for it.
+        `timeout`: seconds after its engine has found a place for it.
 
         Raises:
             StartupError: it did not start, or its engine has no place; the message says why, and what to do.
@@ -71,25 +72,25 @@ class EmbeddedExecutor(Protocol):
         """Return a ticket for one connection of `client`, a name for messages.
 
         Raises:
-            StartupError: its machine does not answer.
+            StartupError: the executor's machine does not answer.
         """
 
     def trusted(self, transports: tuple[Transport, ...]) -> tuple[Transport, ...]:
-        """Transports that reach it. If it has a certificate of its own, they accept no other."""
+        """Return the transports that reach it. If it has its own certificate, they accept no other."""
 
     def start_again(self) -> None:
-        """Start a process in the place of one that has ended. Do nothing while it runs.
+        """Start a replacement if the process has ended. Do nothing while it runs.
 
         Raises:
-            StartupError: it cannot be started, or this was closed.
+            StartupError: the process cannot be started, or this object was closed.
         """
 
     def close(self, drain_seconds: float = 5.0) -> None:
-        """End it: let its sessions end for at most `drain_seconds`, then end the process. No other is started."""
+        """Drain its sessions for at most `drain_seconds`, then end the process. It is not replaced."""
 
 
 class ExecutorStarter(Protocol):
-    """What the package djinn-server does for clients."""
+    """Interface of the package djinn-server for clients."""
 
     def start(
         self,
@@ -101,21 +102,22 @@ class ExecutorStarter(Protocol):
         """Start the executors that the settings describe and return at once.
 
         Args:
-            settings: number of executors, engine, device, memory and so on; `plugins` are names that executors can import.
+            settings: number of executors, engine, device, memory and so on; `plugins` are names that executors can
+                import.
             engines: engines of plugins, of which `settings.engine` may name one.
-            joining: number of the first and how many, for executors that join a session.
-            unused_seconds: an executor ends if no session has begun after so long; 0: it waits for one.
+            joining: first number and count, for executors that join a session.
+            unused_seconds: an executor ends if no session begins within these seconds. 0: no limit.
 
         Raises:
             PluginError: no engine has the name that the settings give.
-            StartupError: a process cannot be started. Those that had started are closed.
+            StartupError: a process cannot be started. Executors that have already started are closed.
         """
 
     def begin_inline(self, settings: Settings, client: str) -> tuple[Connection, str]:
-        """Start an executor as a thread of this process; a connection to it, and the ticket to show.
+        """Start an executor as a thread of this process. Return a connection to it, and the ticket to present.
 
         Raises:
-            StartupError: the device that the settings name is not there.
+            StartupError: the device in the settings does not exist.
         """
 
 
@@ -157,9 +159,9 @@ def _load() -> ExecutorStarter:
 
 
 def check_platform() -> None:
-    """Raise `StartupError` on a system where Djinn has clients alone."""
+    """Raise `StartupError` on a platform that supports clients only."""
     if CLIENT_ONLY:
         raise StartupError(
-            "on Windows, Djinn runs programs that use a server, and neither executors nor servers: name a server (`djinn login`, or the "
+            "Windows supports clients only, no executors or servers: name a server (`djinn login`, or the "
             "setting `servers`), or run this in WSL, which is Linux (`wsl --install`; docs/versions.md)"
         )

@@ -1,4 +1,4 @@
-"""The kinds of plugin: one for each hook, in pipeline order."""
+"""The kinds of plugin: one per hook, in pipeline order."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import msgspec
 class Kind(msgspec.Struct, frozen=True):
     """One kind of plugin.
 
-    What declares its hook is imported when it is asked for: that of commands needs no PyTorch.
+    The module that declares the hook is imported on access, because that of commands needs no PyTorch.
 
     Attributes:
-        name: what its hook returns, in the plural: the name in `djinn plugins`, in `Registry`, in the name of the hook, and of the
-            module in `djinn_core.hookspecs` that declares it.
-        base_name: name of the class that each of these objects is an instance of, as that module has it.
-        processes: the processes in which its hook is called: `client`, `gateway`, `executor`, or `command`, the command `djinn`.
+        name: plural name of the objects that its hook returns: the name in `djinn plugins`, in `Registry`, in the name
+            of the hook, and of the module in `djinn_core.hookspecs` that declares it.
+        base_name: name, in that module, of the base class of the objects.
+        processes: the processes in which its hook is called: `client`, `gateway`, `executor`, or `command`, the command
+            `djinn`.
     """
 
     name: str
@@ -37,7 +38,7 @@ class Kind(msgspec.Struct, frozen=True):
 
     @property
     def base(self) -> type:
-        """The class that each object of the kind is an instance of: Djinn's own, or one of another library."""
+        """Base class of the kind's objects: a class of Djinn or of another library."""
         found: type = vars(self.specification)[self.base_name]
         return found
 
@@ -75,7 +76,7 @@ EVERY_KIND: Final = frozenset(kind.name for kind in KINDS)
 
 
 def kinds_in(process: str) -> frozenset[str]:
-    """Names of the kinds whose hooks are called in a process: `client`, `gateway`, `executor` or `command`."""
+    """Return the names of the kinds with hooks for a process: `client`, `gateway`, `executor` or `command`."""
     return frozenset(kind.name for kind in KINDS if process in kind.processes)
 
 

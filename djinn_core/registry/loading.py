@@ -1,4 +1,4 @@
-"""Loading plugins: import them, check their API version, ask the hook of a kind for objects and check those."""
+"""Plugin loading: import plugins, check their API version, call the hook of a kind, and check the returned objects."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ _HOOKS: Final = {kind.hook: kind for kind in KINDS}
 
 
 class HookError(PluginError):
-    """A hook raised, or what it returned cannot be used: only processes that call this hook know of it."""
+    """A hook raised an exception, or returned an unusable result. Only processes that call this hook notice."""
 
 
 class PluginFailure(msgspec.Struct, frozen=True):
-    """A plugin that cannot be used. `fatal` where the person asked for it by name, or where it is built in."""
+    """A plugin that cannot be used. `fatal`: the user named the plugin, or it is built in."""
 
     row: PluginRow
     error: PluginError
     fatal: bool
 
     def warn(self) -> None:
-        """Say once, in the log, that the rest goes on without it."""
+        """Log a warning, once, that the plugin is left out."""
         log().warning("a plugin cannot be used", plugin=self.row.name, error=str(self.error))
 
     def warn_of_hook(self) -> None:
-        """Warn if a hook failed, and of nothing that a process which loads all plugins says, too."""
+        """Warn if a hook failed. Other failures are reported by the process that loads all plugins."""
         if isinstance(self.error, HookError):
             self.warn()
 
 
 class LoadedPlugin(msgspec.Struct, eq=False):
-    """A candidate, and what became of it.
+    """A candidate with its load status.
 
     Attributes:
-        candidate: where it comes from.
-        requested: True if the person asked for it by name.
-        status: as in its row. error: why it cannot be used.
-        modules: what was imported, by its entry point's value.
+        candidate: the candidate.
+        requested: True if the user named it.
+        status: as in its row. error: reason why it cannot be used.
+        modules: imported modules by entry point value.
         kinds: kinds of its hooks.
         settings: the settings of each of its modules, by identity.
     """
@@ -72,12 +72,12 @@ class LoadedPlugin(msgspec.Struct, eq=False):
 
     @property
     def row(self) -> PluginRow:
-        """Its line in the report."""
+        """Return its row in the report."""
         return self.candidate.row(self.status, self.kinds if self.status == "active" else (), self.error)
 
 
 class PluginLoader:
-    """The plugins of one process, in one plugin manager. A kind is loaded when it is first asked for. Any thread may ask."""
+    """The plugins of a process, in one plugin manager. The first request for a kind loads it. Thread-safe."""
 
     def __init__(
         self,
@@ -91,10 +91,10 @@ class PluginLoader:
         """Begin without plugins.
 
         Args:
-            selection: which plugins are left out, whether one that fails is an error, and values of plugins' settings.
+            selection: which plugins are left out, whether a failure is an error, and values of plugins' settings.
             kinds: names of the kinds whose hooks are called in this process.
-            taken: names that plugins cannot claim, by kind and name.
-            started: True if another process started this one, and warns of what both see.
+            taken: reserved names, by kind and name.
+            started: True if the parent process warns of failures that both processes see.
             libraries: True if integrations are loaded although the program has not imported their libraries.
         """
         self.plugins: list[LoadedPlugin] = []
@@ -102,7 +102,7 @@ class PluginLoader:
         self.owners: dict[tuple[str, str], LoadedPlugin] = {}
         self.kinds = frozenset(kinds)
         self.selection, self._started, self._libraries = selection, started, libraries
-        self._told = 0  # failures that were raised or warned of
+        self._told = 0  # failures that were raised or warned of already
         self._objects: dict[str, tuple[Any, ...]] = {}
         self._claims = dict(taken or {})
         self._names: dict[str, PluginCandidate] = {}
@@ -111,9 +111,11 @@ class PluginLoader:
         self._lock = threading.RLock()
 
     def take(self, candidate: PluginCandidate, requested: bool = False, unselected: bool = False) -> None:
-        """Take in a plugin; one whose name is taken is refused. What has no entry points is imported now: its kinds are not known.
+        """Add a plugin; refuse it if its name is taken.
 
-        `requested`: the person named it. `unselected`: the person named others.
+        A plugin without entry points is imported now, because its kinds are unknown.
+
+        `requested`: the user named it. `unselected`: the user named others.
         """
         status: Status = "unselected" if unselected else "active"
         plugin = LoadedPlugin(candidate, requested, status, kinds=candidate.kinds)
@@ -130,7 +132,10 @@ class PluginLoader:
                 self._import(plugin, "", partial(imported, candidate.given, candidate.advice))
 
     def wanted_at_once(self) -> frozenset[str]:
-        """Kinds with plugins that the person named or gave settings, or all if it is strict: what is wrong is told at once."""
+        """Return the kinds with plugins that the user named or configured; all kinds if strict.
+
+        Their errors must show immediately.
+        """
         if self.selection.strict:
             return self.kinds
         names = [plugin.candidate.name for plugin in self.plugins]
@@ -142,10 +147,10 @@ class PluginLoader:
         return found & self.kinds
 
     def tell_failures(self) -> None:
-        """Warn of plugins that could not be used since the last call.
+        """Warn of plugins that have failed since the last call.
 
         Raises:
-            PluginError: one was asked for by name, or is built in, or the selection is strict.
+            PluginError: a failed plugin was named by the user or is built in, or the selection is strict.
         """
         with self._lock:
             fresh, self._told = self.failures[self._told :], len(self.failures)
@@ -156,12 +161,12 @@ class PluginLoader:
             failure.warn_of_hook() if self._started else failure.warn()
 
     def refuse(self, candidate: PluginCandidate, error: PluginError) -> None:
-        """Note that a plugin that was asked for cannot be found."""
+        """Record that a requested plugin cannot be found."""
         self.plugins.append(plugin := LoadedPlugin(candidate, requested=True))
         self._fail(plugin, error)
 
     def load(self, kind: str) -> tuple[Any, ...]:
-        """The objects of a kind, in the order that the docstring of its hook promises; none of a kind of other processes."""
+        """Return the objects of a kind, in the order of its hook's docstring. Return none for kinds of other processes."""
         if kind not in self.kinds:
             return ()
         with collect_later, self._lock:
@@ -179,7 +184,10 @@ class PluginLoader:
             return self._objects[kind]
 
     def _is_of_this_release(self, plugin: LoadedPlugin) -> bool:
-        """True if a plugin's distribution accepts this release of Djinn. Otherwise the plugin is refused: it is not imported."""
+        """Return True if a plugin's distribution accepts this Djinn release.
+
+        Otherwise refuse the plugin without importing it.
+        """
         problem = release_conflict(plugin.candidate)
         if problem:
             self._fail(plugin, PluginError(f"{plugin.candidate.label} cannot be used: {problem}"))
@@ -204,13 +212,13 @@ class PluginLoader:
         return found
 
     def _import(self, plugin: LoadedPlugin, value: str, load: Callable[[], object]) -> None:
-        """Import a module of a plugin (or take an object), and check it and its settings. `value`: of its entry points."""
+        """Import a plugin's module (or take an object). Check it and its settings. `value`: the value of its entry points."""
         try:
             module = load()
         except PluginError:
             raise
         except (Exception, SystemExit) as error:
-            raise PluginError(f"importing it raised {shown(error)}. Mend or uninstall it, or disable it") from error
+            raise PluginError(f"importing it raised {shown(error)}. Repair, uninstall or disable it") from error
         if problem := version_conflict(module):
             raise PluginError(problem)
         kinds = self._register(plugin.candidate, module)
@@ -236,13 +244,13 @@ class PluginLoader:
             )
 
     def _register(self, candidate: PluginCandidate, module: object) -> tuple[str, ...]:
-        """Register a plugin in the manager, which validates its hooks; return the kinds of these in pipeline order."""
+        """Register a plugin in the manager, which validates its hooks. Return the hooks' kinds in pipeline order."""
         if isinstance(module, type):
             raise PluginError(f"it is the class {module.__name__}; pass an instance")
         kinds = tuple(kind.name for kind in KINDS if hasattr(module, kind.hook))
         for kind in KINDS:
             if kind.name in self.kinds.intersection(kinds) - self._specified:
-                specification = ModuleType(kind.hook)  # pluggy looks at each name of a module
+                specification = ModuleType(kind.hook)  # pluggy looks at every attribute of a module
                 setattr(specification, kind.hook, getattr(kind.specification, kind.hook))
                 self._manager.add_hookspecs(specification)
                 self._specified.add(kind.name)
@@ -252,7 +260,7 @@ class PluginLoader:
         except ValueError as error:
             raise PluginError("it is registered already, under another name") from error
         except pluggy.PluginValidationError as error:
-            if self._manager.is_registered(module):  # in part, by some versions of pluggy
+            if self._manager.is_registered(module):  # some versions of pluggy register it in part
                 self._manager.unregister(module)
             raise PluginError(f"a hook is not declared as Djinn declares it: {' '.join(str(error).split())}") from error
         except PluginError:
@@ -268,7 +276,7 @@ class PluginLoader:
                 raise PluginError(f"there is no hook {caller.name}; did you mean {close}?")
             own = (one for one in caller.get_hookimpls() if one.plugin is module)
             if any(one.hookwrapper or one.wrapper for one in own):
-                raise PluginError(f"its {caller.name} is a wrapper; hooks of Djinn register objects and wrap nothing")
+                raise PluginError(f"its {caller.name} is a wrapper, but hooks of Djinn must not be wrappers")
         unmarked = sorted({name for name in _HOOKS if hasattr(module, name)} - {caller.name for caller in callers})
         if unmarked:
             raise PluginError(f"its {unmarked[0]} is not marked as a hook. Put `@djinn.hooks.hookimpl` above it")
@@ -278,7 +286,7 @@ class PluginLoader:
     def _registered(self, plugin: LoadedPlugin, module: object, kind: Kind) -> list[Any]:
         implementations = getattr(self._manager.hook, kind.hook).get_hookimpls()
         (own,) = (one for one in implementations if one.plugin is module)
-        # Called past the manager, which puts plugins into a set: an object that has no hash may be a plugin.
+        # Called without the manager, which puts plugins into a set: an unhashable object may be a plugin.
         settings = {"settings": plugin.settings[id(module)].values} if "settings" in own.argnames else {}
         tracing = _traced(plugin, kind) if self.selection.trace else nullcontext()
         try:
@@ -296,7 +304,7 @@ class PluginLoader:
 
     @contextmanager
     def _attributing(self, plugin: LoadedPlugin) -> Iterator[None]:
-        """Name the plugin in a `PluginError` that is raised inside, and refuse it; other exceptions go on."""
+        """Name the plugin in a `PluginError` from the block, and refuse it. Other exceptions propagate."""
         try:
             yield
         except PluginError as error:
@@ -346,14 +354,14 @@ def _clash(what: str, name: str, first: PluginCandidate, second: PluginCandidate
 
 def _listed(result: object, kind: Kind) -> Iterable[Any]:
     if inspect.iscoroutine(result):
-        result.close()  # it will not be awaited, which Python would warn of
+        result.close()  # it will not be awaited; without this Python would warn
     if isinstance(result, str) or not isinstance(result, Iterable):
         raise HookError(f"its {kind.hook} returned {result!r}, but must return a list of {kind.base.__name__} objects")
     return result
 
 
 def shown(error: BaseException) -> str:
-    """Type, message and innermost line of an exception."""
+    """Return type, message and innermost line of an exception."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{place}"
@@ -370,5 +378,5 @@ def _traced(plugin: LoadedPlugin, kind: Kind) -> Iterator[None]:
         raise
     finally:
         seconds = round(time.monotonic() - began, 6)
-        # The person who runs this asked to see it, so its level is one that is shown without further settings.
+        # The user asked for this log, so its level is shown by default.
         log().warning("called a hook", plugin=plugin.candidate.name, hook=kind.hook, seconds=seconds, raised=raised)

@@ -1,4 +1,4 @@
-"""The registry: the objects of all plugins in use, in the order in which the core asks them."""
+"""The registry: the objects of all plugins in use, in call order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from djinn_core.registry.selection import Selection
 from djinn_core.registry.settings import is_given_to, warn_of_unknown_plugins
 from djinn_core.settings import PluginSetting, SettingRow
 
-if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
+if TYPE_CHECKING:  # lists commands without importing PyTorch
     from click import Command
 
     from djinn_core.hookspecs.assignment_policies import AssignmentPolicy
@@ -47,7 +47,7 @@ if TYPE_CHECKING:  # to list commands, none of PyTorch is imported
 class Registry:
     """The objects that plugins registered, each tuple in the order that the docstring of its hook promises.
 
-    A kind is loaded when its objects are first asked for, by any thread. Objects may be given in place of those of plugins.
+    A kind is loaded when its objects are first asked for, by any thread. Given objects may replace those of plugins.
     """
 
     integrations: tuple[Integration, ...]
@@ -83,13 +83,13 @@ class Registry:
         surveyed: bool = False,
         **objects: tuple[Any, ...],
     ) -> None:
-        """Take objects of some kinds, and have the others loaded.
+        """Create a registry with the given objects. Other kinds are loaded on demand.
 
         Args:
-            loader: has the plugins; None: there are none.
-            owners: by kind and name the rows of objects that are given.
-            surveyed: True if nothing is said of plugins that cannot be used.
-            objects: by kind what is used in place of the objects of plugins.
+            loader: loader of the plugins; None: no plugins.
+            owners: rows of the given objects, by kind and name.
+            surveyed: True if failed plugins cause no warning.
+            objects: objects by kind, which replace those of plugins.
         """
         self._loader, self._owners = loader, dict(owners or {})
         self._surveyed = surveyed
@@ -99,7 +99,7 @@ class Registry:
         """Load the objects of a kind.
 
         Raises:
-            PluginError: a plugin that was asked for by name, or is built in, cannot be used.
+            PluginError: a plugin that the user named, or that is built in, cannot be used.
         """
         if name not in EVERY_KIND:
             raise AttributeError(f"there is no kind {name!r} of plugins")
@@ -111,7 +111,8 @@ class Registry:
         """Load objects of some kinds, and warn of plugins that cannot be used.
 
         Raises:
-            PluginError: a plugin that was asked for by name, or is built in, cannot be used; any plugin where the selection is strict.
+            PluginError: a plugin that the user named, or that is built in, cannot be used. If the selection is strict:
+                any plugin.
         """
         loader = self._loader
         for kind in kinds:
@@ -125,18 +126,18 @@ class Registry:
         return all(kind in vars(self) for kind in kinds)
 
     def evolve(self, **objects: tuple[Any, ...]) -> Registry:
-        """The same registry with other objects of some kinds."""
+        """Return a copy of the registry with other objects for some kinds."""
         there = {kind: found for kind, found in vars(self).items() if kind in EVERY_KIND}
         return Registry(self._loader, self._owners, self._surveyed, **{**there, **objects})
 
     @property
     def rows(self) -> tuple[PluginRow, ...]:
-        """What became of each plugin so far. One whose kinds were not asked for yet is `active`."""
+        """Return the status of each plugin so far. A plugin whose kinds are not loaded yet is `active`."""
         return tuple(plugin.row for plugin in self._loader.plugins) if self._loader is not None else ()
 
     @property
     def plugin_settings(self) -> tuple[SettingRow, ...]:
-        """Settings that loaded plugins have of their own, each with where its value came from."""
+        """Return the settings of loaded plugins, each with the origin of its value."""
         plugins = self._loader.plugins if self._loader is not None else ()
         return tuple(row for plugin in plugins for declared in plugin.settings.values() for row in declared.rows)
 
@@ -146,7 +147,7 @@ class Registry:
         return self._loader is not None and self._loader.selection != Selection()
 
     def settings_given_to(self, plugins: Collection[str]) -> frozenset[PluginSetting]:
-        """Values that the selection gives settings of some plugins."""
+        """Return the plugin settings in the selection."""
         given = self._loader.selection.plugin_settings if self._loader is not None else ()
         names = [row.name for row in self.rows]
         return frozenset(one for one in given if any(is_given_to(one, plugin, names) for plugin in plugins))
@@ -158,12 +159,12 @@ class Registry:
 
     @property
     def owners(self) -> Mapping[tuple[str, str], PluginRow]:
-        """Rows of the plugins that objects came from, by kind and name of the object."""
+        """Return the rows of the plugins by kind and name of their objects."""
         loaded = self._loader.owners if self._loader is not None else {}
         return {**{key: plugin.row for key, plugin in loaded.items()}, **self._owners}
 
     def owner(self, kind: str, name: str) -> str:
-        """The plugin that registered object `name` of a kind, as messages name it."""
+        """Return the plugin that registered object `name` of a kind, as named in messages."""
         row = self.owners.get((kind, name))
         return row.label if row is not None else "no plugin"
 
@@ -176,23 +177,24 @@ def open_registry(
     entry_points: Iterable[importlib.metadata.EntryPoint] | None = None,
     started: bool = False,
 ) -> Registry:
-    """Find the selected plugins, and load their kinds when they are asked for.
+    """Find the selected plugins. Their kinds are loaded on demand.
 
-    Plugins that the selection names, or gives settings, are loaded now, and all where it is strict.
-    Every call starts afresh and touches nothing that is shared, so threads may call it at the same time, and a plugin
-    from within its hooks. A discovered plugin that cannot be used becomes a row and one warning.
+    Plugins that the selection names or configures are loaded now; all are if it is strict. Calls share no state, so
+    threads and plugin hooks may call it at any time. A discovered plugin that cannot be used becomes a row and one
+    warning.
 
     Args:
         selection: which plugins.
-        builtins: the plugins that are part of Djinn, by name: entry points, or plugins themselves.
+        builtins: the built-in plugins by name: entry points or plugin objects.
         kinds: names of the kinds whose hooks are called in this process.
-        entry_points: what to discover instead of the entry points of all installed distributions.
-        started: True in a process that another one started, which has warned of what both see. Here only hooks that failed are warned of.
+        entry_points: entry points to use instead of those of all installed distributions.
+        started: True if the parent process has warned of failures that both see. Then only failed hooks cause a
+            warning.
 
     Raises:
         ConfigurationError: a setting of a plugin that is loaded now is malformed.
-        PluginError: a plugin that was asked for by name, or a built-in one, cannot be found or used; or any plugin where
-            the selection is strict.
+        PluginError: a plugin that the user named, or a built-in one, cannot be found or used. If the selection is
+            strict: any plugin.
     """
     loader = _loader(selection, builtins, kinds, entry_points, started=started)
     registry = Registry(loader)
@@ -209,7 +211,7 @@ def load_registry(
     kinds: Collection[str] = EVERY_KIND,
     started: bool = False,
 ) -> Registry:
-    """As `open_registry`, and load all of the kinds now."""
+    """As `open_registry`, but load all of the kinds now."""
     found = open_registry(selection, builtins=builtins, entry_points=entry_points, kinds=kinds, started=started)
     found.load(*[kind.name for kind in KINDS if kind.name in kinds])
     return found
@@ -221,7 +223,7 @@ def survey(
     builtins: Mapping[str, object],
     entry_points: Iterable[importlib.metadata.EntryPoint] | None = None,
 ) -> tuple[Registry, tuple[PluginFailure, ...]]:
-    """Load all kinds of the selected plugins; what cannot be used is among the failures, and nothing is raised for it."""
+    """Load all kinds of the selected plugins. Failed plugins are recorded, and raise no error."""
     loader = _loader(selection, builtins, EVERY_KIND, entry_points, libraries=True)
     for kind in KINDS:
         loader.load(kind.name)
@@ -237,7 +239,7 @@ def _loader(
     started: bool = False,
     libraries: bool = False,
 ) -> PluginLoader:
-    """A loader with the plugins of a selection, of which those without entry points are imported."""
+    """Return a loader with the plugins of a selection. Plugins without entry points are imported now."""
     own, offered = built_in(builtins), installed(entry_points)
     loader = PluginLoader(selection, kinds, started=started, libraries=libraries)
     for candidate in own:

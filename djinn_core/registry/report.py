@@ -14,7 +14,7 @@ Status = Literal["active", "disabled", "unselected", "failed"]
 
 @attrs.frozen
 class PluginRow:
-    """One plugin that is built in, installed or was asked for.
+    """A plugin that is built in, installed, or named by the user.
 
     Attributes:
         name: name of the entry point, or of the module or object that was given.
@@ -23,7 +23,7 @@ class PluginRow:
         version: version of the distribution; empty if there is none.
         status: `active`; `disabled` by the setting `disable`; `unselected` because the setting `plugins` does not name
             it; `failed`, for the reason in `error`.
-        error: why it cannot be used, and what to do; None if it can.
+        error: reason why it cannot be used, and what to do; None if it can.
     """
 
     name: str
@@ -35,20 +35,20 @@ class PluginRow:
 
     @property
     def processes(self) -> tuple[str, ...]:
-        """The processes in which its hooks are called; none where it was not loaded."""
+        """The processes that call its hooks; none if it was not loaded."""
         kinds = self.kind.split(",")
         return tuple(dict.fromkeys(process for kind in KINDS if kind.name in kinds for process in kind.processes))
 
     @property
     def label(self) -> str:
-        """The plugin as messages name it: `plugin 'attention' (djinn-attention 26.11.0)`."""
+        """Name of the plugin in messages: `plugin 'attention' (djinn-attention 26.11.0)`."""
         origin = " ".join(part for part in (self.distribution, self.version) if part)
         return f"plugin {self.name!r} ({origin or 'given as an object'})"
 
 
 @cache
 def log() -> Any:
-    """The logger of plugins. Made when something is logged: `djinn --help` loads plugins, and need not import structlog."""
+    """Return the logger of plugins. Created on first use, because `djinn --help` loads plugins without structlog."""
     from djinn_core.logs import get_logger
 
     return get_logger("djinn.plugins")

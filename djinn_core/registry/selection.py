@@ -13,11 +13,11 @@ class Selection(msgspec.Struct, frozen=True):
     """Selection of plugins.
 
     Attributes:
-        plugins: names, importable module names, modules or objects, used beside the built-in plugins; None: everything
-            that is installed.
-        disable: names of plugins not to use, built-in ones included.
-        strict: whether a broken plugin is an error rather than a warning.
-        trace: whether each call of a hook is logged.
+        plugins: names, importable module names, modules or objects, in addition to the built-in plugins. None: all
+            installed plugins.
+        disable: names of disabled plugins, which may be built in.
+        strict: True if a broken plugin is an error instead of a warning.
+        trace: True if each call of a hook is logged.
         plugin_settings: as in the settings.
     """
 
@@ -34,5 +34,5 @@ class Selection(msgspec.Struct, frozen=True):
         return cls(settings.plugins, names, settings.strict, settings.trace_plugins, settings.plugin_settings)
 
     def sendable(self) -> Selection:
-        """The same with values of settings that JSON can hold."""
+        """Return a copy whose setting values can be written as JSON."""
         return msgspec.structs.replace(self, plugin_settings=tuple(given.sendable() for given in self.plugin_settings))

@@ -1,4 +1,4 @@
-"""Settings that plugins have of their own: declared by an attrs class, given where the core's are, shown with their origin."""
+"""Settings of plugins: declared as an attrs class, set in the same places as the core's, and shown with their origin."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from djinn_core.errors import ConfigurationError, PluginError
 from djinn_core.registry.report import log
 from djinn_core.settings import CONVERTERS, HIDDEN, PLUGIN_PREFIX, PluginSetting, SettingRow
 
-ATTRIBUTE: Final = "djinn_settings"  # beside `djinn_api_version`
+ATTRIBUTE: Final = "djinn_settings"  # attribute of a plugin module, next to `djinn_api_version`
 
 
 class DeclaredSettings(msgspec.Struct, frozen=True):
-    """A plugin's settings: an instance of the class that it declares, and a row for each as `djinn doctor` shows it."""
+    """A plugin's settings: an instance of its attrs class, and a row per setting for `djinn doctor`."""
 
     values: Any = None
     rows: tuple[SettingRow, ...] = ()
@@ -28,12 +28,12 @@ class DeclaredSettings(msgspec.Struct, frozen=True):
 
 
 def read_settings(plugin: object, name: str, given: Sequence[PluginSetting]) -> DeclaredSettings:
-    """The settings of the plugin called `name`, as they were given, with defaults for the rest.
+    """Return the settings of the plugin `name` from the given values, with defaults for the rest.
 
     Raises:
-        ConfigurationError: it has no setting of a name that was given, or the value is malformed; the message says where
-            it was given.
-        PluginError: the class that it declares cannot be used.
+        ConfigurationError: the plugin has no setting of a given name, or a value is malformed; the message names its
+            origin.
+        PluginError: the settings class of the plugin cannot be used.
     """
     declared = getattr(plugin, ATTRIBUTE, None)
     mine = [one for one in given if one.plugin == name]
@@ -58,12 +58,12 @@ def read_settings(plugin: object, name: str, given: Sequence[PluginSetting]) -> 
 
 
 def variable(plugin: str, setting: str) -> str:
-    """Suffix after `DJINN_PLUGIN_` in the environment variable of a plugin's setting."""
+    """Return the suffix after `DJINN_PLUGIN_` in the environment variable of a plugin's setting."""
     return re.sub(r"[^A-Z0-9]", "_", f"{plugin}_{setting}".upper())
 
 
 def warn_of_unknown_plugins(given: Iterable[PluginSetting], plugins: Collection[str]) -> None:
-    """Warn of settings of plugins that are neither built in nor installed."""
+    """Warn of settings for plugins that are neither built in nor installed."""
     for one in given:
         if one.plugin and one.plugin not in plugins:
             close = difflib.get_close_matches(one.plugin, plugins, 1)
@@ -77,7 +77,7 @@ def warn_of_unknown_plugins(given: Iterable[PluginSetting], plugins: Collection[
 def warn_of_unknown_variables(
     given: Iterable[PluginSetting], plugin: str, variables: Collection[str], plugins: Collection[str]
 ) -> None:
-    """Warn of environment variables that are none of a plugin's settings, and begin as its `variables` do."""
+    """Warn of environment variables with a plugin's prefix that do not match a setting."""
     for one in given:
         if not one.plugin and one.name not in variables and _owner(one.name, plugins) == plugin:
             close = difflib.get_close_matches(one.name, variables, 1)
@@ -85,21 +85,21 @@ def warn_of_unknown_variables(
 
 
 def is_given_to(setting: PluginSetting, plugin: str, plugins: Collection[str]) -> bool:
-    """True if a setting belongs to a plugin. `plugins`: names of all that there are, one of which may begin as another does."""
+    """Return True if a setting belongs to a plugin. `plugins`: all plugin names, which may be prefixes of each other."""
     return setting.plugin == plugin or (not setting.plugin and _owner(setting.name, plugins) == plugin)
 
 
 def _owner(name: str, plugins: Iterable[str]) -> str:
-    """The plugin that an environment variable belongs to, by the longest name; empty if there is none."""
+    """Return the plugin of an environment variable, by the longest matching name; empty if none matches."""
     return max((plugin for plugin in plugins if name.startswith(variable(plugin, ""))), key=len, default="")
 
 
 def _warn(setting: str, meant: str) -> None:
-    log().warning("there is no such setting of a plugin", setting=setting, meant=meant or "nothing that is known")
+    log().warning("there is no such setting of a plugin", setting=setting, meant=meant or "no known setting")
 
 
 def _fields(declared: Any) -> Mapping[str, Any]:
-    """Converter of each setting, by its name; None if the class converts it."""
+    """Return the converter of each setting by name; None if the class converts it."""
     if not isinstance(declared, type) or not attrs.has(declared):
         raise PluginError(
             f"its `{ATTRIBUTE}` is {declared!r}, but must be an attrs class: decorate it with @attrs.frozen"
@@ -150,7 +150,7 @@ def _make(declared: Any, plugin: str, fields: Mapping[str, Any], chosen: Mapping
         try:
             convert = fields[name]
             values[arguments[name]] = given.value if convert is None else convert(given.value)
-            declared(**{arguments[name]: values[arguments[name]]})  # its validators, one setting at a time
+            declared(**{arguments[name]: values[arguments[name]]})  # runs the validators of one setting at a time
         except (ValueError, TypeError) as error:
             shown = HIDDEN if not attrs.fields_dict(declared)[name].repr else repr(given.value)
             raise ConfigurationError(
@@ -166,7 +166,7 @@ def _make(declared: Any, plugin: str, fields: Mapping[str, Any], chosen: Mapping
 
 
 def _said(error: Exception) -> str:
-    """Message of a converter or a validator, as the second half of a sentence."""
+    """Return the message of a converter or a validator as the end of a sentence."""
     text = str(error.args[0] if error.args else error)
     return text if text.startswith("must") else f"is refused: {text}"
 

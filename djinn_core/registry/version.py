@@ -13,9 +13,9 @@ _PIN: Final = re.compile(rf"{CORE_DISTRIBUTION}\s*\(?==\s*([\w.!+-]+)\)?\s*(?:;.
 
 @lru_cache(maxsize=1)
 def core_version() -> str:
-    """Version of the installed distribution of Djinn; empty where the source is run without being installed.
+    """Return the version of the installed distribution of Djinn; empty if Djinn runs from source without installation.
 
-    Asking `importlib.metadata` for it parses the whole file, readme included.
+    `importlib.metadata` would parse the whole metadata file, including the readme.
     """
     try:
         found = importlib.metadata.distribution(CORE_DISTRIBUTION)
@@ -28,7 +28,7 @@ def core_version() -> str:
 
 
 def djinn_version() -> str:
-    """Version of the installed distribution; `unknown` where the source is run without being installed."""
+    """Return the version of the installed distribution; `unknown` if Djinn runs from source without installation."""
     return core_version() or "unknown"
 
 

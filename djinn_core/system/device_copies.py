@@ -1,4 +1,4 @@
-"""Copies between the host and an accelerator: through page-locked blocks, uploads and downloads on streams of their own."""
+"""Copies between the host and an accelerator, through page-locked blocks. Uploads and downloads have separate streams."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ import torch
 
 BLOCK: Final = 4 << 20  # bytes
 BLOCKS: Final = 15  # less than 2 x 32 MiB: one half is filled while the other half is copied
-LENT: Final = BLOCKS // 2  # blocks that receive bytes of uploads: frames in a queue must leave blocks for other copies
-SMALL: Final = 64 << 10  # bytes that come back on the compute stream: changing streams would take longer than the copy
+LENT: Final = BLOCKS // 2  # limit of blocks that receive uploads: frames in a queue must leave blocks for other copies
+# smaller downloads use the compute stream, because changing streams would take longer than the copy
+SMALL: Final = 64 << 10
 _UNDER_WAY: Final = 4  # blocks of one download
 
 
 class CopyWaits:
-    """Waits of threads for copies, and since when they last."""
+    """Tracks threads that wait for copies, and the start of the longest wait."""
 
     def __init__(self) -> None:
         self._since: dict[int, float] = {}  # by thread
@@ -42,7 +43,7 @@ class CopyWaits:
 
 @attrs.define(eq=False)
 class LentBlock:
-    """A block that receives bytes from outside. `event`: as for `PinnedRing.give`. `failed`: a copy from it has failed."""
+    """A block that receives network data. `event`: as for `PinnedRing.give`. `failed`: True if a copy from it has failed."""
 
     block: torch.Tensor
     event: Any = None
@@ -52,13 +53,13 @@ class LentBlock:
 class PinnedRing:
     """Page-locked blocks, allocated when they are first needed and reused in the order in which they were returned.
 
-    Thread-safe. A caller that holds a block must not wait for another one, so that some thread can always go on.
+    Thread-safe. A caller that holds a block must not wait for another block, so that one thread can always continue.
     """
 
     def __init__(
         self, allocate: Callable[[], torch.Tensor], count: int = BLOCKS, waits: CopyWaits | None = None
     ) -> None:
-        """`allocate`: makes a block. `count`: how many there are at most. `waits`: notes the waits for copies."""
+        """`allocate`: creates a block. `count`: limit of blocks. `waits`: tracks waits for copies."""
         self._allocate, self._left = allocate, count
         self._waits = waits or CopyWaits()
         self._idle: deque[tuple[torch.Tensor, Any]] = deque()  # with the event of the last copy
@@ -74,7 +75,7 @@ class PinnedRing:
         return self._settled(*found)
 
     def try_take(self, *, settle: bool = False) -> torch.Tensor | None:
-        """Return a block that no copy uses; None if every block is in use. `settle`: wait for the copy of a block that no thread holds."""
+        """Return a block that no copy uses, or None. `settle`: wait for the copy of a block that no thread holds."""
         with self._changed:
             if (
                 not settle
@@ -90,7 +91,7 @@ class PinnedRing:
     def lend(self, nbytes: int) -> memoryview | None:
         """Return the first `nbytes` of a block; None if `LENT` blocks are lent or every block is in use.
 
-        The block comes back when no view of the memory is left.
+        The block is returned when no view of its memory exists.
         """
         if len(self._lent) >= LENT or (block := self.try_take()) is None:
             return None
@@ -111,13 +112,13 @@ class PinnedRing:
             self.give(lent.block, lent.event)
 
     def give(self, block: torch.Tensor, event: Any = None) -> None:
-        """Return a block. `event`: is reached when the last copy from the block or to it has ended."""
+        """Return a block to the ring. `event`: reached when the last copy from or to the block has ended."""
         with self._changed:
             self._idle.append((block, event))
             self._changed.notify()
 
     def drop(self) -> None:
-        """Give up a block that a copy may still use, because of an error. Another one is allocated in its place."""
+        """Replace a block by a new one after an error, because a copy may still use it."""
         with self._changed:
             self._left += 1
             self._changed.notify()
@@ -148,7 +149,9 @@ class PinnedRing:
 
 
 class DeviceCopies:
-    """Copies between the host and one accelerator. Thread-safe. Ops run on the stream that is current here when it is made.
+    """Copies between the host and one accelerator.
+
+    Thread-safe. Ops run on the stream that is current when this object is created.
 
     Attributes:
         waits: the waits of threads for copies.
@@ -232,7 +235,7 @@ class DeviceCopies:
         elif extent > tensor.numel():
             tensor, extent = tensor.contiguous(), tensor.numel()
         source = tensor.as_strided((extent,), (1,)).view(torch.uint8)
-        with torch.inference_mode(mode=False):  # it is written in inference mode and outside of it
+        with torch.inference_mode(mode=False):  # the block is written in inference mode and outside of it
             here = torch.empty(source.numel(), dtype=torch.uint8)
         reading = self._read(source, here)
         next(reading)
@@ -278,7 +281,7 @@ class DeviceCopies:
         *,
         settle: bool = False,
     ) -> None:
-        """Issue copies of the next pieces to blocks that are not in use. `settle`: wait for a block if no copy is under way."""
+        """Issue copies of the next pieces to free blocks. `settle`: wait for a block if no copy is pending."""
         while pieces and len(under_way) < _UNDER_WAY:
             block = self._ring.try_take(settle=settle and not under_way)
             if block is None:
@@ -303,12 +306,12 @@ class DeviceCopies:
 
 
 def _pinned_block() -> torch.Tensor:
-    """Return a page-locked block that may be written in inference mode and outside of it."""
+    """Return a page-locked block that can be written in inference mode and outside of it."""
     with torch.inference_mode(mode=False):
         return torch.empty(BLOCK, dtype=torch.uint8, pin_memory=True)
 
 
 def _pieces(size: int) -> Iterator[slice]:
-    """Slices that cover `size` bytes in order, each of at most `BLOCK`."""
+    """Return slices that cover `size` bytes in order, each of at most `BLOCK` bytes."""
     for start in range(0, size, BLOCK):
         yield slice(start, min(start + BLOCK, size))

@@ -1,4 +1,4 @@
-"""Directories of the user in which Djinn keeps its files: cache, state, configuration, and what lasts as long as a login."""
+"""Directories of the user for Djinn's files: cache, state, configuration, and runtime files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _NAME: Final = "djinn"
 
 
 def cache_directory() -> Path:
-    """Directory for what can be made again: `$XDG_CACHE_HOME/djinn`, by default `~/.cache/djinn`."""
+    """Return the directory for files that can be regenerated: `$XDG_CACHE_HOME/djinn`, by default `~/.cache/djinn`."""
     return platformdirs.user_cache_path(_NAME)
 
 
 def state_directory() -> Path:
-    """Directory for what must persist: `$XDG_STATE_HOME/djinn`, by default `~/.local/state/djinn`."""
+    """Return the directory for files that must persist: `$XDG_STATE_HOME/djinn`, by default `~/.local/state/djinn`."""
     return platformdirs.user_state_path(_NAME)
 
 
@@ -27,9 +27,9 @@ def configuration_directory() -> Path:
 
 
 def runtime_directory() -> Path:
-    """Directory for what lasts as long as the user's login: `$XDG_RUNTIME_DIR/djinn`, else the state directory.
+    """Return the directory for files of the current login: `$XDG_RUNTIME_DIR/djinn`, else the state directory.
 
-    platformdirs would go to `/run/user` or the temporary directory without the variable; a service has neither of its own.
+    Without the variable platformdirs would use `/run/user` or the temporary directory; a service has neither.
     """
     base = os.environ.get("XDG_RUNTIME_DIR")
     return Path(base) / _NAME if base else state_directory()

@@ -1,4 +1,4 @@
-"""The notebook or IPython that a program runs in. IPython is looked for among what is imported, and never imported."""
+"""The notebook or IPython that a program runs in. Djinn never imports IPython; it uses it if it is imported."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ _CELL: Final = r"ipykernel_\d+|<ipython-input-"
 
 
 def shell() -> Any | None:
-    """The running IPython; None outside of it."""
+    """Return the running IPython, or None."""
     get = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return get() if get is not None else None
 
 
 def shows_html() -> bool:
-    """True if a front end shows what the program displays: it runs in a kernel, as notebooks do."""
+    """Return True if a front end displays HTML: the program runs in a notebook kernel."""
     return getattr(shell(), "kernel", None) is not None
 
 
 def called(file: str) -> str:
-    """A file as a message names it: `Cell In[7]` for the code of a cell, as in IPython's own tracebacks."""
+    """Return the name of a file in messages: `Cell In[7]` for a cell, as in IPython's tracebacks."""
     if not re.search(_CELL, file):
         return file
     names = getattr(getattr(shell(), "compile", None), "format_code_name", None)
@@ -30,7 +30,7 @@ def called(file: str) -> str:
 
 
 def preformatted(text: str, caption: str = "") -> str:
-    """Text as HTML, as notebooks show output, with a small line above it."""
+    """Return text as HTML, as notebooks show output, with a small line above it."""
     from html import escape  # for notebooks
 
     above = f'<div style="font-size:85%;opacity:.7">{escape(caption)}</div>' if caption else ""

@@ -1,11 +1,12 @@
 """Pause of cyclic garbage collection while a thread is sending or receiving a message.
 
-A collection runs finalizers on whatever thread happens to allocate, and a finalizer may use remote tensors, even ask for
-their elements. In the middle of sending or receiving that would wait for locks that its own thread holds further up. So
-no automatic collection begins while any thread is inside; a thread that leaves while others are still inside makes up for
-the collections that are due.
+A collection runs finalizers on the thread that allocates. A finalizer may use remote tensors, or even fetch their
+elements. While that thread sends or receives, the finalizer would wait for locks that the thread itself holds. So no
+automatic collection begins while any thread is inside. A thread that leaves while others are inside runs the
+collections that are due.
 
-The pause raises the threshold of the youngest generation. `gc.disable()` and `gc.enable()` stay the program's own, also while a thread waits.
+The pause raises the threshold of the youngest generation. `gc.disable()` and `gc.enable()` stay the program's own, also
+while a thread waits.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import threading
 from types import TracebackType
 from typing import Final
 
-_NEVER: Final = 2_000_000_011  # threshold that no count reaches; no program sets this one itself
+_NEVER: Final = 2_000_000_011  # a threshold that no count reaches, and that no program sets
 
 
 class _Thread(threading.local):
@@ -27,8 +28,8 @@ class GcPause:
     """Context manager, reentrant, one for all threads.
 
     Attributes:
-        thread: state of the present thread: how often it is inside (`depth`), and if it only waits there (`only_waits`), without
-            holding locks that a finalizer might wait for.
+        thread: state of the current thread: nesting depth (`depth`), and True (`only_waits`) if it waits without
+            holding locks that a finalizer might need.
     """
 
     def __init__(self) -> None:
@@ -61,7 +62,7 @@ class GcPause:
             self._collect_what_is_due()
 
     def catch_up(self) -> None:
-        """Run the collections that are due, in a long wait of a thread that only waits."""
+        """Run the collections that are due, during a long wait of a thread that holds no locks."""
         if self.thread.only_waits:
             self._collect_what_is_due()
 
@@ -71,7 +72,7 @@ class GcPause:
         return self._inside > 0
 
     def restart(self) -> None:
-        """In a forked child: the threads that were inside stayed with the parent."""
+        """Reset in a forked child: the threads inside belong to the parent."""
         self._resume()
         self._lock = threading.RLock()
         self._inside = 0
@@ -79,16 +80,16 @@ class GcPause:
 
     def _pause(self) -> None:
         thresholds = gc.get_threshold()
-        if thresholds[0] != _NEVER:  # else the program has put back what it read in a pause
+        if thresholds[0] != _NEVER:  # otherwise the program has restored a value that it read during a pause
             self._thresholds = thresholds
         gc.set_threshold(_NEVER, *thresholds[1:])
 
     def _resume(self) -> None:
-        if gc.get_threshold()[0] == _NEVER:  # else the program has set its own meanwhile
+        if gc.get_threshold()[0] == _NEVER:  # otherwise the program has set its own threshold meanwhile
             gc.set_threshold(*self._thresholds)
 
     def _collect_what_is_due(self) -> None:
-        """Run the collection that would have run by itself by now, if any."""
+        """Run the collection that would have run automatically by now, if any."""
         if not gc.isenabled():
             return
         due = [
@@ -101,11 +102,12 @@ class GcPause:
 
 
 def count_as_old() -> None:
-    """Have the collector count what was imported as old, and look at none of it now.
+    """Move imported objects to the oldest generation without scanning them now.
 
-    After PyTorch's import a full collection is due, which takes 0.1 s and finds nothing. A later one looks at all of it, as ever.
+    After PyTorch's import a full collection is due, which takes 0.1 s and finds nothing. Later full collections scan
+    all objects as usual.
     """
-    if not gc.get_freeze_count():  # what the program has frozen stays frozen
+    if not gc.get_freeze_count():  # objects that the program has frozen stay frozen
         gc.freeze()
         gc.unfreeze()
 

@@ -1,8 +1,8 @@
-"""Masking of Ctrl-C: inside of a mask an interrupt is pending, and is delivered where the code can bear it.
+"""Masking of Ctrl-C: inside a mask an interrupt stays pending until the code can handle it.
 
-Python runs the handler of a signal between any two steps of the main thread. Inside of a submission this would lose a reply that
-was just read, or leave values to wait for that no executor was told to make. So the code that talks to executors masks
-interrupts, and delivers a pending one itself: in every wait, a few times a second, and while a program is planned.
+Python runs signal handlers between any two steps of the main thread. In a submission, this could lose a reply that was
+just read, or leave values that no executor was asked to compute. So the code that talks to executors masks interrupts.
+It delivers a pending interrupt itself: a few times per second in every wait, and during planning.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ from typing import Any, Final
 from djinn_core.system import native_stack
 from djinn_core.system.processes import signal_main_thread
 
-LOOK_SECONDS: Final = 0.1  # between two looks for a pending interrupt during a wait
+LOOK_SECONDS: Final = 0.1  # seconds between checks for a pending interrupt during a wait
 _SIGINT: Final = int(signal.SIGINT)
-_NEAR: Final = 6  # frames that a finalizer may be away
-# What weak dictionaries and sets call when a key dies, and the file of each; torch._dynamo has a list of the kind.
+_NEAR: Final = 6  # frames to search for a finalizer
+# Callbacks of weak dictionaries and sets for dead keys, with their files; torch._dynamo has a similar list.
 _WEAK: Final = ("remove", "_remove", "_remove_id", "<lambda>")
 _WEAK_FILES: Final = (weakref.__file__, _weakrefset.__file__, str(Path("torch", "_dynamo", "utils.py")))
 
 
 class InterruptMask:
-    """Context manager, reentrant, for all threads: inside, an interrupt of the main thread is pending until `check`, or the end.
+    """Context manager, reentrant, for all threads. Inside, Ctrl-C on the main thread stays pending until `check` or the end.
 
-    Masked sections are short, or call `check` every `LOOK_SECONDS`. Only the main thread is ever interrupted; others pass through.
+    Masked sections are short, or call `check` every `LOOK_SECONDS`. Only the main thread is ever interrupted; others
+    pass through.
 
     Attributes:
-        depth: how many masked sections the main thread is inside; where it is above 0, no thread has to enter another.
+        depth: nesting depth of the main thread. If it is above 0, no thread needs to enter another section.
         caught: signal and frame of a pending interrupt; None without one.
-        main: the identity of the main thread.
-        uninterruptible: context manager, reentrant: inside, a pending interrupt is not delivered at a check either.
+        main: identity of the main thread.
+        uninterruptible: reentrant context manager in which `check` does not deliver interrupts, either.
     """
 
     def __init__(self) -> None:
@@ -51,8 +52,8 @@ class InterruptMask:
         self.main = _MAIN_IDENT
         self.depth = 0
         self._before: Any = None
-        self._catches = False  # whether `_before` is a handler, and not to ignore interrupts
-        self._own = False  # whether the handler is `raise_outside_torch`, which asks `takes` and need not be exchanged
+        self._catches = False  # True if `_before` is a handler, False if interrupts are ignored
+        self._own = False  # True if the handler is `raise_outside_torch`, which calls `takes` and needs no exchange
         self.caught: tuple[int, FrameType | None] | None = None
 
     def __enter__(self) -> None:
@@ -69,7 +70,7 @@ class InterruptMask:
         self.depth += 1
 
     def _exchange(self, before: Any) -> None:
-        if before is signal.default_int_handler:  # notebooks put it back for each cell
+        if before is signal.default_int_handler:  # notebooks reset it for each cell
             self._before = before = raise_outside_torch
         self._catches = callable(before)
         if self._catches:
@@ -94,26 +95,26 @@ class InterruptMask:
         return self.caught is not None and get_ident() == _MAIN_IDENT
 
     def check(self) -> None:
-        """Deliver a pending interrupt here.
+        """Deliver a pending interrupt now.
 
         Raises:
-            KeyboardInterrupt: there was an interrupt, unless the program handles them otherwise. Not inside `uninterruptible`.
+            KeyboardInterrupt: Ctrl-C came, and the program does not handle it otherwise. Not inside `uninterruptible`.
         """
         if self.caught is not None and not self.uninterruptible.depth and get_ident() == _MAIN_IDENT:
             self._deliver()
 
     def ignore(self) -> None:
-        """Mask interrupts for good, in a process that ignores them from its start to its end."""
+        """Mask interrupts permanently, in a process that always ignores them."""
         self.depth += 1
 
     def put_back(self) -> None:
-        """Make a `KeyboardInterrupt` that was raised and caught pending again: it is raised at the next check."""
+        """Make a raised and caught `KeyboardInterrupt` pending again. The next check raises it."""
         if get_ident() == _MAIN_IDENT and self.depth:
             self.caught = signal.SIGINT, None
 
     @contextmanager
     def unmasked(self) -> Iterator[None]:
-        """Inside, an interrupt is raised at once, wherever it comes; inside `uninterruptible`, the caller catches it."""
+        """Raise interrupts immediately in the block, at any point. Inside `uninterruptible`, the caller catches them."""
         if get_ident() != _MAIN_IDENT or not self.depth or not self._catches:
             yield
             return
@@ -132,7 +133,7 @@ class InterruptMask:
                 signal.signal(signal.SIGINT, self._catch)
 
     def takes(self, number: int, frame: FrameType | None) -> bool:
-        """Make an interrupt pending for the handler of this module; False if the handler is to raise it."""
+        """Make an interrupt pending for this module's handler. Return False if the handler must raise it."""
         if not self.depth or not self._own:
             return False
         self.caught = number, frame
@@ -154,7 +155,7 @@ class _Uninterruptible:
     """Context manager of `InterruptMask.uninterruptible`.
 
     Attributes:
-        depth: how often the main thread is inside.
+        depth: nesting depth of the main thread.
     """
 
     def __init__(self, mask: InterruptMask) -> None:
@@ -181,7 +182,7 @@ class _Uninterruptible:
 
 
 class InterruptibleLock(_thread.RLock):  # type: ignore[misc] # not final, and its `__exit__` is no step of Python's
-    """A reentrant lock; while a `with` statement waits for it, pending interrupts are raised."""
+    """A reentrant lock. A `with` statement that waits for it raises pending interrupts."""
 
     __slots__ = ()
 
@@ -192,14 +193,14 @@ class InterruptibleLock(_thread.RLock):  # type: ignore[misc] # not final, and i
 
 
 def raise_outside_torch(number: int, frame: FrameType | None) -> None:
-    """The handler of Ctrl-C, in place of Python's own: raises `KeyboardInterrupt`, a moment later where PyTorch could not bear it.
+    """Handler of Ctrl-C that replaces Python's: raises `KeyboardInterrupt`, but later if PyTorch could not handle it now.
 
-    PyTorch asks Python for the device of a tensor, also where an exception in C++ aborts the process, and Python then looks
-    for signals. So inside PyTorch's C++ the signal is sent once more instead, and where Python drops what is raised.
-    `InterruptMask` calls this later than at the signal, from Python: there is no C++ between.
+    PyTorch asks Python for a tensor's device even where a C++ exception aborts the process, and Python checks for
+    signals then. So inside PyTorch's C++ code, the handler sends the signal again. It does the same where Python
+    ignores exceptions. `InterruptMask` calls this from Python after the signal, without C++ in between.
     """
     if _is_handling(frame):
-        return  # what is just being decided holds for this one, too
+        return  # the pending decision covers this signal, too
     if not interrupt_mask.takes(number, frame):
         _raise(number, frame, at_signal=frame is sys._getframe(1))  # noqa: SLF001 - the public ways build a list of all frames
 
@@ -212,24 +213,24 @@ def _raise(number: int, frame: FrameType | None, at_signal: bool) -> None:
 
 
 def warn_without_lock() -> None:
-    """Say that Djinn relies on the interpreter's lock, where a free-threaded Python runs without it."""
+    """Warn that Djinn needs the GIL if a free-threaded Python runs without it."""
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         warnings.warn(
-            "Djinn was not written for Python without its global lock: what one thread does in one step, others may see half done. "
-            "Set PYTHON_GIL=1, or use a build of Python with the lock",
+            "Djinn does not support Python without the GIL: threads may see inconsistent data. Set PYTHON_GIL=1, or "
+            "use a build of Python with the lock",
             RuntimeWarning,
             stacklevel=2,
         )
 
 
 def handle_interrupts() -> None:
-    """Use `raise_outside_torch` from now on, unless the program handles interrupts itself."""
+    """Install `raise_outside_torch`, unless the program handles interrupts itself."""
     if threading.current_thread() is _main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, raise_outside_torch)
 
 
 def _is_handling(frame: FrameType | None) -> bool:
-    """True if a signal arrived while this handler ran."""
+    """Return True if a signal arrived while this handler ran."""
     while frame is not None and frame.f_code.co_filename == __file__:
         if frame.f_code is raise_outside_torch.__code__ or frame.f_code is _raise.__code__:
             return True
@@ -238,7 +239,7 @@ def _is_handling(frame: FrameType | None) -> bool:
 
 
 def _is_dropped(frame: FrameType | None) -> bool:
-    """True in a finalizer, and in what weak dictionaries and sets do when a key dies: Python ignores exceptions of these."""
+    """Return True inside finalizers and weak reference callbacks, whose exceptions Python ignores."""
     for _ in range(_NEAR):
         if frame is None:
             return False
@@ -259,19 +260,19 @@ _AGAIN_SECONDS: Final = 0.002
 
 
 _main = threading.main_thread()
-_MAIN_IDENT: Final = _main.ident  # the same in a forked child
+_MAIN_IDENT: Final = _main.ident  # also in a forked child
 interrupt_mask = InterruptMask()
 
 
-# Room on the stack. Near Python's limit of recursion any call raises `RecursionError`, the release of a lock as well. A lock that stays taken
-# stops the session for ever, so what takes locks and numbers messages begins only where it can go on to its end.
-LEVELS: Final = 150  # that sending and receiving take, and errors on their way out
+# Free stack depth. Near Python's recursion limit any call raises `RecursionError`, even the release of a lock. A lock
+# that stays held blocks the session forever. So code that takes locks or numbers messages starts only if it can finish.
+LEVELS: Final = 150  # frames for sending, receiving, and errors on their way out
 
 
 def require_stack_room() -> None:
-    """Raise `RecursionError` where fewer than `LEVELS` calls can be nested here; nothing has been done then."""
+    """Raise `RecursionError` if fewer than `LEVELS` calls can be nested here. Nothing has been done then."""
     try:
-        # Calls of C functions count as well, and have no frame: a stack with a third of the frames may be full.
+        # Calls of C functions count as well but have no frame: a stack may be full with a third of the frames.
         sys._getframe(sys.getrecursionlimit() // 3)  # noqa: SLF001 - the only way to see how deep it is without a walk
     except ValueError:
         return

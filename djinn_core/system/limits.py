@@ -1,4 +1,4 @@
-"""Limits of this process, and its share of the processors."""
+"""Resource limits of this process, and its share of the processors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-_OPEN_MAX: Final = 10240  # what macOS allows at least where it says that there is no limit
+_OPEN_MAX: Final = 10240  # minimum on macOS if it reports no limit
 
 
 if sys.platform == "win32":
@@ -19,20 +19,20 @@ if sys.platform == "win32":
         raise OSError(f"this system does not limit a process to {total:,} bytes")
 
     def allow_open_files() -> None:
-        """Raises `OSError`: the number of files is not told."""
+        """Raise `OSError`: the limit is unknown on Windows."""
         raise OSError("this system does not say how many files a process may open")
 
     def leave_no_cores() -> None:
-        """None are written."""
+        """Do nothing: Windows writes no core dumps."""
 
 else:
     import resource
 
     def limit_data(total: int) -> None:
-        """Let this process have at most `total` bytes of memory of its own, or fewer where it is limited already.
+        """Limit this process to `total` bytes of private memory. A lower existing limit stays.
 
         Raises:
-            OSError: this system has no such limit, or refuses it. macOS takes it, and does not keep to it.
+            OSError: this system has no such limit, or refuses it. macOS accepts the limit but does not enforce it.
         """
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         allowed = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
@@ -42,15 +42,15 @@ else:
             raise OSError(str(error)) from error
 
     def allow_open_files() -> None:
-        """Allow this process as many open files as it may ask for.
+        """Raise this process's limit of open files to the maximum.
 
         Raises:
-            OSError: it may have no more than it has.
+            OSError: the limit is at its maximum already.
         """
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft == hard:
             return
-        # Where there is no limit, macOS has another one, which it does not tell, and refuses what is beyond.
+        # If macOS reports no limit, it has another one, which it does not report, and refuses values above it.
         for most in (hard, _OPEN_MAX):
             if most == resource.RLIM_INFINITY or (soft != resource.RLIM_INFINITY and most <= soft):
                 continue
@@ -61,26 +61,26 @@ else:
             raise OSError(f"this process may not open more than {soft} files")
 
     def leave_no_cores() -> None:
-        """Disable core dumps of this process and of those that it starts."""
+        """Disable core dumps of this process and its children."""
         _, hard = resource.getrlimit(resource.RLIMIT_CORE)
         resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
 def lower_priority(by: int) -> None:
-    """Run this process, and what it starts, only when others leave a processor idle; nothing where a system has no such thing."""
+    """Give this process and its children idle priority. Do nothing if the system has none."""
     nice = getattr(os, "nice", None)
     if nice is not None:
         nice(by)
 
 
 def processors() -> int:
-    """Number of processors that this process may use."""
+    """Return the number of processors that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def processor_kind() -> str:
-    """The processor with its sets of instructions, as far as the system tells: native code of one kind runs on it."""
+    """Return the processor type with its instruction sets, as far as known: native code of one type runs on it."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return repr(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))

@@ -1,4 +1,4 @@
-"""LRU cache: a mapping of bounded size that evicts what was used least recently."""
+"""LRU cache: a bounded mapping that evicts the least recently used entries."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ V = TypeVar("V")
 class LruCache(OrderedDict[K, V]):
     """A mapping of at most `capacity` entries, the least recently used first; not locked.
 
-    `use` and `store` count as uses; lookups as in any dict do not. cachetools.LRUCache takes twice as long for a hit, and a
-    tenth of a second to import.
+    `use` and `store` count as uses; plain dict lookups do not. cachetools.LRUCache takes twice as long per hit, and 0.1
+    s to import.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -22,14 +22,14 @@ class LruCache(OrderedDict[K, V]):
         self.capacity = capacity
 
     def use(self, key: K) -> V | None:
-        """Look up a value, and mark it as the most recently used; None if there is none."""
+        """Return a value and mark it as most recently used. Return None if there is none."""
         found = self.get(key)
         if found is not None:
             self.move_to_end(key)
         return found
 
     def store(self, key: K, value: V) -> Sequence[V]:
-        """Store a value as the most recently used; returns those that were evicted for it."""
+        """Store a value as most recently used. Return the evicted values."""
         self[key] = value
         self.move_to_end(key)
         if len(self) <= self.capacity:

@@ -1,4 +1,4 @@
-"""The stack of C functions of the present thread, where the platform can tell it."""
+"""The C call stack of the current thread, if the platform can report it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class _Symbol(ctypes.Structure):
 
 
 def stands_between(library: bytes) -> bool:
-    """True if code of a library with `library` in its file's name stands between the caller, which C called, and the next Python code.
+    """Return True if a library with `library` in its file name is on the C stack between the caller and the next Python code.
 
-    False where the platform does not tell. No step of it is one in which an interrupt is lost.
+    Return False if the platform cannot tell. No step of this function can lose an interrupt.
     """
     if _entry is None:
         return False
@@ -31,7 +31,7 @@ def stands_between(library: bytes) -> bool:
     for address in _addresses():
         if _function_at(address) == _entry:
             entries += 1
-            if entries > 1:  # the first is the caller's
+            if entries > 1:  # the first address is in the caller
                 return False
         elif _dladdr(ctypes.c_void_p(address), ctypes.byref(symbol)) and library in (symbol.file or b""):
             return True
@@ -39,13 +39,13 @@ def stands_between(library: bytes) -> bool:
 
 
 def _addresses() -> list[int]:
-    """Addresses in the C functions of this thread, the innermost first."""
+    """Return the addresses in this thread's C functions, innermost first."""
     stack = (ctypes.c_void_p * _FRAMES)()
     return [address or 0 for address in stack[: _backtrace(stack, _FRAMES)]]
 
 
 class _Calls:
-    """Keeps the functions of the stack each time it is called: by filter, by an operator, for a key."""
+    """Records the C functions on the stack when it is called: by a filter, by an operator, for a key."""
 
     def __init__(self) -> None:
         self.stacks: list[list[int]] = []
@@ -59,9 +59,10 @@ class _Calls:
 
 
 def _measured_entry() -> int | None:
-    """The C function by way of which C enters Python code: the outermost that is the same for different ways of calling.
+    """Return the C function through which C enters Python: the outermost one that different kinds of calls have in common.
 
-    Measured: the interpreter's own functions have no names from Python 3.14 on, and compilers divide and join them.
+    It is measured, because the interpreter's functions have no names since Python 3.14, and compilers split and merge
+    them.
     """
     calls = _Calls()
     _ = [*filter(calls.look, (0,)), -calls, max((0,), key=calls.look)]
@@ -70,10 +71,10 @@ def _measured_entry() -> int | None:
 
 
 def _looked_up() -> tuple[Any, Any, Any]:
-    """`backtrace`, `dladdr` and what finds the beginning of the function at an address; None where there is none."""
+    """Return `backtrace`, `dladdr`, and a function that finds a function's start address. Return None if one is missing."""
     try:
         program = ctypes.CDLL(None)
-    except TypeError:  # Windows has no library of all names
+    except TypeError:  # Windows has no `CDLL(None)`
         return None, None, None
     try:
         unwinder = ctypes.CDLL("libgcc_s.so.1")
@@ -85,6 +86,6 @@ def _looked_up() -> tuple[Any, Any, Any]:
     return getattr(program, "backtrace", None), getattr(program, "dladdr", None), function_at
 
 
-# Looked up here: in the handler of a signal nothing may run that an interrupt could be raised in.
+# Looked up at import: a signal handler must not run code that an interrupt could abort.
 _backtrace, _dladdr, _function_at = _looked_up()
 _entry: Final = _measured_entry() if _backtrace and _dladdr and _function_at else None

@@ -1,7 +1,7 @@
-"""Directories that one user alone can write to: making and checking them, and removing those that no process uses any more.
+"""Directories that only one user can write to: creation, checks, and removal of unused ones.
 
-An executor has its socket in one, which is removed with the executor. The directories of processes that were killed are removed
-by the next process that makes one beside them: a directory is in use as long as a process holds a lock on it.
+An executor keeps its socket in such a directory, and removes it at its end. The next process that creates a directory
+removes those of killed processes: a directory is in use while a process holds a lock on it.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from djinn_core.errors import ConfigurationError
 from djinn_core.system.files import CLOEXEC, DIRECTORY, NOFOLLOW, mode_of, user_id
 from djinn_core.system.processes import lock_file
 
-# The address of a local socket has room for 108 bytes on Linux and 104 elsewhere; the file name takes up to 14.
+# The address of a Unix socket has at most 108 bytes on Linux and 104 elsewhere; the file name takes up to 14.
 _LONGEST: Final = 88
-_UNLOCKED_SECONDS: Final = 60.0  # a directory that has just been made is not locked yet
+_UNLOCKED_SECONDS: Final = 60.0  # seconds; a new directory is not locked yet
 
-DIRECTORY_PREFIX: Final = "djinn-run-"  # of directories with the socket of an executor
+DIRECTORY_PREFIX: Final = "djinn-run-"  # name prefix of directories with an executor's socket
 
 
 def private_directory(path: Path, what: str) -> Path:
-    """The directory, made with mode 0700 where there is none.
+    """Return the directory. Create it with mode 0700 if it does not exist.
 
     Args:
-        path: where it is.
-        what: names its content in the message of the error.
+        path: path of the directory.
+        what: name of its content in error messages.
 
     Raises:
-        ConfigurationError: others may write to it, or it belongs to another user.
-        OSError: it cannot be made.
+        ConfigurationError: other users may write to the directory, or own it.
+        OSError: the directory cannot be created.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_private_directory(path, what)
@@ -42,7 +42,7 @@ def private_directory(path: Path, what: str) -> Path:
 
 
 def check_private_directory(path: Path, what: str) -> None:
-    """Raise `ConfigurationError` where other users may write to an existing directory, or own it.
+    """Raise `ConfigurationError` if other users may write to an existing directory, or own it.
 
     A user who can write there can replace what the server trusts: a certificate, a journal, weights.
     """
@@ -55,12 +55,12 @@ def check_private_directory(path: Path, what: str) -> None:
 
 
 def make_run_directory() -> tuple[str, int]:
-    """A new directory that only this user can enter, with a path short enough for the address of a socket in it.
+    """Create a directory that only this user can enter, with a path short enough for a socket address.
 
-    The descriptor that comes with it holds a lock on it: the directory is in use until the last process closes its copy.
+    The returned descriptor holds a lock on it: the directory is in use until the last process closes its copy.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the directory cannot be created.
     """
     directory = tempfile.mkdtemp(prefix=DIRECTORY_PREFIX)
     if len(os.fsencode(directory)) > _LONGEST:
@@ -72,9 +72,9 @@ def make_run_directory() -> tuple[str, int]:
 
 
 def remove_abandoned(base: Path, pattern: str = f"{DIRECTORY_PREFIX}*") -> None:
-    """Remove this user's directories in `base` whose names match the pattern and that no process uses any more."""
+    """Remove this user's unused directories in `base` whose names match the pattern."""
     for path in base.glob(pattern):
-        with contextlib.suppress(OSError):  # in use, or another user's, or has just been removed
+        with contextlib.suppress(OSError):  # in use, owned by another user, or removed meanwhile
             status = path.lstat()
             if status.st_uid == user_id() and time.time() - status.st_mtime >= _UNLOCKED_SECONDS:
                 _remove_unless_locked(path)

@@ -1,4 +1,4 @@
-"""Files and folders with secrets: only this user may read them, and no link stands in for them."""
+"""Files and folders with secrets: only this user may read them, and they must not be links."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ def open_private(path: Path) -> BufferedReader:
     """Open a file with secrets for reading.
 
     Raises:
-        OSError: it cannot be read.
-        PermissionError: it is a link or no regular file, belongs to another user, or other users have access to it.
+        OSError: the file cannot be read.
+        PermissionError: the file is a link or not a regular file, belongs to another user, or is accessible to other
+            users.
     """
     try:
         file = os.fdopen(os.open(path, os.O_RDONLY | NOFOLLOW | NONBLOCK | CLOEXEC), "rb")
@@ -32,12 +33,15 @@ def open_private(path: Path) -> BufferedReader:
 
 
 def check_private_folder(path: Path) -> None:
-    """Raise `PermissionError` if a folder is a link, belongs to another user, or lets other users in."""
+    """Raise `PermissionError` if a folder is a link, belongs to another user, or is accessible to other users."""
     check_private(path, path.lstat(), "700")
 
 
 def check_private(path: Path, status: os.stat_result, mode: str) -> None:
-    """Raise `PermissionError` unless a file or folder is this user's alone; `mode`: permissions that the message recommends."""
+    """Raise `PermissionError` unless only this user can access a file or folder.
+
+    `mode`: permissions that the message recommends.
+    """
     if stat.S_ISLNK(status.st_mode):
         raise PermissionError(f"{path} is a link, which is not followed")
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):

@@ -1,4 +1,4 @@
-"""Processes: their users, forks, and the time that they take."""
+"""Processes: file locks, signals, forks, and processor time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if sys.platform == "win32":
 
     _LOCKED_BYTE: Final = (
         1 << 31
-    ) - 2  # beyond what files have: Windows lets no other process read a byte that is locked
+    ) - 2  # offset beyond the file's contents: Windows prevents other processes from reading a locked byte
     _LOCK_PAUSE: Final = 0.05
 
     def lock_file(descriptor: int, *, shared: bool = False, wait: bool = False) -> None:
-        """As below; each lock is exclusive on Windows, and leaves the descriptor where it was."""
+        """Lock a file as on other systems. On Windows each lock is exclusive, and the file position is restored."""
         del shared
         at = os.lseek(descriptor, 0, os.SEEK_CUR)
         try:
@@ -41,46 +41,46 @@ if sys.platform == "win32":
     SPARE_SIGNAL: Final = signal.SIGBREAK
 
     def signal_main_thread(number: signal.Signals) -> None:
-        """Have the main thread run the handler of a signal, soon: Windows has no way to wake it from a wait."""
+        """Have the main thread run a signal handler soon. Windows cannot wake it from a wait."""
         _thread.interrupt_main(number)
 
 else:
     import fcntl
 
     def lock_file(descriptor: int, *, shared: bool = False, wait: bool = False) -> None:
-        """Lock an open file or directory, until the descriptor is closed or the process ends, however it ends.
+        """Lock an open file or directory until the descriptor is closed or the process ends.
 
         Raises:
-            BlockingIOError: another process holds a lock on it, and this call does not `wait`.
-            OSError: there cannot be a lock.
+            BlockingIOError: another process holds the lock, and `wait` is False.
+            OSError: the file system does not support locks.
         """
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
 
-    SPARE_SIGNAL: Final = signal.SIGUSR1  # one that nothing sends by itself
+    SPARE_SIGNAL: Final = signal.SIGUSR1  # a signal that nothing else sends
 
     def signal_main_thread(number: signal.Signals) -> None:
-        """Send a signal to the main thread, which it wakes from a wait."""
+        """Send a signal to the main thread, and wake it from a wait."""
         signal.pthread_kill(threading.main_thread().ident or 0, number)
 
 
-CLIENT_ONLY: Final = sys.platform == "win32"  # neither executors nor servers run here
+CLIENT_ONLY: Final = sys.platform == "win32"  # executors and servers do not run on this system
 
 
 def in_forked_child(function: Callable[[], object]) -> None:
-    """Call `function` in each process that this one forks, as soon as it begins; a system that cannot fork never does."""
+    """Call `function` at the start of each forked child process. Systems without fork never call it."""
     register = getattr(os, "register_at_fork", None)
     if register is not None:
         register(after_in_child=function)
 
 
 class NoFork:
-    """Context manager: while a thread is inside, another thread that forks waits for it. Threads inside do not wait for each other.
+    """Context manager that blocks forks by other threads. Threads inside do not wait for each other.
 
-    For what a child could never finish, such as an import that a thread of the parent has begun.
+    Use it for work that a child could not finish, such as an import that a thread of the parent has begun.
 
     Args:
-        longest: seconds that a fork waits at most: the thread inside may itself wait for the one that forks.
+        longest: maximum wait of a fork in seconds, because the thread inside may wait for the forking thread.
     """
 
     def __init__(self, longest: float) -> None:
@@ -89,7 +89,7 @@ class NoFork:
         self._inside: list[int] = []
 
     def register(self) -> None:
-        """Have this process and its children wait; once."""
+        """Register the fork hooks in this process and its children, once."""
         register = getattr(os, "register_at_fork", None)
         if register is not None:
             register(before=self._wait, after_in_parent=self._changed.release, after_in_child=self._forget_others)
@@ -104,7 +104,7 @@ class NoFork:
             self._changed.notify_all()
 
     def _wait(self) -> None:
-        self._changed.acquire()  # until the fork is done: no thread enters in between
+        self._changed.acquire()  # until the fork is done, no thread can enter
         own = threading.get_ident()
         self._changed.wait_for(lambda: all(thread == own for thread in self._inside), self._longest)
 
@@ -118,23 +118,25 @@ RUNNING: Final = "running"
 
 
 class ThreadTimes:
-    """Processor time of another process, in nanoseconds' detail. Linux alone tells it: psutil knows hundredths of a second."""
+    """Processor time of another process, with nanosecond resolution. Linux only: psutil has hundredths of a second."""
 
     def __init__(self, process: int) -> None:
-        """Raises `OSError` where it is not told, as of a process of another machine."""
+        """Raise `OSError` if the time is not available, for example for a process on another machine."""
         self._folder = Path(f"/proc/{process}/task")
         if not self._folder.is_dir():
             raise OSError(f"the processor time of process {process} is not known in detail here")
 
     def read(self) -> float:
-        """Seconds that its threads have run on a processor."""
+        """Return the processor seconds of its threads."""
         return sum(int((task / "schedstat").read_text().split()[0]) for task in self._folder.iterdir()) / 1e9
 
 
 def thread_activity(threads: Iterable[int]) -> tuple[str, ...]:
-    """A text for each thread of this process, by native number: it changes as soon as the thread runs; `running` while it runs, or would.
+    """Return a text for each thread of this process, by native id.
 
-    Linux alone tells this: empty elsewhere.
+    It changes when the thread runs, and is `running` while it is runnable.
+
+    Empty on systems other than Linux.
     """
     found = []
     for number in threads:
@@ -142,15 +144,15 @@ def thread_activity(threads: Iterable[int]) -> tuple[str, ...]:
         try:
             state = (task / "stat").read_text().rpartition(")")[2].split()[0]
             found.append(RUNNING if state == "R" else (task / "schedstat").read_text())
-        except OSError:  # it has ended, or this is another system
+        except OSError:  # the thread has ended, or this is not Linux
             continue
     return tuple(found)
 
 
 def innermost_number(process: int) -> int:
-    """Number of a process in the innermost PID namespace that it is in. Linux alone has such namespaces."""
+    """Return the id of a process in its innermost PID namespace. Only Linux has such namespaces."""
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    except OSError:  # it has ended, or this is another system
+    except OSError:  # the process has ended, or this is not Linux
         return process
     return next((int(line.split()[-1]) for line in lines if line.startswith("NSpid:")), process)

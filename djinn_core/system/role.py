@@ -1,6 +1,6 @@
-"""Process role: client, gateway or executor. Servers never register `remote_accelerator`, though plugins import `djinn`.
+"""Process role: client, gateway or executor. Servers never register `remote_accelerator`, although plugins import `djinn`.
 
-Once the device is registered, `pin_memory()` and `torch.accelerator` mean ours, and executors hold the real ones.
+After registration, `pin_memory()` and `torch.accelerator` refer to Djinn's device, but executors need the real ones.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ _role: Role = "client"
 
 
 def become_server(role: Literal["gateway", "executor"]) -> None:
-    """Say that this process serves clients, before anything imports `djinn`."""
+    """Mark this process as a server, before anything imports `djinn`."""
     global _role
     _role = role
 
 
 def is_client() -> bool:
-    """True if importing `djinn` registers the device in this process."""
+    """Return True if importing `djinn` registers the device in this process."""
     return _role == "client"

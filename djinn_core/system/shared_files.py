@@ -1,4 +1,4 @@
-"""Files that processes share: replaced as a whole, watched for changes, locked."""
+"""Files that processes share: atomic replacement, change detection, locks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import msgspec
 from djinn_core.system.files import CLOEXEC
 from djinn_core.system.processes import lock_file
 
-_LOOK_SECONDS: Final = 0.01  # between two looks for a lock that another process holds
+_LOOK_SECONDS: Final = 0.01  # seconds between attempts at a lock that another process holds
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file, mode 0600, so that readers find the content before or this one, whole, also after a loss of power.
+    """Replace a file atomically, with mode 0600. Readers see the old or the new content, even after a power loss.
 
     Raises:
-        OSError: it cannot be written there; the file is as it was.
+        OSError: the file cannot be written, and is unchanged.
     """
     # mkstemp makes files with mode 0600, and the rename is atomic because both are in one directory.
     descriptor, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -43,7 +43,7 @@ def open_privately(path: str, flags: int) -> int:
 
 
 class FileVersion(msgspec.Struct, frozen=True):
-    """Version of a file: differs after each write and each replacement."""
+    """Version of a file, which changes with each write and each replacement."""
 
     written: int
     inode: int
@@ -51,10 +51,10 @@ class FileVersion(msgspec.Struct, frozen=True):
 
 
 def version_of(path: Path) -> FileVersion:
-    """The version of a file as it is now.
+    """Return the current version of a file.
 
     Raises:
-        OSError: it is not there.
+        OSError: the file does not exist.
     """
     status = path.stat()
     return FileVersion(status.st_mtime_ns, status.st_ino, status.st_size)
@@ -62,15 +62,15 @@ def version_of(path: Path) -> FileVersion:
 
 @contextmanager
 def locked(path: Path, seconds: float | None = None) -> Iterator[None]:
-    """Hold the lock file beside `path`, which one process at a time can, for a change of what the file says.
+    """Hold the lock file of `path` while changing the file. One process at a time can hold it.
 
-    `seconds`: how long to wait for another process that holds it; None: until it lets go.
+    `seconds`: maximum wait for another process that holds the lock. None: no limit.
 
     Raises:
-        BlockingIOError: it was held for longer.
-        OSError: there cannot be one.
+        BlockingIOError: another process held the lock for longer.
+        OSError: the file system does not support locks.
     """
-    # Mode 0600: another user who can open the file can hold the lock.
+    # Mode 0600, because any user who can open the file can hold the lock.
     with open(path.parent / f".{path.name}.lock", "w", encoding="utf-8", opener=open_privately) as file:
         if seconds is None:
             lock_file(file.fileno(), wait=True)

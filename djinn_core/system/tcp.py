@@ -1,4 +1,4 @@
-"""Options and statistics of sockets."""
+"""Socket options and TCP statistics."""
 
 from __future__ import annotations
 
@@ -20,32 +20,35 @@ if sys.platform == "linux":
     import fcntl
     import termios
 
-PARTS: Final = 1024  # of a message in one call of the kernel: IOV_MAX of Linux and macOS
+PARTS: Final = 1024  # buffers per system call: IOV_MAX of Linux and macOS
 LONGEST_PATH: Final = 107 if sys.platform == "linux" else 103  # bytes of the path of a Unix socket
-# After how many seconds without a word the kernel asks a peer, how often, and how many times. The first has two names.
+# Keep-alive: idle seconds before the first probe, seconds between probes, and number of probes. The first option has
+# two names.
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPALIVE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
-_TCP_CLOSE: Final = 7  # of the states of Linux' `struct tcp_info`
-# Of Linux' `struct tcp_info`: segments that were not acknowledged, and milliseconds since the last acknowledgement.
+_TCP_CLOSE: Final = 7  # state in Linux' `struct tcp_info`
+# In Linux' `struct tcp_info`: unacknowledged segments, and milliseconds since the last acknowledgement.
 _LINUX: Final = struct.Struct("=24xI28xI")
-# Of macOS' `struct tcp_connection_info`: the window for sending, bytes that were not acknowledged, and packets that were received.
+# In macOS' `struct tcp_connection_info`: send window, unacknowledged bytes, and received packets.
 _MACOS: Final = struct.Struct("=28xII44xQ")
 _INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
-_TURN_SECONDS: Final = 0.1  # of a wait that no signal ends
+_TURN_SECONDS: Final = 0.1  # seconds of a wait that no signal can end
 _JOIN_BYTES: Final = 1 << 16
 _MACOS_OPTION: Final[int] = (
     0x106 if sys.platform == "darwin" else 0
-)  # TCP_CONNECTION_INFO, which Python has no name for
+)  # TCP_CONNECTION_INFO, which Python does not define
 
 
-# Of Linux' `struct tcp_info`: microseconds of the shortest round trip of late, and bytes a second that were delivered.
+# In Linux' `struct tcp_info`: microseconds of the recent minimum round trip, and delivered bytes per second.
 _LINUX_LINK: Final = struct.Struct("=148xI8xQ")
 
 
 def link_figures(sock: socket.socket) -> tuple[float, float]:
-    """Seconds of the shortest round trip of late, and bytes a second that were delivered lately, of a TCP connection; 0: the system does not tell.
+    """Return the recent minimum round trip in seconds, and the delivery rate in bytes per second, of a TCP connection.
+
+    0: the system does not report it.
 
     Raises:
-        OSError: the socket is closed, or is no TCP socket.
+        OSError: the socket is closed, or not a TCP socket.
     """
     option = getattr(socket, "TCP_INFO", None)
     if option is None or sock.family not in _INTERNET:
@@ -58,7 +61,7 @@ def link_figures(sock: socket.socket) -> tuple[float, float]:
 
 
 def address_is_gone(sock: socket.socket) -> bool:
-    """Return True if no interface of this machine has the socket's own address any more, as after a change of networks."""
+    """Return True if no interface of this machine has the socket's own address any more, as after a network change."""
     if sock.family not in _INTERNET:
         return False
     try:
@@ -71,9 +74,9 @@ def address_is_gone(sock: socket.socket) -> bool:
 
 
 def unacknowledged(sock: socket.socket) -> int:
-    """Bytes that were sent and that the machine at the other end of a TCP connection, shut down for sending, has not acknowledged.
+    """Return the number of unacknowledged bytes of a TCP connection that is shut down for sending.
 
-    0 where the connection is broken, and where the system does not tell: there is nothing to wait for.
+    Return 0 if the connection is broken or the system does not report it: there is nothing to wait for.
 
     Raises:
         OSError: the socket is closed.
@@ -81,25 +84,25 @@ def unacknowledged(sock: socket.socket) -> int:
     if sys.platform == "linux":
         if sock.family in _INTERNET and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _TCP_CLOSE:
             (left,) = struct.unpack("=i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
-            return max(0, int(left) - 1)  # the end of the stream is counted, too
+            return max(0, int(left) - 1)  # the FIN is counted, too
     return 0
 
 
 class Poll(Protocol):
-    """Waits until one of its sockets can be read or has been closed at the other end, as `select.poll`."""
+    """Waits until one of its sockets is readable or closed by the other end, like `select.poll`."""
 
     def register(self, sock: Any, events: int, /) -> object:
-        """Wait for a socket or descriptor, too."""
+        """Add a socket or descriptor."""
 
     def unregister(self, sock: Any, /) -> object:
-        """Wait for it no more."""
+        """Remove a socket or descriptor."""
 
     def poll(self, timeout: float | None = None, /) -> Sequence[object]:
-        """The sockets that can be read, at once or after a wait of at most `timeout` milliseconds; None: without end."""
+        """Return the readable sockets after a wait of at most `timeout` milliseconds. None: no limit."""
 
 
 class _Select:
-    """`Poll` by `select`, for Windows, where no signal ends a wait: it is divided."""
+    """`Poll` implemented by `select`, for Windows. No signal ends a wait there, so waits are split."""
 
     def __init__(self) -> None:
         self._sockets: set[int] = set()
@@ -127,35 +130,35 @@ def _descriptor(sock: Any) -> int:
 
 if sys.platform == "win32":
     READABLE: Final = 1  # no more than a mark
-    DONTWAIT: Final = 0  # sockets never wait there
+    DONTWAIT: Final = 0  # sockets never wait in the kernel on Windows
 
     def poller() -> Poll:
-        """A `Poll` without sockets."""
+        """Return a `Poll` without sockets."""
         return _Select()
 
     def wait_in_kernel(sock: Any, reading: float, writing: float) -> None:
-        """As below. A socket of Windows whose read was given up may not be used any more: reads return at once there."""
+        """Do nothing. After an aborted read, a Windows socket cannot be used any more, so reads return at once there."""
         del reading, writing
         sock.setblocking(False)
 
     def wait_writable(sock: Any) -> None:
-        """After a write that raised `BlockingIOError`: wait a moment until one may succeed, where it did not wait itself."""
+        """Wait briefly after a write raised `BlockingIOError`, because the write itself did not wait."""
         select.select((), (sock,), (), _TURN_SECONDS)
 
     def gathering(sock: Any) -> Callable[[Sequence[Buffer]], int]:
-        """As below: Windows has no such call, and small buffers are joined."""
+        """Return a function that joins small buffers, because Windows has no gathering write."""
         return getattr(sock, "sendmsg", None) or partial(_send_joined, sock)
 
     def send_now(sock: Any, buffers: Sequence[Buffer]) -> int:
-        """As below."""
+        """Send without a wait, as on other systems."""
         return gathering(sock)(buffers)
 
     def hung_up(sock: socket.socket) -> bool:
-        """As below: what Windows tells without a read is if the socket is closed at this end."""
+        """Return True if the socket is closed at this end. Windows reports no more without a read."""
         return sock.fileno() < 0
 
     def unix_socket() -> socket.socket:
-        """Raises `OSError`: Python has none on Windows."""
+        """Raise `OSError`: Python has no Unix sockets on Windows."""
         raise OSError("Python has no Unix sockets on this system")
 
 else:
@@ -165,39 +168,42 @@ else:
     poller: Callable[[], Poll] = select.poll
 
     def wait_in_kernel(sock: Any, reading: float, writing: float) -> None:
-        """Have reads and writes raise `BlockingIOError` where nothing came, or could be sent, in so many seconds."""
+        """Have reads and writes raise `BlockingIOError` after a wait of so many seconds."""
         sock.setblocking(True)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(reading))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(writing))
 
     def wait_writable(sock: Any) -> None:
-        """After a write that raised `BlockingIOError`: it has waited itself."""
+        """Do nothing: the write that raised `BlockingIOError` has waited itself."""
 
     def gathering(sock: Any) -> Callable[[Sequence[Buffer]], int]:
-        """A function that sends the first bytes of several buffers, and gives their number."""
+        """Return a function that sends the first bytes of several buffers, and returns their number."""
         return sock.sendmsg  # type: ignore[no-any-return]
 
     def send_now(sock: Any, buffers: Sequence[Buffer]) -> int:
-        """Send the first bytes of several buffers without a wait; their number. Raises `BlockingIOError` where none can be sent."""
+        """Send the first bytes of several buffers without a wait.
+
+        Return their number. Raise `BlockingIOError` if none can be sent.
+        """
         return sock.sendmsg(buffers, (), DONTWAIT)  # type: ignore[no-any-return]
 
     def hung_up(sock: socket.socket) -> bool:
-        """True if the other end of a connected socket sends nothing more, or the socket is closed. Reads nothing, waits for nothing."""
+        """Return True if the other end has stopped sending, or the socket is closed. Does not read or wait."""
         number = sock.fileno()
         if number < 0:
             return True
         poll = select.poll()
-        # macOS, which has no name for it, says POLLHUP for half a connection, too.
+        # macOS reports POLLHUP for a half-closed connection, too, and has no name for the exact flag.
         poll.register(number, getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR)
         return bool(poll.poll(0))
 
     def unix_socket() -> socket.socket:
-        """A Unix socket for a stream of bytes."""
+        """Return a Unix stream socket."""
         return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
 def _send_joined(sock: socket.socket, buffers: Sequence[Buffer]) -> int:
-    """Send the first buffers in one call: a large one as it is, small ones as one."""
+    """Send the first buffers in one call: a large one unchanged, small ones joined."""
     first = memoryview(buffers[0])
     if len(first) >= _JOIN_BYTES:
         return sock.send(first)
@@ -214,7 +220,7 @@ def _timeval(seconds: float) -> bytes:
 
 
 def keep_alive(sock: socket.socket) -> None:
-    """Have the kernel ask whether the peer is there where nothing is under way; it is given up after a minute without an answer."""
+    """Enable keep-alive probes on an idle connection. The kernel gives up after a minute without an answer."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:
         option = getattr(socket, name, None)
@@ -223,7 +229,7 @@ def keep_alive(sock: socket.socket) -> None:
 
 
 def widen(sock: socket.socket, size: int) -> None:
-    """Ask for buffers of `size` bytes. Linux gives what it may, macOS refuses what is more than it may: then half of it."""
+    """Request socket buffers of `size` bytes. Linux caps the size. macOS refuses sizes above its limit: then try half."""
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         wanted = size
         while wanted >= 1 << 16:
@@ -234,10 +240,11 @@ def widen(sock: socket.socket, size: int) -> None:
 
 
 class PeerSilence:
-    """Time since the machine at the other end of one connection has acknowledged anything of what was sent to it.
+    """Time since the other machine has acknowledged any sent data.
 
-    Linux tells it. macOS tells how many packets came, and this remembers since when no more did. A peer that does not read closes its
-    window, and is asked less often the longer it does: it is never silent there. Elsewhere there is only keep-alive.
+    Linux reports it. macOS reports the number of received packets, so this class remembers when the number last
+    changed. A peer that does not read closes its window. The kernel then probes it ever less often, so it never counts
+    as silent there. Other systems have only keep-alive.
     """
 
     def __init__(self) -> None:
@@ -245,7 +252,7 @@ class PeerSilence:
         self._since = 0.0
 
     def seconds(self, sock: socket.socket) -> float:
-        """Seconds of silence; 0: nothing is under way, or the system does not tell.
+        """Return the seconds of silence. 0: nothing is unacknowledged, or the system does not report it.
 
         Raises:
             OSError: the socket is closed.
@@ -258,14 +265,14 @@ class PeerSilence:
 
     @staticmethod
     def on_linux(info: bytes) -> float:
-        """By a `struct tcp_info`."""
+        """Compute the silence from a `struct tcp_info`."""
         if len(info) < _LINUX.size:
             return 0.0
         unacknowledged, milliseconds = _LINUX.unpack_from(info)
         return float(milliseconds / 1e3) if unacknowledged else 0.0
 
     def on_macos(self, info: bytes, now: float) -> float:
-        """By a `struct tcp_connection_info` that was read `now`."""
+        """Compute the silence from a `struct tcp_connection_info` that was read at `now`."""
         if len(info) < _MACOS.size:
             return 0.0
         window, unacknowledged, packets = _MACOS.unpack_from(info)
