@@ -119,7 +119,7 @@ def release_conflict(candidate: PluginCandidate) -> str:
     pinned = described(candidate.source)[2] if candidate.source is not None else ""
     if not pinned or not core or pinned == core:
         return ""
-    return f"it requires djinn {pinned}, and djinn {core} is installed. Install both from one release: one checkout or one folder of wheels"
+    return f"it requires djinn {pinned}, and djinn {core} is installed. Install both of one release, from one checkout or from one folder of wheels"
 
 
 def of_another_release(distribution: str, version: str) -> str:

@@ -1,1 +1,1 @@
-"""The wire format, without I/O: messages to bytes and back, frames to byte streams and back."""
+"""The wire format, without I/O: encoding of messages, and framing of byte streams."""

@@ -1,7 +1,7 @@
-"""Delta encoding of a template's bindings (handles and slots), so that the usual ones take a byte or two.
+"""Delta encoding of a template's bindings (handles and slots): usual bindings take one or two bytes.
 
-A handle is a storage and a view of it. Handles of one message are near each other, and a step of a loop binds mostly what
-the step before it bound, so what travels are differences.
+A handle consists of a storage number and a view number. Handles of one message are close to each other, and consecutive
+loop steps bind almost equal values. So the encoding stores differences.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from djinn_core.ir.handles import VIEW_BITS, VIEW_MASK
 from djinn_core.wire import limits
 
 Slot = int | float
-# Two numbers per handle: its storage's number less that of the handle before, and its lower bits less its storage's number.
+# Two numbers per handle: storage number minus that of the previous handle, and view bits minus the storage number.
 Handles = tuple[int, ...]
-# Three numbers per change: its position less the one before, then the handle, as above.
+# Three numbers per change: position minus the previous position, then the handle, as above.
 InputChanges = tuple[int, ...]
-# Per new value of a slot: the positions that it goes to, each less the one before.
+# Per new slot value: its positions, each minus the previous one.
 SlotChanges = tuple[tuple[Slot, tuple[int, ...]], ...]
 
 _HANDLE_LIMIT = 1 << 63
@@ -44,7 +44,7 @@ def unpack_handles(packed: Handles) -> list[int]:
     match packed:
         case ():
             return []
-        case (storage, view) if 0 <= view <= VIEW_MASK:  # a single one, as mostly
+        case (storage, view) if 0 <= view <= VIEW_MASK:  # the usual case: a single handle
             handle = storage << VIEW_BITS | (storage + view) & VIEW_MASK
             if 0 <= handle < _HANDLE_LIMIT:
                 return [handle]
@@ -64,7 +64,7 @@ def _handle(storage: int, view: int) -> int:
 
 
 def pack_inputs(positions: Sequence[int], handles: Sequence[int]) -> InputChanges:
-    """The new handles at ascending positions, as differences."""
+    """Encode the new handles at ascending positions as differences."""
     packed: list[int] = []
     position = storage = 0
     for at, handle in zip(positions, handles, strict=True):
@@ -78,7 +78,7 @@ def apply_input_changes(before: list[int], changes: InputChanges) -> None:
     """Apply the difference that `diff_inputs` found to `before`, in place.
 
     Raises:
-        ProtocolError: it does not fit.
+        ProtocolError: the difference does not match the bindings.
     """
     if len(changes) % 3:
         raise ProtocolError("a list of bindings is cut short")
@@ -94,7 +94,10 @@ def apply_input_changes(before: list[int], changes: InputChanges) -> None:
 
 
 def pack_slots(positions: Sequence[int], slots: Sequence[Slot]) -> SlotChanges:
-    """The new slots at ascending positions, by value. An int is not the float of the same value, and 0.0 is not -0.0."""
+    """Encode the new slots at ascending positions, grouped by value.
+
+    An int differs from a float of the same value, and 0.0 from -0.0.
+    """
     groups: dict[tuple[type, Slot, bool], list[int]] = {}
     for position, new in zip(positions, slots, strict=True):
         groups.setdefault((type(new), new, _negative_zero(new)), []).append(position)
@@ -105,7 +108,7 @@ def apply_slot_changes(slots: list[Slot], changes: SlotChanges) -> None:
     """Apply what `diff_slots` found to `slots`.
 
     Raises:
-        ProtocolError: it does not fit.
+        ProtocolError: the difference does not match the slots.
     """
     for slot, distances in changes:
         for position in accumulate(distances):

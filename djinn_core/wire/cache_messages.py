@@ -1,4 +1,4 @@
-"""Messages about KV caches under a memory limit: a client pins, evicts and restores them, and asks where they are."""
+"""Messages about KV caches under a memory limit: pin, evict, restore, and query their locations."""
 
 from typing import Literal
 
@@ -9,9 +9,10 @@ CacheAction = Literal["look", "pin", "unpin", "evict", "restore"]
 
 
 class CacheRequest(Message, frozen=True):
-    """Do `action` with the memory of some values, packed as in a submission; of all KV caches of the session if there are none.
+    """Apply `action` to the memory of these values, packed as in a submission. No values: all KV caches of the session.
 
-    `pin` restores them first, and `evict` unpins them. The cache that a program makes of a pinned one is pinned as well.
+    `pin` restores them first, and `evict` unpins them. A cache that a program derives from a pinned cache is pinned as
+    well.
     """
 
     action: CacheAction
@@ -19,10 +20,10 @@ class CacheRequest(Message, frozen=True):
 
 
 class CacheReply(Message, frozen=True):
-    """Reply to `CacheRequest`: bytes of these values in all, in the device's memory, and pinned.
+    """Reply to `CacheRequest`: the values' total bytes, bytes in device memory, and pinned bytes.
 
-    `limited` is false if the executor has no memory limit: it evicts nothing. `refused` says why an action could not be done.
-    `values` are the pinned ones, if the request named no values.
+    `limited` is false if the executor has no memory limit: it evicts nothing. `refused`: the reason why an action
+    failed. `values` are the pinned ones, if the request named no values.
     """
 
     nbytes: Count

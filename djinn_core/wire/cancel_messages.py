@@ -9,9 +9,9 @@ from djinn_core.wire.message_base import Count, Message
 
 
 class CancelSubmissions(Message, frozen=True):
-    """Cancel these submissions: the one that runs is stopped between two ops, the others do not begin.
+    """Cancel these submissions: a running one stops between two ops, the others do not begin.
 
-    Each is answered all the same. Unfinished results raise when they are used.
+    The executor replies to each of them anyway. Using an unfinished result raises.
     """
 
     submissions: Annotated[tuple[Count, ...], msgspec.Meta(max_length=limits.STOPS)]

@@ -1,7 +1,7 @@
-"""Compression of tensor data: byte planes one after the other (byte shuffle), then zstd.
+"""Compression of tensor data: byte shuffle (all first bytes, then all second bytes, ...), then zstd.
 
-The bytes of floating-point numbers hardly repeat, but their exponents do, once they lie side by side. Needs the package
-`zstandard` at both ends.
+The bytes of floating-point numbers rarely repeat, but their exponents do once they are adjacent. Both ends need the
+package `zstandard`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from djinn_core.errors import ProtocolError
 from djinn_core.wire.frames import Buffer, allocate, flatten
 
 PLANES_ZSTD: Final = "planes+zstd"
-LARGEST: Final = 64 << 20  # bytes that may come out of one buffer
-_LEVEL: Final = 1  # higher ones take twice the time and more, and make weights no smaller
+LARGEST: Final = 64 << 20  # limit in bytes of one decompressed buffer
+_LEVEL: Final = 1  # higher levels take at least twice the time, and do not make weights smaller
 
 
 def supported_compressions() -> tuple[str, ...]:
-    """The compressions that this process can write and read; none without the package `zstandard`."""
+    """Return the compressions that this process supports; none without the package `zstandard`."""
     return (PLANES_ZSTD,) if importlib.util.find_spec("zstandard") is not None else ()
 
 
 def compressed(data: Buffer, item: int) -> bytes:
-    """`data`, which consists of elements of `item` bytes, compressed; slightly larger if it is incompressible."""
+    """Return `data`, which consists of elements of `item` bytes, compressed. Incompressible data becomes slightly larger."""
     octets = np.frombuffer(data, np.uint8)
     planes = np.ascontiguousarray(octets.reshape(-1, item).T) if item > 1 else octets
     written: bytes = _zstandard().ZstdCompressor(level=_LEVEL).compress(planes)
@@ -37,7 +37,7 @@ def expanded(data: Buffer, compression: str, item: int, length: int) -> memoryvi
     """Decompress `data` to exactly `length` bytes. Never allocates more than that, whatever `data` announces.
 
     Raises:
-        ProtocolError: the compression is unknown here, or something else than `length` bytes comes out.
+        ProtocolError: the compression is unknown, or the result does not have `length` bytes.
     """
     if compression not in supported_compressions():
         raise ProtocolError(f"data has the compression {compression[:64]!r}, which this end cannot read")

@@ -1,4 +1,4 @@
-"""Content digests: both ends identify bytes by the same hash of them."""
+"""Content digests: both ends identify data by the same hash."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ ContentHash = blake3
 
 
 def digest_of_content(data: Buffer) -> bytes:
-    """The digest of `data`."""
+    """Return the digest of `data`."""
     return blake3(data).digest()
 
 
 def digest_of_file(path: Path) -> bytes:
-    """The digest of what the file at `path` holds.
+    """Return the digest of the content of the file at `path`.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         return hashlib.file_digest(file, blake3).digest()  # type: ignore[arg-type]

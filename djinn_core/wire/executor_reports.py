@@ -1,4 +1,4 @@
-"""Reports of an executor about itself: that it is ready, and its sessions with their figures."""
+"""Reports of an executor about itself: readiness, sessions and metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from djinn_core.wire.messages import DeviceInfo, ServingFigures, SessionStatus
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The executor listens at `urls`; the first is for this machine only."""
+    """The executor listens at `urls`. The first URL is for this machine only."""
 
     urls: tuple[str, ...]
     process: int
@@ -18,7 +18,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Distribution(msgspec.Struct, frozen=True):
-    """Histogram: counts of durations by upper bound in seconds (`bounds`, and one bucket above the last), their sum, labels of its own."""
+    """Histogram: counts of durations by upper bound in seconds (`bounds`, and one bucket above), sum, labels."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -27,7 +27,7 @@ class Distribution(msgspec.Struct, frozen=True):
 
 
 class LabelledValue(msgspec.Struct, frozen=True):
-    """One value of a metric with labels of its own: their values, in the order in which the metric names them."""
+    """One labelled value of a metric: label values in the metric's label order."""
 
     labels: tuple[str, ...]
     value: float
@@ -43,7 +43,7 @@ class ExecutorMetrics(msgspec.Struct, frozen=True):
 
 
 class Sessions(msgspec.Struct, frozen=True, tag="sessions"):
-    """Reply to the order `ReportSessions`: the sessions that run, requests by model, and the latest log lines.
+    """Reply to the order `ReportSessions`: running sessions, requests by model, and the latest log lines.
 
     `tokens` are the ids of the tokens with which sessions were opened.
     """

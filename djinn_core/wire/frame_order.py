@@ -1,11 +1,11 @@
 """Sequence numbers, retransmission buffers and acknowledgements of frames, without I/O: exactly-once delivery.
 
-Every frame carries its number and how many frames of the other end were received, as a prefix of its head. A frame is kept
-until the other end has acknowledged it. A frame with nothing behind the prefix is a *note*: it has no number of its own and
-acknowledges frames. Both counts wrap at 2^32; fewer than 2^31 frames are under way at a time.
+The head of every frame begins with a prefix: the frame's number, and the number of frames received from the other end.
+A frame is kept until the other end acknowledges it. A frame with an empty rest is a *note*: it acknowledges frames and
+has no number of its own. Both counts wrap at 2^32; fewer than 2^31 frames are in flight.
 
-The rules are those of go-back-n: frames are received in order of their numbers, and repeated ones are dropped. Where one is
-missing, what follows is dropped and asked for again (Tanenbaum, Computer Networks, 3.4.2).
+The protocol is go-back-n: frames are received in order, and repeated frames are dropped. If a frame is missing, all
+later frames are dropped and requested again (Tanenbaum, Computer Networks, 3.4.2).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ pack_prefix: Final = _PREFIX.pack
 unpack_prefix: Final = _PREFIX.unpack_from
 PREFIX_BYTES: Final = _PREFIX.size
 _ASKED: Final = struct.Struct("<I")
-COUNT_MASK: Final = (1 << 32) - 1  # counts of frames wrap here
+COUNT_MASK: Final = (1 << 32) - 1  # modulus of frame counts
 _HALF: Final = 1 << 31
-KEPT_LIMIT: Final = 1 << 16  # frames that may wait to be received
-COPIED_AT_ONCE: Final = 4096  # bytes of a body that are not worth borrowing
+KEPT_LIMIT: Final = 1 << 16  # limit of unacknowledged frames
+COPIED_AT_ONCE: Final = 4096  # smaller bodies are copied instead of borrowed
 
 
 class AckFlags(enum.IntFlag):
@@ -45,7 +45,7 @@ class AckFlags(enum.IntFlag):
 
 
 _REPLY_BIT: Final = int(AckFlags.ACK_REPLY)
-_WISHES: Final = tuple(AckFlags(bits) for bits in range(8))  # by their bits: looked up, as every frame has one
+_WISHES: Final = tuple(AckFlags(bits) for bits in range(8))  # lookup table by bits, because every frame has flags
 _WISHES_COUNT: Final = len(_WISHES)
 
 
@@ -61,10 +61,10 @@ class Prefix(msgspec.Struct, frozen=True):
     """Prefix of a frame's head.
 
     Attributes:
-        number: of this frame; of a note, of the last frame that was sent before it.
+        number: number of this frame. Of a note: number of the last frame before it.
         received: number of frames that were received from the other end.
         wish: the flags of a note.
-        asked: of a reply, the number of the note that it answers: several may be under way if the other end is slow.
+        asked: number of the note that a reply answers, because several notes may be in flight.
     """
 
     number: int
@@ -73,28 +73,28 @@ class Prefix(msgspec.Struct, frozen=True):
     asked: int = 0
 
     def encode(self) -> bytes:
-        """Nine bytes, and four more for a reply."""
+        """Encode the prefix: nine bytes, or thirteen for a reply."""
         asked = _ASKED.pack(self.asked) if self.wish & AckFlags.ACK_REPLY else b""
         return _PREFIX.pack(self.number, self.received, self.wish) + asked
 
 
 def split(frame: Frame) -> tuple[Prefix, bytes]:
-    """The prefix of a frame, and its head without it (empty: it is a note).
+    """Split a frame into its prefix and the rest of its head. The rest of a note is empty.
 
     Raises:
-        ProtocolError: there is none.
+        ProtocolError: the frame has no valid prefix.
     """
     try:
         number, received, wish = _PREFIX.unpack_from(frame.head)
     except struct.error:
         raise ProtocolError(f"a frame of {len(frame.head)} bytes has no number") from None
     if wish >= _WISHES_COUNT:
-        raise ProtocolError(f"a frame wishes for something unknown: {wish}")
+        raise ProtocolError(f"a frame has unknown flags: {wish}")
     head = frame.head[PREFIX_BYTES:]
     asked = 0
     if wish & _REPLY_BIT:
         if len(head) != _ASKED.size:
-            raise ProtocolError("a reply does not say what it answers")
+            raise ProtocolError("a reply lacks the number of its note")
         (asked,), head = _ASKED.unpack(head), b""
     if not head and frame.body:
         raise ProtocolError("a note has a body")
@@ -108,20 +108,20 @@ class _UnacknowledgedFrame(msgspec.Struct):
 
 
 def body_bytes(frame: Frame) -> int:
-    """Bytes of a frame's body."""
+    """Return the bytes of a frame's body."""
     nbytes = 0
-    for buffer in frame.body:  # mostly none or one: no generator for it
+    for buffer in frame.body:  # usually at most one buffer, so avoid a generator
         nbytes += memoryview(buffer).nbytes
     return nbytes
 
 
 class Outbox:
-    """Sending side: frames that were numbered and not yet acknowledged by the other end.
+    """Sending side: numbered frames that the other end has not acknowledged.
 
     Attributes:
         borrows: True if some of the kept bodies refer to memory that the caller owns.
-        ahead: during a replay, the number of frames that the other end has received from an earlier process: what is put then was
-            acknowledged before. None otherwise.
+        ahead: during a replay, the number of frames that the other end has received from an earlier process. Frames put
+            until then are acknowledged already. Otherwise None.
     """
 
     def __init__(self) -> None:
@@ -132,11 +132,11 @@ class Outbox:
 
     @property
     def sent(self) -> int:
-        """Number of frames that were numbered, modulo 2^32."""
+        """Number of numbered frames, modulo 2^32."""
         return self._sent & COUNT_MASK
 
     def put(self, frame: Frame) -> int:
-        """Keep a frame until it is acknowledged; returns its number. Its body is borrowed until `own`, unless it is small.
+        """Keep a frame until it is acknowledged. Return its number. A large body is borrowed until `copy_borrowed`.
 
         Raises:
             ProtocolError: the other end acknowledges nothing.
@@ -148,7 +148,7 @@ class Outbox:
             return self.sent
         self.ahead = None
         nbytes, borrowed, own = 0, False, True
-        for buffer in frame.body:  # mostly none or one: no generator for it
+        for buffer in frame.body:  # usually at most one buffer, so avoid a generator
             nbytes += memoryview(buffer).nbytes
             own = own and type(buffer) is bytes
         if nbytes > COPIED_AT_ONCE:
@@ -159,7 +159,7 @@ class Outbox:
         return self._sent & COUNT_MASK
 
     def restore(self, sent: int, kept: Sequence[Frame]) -> None:
-        """Continue after another process that sent `sent` frames, the last ones of which, `kept`, were not acknowledged."""
+        """Continue after an earlier process that sent `sent` frames. `kept`: the last, unacknowledged ones."""
         self._sent = sent
         self._kept = deque(_UnacknowledgedFrame(frame, body_bytes(frame), borrowed=False) for frame in kept)
 
@@ -172,7 +172,7 @@ class Outbox:
             self.acknowledge(received)
 
     def acknowledge(self, received: int) -> None:
-        """Drop the frames up to number `received`, which the other end has.
+        """Drop the frames up to number `received`, which the other end has received.
 
         Raises:
             ProtocolError: it cannot have received that many.
@@ -193,7 +193,7 @@ class Outbox:
             self.borrows = False
 
     def copy_borrowed(self) -> None:
-        """Copy what is kept and was borrowed, because its memory is about to change."""
+        """Copy borrowed bodies, because their memory is about to change."""
         if self.borrows:
             for kept in self._kept:
                 if kept.borrowed:
@@ -201,7 +201,7 @@ class Outbox:
             self.borrows = False
 
     def kept(self) -> list[tuple[int, Frame]]:
-        """Frames that were not received yet, with their numbers, oldest first."""
+        """Unreceived frames with their numbers, oldest first."""
         first = self._sent - len(self._kept) + 1
         return [((first + i) & COUNT_MASK, kept.frame) for i, kept in enumerate(self._kept)]
 
@@ -211,24 +211,24 @@ class Outbox:
         return (self._sent - len(self._kept)) & COUNT_MASK
 
     def lost(self, received: int) -> int:
-        """Number of frames that the other end has acknowledged, and that are not among the `received` ones that it has now."""
+        """Return the number of acknowledged frames that are not among the `received` ones of the other end."""
         lost = (self.acknowledged - received) & COUNT_MASK
         return lost if lost < _HALF else 0
 
     @staticmethod
     def sent_after(received: int, sent: int) -> bool:
-        """True if `sent` is after `received`; both are counts modulo 2^32."""
+        """Return True if `sent` is after `received`. Both are counts modulo 2^32."""
         return 0 < (sent - received) & COUNT_MASK < _HALF
 
     @property
     def empty(self) -> bool:
-        """True if every frame was acknowledged."""
+        """True if every frame is acknowledged."""
         return not self._kept
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the bodies that are kept."""
-        return sum(kept.nbytes for kept in tuple(self._kept))  # the thread that reads may take some away meanwhile
+        """Bytes of all kept bodies."""
+        return sum(kept.nbytes for kept in tuple(self._kept))  # the reading thread may remove some meanwhile
 
 
 def _copied(frame: Frame) -> Frame:
@@ -257,5 +257,5 @@ class Inbox:
         self.received = (self.received + frames) & COUNT_MASK
 
     def misses(self, sent: int) -> bool:
-        """True if some of the `sent` frames of the peer were not received."""
+        """Return True if some of the peer's `sent` frames are missing."""
         return 0 < (sent - self.received) & COUNT_MASK < _HALF

@@ -28,15 +28,15 @@ _MAGIC: Final = b"DJNF"
 _PREFIX: Final = struct.Struct("<4sHHIIQ")
 PREFIX_BYTES: Final = _PREFIX.size
 _WHOLE, _STRIPED = 0, 1  # kinds of frames
-_OPENING_STRIPED: Final = struct.pack("<4sHH", _MAGIC, FRAME_VERSION, _STRIPED)  # of a striped frame's prefix
+_OPENING_STRIPED: Final = struct.pack("<4sHH", _MAGIC, FRAME_VERSION, _STRIPED)  # flag in a striped frame's prefix
 _LENGTH: Final = struct.Struct("<Q")
 LENGTH_BYTES: Final = _LENGTH.size
-# Small parts are read together with what follows them, large ones straight into place.
+# Small parts are read together with later data, large ones directly into their memory.
 _SCRATCH_BYTES: Final = 256 << 10
 _DIRECT_BYTES: Final = 16 << 10
 _ALIGNMENT: Final = 64
 _SMALL_BYTES: Final = 1024
-STRIPED_BYTES: Final = 1 << 20  # from this length on, a buffer of a striped frame comes over other connections
+STRIPED_BYTES: Final = 1 << 20  # from this length on, a buffer of a striped frame is sent over other connections
 _SHORT_LENGTHS: Final = tuple([_LENGTH.pack(length) for length in range(_SMALL_BYTES)])
 
 
@@ -45,7 +45,8 @@ class Frame(msgspec.Struct, frozen=True):
 
     Attributes:
         head: the encoded message, at most `Limits.head` bytes.
-        body: raw buffers, moved without being looked at, together at most `Limits.body` bytes. Their lengths are kept.
+        body: raw buffers, at most `Limits.body` bytes together. Transports keep their lengths, and do not interpret
+            them.
     """
 
     head: bytes
@@ -53,7 +54,7 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 class StripedFrame(msgspec.Struct, frozen=True):
-    """A frame of which the large buffers come over other connections: the `body` has their lengths in their places."""
+    """A frame whose large buffers are sent over other connections. In their places, `body` has their lengths."""
 
     head: bytes
     body: Sequence[memoryview | int]
@@ -68,7 +69,7 @@ class Limits:
     buffers: int = BUFFERS
 
     def check(self, head: int, buffers: int, body: int) -> None:
-        """Raise `ProtocolError` where a frame of these sizes (bytes) is too large."""
+        """Raise `ProtocolError` if a frame of these sizes (bytes) is too large."""
         if head > self.head or buffers > self.buffers or body > self.body:
             raise ProtocolError(
                 f"a frame with a head of {head:,} bytes and {buffers:,} buffers of {body:,} bytes in all exceeds the"
@@ -77,14 +78,14 @@ class Limits:
 
 
 def allocate(length: int) -> memoryview:
-    """Writable memory of `length` bytes, aligned as PyTorch aligns tensors; its pages are not touched yet."""
+    """Return writable memory of `length` bytes, aligned for PyTorch. Its pages are untouched."""
     block = np.empty(length + _ALIGNMENT, np.uint8)
     start = -block.__array_interface__["data"][0] % _ALIGNMENT
     return memoryview(block[start : start + length])  # type: ignore[arg-type]
 
 
 def flatten(buffer: Buffer) -> memoryview:
-    """The bytes of `buffer`, which must be contiguous, without copying them."""
+    """Return the bytes of a contiguous `buffer` without copying."""
     view = memoryview(buffer)
     if not view.nbytes:
         return memoryview(b"")
@@ -94,7 +95,7 @@ def flatten(buffer: Buffer) -> memoryview:
 
 
 def encode_frame(frame: Frame, limits: Limits) -> list[Buffer]:
-    """The bytes of `frame` as buffers to be written one after the other; the body is not copied.
+    """Return the bytes of `frame` as buffers to write in order. The body is not copied.
 
     Raises:
         ProtocolError: the frame exceeds `limits`, or a buffer is not contiguous.
@@ -106,7 +107,7 @@ def encode_frame(frame: Frame, limits: Limits) -> list[Buffer]:
             limits.check(size, 0, 0)
         return [_PREFIX.pack(_MAGIC, FRAME_VERSION, 0, size, 0, 0) + head]
     match frame.body:
-        case [bytes() as first] if (total := len(first)) < _SMALL_BYTES:  # as most replies have
+        case [bytes() as first] if (total := len(first)) < _SMALL_BYTES:  # the most frequent kind of reply
             if size > limits.head or total > limits.body or not limits.buffers:
                 limits.check(size, 1, total)
             return [_PREFIX.pack(_MAGIC, FRAME_VERSION, 0, size, 1, total) + head + _SHORT_LENGTHS[total] + first]
@@ -123,13 +124,13 @@ def encode_frame(frame: Frame, limits: Limits) -> list[Buffer]:
 
 
 def large_bytes(buffers: Sequence[Buffer]) -> int:
-    """Bytes that other connections would carry of what `encode_frame` gave; 0 where they are too few for that."""
+    """Return the bytes of `encode_frame` that other connections would carry; 0 if they are too few."""
     total = sum(len(buffer) for buffer in buffers[1:] if len(buffer) >= STRIPED_BYTES)
     return total if total > STRIPED_BYTES else 0
 
 
 def striped(buffers: Sequence[Buffer]) -> tuple[list[Buffer], list[memoryview]]:
-    """Divide what `encode_frame` gave into a striped frame and its large buffers, which go over other connections."""
+    """Split the buffers of `encode_frame` into a striped frame and the large buffers, which other connections carry."""
     views = [memoryview(buffer) for buffer in buffers[1:]]
     small = [view for view in views if len(view) < STRIPED_BYTES]
     opening = _OPENING_STRIPED + memoryview(buffers[0])[len(_OPENING_STRIPED) :]
@@ -137,7 +138,7 @@ def striped(buffers: Sequence[Buffer]) -> tuple[list[Buffer], list[memoryview]]:
 
 
 def name_parallel(group: bytes) -> bytes:
-    """A striped frame without buffers: its head names the connections that are parallel to this one from now on."""
+    """Return a striped frame without buffers. Its head names the connections that are parallel to this one from now on."""
     return _PREFIX.pack(_MAGIC, FRAME_VERSION, _STRIPED, len(group), 0, 0) + group
 
 
@@ -191,17 +192,18 @@ class FrameQueue(deque[Frame]):
 
 
 class FrameDecoder:
-    """Frames from a byte stream that arrives in pieces of any size: a state machine that does no I/O.
+    """Decodes frames from a byte stream that arrives in pieces. A state machine without I/O.
 
-    Read bytes into `buffer()`, report how many with `received(count)`, take frames from `frames`. Large buffers are read
-    straight into memory of their own. Nothing is allocated before its size is checked against `limits`.
+    Read bytes into `buffer()`, report how many with `received(count)`, take frames from `frames`. Large buffers are
+    read directly into their own memory. Sizes are checked against `limits` before memory is allocated.
 
     Attributes:
-        limits: what a frame may weigh; may be replaced at any time, and holds from the next frame on.
-        frames: whole frames, oldest first.
-        takes_striped: if striped frames are taken. waiting: a striped frame that is not whole, and what came after it.
-        place: gives memory for a buffer by the head of its frame and its length, where this does not allocate it itself.
-        when_large: told of the bytes of each large body that begins to come.
+        limits: maximum frame size. May be replaced at any time, and applies from the next frame on.
+        frames: complete frames, oldest first.
+        takes_striped: True if striped frames are accepted. waiting: an incomplete striped frame, and the frames after
+            it.
+        place: returns memory for a buffer, from its frame's head and its length. None: this class allocates.
+        when_large: callback with the bytes of each large body that begins to arrive.
     """
 
     def __init__(self, limits: Limits, allocate: Callable[[int], memoryview] = allocate) -> None:
@@ -210,9 +212,9 @@ class FrameDecoder:
         self.takes_striped = False
         self.place: Callable[[bytes, int], memoryview | None] | None = None
         self.when_large: Callable[[int], None] | None = None
-        self._arrived: deque[Any] = self.frames  # what follows a striped frame waits until that is whole
+        self._arrived: deque[Any] = self.frames  # frames after a striped frame wait until that is complete
         self.waiting: deque[Frame | StripedFrame] = deque()
-        self._striped = False  # the frame that has begun
+        self._striped = False  # parts of the incomplete frame
         self._allocate = allocate
         self._scratch = memoryview(np.empty(_SCRATCH_BYTES, np.uint8))  # type: ignore[arg-type]
         self._direct_bytes = _DIRECT_BYTES
@@ -232,13 +234,13 @@ class FrameDecoder:
 
     @property
     def held(self) -> int:
-        """Bytes of frames that are incomplete or were not taken yet. May be called from any thread."""
+        """Bytes of incomplete frames, and of frames that the caller has not taken. Thread-safe."""
         begun = [part for part in list(self._body) if not isinstance(part, int)]
         frames = [*list(self.frames), *[frame for frame in list(self.waiting) if isinstance(frame, Frame)]]
         return sum(map(weight, frames)) + sum(map(len, begun[:-1])) + self._filled
 
     def finish_striped(self, whole: Frame | None) -> None:
-        """Put the frame, or nothing, in the place of the first one of `waiting`."""
+        """Replace the first frame of `waiting` by `frame`, or remove it."""
         waiting = self.waiting
         waiting.popleft()
         if whole is not None:
@@ -249,9 +251,9 @@ class FrameDecoder:
             self._arrived = self.frames
 
     def read_little(self, nbytes: int) -> None:
-        """Read no more than `nbytes` ahead: what is behind them is large, and goes straight into its place."""
+        """Read at most `nbytes` ahead, because the data after them is large and goes directly into its memory."""
         self._scratch = self._scratch[:nbytes]
-        self._direct_bytes = min(nbytes, _DIRECT_BYTES)  # so that no end of what is large is read in small pieces
+        self._direct_bytes = min(nbytes, _DIRECT_BYTES)  # so that the end of a large buffer is not read in small pieces
 
     def buffer(self) -> memoryview:
         """Buffer for the next bytes. Never empty; valid until the next call of `received`.
@@ -266,10 +268,10 @@ class FrameDecoder:
         return part[filled:] if self._direct else self._scratch
 
     def received(self, count: int) -> None:
-        """Take in `count` bytes, which have been written to the start of the last `buffer()`.
+        """Process `count` bytes, which were written to the start of the last `buffer()`.
 
         Raises:
-            ProtocolError: the bytes do not follow the format or exceed the limits. The decoder is of no use any more.
+            ProtocolError: the bytes do not follow the format or exceed the limits. The decoder cannot be used any more.
         """
         try:
             if self._direct:
@@ -277,7 +279,7 @@ class FrameDecoder:
                 return
             data = self._scratch[:count]
             position = 0
-            if self._filled == 0 and self._part is self._prefix:  # whole frames in `data`
+            if self._filled == 0 and self._part is self._prefix:  # complete frames in `data`
                 while count - position >= PREFIX_BYTES:
                     kind, head, buffers, body = self._read_prefix(data, position)
                     if kind != _WHOLE:
@@ -289,7 +291,7 @@ class FrameDecoder:
                         break
                     cut: Sequence[Buffer] = ()
                     if buffers == 1 and body < _SMALL_BYTES and data[lengths : lengths + 8] == _SHORT_LENGTHS[body]:
-                        cut = [memoryview(bytearray(data[lengths + 8 : end]))]  # as most replies have
+                        cut = [memoryview(bytearray(data[lengths + 8 : end]))]  # the most frequent kind of reply
                     elif buffers:
                         cut = self._cut_body(data, lengths, buffers, body)
                     self._arrived.append(Frame(bytes(data[start:lengths]), cut))
@@ -297,11 +299,11 @@ class FrameDecoder:
             if position < count:
                 self._distribute(data, position)
         except ProtocolError as error:
-            self._error = copy(error)  # `error` keeps the frames it comes through, and they keep this
+            self._error = copy(error)  # `error` refers to its stack frames, and these to `error`
             raise
 
     def feed(self, data: Buffer) -> None:
-        """Take in `data`, copying it, for streams that cannot be read into a given place. Raises as `received`."""
+        """Process a copy of `data`, for streams that cannot read into given memory. Raises as `received`."""
         rest = flatten(data)
         while rest:
             place = self.buffer()
@@ -318,7 +320,7 @@ class FrameDecoder:
             self._fill(count)
 
     def _cut_body(self, data: memoryview, position: int, buffers: int, body: int) -> list[memoryview]:
-        """The buffers of a frame whose lengths begin at `position`, in memory of their own; small ones are not aligned."""
+        """Return the buffers of a frame whose lengths begin at `position`, in new memory. Small buffers are not aligned."""
         if buffers == 1:
             lengths: tuple[int, ...] = _LENGTH.unpack_from(data, position)
             if lengths[0] != body:
@@ -344,7 +346,7 @@ class FrameDecoder:
             self._finish_part(self)
 
     def _start_part(self, part: memoryview, finish: Callable[[FrameDecoder], None]) -> None:
-        # Not a bound method: in a cycle with itself its memory would stay until the garbage collector runs.
+        # Not a bound method: a reference cycle would keep its memory until the garbage collector runs.
         self._part = part
         self._filled = 0
         self._finish_part = finish
@@ -353,7 +355,7 @@ class FrameDecoder:
         self._start_part(self._prefix, FrameDecoder._finish_prefix)
 
     def _read_prefix(self, data: memoryview, position: int) -> tuple[int, int, int, int]:
-        """Kind of frame, length of the head, number of buffers and length of the body, checked."""
+        """Return the checked kind, head length, number of buffers and body length of a frame."""
         magic, version, kind, head, buffers, body = _PREFIX.unpack_from(data, position)
         if magic != _MAGIC:
             raise ProtocolError(f"not a frame: it starts with {bytes(magic)!r}; is the other end Djinn?")
@@ -399,7 +401,7 @@ class FrameDecoder:
                 self._start_part(buffer, FrameDecoder._next_buffer)
                 return
         self._finish_frame(bytes(self._opening[: self._head_length]))
-        # The frame is its owner's now: nothing here may keep its memory alive.
+        # The frame belongs to the caller now: nothing here may keep its memory alive.
         self._opening, self._body = self._prefix, []
         self._start_frame()
 

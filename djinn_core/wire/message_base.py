@@ -1,4 +1,4 @@
-"""Building blocks of messages: their base class, the types of their fields, and failures, which several of them carry."""
+"""Building blocks of messages: base class, field types, and failures."""
 
 from typing import Annotated, ClassVar, Final
 
@@ -12,7 +12,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Name = Annotated[
     str, msgspec.Meta(max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")
-]  # fit for a line of a terminal
+]  # safe to display on a terminal line
 Identifier = Annotated[
     str, msgspec.Meta(max_length=64)
 ]  # a lookup key, never displayed: no pattern, which would cost time in every reply
@@ -30,23 +30,23 @@ Dimensions = Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.DIMENSION
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, omit_defaults=True):
-    """Base of all messages: arrays without names, so that what a loop sends is short."""
+    """Base of all messages: arrays without field names, so that messages of loops are short."""
 
     def __repr__(self) -> str:
-        """Without secrets: tracebacks and debuggers show it."""
+        """Return a text without secrets, for tracebacks and debuggers."""
         shown = (f"{name}={'...' if name in _HIDDEN else repr(getattr(self, name))}" for name in self.__struct_fields__)
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
 def tag_of(kind: type[msgspec.Struct]) -> str:
-    """The tag with which messages of a kind begin on the wire."""
+    """Return the tag of a message class on the wire."""
     tag = kind.__struct_config__.tag
     assert isinstance(tag, str)
     return tag
 
 
 class PrintableFields:
-    """Mixin for messages with text for people: it is made fit to be shown (`printable`), whatever the other end sent."""
+    """Mixin for messages with text for people. The text is sanitized (`printable`), whatever the other end sent."""
 
     __slots__ = ()
     texts: ClassVar[tuple[str, ...]]
@@ -57,9 +57,10 @@ class PrintableFields:
 
 
 class Failure(PrintableFields, msgspec.Struct, frozen=True, tag="f", omit_defaults=True):
-    """An instruction that failed: submission, position in it, op, name of the exception's type, message.
+    """A failed instruction: submission, position in it, op, name of the exception type, message.
 
-    `executor` is the number of the executor in its pool where the failure came from another one with a value; otherwise 0.
+    `executor`: number of the failed executor in its pool, if the failure came with a value of another executor;
+    otherwise 0.
     """
 
     texts = ("message",)

@@ -1,7 +1,7 @@
 """Messages of the wire protocol, and their MessagePack codec.
 
-Messages are msgspec structs, encoded as MessagePack with a type tag: decoding builds nothing but these types and checks
-every field. Tensor data travels beside the message, as the body of the frame.
+Messages are msgspec structs, encoded as MessagePack with a type tag: decoding creates only these types and checks every
+field. Tensor data is the body of the frame.
 """
 
 from collections.abc import Callable
@@ -78,20 +78,20 @@ from djinn_core.wire.weight_messages import (
 
 PROTOCOL_VERSION = 3
 Traits = Annotated[tuple[Name, ...], msgspec.Meta(max_length=4096)]
-PRESSURE = ("none", "warning", "critical")  # how short memory is; critical: values were evicted
+PRESSURE = ("none", "warning", "critical")  # memory pressure levels; critical: values were evicted
 
 
-# --- getting in: client and gateway, then client and executor ------------------------------------------------
+# --- connecting: client and gateway, then client and executor -----------------------------------------------
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):
     """A physical device and its software. Sizes are in bytes.
 
     `memory_free` is None if it is not known. `threads` are those that an op may use on a CPU, `torch` is the version of
-    PyTorch; 0 and empty if they are unknown.
-    `spill` is the size of the spill space, `pressure` an index into `PRESSURE`. `flops` and `bandwidth` (bytes) are peak rates
-    per second; 0 if they are unknown. `dtypes` are those that it computes with (empty: all), `unsupported` ops that it does not run.
-    `utilization` (0 to 1) and `temperature` (degrees Celsius) are None if they are not known.
+    PyTorch; 0 and empty if they are unknown. `spill` is the size of the spill space, `pressure` an index into
+    `PRESSURE`. `flops` and `bandwidth` (bytes) are peak rates per second; 0 if they are unknown. `dtypes` are the
+    supported dtypes (empty: all), `unsupported` the unsupported ops. `utilization` (0 to 1) and `temperature` (degrees
+    Celsius) are None if they are not known.
     """
 
     id: Name
@@ -112,11 +112,11 @@ class DeviceInfo(msgspec.Struct, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """First message to a gateway: who asks. An empty `device` asks for the gateway's default.
+    """First message to a gateway: identifies the client. An empty `device` requests the gateway's default.
 
-    `client` is what people see of it in `djinn status`; nothing is decided by it. `hint` is what the program says of its work, for the
-    choice of an executor. `secondary`: the session is one of several of this client, which computes on another one first, or it goes on:
-    it does not count as load that is to come.
+    `client`: the client's name in `djinn status`; it affects no decision. `hint`: describes the work, for the choice of
+    an executor. `secondary`: the session does not count as future load, because the client has a primary session
+    elsewhere, or resumes this one.
     """
 
     protocol: int
@@ -132,12 +132,12 @@ class Hello(Message, frozen=True):
 class Welcome(Message, frozen=True):
     """The gateway's reply: a one-time `ticket` for an executor, and where it listens.
 
-    `urls` are tried in order of the client's preference; where none can be reached, the client sends `Attach` on the
-    gateway's own connection and the gateway passes frames on. `gateway` is where the gateway listens: a client that connected
-    to another port came through a tunnel or a proxy, and may not reach `urls`. `devices` are the ids of
-    all devices that the server offers, and `number` says which of them the ticket is for: to a server that offers
-    several, `Hello` may name a device by its number. `fingerprint` is that of a certificate that only this executor shows, on a
-    machine that may be another than the gateway's; empty: it shows the gateway's, on the gateway's machine.
+    The client tries `urls` in its own order. If none can be reached, it sends `Attach` on the gateway's connection, and
+    the gateway relays frames. `gateway` is where the gateway listens: a client that connected to another port came
+    through a tunnel or a proxy, and may not reach `urls`. `devices`: ids of all devices of the server. `number`: the
+    device of the ticket. `Hello` may name a device by number. `fingerprint`: fingerprint of the executor's own
+    certificate; the executor may be on another machine. Empty: it uses the gateway's certificate, on the gateway's
+    machine.
     """
 
     ticket: Ticket
@@ -180,13 +180,14 @@ class CustomOperator(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Attached(Message, frozen=True):
-    """The executor's reply. `operators` is its allow-list where the digests differ, otherwise None.
+    """The executor's reply. `operators`: its allow-list if the digests differ, otherwise None.
 
-    `caches_weights`: it stores weights, so that the client may offer them by digest. `compressions`: compressed encodings of uploads that it
-    reads. `instance` identifies the executor process on all machines. If `lease` is more than 0, frames are numbered from now on,
-    and a client that shows `secret` may reconnect within `lease` seconds; if it is `recoverable`, also after the executor has died, to
-    its replacement. `weight_sources`: schemes of the addresses that it reads weights from.
-    `elastic`: it takes `DropPeer`. `custom_operators`: ops outside of `aten` that this session may run.
+    `caches_weights`: it stores weights, so that the client may offer them by digest. `compressions`: supported
+    encodings of compressed uploads. `instance` identifies the executor process on all machines. If `lease` is above 0,
+    frames are numbered from now on, and a client that presents `secret` may reconnect within `lease` seconds. If the
+    session is `recoverable`, the client may also reconnect to a replacement of a dead executor. `weight_sources`:
+    address schemes for weights. `elastic`: it accepts `DropPeer`. `custom_operators`: ops outside of `aten` that this
+    session may run.
     """
 
     session: Name
@@ -209,11 +210,11 @@ class Attached(Message, frozen=True):
 
 
 class Template(msgspec.Struct, frozen=True):
-    """Template: the part of a program that stays the same from one run to the next.
+    """Template: the constant part of a repeated program.
 
-    Values are numbered in order of first appearance. `references` lists for each instruction its operands, then its new
-    values. `inputs` are the numbers bound to existing values, `outputs` those that survive; every other value is dropped
-    after its last use, as are the inputs in `consumed`.
+    Values are numbered in order of first appearance. `references`: for each instruction its operands, then its new
+    values. `inputs`: numbers of existing values. `outputs`: numbers of values that survive. All other values, and the
+    inputs in `consumed`, are dropped after their last use.
     """
 
     forms: tuple[Form, ...]
@@ -235,10 +236,10 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Workload(msgspec.Struct, frozen=True, array_like=True):
-    """What a template belongs to, for figures of serving; nothing is decided by it.
+    """The workload of a template, for serving metrics. It affects no decision.
 
-    `model` is the class of the outermost module that issued its ops. `queries` is the largest number of queries of its attention, 0
-    without attention: 1 is a decode step, more may be a prefill.
+    `model` is the class of the outermost module that issued its ops. `queries` is the largest number of queries of its
+    attention, 0 without attention: 1 is a decode step, more may be a prefill.
     """
 
     model: Name = ""
@@ -246,9 +247,10 @@ class Workload(msgspec.Struct, frozen=True, array_like=True):
 
 
 class InitialBindings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Bindings of a template's first run, which later runs change: all slots, and handles for all inputs.
+    """Bindings of a template's first run: all slots, and handles for all inputs. Later runs send changes.
 
-    `written` are the values that the program writes to: if it is rejected, they become poison. `workload` is what the template belongs to.
+    `written`: values that the program writes. If it is rejected, they become poison. `workload`: workload of the
+    template.
     """
 
     slots: tuple[Slot, ...]
@@ -258,22 +260,22 @@ class InitialBindings(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Submit(Message, frozen=True):
-    """Run a template once. What a loop sends comes first, because defaults at the end are not written.
+    """Run a template once. Fields that loops use come first, because trailing defaults are not encoded.
 
     Attributes:
         sequence: number of the submission in its session, from 1, without gaps; each is applied exactly once.
-        fetch: handles whose tensors come back.
-        free: handles to forget: afterwards, and before it runs those that it does not use.
+        fetch: handles of tensors to return.
+        free: handles to free after the run; unused ones are freed before it.
         digest: BLAKE2b-128 of the encoded template.
         outputs: handles for the template's outputs.
-        slot_changes, input_changes: the slots and the inputs that differ from those of the template's last run.
+        slot_changes, input_changes: slots and inputs that differ from the template's last run.
         first: all slots and inputs, in place of `slot_changes` and `input_changes`.
-        template: the template itself, where the executor may not have it.
-        describe: handles whose metadata comes back.
+        template: the template itself, if the executor may lack it.
+        describe: handles of values whose metadata to return.
         claims: predicted layouts that the executor has not yet confirmed.
-        synchronize: answer only when the device has finished.
-        refused: the client cannot send what is to run, and why: its results, and what it writes (`first`), are poison.
-        trace: the client's span, of which the executor's is a child, where an observer traces.
+        synchronize: reply only when the device has finished.
+        refused: reason why the client cannot send the program. Its results and written values (`first`) become poison.
+        trace: the client's span, the parent of the executor's span. Empty without tracing.
     """
 
     sequence: Count
@@ -301,7 +303,10 @@ class TensorHeader(msgspec.Struct, frozen=True, tag="t"):
 
 
 class ValueDescription(msgspec.Struct, frozen=True, tag="d"):
-    """Metadata of a value that the client could not predict. `scalar` names the Python type where it is not a tensor."""
+    """Metadata of a value that the client could not predict.
+
+    `scalar`: name of the Python type if the value is not a tensor.
+    """
 
     dtype: Identifier
     shape: Dimensions
@@ -311,7 +316,7 @@ class ValueDescription(msgspec.Struct, frozen=True, tag="d"):
 
 
 class LayoutMismatch(msgspec.Struct, frozen=True, array_like=True):
-    """A result that the kernel laid out otherwise than predicted, and how: strides in elements."""
+    """A result whose layout differs from the prediction, with the actual strides in elements."""
 
     instruction: Count
     result: Count
@@ -323,10 +328,11 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         queue: waiting for a turn on the device. decode: reading the submission.
-        execute: device time of the session that became known since its previous reply. On a CPU that is this submission's. On an
-            accelerator, events measure it: a submission that waits for the device has its own, another one has earlier ones'.
-        encode: getting the results ready to be sent, which waits for the device if it has them.
-        pressure: how short the device's memory is, as a place in `PRESSURE`.
+        execute: device time of the session that became known since its previous reply. On a CPU it is the submission's
+            own time. On an accelerator, events measure it: a submission that waits for the device reports its own time,
+            others report the time of earlier submissions.
+        encode: preparing the results, which includes a wait for the device.
+        pressure: memory pressure of the device, as an index into `PRESSURE`.
     """
 
     queue: Seconds = 0.0
@@ -337,7 +343,7 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Room(msgspec.Struct, frozen=True, array_like=True):
-    """Bytes that a session may hold on the device now: what is free there, and what it holds. `short`: an op got no memory."""
+    """Bytes that a session may hold on the device now: free bytes plus its own. `short`: an allocation failed."""
 
     nbytes: Count
     short: bool = False
@@ -346,11 +352,11 @@ class Room(msgspec.Struct, frozen=True, array_like=True):
 class Completed(Message, frozen=True):
     """The reply to a submission.
 
-    `results` answer `fetch`, `described` answers `describe`, `failures` are the instructions of this submission that
-    failed themselves, `layout_mismatches` the results whose layout was not the claimed one, `links` recent measurements of links,
-    `room` the memory that the session can have, where that has changed notably, `times` when it ran, where the client asked for that.
-    Another executor that is to reach the same values needs `stopped_at`, the op before which a submission was stopped, and `shortages`,
-    the ops that ran out of memory.
+    `results` answer `fetch`, `described` answers `describe`, `failures`: failed instructions of this submission.
+    `layout_mismatches`: results with unexpected layouts. `links`: recent link measurements. `room`: memory that the
+    session can use, if that has changed notably. `times`: execution times, if the client requested them. Another
+    executor that is to reach the same values needs `stopped_at`, the op before which a submission was stopped, and
+    `shortages`, the ops that ran out of memory.
     """
 
     sequence: Count
@@ -367,11 +373,11 @@ class Completed(Message, frozen=True):
 
 
 class ValueHints(Message, frozen=True):
-    """Kinds of a template's values: hints for an executor that has to evict some. No result depends on them.
+    """Kinds of a template's values: hints for evictions on the executor. No result depends on them.
 
-    `phase` is the program's. `inputs` and `outputs` have a letter a value: `w` weight, `k` KV cache, `g` gradient, `o` state of
-    an optimizer, `i` input, `a` activation. Sent before the template's first run. `decisions`: what the plan decided and why, a line
-    each, for `djinn status` and dashboards.
+    `phase` is the program's. `inputs` and `outputs` have one letter per value: `w` weight, `k` KV cache, `g` gradient,
+    `o` state of an optimizer, `i` input, `a` activation. Sent before the template's first run. `decisions`: decisions
+    of the plan with reasons, one per line, for `djinn status` and dashboards.
     """
 
     digest: bytes
@@ -382,14 +388,14 @@ class ValueHints(Message, frozen=True):
 
 
 class TemplateRequest(Message, frozen=True):
-    """The executor has no template of that digest; it waits for `TemplateReply`."""
+    """The executor lacks the template of that digest, and waits for `TemplateReply`."""
 
     sequence: Count
     digest: bytes
 
 
 class TemplateReply(Message, frozen=True):
-    """The template that `TemplateRequest` asked for, and all slots and inputs of the submission that waits for it."""
+    """The requested template, and all slots and inputs of the waiting submission."""
 
     template: Template
     first: InitialBindings
@@ -398,7 +404,7 @@ class TemplateReply(Message, frozen=True):
 class ProtocolClose(PrintableFields, Message, frozen=True):
     """Protocol error of the other end. The connection is closed afterwards.
 
-    `stopped`: no protocol error; the server is shutting down.
+    `stopped`: not a protocol error; the server is shutting down.
     """
 
     texts = ("reason",)
@@ -408,7 +414,7 @@ class ProtocolClose(PrintableFields, Message, frozen=True):
 
 
 class StatsRequest(Message, frozen=True):
-    """Ask an executor for its memory figures; `reset_peak` has it count the peak again afterwards."""
+    """Request an executor's memory statistics. `reset_peak`: restart the peak counters afterwards."""
 
     reset_peak: bool = False
 
@@ -422,25 +428,25 @@ class StatsReply(Message, frozen=True):
 class Goodbye(Message, frozen=True):
     """End the session and free its values.
 
-    The executor cancels the running submission. `finish`: the executor first handles all earlier messages, because one of them
-    writes or removes files.
+    The executor cancels the running submission. `finish`: the executor first handles all earlier messages, because one
+    of them changes files.
     """
 
     finish: bool = False
 
 
-# --- watching ---------------------------------------------------------------------------------------------------
+# Request a gateway's status.
 
 
 class StatusRequest(Message, frozen=True):
-    """Ask a gateway what it is doing."""
+    """Request a gateway's status."""
 
     protocol: int
     token: Secret
 
 
 class Latency(msgspec.Struct, frozen=True):
-    """Percentiles of the latest durations, in seconds; 0 without any."""
+    """Percentiles of the latest durations, in seconds; 0 without data."""
 
     p50: Seconds = 0.0
     p99: Seconds = 0.0
@@ -464,10 +470,10 @@ class ServingFigures(msgspec.Struct, frozen=True):
 class SessionStatus(msgspec.Struct, frozen=True):
     """One session: memory in bytes, age in seconds.
 
-    `phase` is that of its last program, `steps` counts decode or training steps, `seconds` is its time on the device, `kinds` has bytes by
-    kind of value, `decisions` what its latest plans decided. `latency` (seconds there and back) and `bandwidth` (bytes a second to the
-    client, the most that was seen) are those of its connection; 0 where they are unknown. `host` and `disk` are bytes of an idle one
-    in the host's memory and on disk, `shared` those of its memory that other sessions have as well. `serving` are its requests.
+    `phase`: phase of its last program. `steps`: decode or training steps. `seconds`: device time. `kinds`: bytes by
+    kind of value. `decisions`: decisions of its latest plans. `latency` (round trip in seconds) and `bandwidth`
+    (maximum bytes per second to the client) describe its connection; 0 if unknown. `host` and `disk`: bytes of an idle
+    session in host memory and on disk. `shared`: bytes that other sessions share. `serving`: its requests.
     """
 
     session: Name
@@ -490,11 +496,11 @@ class SessionStatus(msgspec.Struct, frozen=True):
 
 
 class ExecutorStatus(msgspec.Struct, frozen=True):
-    """One executor process. `load`: share of the last seconds in which it ran programs, and one for each session that is to begin.
+    """One executor process. `load`: share of the last seconds in which it ran programs, plus 1 for each assigned session.
 
-    `figures` are metrics of it under their names in `/metrics`, without what all have in common; `tenant` is whose sessions it runs, empty
-    for an executor in reserve. `models` are the requests by model, `queue` the number of submissions by the longest time in seconds
-    that they waited for the device, as text. `log` are its latest log lines, for the operator.
+    `figures`: its metrics, under their names in `/metrics` without the common prefix. `tenant`: the tenant of its
+    sessions; empty for a reserve executor. `models`: requests by model. `queue`: number of submissions by upper bound
+    of their wait for the device, in seconds as text. `log`: its latest log lines, for the operator.
     """
 
     device: DeviceInfo
@@ -511,7 +517,7 @@ class ExecutorStatus(msgspec.Struct, frozen=True):
 
 
 class EventStatus(msgspec.Struct, frozen=True):
-    """Something that the gateway noticed: when (seconds since 1970), what, about which tenant (empty: none that is known), facts in words."""
+    """An event in the gateway: time (seconds since 1970), name, tenant (empty: unknown), and facts as text."""
 
     seconds: Seconds
     name: Name
@@ -522,9 +528,10 @@ class EventStatus(msgspec.Struct, frozen=True):
 class Status(Message, frozen=True):
     """Reply to `StatusRequest`.
 
-    `load` is that of the least loaded device, by all tenants, in devices, and `recent` the number of sessions that began there within a
-    minute: by these a client of several servers chooses. `assignment` is the policy that assigns sessions to executors. `events` are the
-    latest that concern the one who asks, the newest last. `instance` identifies the gateway process on all machines.
+    `load`: load of the least loaded device by all tenants. `recent`: sessions that began there in the last minute. A
+    client with several servers chooses by these. `assignment` is the policy that assigns sessions to executors.
+    `events`: the latest events that the requester may see, newest last. `instance` identifies the gateway process on
+    all machines.
     """
 
     version: Name
@@ -539,7 +546,7 @@ class Status(Message, frozen=True):
 
 
 def status_facts(status: Status) -> dict[str, Any]:
-    """A status as builtin values, as `djinn status --json` shows it and as dashboards take it; `memory_by_owner`: bytes by client."""
+    """Return a status as builtin values, for `djinn status --json` and dashboards. `memory_by_owner`: bytes by client."""
     found: dict[str, Any] = msgspec.to_builtins(status.executors)
     owners: dict[str, int] = {}
     for session in (session for executor in status.executors for session in executor.sessions):
@@ -563,7 +570,7 @@ class Kill(Message, frozen=True):
 
 
 class Killed(Message, frozen=True):
-    """Reply to `Kill`: the whole name of the session that ends, and what its client is called."""
+    """Reply to `Kill`: the full name of the ended session, and its client's name."""
 
     session: Name
     client: Name
@@ -639,7 +646,7 @@ AnyMessage = (
 )
 
 _encoder = msgspec.msgpack.Encoder()
-# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
+# the message as MessagePack
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 M = TypeVar("M", bound=Message)
 
@@ -648,10 +655,10 @@ encode: Final[Callable[[Message], bytes]] = _encoder.encode  # the message as Me
 
 
 def decode(head: bytes | memoryview) -> AnyMessage:
-    """The message in `head`.
+    """Decode the message in `head`.
 
     Raises:
-        ProtocolError: it is not a message, or a field has a wrong type or is out of range.
+        ProtocolError: `head` is not a message, or a field has a wrong type or is out of range.
     """
     try:
         return _decoder.decode(head)
@@ -660,15 +667,15 @@ def decode(head: bytes | memoryview) -> AnyMessage:
 
 
 def is_of_kind(head: bytes, kind: type[Message]) -> bool:
-    """True if `head` begins with the tag of the message class. The rest is not decoded, and may be malformed."""
-    return head.startswith(msgspec.msgpack.encode(tag_of(kind)), 1)  # after the byte that says how many fields follow
+    """Decode the message in `head`, which must be of type `kind`."""
+    return head.startswith(msgspec.msgpack.encode(tag_of(kind)), 1)  # after the byte with the number of fields
 
 
 def expect(head: bytes | memoryview, kind: type[M]) -> M:
-    """The message in `head`, which must be of type `kind`.
+    """Decode the message in `head`, which must be of type `kind`.
 
     Raises:
-        ProtocolError: it is not.
+        ProtocolError: the message has another type.
     """
     message = decode(head)
     if not isinstance(message, kind):

@@ -1,4 +1,4 @@
-"""Numeric settings of a client's PyTorch: they choose kernels and precisions, and so results."""
+"""Numeric settings of a client's PyTorch, which affect the choice of kernels and precisions, and so results."""
 
 from typing import Annotated, Final, Literal
 

@@ -1,4 +1,4 @@
-"""Peer-to-peer transfer messages: the client's orders, and the transfers from executor to executor."""
+"""Peer-to-peer transfer messages: orders of the client, and transfers between executors."""
 
 from typing import Annotated
 
@@ -18,11 +18,11 @@ from djinn_core.wire.message_base import (
     Traceparent,
 )
 
-CLIENT = 0  # in place of the number of an executor
+CLIENT = 0  # replaces the number of an executor
 
 
 class PeerTicketRequest(Message, frozen=True):
-    """Ask an executor to let another one bring values to this session; `source` is the other's number in the pool."""
+    """Ask an executor to admit another one, which brings values to this session. `source`: the other's number in the pool."""
 
     source: Count
 
@@ -30,7 +30,7 @@ class PeerTicketRequest(Message, frozen=True):
 class PeerTicket(Message, frozen=True):
     """Reply to `PeerTicketRequest`: a one-time `ticket`, and where the executor listens.
 
-    `fingerprint`: the certificate that it shows, where it speaks TLS.
+    `fingerprint`: fingerprint of its TLS certificate; empty without TLS.
     """
 
     ticket: Ticket
@@ -41,7 +41,7 @@ class PeerTicket(Message, frozen=True):
 class ConnectPeer(Message, frozen=True):
     """Connect to the executor number `peer` at the first of `urls` that answers, with its `ticket`, and measure the link.
 
-    `me` is this executor's own number, `fingerprint` the certificate that the other one shows.
+    `me`: this executor's number. `fingerprint`: fingerprint of the peer's certificate.
     """
 
     peer: Count
@@ -52,7 +52,7 @@ class ConnectPeer(Message, frozen=True):
 
 
 class ConnectPeerReply(PrintableFields, Message, frozen=True):
-    """Reply to `ConnectPeer`: latency in seconds one way, bandwidth in bytes a second; or why there is no connection."""
+    """Reply to `ConnectPeer`: one-way latency in seconds and bandwidth in bytes per second, or the reason of the failure."""
 
     texts = ("error",)
 
@@ -64,22 +64,22 @@ class ConnectPeerReply(PrintableFields, Message, frozen=True):
 
 
 class DropPeer(Message, frozen=True):
-    """Executor `peer` has left the pool: it is sent nothing more, sends nothing more and does not come back."""
+    """Executor `peer` has left the pool: send it nothing, and accept nothing from it. It does not return."""
 
     peer: Count
 
 
 class PeerAttach(Message, frozen=True):
-    """First message of an executor to another one: the ticket of `PeerTicket`, or, where it came before, the secret of `PeerAttached`."""
+    """First message to another executor: the ticket of `PeerTicket`. On a reconnection: the secret of `PeerAttached`."""
 
     ticket: Ticket
 
 
 class PeerAttached(Message, frozen=True):
-    """The other executor's reply: values may come. It has received `received` transfers of this sender for its session.
+    """The other executor's reply: transfers may begin. It has received `received` transfers of this sender for its session.
 
-    `secret`: valid for reconnecting after the connection broke; empty if the executor does not wait for that.
-    `opens`: it may open device memory that this sender exports.
+    `secret`: secret for a reconnection; empty if the executor does not support that. `opens`: it can open device memory
+    that this sender exports.
     """
 
     received: Count = 0
@@ -88,7 +88,7 @@ class PeerAttached(Message, frozen=True):
 
 
 class TransferAck(Message, frozen=True):
-    """Acknowledgement of transfers: received, and journaled if sessions are; the sender may drop them.
+    """Acknowledgement of transfers, which are journaled if sessions are. The sender may drop them.
 
     `wants_bytes`: the exported memory of the next transfer could not be opened. The sender sends its bytes.
     """
@@ -98,7 +98,7 @@ class TransferAck(Message, frozen=True):
 
 
 class LinkProbe(Message, frozen=True):
-    """Bytes that serve to measure a link between executors; the other end answers without them."""
+    """Bytes to measure a link between executors. The other end replies without the bytes."""
 
 
 class MeasureLink(Message, frozen=True):
@@ -121,11 +121,10 @@ class LinkMeasurement(Message, frozen=True):
 
 
 class SendValues(Message, frozen=True):
-    """Send values to executor `peer`, as they are when the submissions before this have run.
+    """Send values to executor `peer`, as they are after all earlier submissions.
 
-    `transfer` is a number that no other transfer of the pool has. With peer `CLIENT` the transfer is relayed
-    through the client to the executor that expects it. Where they `move`, everything that shares memory with them
-    goes along and is forgotten here.
+    `transfer`: a unique number in the pool. With peer `CLIENT` the transfer is relayed through the client to the
+    executor that expects it. `move`: also send all values that share memory with them, and free them here.
     """
 
     transfer: Count
@@ -135,7 +134,7 @@ class SendValues(Message, frozen=True):
 
 
 class AwaitTransfer(Message, frozen=True):
-    """Wait for a transfer of executor `source`, which brings `handles`, before anything that follows. `trace`: as in `Submit`."""
+    """Wait for a transfer of `handles` from executor `source` before later messages. `trace`: as in `Submit`."""
 
     transfer: Count
     source: Count
@@ -144,7 +143,7 @@ class AwaitTransfer(Message, frozen=True):
 
 
 class View(msgspec.Struct, frozen=True, array_like=True):
-    """A value that looks into a piece of memory; stride and offset in elements of its dtype."""
+    """A value in a piece of memory. Stride and offset are in elements of its dtype."""
 
     handle: Count
     dtype: Identifier = ""
@@ -154,12 +153,12 @@ class View(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Item(msgspec.Struct, frozen=True, array_like=True):
-    """Memory of `size` bytes and the values that look into it; or why there is none.
+    """Memory of `size` bytes and the values in it, or the reason why it is missing.
 
-    `dense`: the bytes are the elements of its only view in row-major order, and memory is to be laid out for its strides.
-    `generator`: the state of the random generator that its only view is, which has no memory.
-    `exported`: device memory that the receiver opens (`DeviceRuntime.open`). All memory of a transfer is exported or none, and no bytes
-    follow exported memory.
+    `dense`: the bytes are the elements of its only view in row-major order; the receiver applies the view's strides.
+    `generator`: the state of a random generator, which is the only view and has no memory. `exported`: device memory
+    that the receiver opens (`DeviceRuntime.open`). All memory of a transfer is exported or none, and no bytes follow
+    exported memory.
     """
 
     size: Count
@@ -171,9 +170,9 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TransferHeader(Message, frozen=True):
-    """A transfer, on the way from executor to executor: the bytes follow in `TransferChunk`s, in the order of the items.
+    """Start of a transfer between executors. The bytes follow in `TransferChunk`s, in the order of the items.
 
-    `number`: which one it is, from 1, of those that go directly between these executors; 0 if it passes through the client.
+    `number`: number among the direct transfers between these executors, from 1; 0 if the client relays it.
     """
 
     transfer: Count
@@ -182,4 +181,4 @@ class TransferHeader(Message, frozen=True):
 
 
 class TransferChunk(Message, frozen=True):
-    """The next bytes of the transfer that is under way, in the frame's buffers."""
+    """The next bytes of the current transfer, in the frame's buffers."""

@@ -4,9 +4,10 @@ from djinn_core.wire.message_base import Count, GroupName, Message, Name, Ticket
 
 
 class Resume(Message, frozen=True):
-    """First message to an executor in place of `Attach`: go on with a session that lost its connection.
+    """First message to an executor instead of `Attach`: resume a session after a broken connection.
 
-    `secret` was told in `Attached`; `received` is how many frames of the executor's this end has received (see `frame_order`).
+    `secret`: from `Attached`. `received`: number of frames that this end has received from the executor (see
+    `frame_order`).
     """
 
     session: Name
@@ -15,10 +16,10 @@ class Resume(Message, frozen=True):
 
 
 class Resumed(Message, frozen=True):
-    """The executor's reply: how many frames of the client's it has received. What follows is numbered again.
+    """The executor's reply: the number of frames that it has received. Later frames are numbered again.
 
-    `instance`: of the process, as in `Attached`. Where it is another one, the session was recovered, and other executors have
-    to be told.
+    `instance`: id of the process, as in `Attached`. If it has changed, the session was recovered, and other executors
+    must be notified.
     """
 
     received: Count
@@ -26,10 +27,10 @@ class Resumed(Message, frozen=True):
 
 
 class ParallelAttach(Message, frozen=True):
-    """First message on a connection parallel to that of a session: large buffers are to travel over it, too.
+    """First message on a connection parallel to a session's connection. It will carry large buffers.
 
-    `secret` as in `Resume`; `group`: under which a striped frame on the session's connection will name it, together with others.
-    Answered with a `Resumed` that resumes nothing; then come pieces alone (see `striping`).
+    `secret` as in `Resume`; `group`: id of the group of parallel connections, which a striped frame on the session's
+    connection names. The reply is a `Resumed` without effect; then only pieces follow (see `striping`).
     """
 
     session: Name
@@ -38,9 +39,10 @@ class ParallelAttach(Message, frozen=True):
 
 
 class ControlAttach(Message, frozen=True):
-    """First message on a connection beside that of a session: tell the session about other executors, whatever it is just doing.
+    """First message on a session's control connection, for messages about other executors while the session is busy.
 
-    `secret` as in `Resume`. Answered with a `Resumed` that resumes nothing; then come `PeerTicketRequest` and `ConnectPeer` messages.
+    `secret` as in `Resume`. The reply is a `Resumed` without effect; then follow `PeerTicketRequest` and `ConnectPeer`
+    messages.
     """
 
     session: Name

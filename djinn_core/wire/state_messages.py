@@ -1,6 +1,6 @@
-"""Messages of session snapshots: the state goes from an executor to its client, and from there to another executor.
+"""Messages of session snapshots: the state moves from an executor to its client, and from there to another executor.
 
-It travels in pieces: first what it is (a snapshot, in MessagePack), then the memory of its values.
+It is sent in pieces: first the description (a snapshot, in MessagePack), then the memory of its values.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,17 +12,17 @@ from djinn_core.wire import limits
 from djinn_core.wire.frames import Buffer, flatten
 from djinn_core.wire.message_base import Count, Message, PrintableFields
 
-PIECE: Final = 4 << 20  # bytes that travel in one frame
+PIECE: Final = 4 << 20  # bytes per frame
 
 
 class StateRequest(Message, frozen=True):
-    """The client asks for the state of its session, between two submissions, if it has at most `limit` bytes."""
+    """The client requests the state of its session between two submissions, if it has at most `limit` bytes."""
 
     limit: Count
 
 
 class StateHeader(PrintableFields, Message, frozen=True):
-    """The executor's reply, or the first message of a client to another executor: the state comes in pieces.
+    """The executor's reply, or a client's first message to another executor. The pieces of the state follow.
 
     `lengths` are the bytes of its parts; each travels in frames of `PIECE` bytes at most. Empty: no state is available;
     see `reason`. Such a header also comes in place of a further piece, if a value cannot be read.
@@ -35,11 +35,11 @@ class StateHeader(PrintableFields, Message, frozen=True):
 
 
 class StateChunk(Message, frozen=True):
-    """A piece of a part, as the frame's body. Parts come in order, and so do their pieces."""
+    """A piece of a part, as the frame's body. Parts and their pieces come in order."""
 
 
 def pieces_of(parts: Iterable[Buffer]) -> Iterator[memoryview]:
-    """The pieces of all parts, in order; an empty part has none."""
+    """Yield the pieces of all parts in order. An empty part has none."""
     for part in parts:
         view = flatten(part)
         for start in range(0, len(view), PIECE):
@@ -47,5 +47,5 @@ def pieces_of(parts: Iterable[Buffer]) -> Iterator[memoryview]:
 
 
 def count_pieces(lengths: Sequence[int]) -> int:
-    """Number of pieces for parts of these lengths."""
+    """Return the number of pieces for parts of these lengths."""
     return sum(-(-length // PIECE) for length in lengths)

@@ -1,7 +1,7 @@
-"""Striped frames: their large buffers travel in pieces over connections parallel to their own, without I/O.
+"""Striped frames: large buffers are sent in pieces over parallel connections. Without I/O.
 
-A piece is a frame of its own: its head has the number of the striped frame, from 1 in each direction, and its own number
-within that, its body its bytes. Pieces of a frame may come in any order and over any of the connections.
+A piece is a frame of its own. Its head has the number of the striped frame, from 1 in each direction, and the piece's
+number in it. Its body has the bytes. Pieces of a frame may arrive in any order and over any connection.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from djinn_core.wire.frames import LENGTH_BYTES, PREFIX_BYTES, Buffer, Frame, Li
 
 PIECE_BYTES: Final = 1 << 20
 _HEAD: Final = struct.Struct("<QI")
-PIECE_OPENING_BYTES: Final = PREFIX_BYTES + _HEAD.size + LENGTH_BYTES  # what comes before the bytes of a piece
+PIECE_OPENING_BYTES: Final = PREFIX_BYTES + _HEAD.size + LENGTH_BYTES  # header before the bytes of a piece
 PIECE_LIMITS: Final = Limits(_HEAD.size, PIECE_BYTES, 1)
 
 
 def cut(buffer: memoryview) -> Iterator[memoryview]:
-    """The pieces of one buffer, in order."""
+    """Yield the pieces of one buffer, in order."""
     for start in range(0, len(buffer), PIECE_BYTES):
         yield buffer[start : start + PIECE_BYTES]
 
 
 def pieces(number: int, buffers: Sequence[memoryview]) -> Iterator[Frame]:
-    """The pieces of the large buffers of the striped frame `number`."""
+    """Yield the pieces of the large buffers of striped frame `number`."""
     every = (piece for buffer in buffers for piece in cut(buffer))
     for position, piece in enumerate(every):
         yield Frame(_HEAD.pack(number, position), [piece])
 
 
 class Reassembly:
-    """A striped frame while its pieces come. No byte of its buffers is left as the memory was: each piece is there, once.
+    """Assembles a striped frame from its pieces. Each piece must arrive exactly once, so all buffer bytes get written.
 
     Attributes:
-        number: of the frame among the striped ones of its direction.
+        number: number of the striped frame in its direction.
     """
 
     def __init__(self, number: int, striped: StripedFrame) -> None:
-        """Allocates its buffers: `MemoryError` where there is no room."""
+        """Allocate the buffers. Raise `MemoryError` if memory is short."""
         self.number = number
         self._head = striped.head
         self._body = [allocate(part) if isinstance(part, int) else part for part in striped.body]
@@ -51,16 +51,16 @@ class Reassembly:
 
     @property
     def whole(self) -> bool:
-        """True if all pieces are there."""
+        """True if all pieces have arrived."""
         return not self._missing
 
     @property
     def frame(self) -> Frame:
-        """The frame, when it is whole."""
+        """The complete frame."""
         return Frame(self._head, self._body)
 
     def place(self, head: bytes, length: int) -> memoryview | None:
-        """Memory for a piece that begins to come; None if it belongs to a later frame.
+        """Return memory for a piece that begins to arrive. Return None if it belongs to a later frame.
 
         Raises:
             ProtocolError: no such piece is missing.
@@ -77,7 +77,7 @@ class Reassembly:
         return view
 
     def take(self, piece: Frame) -> None:
-        """Take in a piece that has come, wherever its bytes are.
+        """Record a piece that has arrived, wherever its bytes are.
 
         Raises:
             ProtocolError: no such piece is missing.
@@ -90,19 +90,19 @@ class Reassembly:
                 raise ProtocolError(f"piece {position} of a striped frame came twice")
             place = self.place(piece.head, len(data))
             if place is None:
-                raise ProtocolError(f"a piece of a later striped frame than {self.number} came too early")
+                raise ProtocolError(f"a piece of a striped frame after number {self.number} came too early")
             place[:] = data
             del self._coming[position]
         self._missing -= 1
 
 
 def piece_of(head: bytes) -> tuple[int, int]:
-    """The numbers of a piece's frame and of the piece.
+    """Return the numbers of a piece's frame and of the piece.
 
     Raises:
-        ProtocolError: it is no piece.
+        ProtocolError: the head is not that of a piece.
     """
     if len(head) != _HEAD.size:
-        raise ProtocolError(f"a frame with a head of {len(head):,} bytes is no piece of another")
+        raise ProtocolError(f"a frame with a head of {len(head):,} bytes is not a piece of a striped frame")
     number, position = _HEAD.unpack(head)
     return number, position

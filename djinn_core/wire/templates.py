@@ -1,4 +1,4 @@
-"""Template digests, and the LRU cache of templates that either side keeps."""
+"""Template digests, and the LRU cache of templates at both ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from djinn_core.system.lru import LruCache
 from djinn_core.wire import limits
 from djinn_core.wire.messages import Template
 
-# Both sides forget the least recently used templates beyond these, in the same order, so a client seldom has to ask.
+# Both ends evict in the same order at these limits, so an executor seldom lacks a template that the client assumes.
 TEMPLATES_LIMIT = limits.TEMPLATES
 INSTRUCTIONS_LIMIT = limits.TEMPLATE_INSTRUCTIONS
 
@@ -22,7 +22,7 @@ V = TypeVar("V")
 
 
 def digest_of(template: Template) -> bytes:
-    """BLAKE2b-128 of the encoded template.
+    """Return the BLAKE2b-128 digest of the encoded template.
 
     Raises:
         ProtocolError: it is nested too deeply to be encoded.
@@ -34,20 +34,20 @@ def digest_of(template: Template) -> bytes:
 
 
 class TemplateCache(Generic[V]):
-    """LRU cache of values by template, under its digest or its source. The newest entry stays whatever its size."""
+    """LRU cache of values by template digest or source. The newest entry stays, whatever its size."""
 
     def __init__(self, templates: int = TEMPLATES_LIMIT, instructions: int = INSTRUCTIONS_LIMIT) -> None:
         self._limit = instructions
         self._kept: LruCache[Hashable, tuple[V, int]] = LruCache(templates)
         self._instructions = 0
-        self._newest: Hashable = None  # the key that was used last, which need not be moved
+        self._newest: Hashable = None  # the last used key, which is in place already
 
     def __len__(self) -> int:
         return len(self._kept)
 
     @property
     def instructions(self) -> int:
-        """Number of the instructions of all templates that are kept."""
+        """Number of instructions of all cached templates."""
         return self._instructions
 
     def get(self, key: Hashable) -> V | None:
@@ -74,7 +74,7 @@ class TemplateCache(Generic[V]):
         return found[0]
 
     def put(self, key: Hashable, value: V, instructions: int) -> None:
-        """Keep `value` for a template of `instructions` instructions."""
+        """Cache `value` for a template of `instructions` instructions."""
         self._instructions += instructions - self._kept.pop(key, (None, 0))[1]
         self._newest = key
         for _, count in self._kept.store(key, (value, instructions)):
@@ -83,11 +83,11 @@ class TemplateCache(Generic[V]):
             self._instructions -= self._kept.pop(next(iter(self._kept)))[1]
 
     def drop(self, key: Hashable) -> None:
-        """Forget what is kept for the template of that key, if anything is."""
+        """Evict the entry of that key, if there is one."""
         self._instructions -= self._kept.pop(key, (None, 0))[1]
 
     def everything(self) -> list[tuple[Hashable, V]]:
-        """All keys and values, the least recently used first."""
+        """Return all keys and values, least recently used first."""
         return [(key, value) for key, (value, _) in self._kept.items()]
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""Tensors to bytes and back without copying: a header for the message, a buffer for the body of the frame."""
+"""Tensors to bytes and back without copying: a header for the message, and a buffer for the frame's body."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from djinn_core.errors import ProtocolError
 from djinn_core.wire.frames import Buffer, allocate, flatten
 from djinn_core.wire.messages import TensorHeader
 
-# Quantized tensors carry scales that a dtype and bytes do not; PyTorch has deprecated them.
+# Quantized tensors also need scales; PyTorch has deprecated them.
 _QUANTIZED: Final = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 _NAMES: Final = MappingProxyType(
     {
@@ -34,7 +34,7 @@ _LARGEST: Final = 2**63 - 1
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name under which `dtype` travels, such as `bfloat16`.
+    """Return the wire name of `dtype`, such as `bfloat16`.
 
     Raises:
         ProtocolError: tensors of this dtype cannot be sent.
@@ -46,7 +46,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def dtype_from_name(name: str) -> torch.dtype:
-    """The dtype that travels as `name`.
+    """Return the dtype for a wire name.
 
     Raises:
         ProtocolError: this PyTorch has no such dtype.
@@ -60,11 +60,11 @@ def dtype_from_name(name: str) -> torch.dtype:
 
 
 def tensor_to_wire(tensor: torch.Tensor) -> tuple[TensorHeader, memoryview]:
-    """A strided CPU tensor of any shape and dtype as a header and its bytes.
+    """Encode a strided CPU tensor of any shape and dtype as a header and its bytes.
 
-    The bytes are the tensor's own memory wherever its elements fill one stretch of it, in whatever order; then shape and
-    stride in the header are the tensor's. Expanded dimensions travel once. Otherwise, and where a conj or neg bit is
-    set, they are a copy in row-major order. The buffer keeps the memory alive.
+    If the elements fill a contiguous range of memory in any order, the buffer is the tensor's own memory, and the
+    header has its shape and strides. Expanded dimensions are sent once. Otherwise, or if a conj or neg bit is set, the
+    buffer is a copy in row-major order. The buffer keeps the memory alive.
 
     Raises:
         ProtocolError: the tensor is not on the CPU, not strided, or quantized.
@@ -76,7 +76,7 @@ def tensor_to_wire(tensor: torch.Tensor) -> tuple[TensorHeader, memoryview]:
             f"cannot send a tensor of layout {tensor.layout} on {tensor.device}; only strided CPU tensors can be sent"
         )
     plain = dtype in _KNOWN_TO_NUMPY and not (tensor.requires_grad or tensor.is_neg())
-    if plain and not tensor.ndim:  # a number, as most replies are
+    if plain and not tensor.ndim:  # a 0-dim tensor, the most frequent reply
         return TensorHeader(name, (), ()), memoryview(tensor.numpy()).cast("B")  # type: ignore[arg-type]
     if plain and tensor.numel() and tensor.is_contiguous():  # NumPy refuses some shapes without elements
         return TensorHeader(name, tuple(tensor.shape), tensor.stride()), flatten(memoryview(tensor.numpy()))  # type: ignore[arg-type]
@@ -91,10 +91,10 @@ def tensor_to_wire(tensor: torch.Tensor) -> tuple[TensorHeader, memoryview]:
 
 
 def tensor_from_wire(header: TensorHeader, buffer: Buffer) -> torch.Tensor:
-    """The tensor of `header` over `buffer`, which it shares unless the buffer is read-only or unsuitably aligned.
+    """Return the tensor of `header` over `buffer`. Memory is shared unless the buffer is read-only or misaligned.
 
     Raises:
-        ProtocolError: the dtype is unknown, or shape and stride do not fit each other or the length of the buffer.
+        ProtocolError: the dtype is unknown, or shape, stride and buffer length are inconsistent.
     """
     name = header.dtype
     dtype = _DTYPES[name] if name in _DTYPES else dtype_from_name(name)
@@ -114,7 +114,7 @@ def tensor_from_wire(header: TensorHeader, buffer: Buffer) -> torch.Tensor:
     try:
         rows = not sizes or header.stride == _row_major(header.shape)
         if rows and needed and dtype in _KNOWN_TO_NUMPY and not data.readonly:
-            if not sizes:  # a number: NumPy makes it in one step, and PyTorch in two
+            if not sizes:  # a 0-dim tensor: NumPy creates it in one step, PyTorch in two
                 tensor = torch.from_numpy(np.ndarray((), _KNOWN_TO_NUMPY[dtype], data))
             else:
                 tensor = torch.frombuffer(data, dtype=dtype)
@@ -130,7 +130,7 @@ def tensor_from_wire(header: TensorHeader, buffer: Buffer) -> torch.Tensor:
 
 
 def _bytes_of(tensor: torch.Tensor, extent: int) -> memoryview:
-    """The `extent` elements from the tensor's first on."""
+    """Return the memory of `extent` elements, from the tensor's first element on."""
     if not extent:
         return memoryview(b"")
     size = tensor.element_size()
@@ -166,7 +166,7 @@ def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def extent(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Elements from the first to the last that a tensor of this shape and stride looks at."""
+    """Return the number of elements between the first and the last one of a tensor with this shape and stride, inclusive."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))

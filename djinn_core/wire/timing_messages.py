@@ -1,4 +1,4 @@
-"""Timing messages: while a client draws a timeline, an executor says with each reply when it did what, by its own clock."""
+"""Timing messages for timelines: the executor's replies include execution times by its own clock."""
 
 from typing import Annotated
 
@@ -6,18 +6,18 @@ import msgspec
 
 from djinn_core.wire.message_base import Count, Message, Name, Seconds
 
-TRANSFERS_TOLD = 1024  # of one reply; more are left out
+TRANSFERS_TOLD = 1024  # limit per reply; further ones are left out
 
 
 class TimingsRequest(Message, frozen=True):
-    """Say with the replies to submissions from now on when they ran (`on`), and each of their instructions (`ops`); or no more."""
+    """Request execution times of submissions (`on`) and of each instruction (`ops`) in later replies, or stop them."""
 
     on: bool = True
     ops: bool = False
 
 
 class TimingsReply(Message, frozen=True):
-    """Reply to `TimingsRequest`: a sample of the clock of an executor process, in seconds since some moment of its own."""
+    """Reply to `TimingsRequest`: a sample of the executor process's clock, in seconds since an arbitrary moment."""
 
     instance: Name
     clock: Seconds
@@ -35,14 +35,14 @@ class TransferTimes(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ExecutionTimes(msgspec.Struct, frozen=True, array_like=True):
-    """Moments of a submission by the clock of an executor process (`instance`).
+    """Times of a submission by the clock of an executor process (`instance`).
 
     Attributes:
-        taken: its session began to read it. ready: it waits for its turn on the device. begun: the device begins it.
-        executed: its last instruction has run. done: its results are ready to be sent.
-        memory: bytes of the session's values then.
-        ops: for each instruction of the template, as two little-endian float32, seconds from `begun` to its beginning and
-            seconds that it took; negative where it was not measured. Empty where that was not asked for.
+        taken: the session begins to read it. ready: it begins to wait for the device. begun: the device begins it.
+        executed: its last instruction has run. done: its results are ready.
+        memory: bytes of the session's values at the end.
+        ops: for each instruction of the template, as two little-endian float32, seconds from `begun` to its start, and
+            its duration in seconds; negative if not measured. Empty if not requested.
         transfers: transfers from and to other executors of the pool since the reply before.
     """
 

@@ -1,4 +1,4 @@
-"""Upload messages: bytes of values are sent to an executor, or recalled from its store by digest."""
+"""Upload messages: bytes of values are sent to an executor, or found in its store by digest."""
 
 from typing import Annotated
 
@@ -9,10 +9,10 @@ from djinn_core.wire.message_base import Count, Digest, Dimensions, Message, Nam
 
 
 class UploadPart(Message, frozen=True):
-    """A part of a new value's bytes, in the frame's only buffer. The first part (`start` 0) makes the value.
+    """A part of a new value's bytes, in the frame's only buffer. The first part (`start` 0) creates the value.
 
-    `size` is the size of the storage in bytes; shape, stride and offset are in elements. Where there is a `compression`, the
-    buffer stands for `length` bytes.
+    `size` is the size of the storage in bytes; shape, stride and offset are in elements. With a `compression`, the
+    decompressed buffer has `length` bytes.
     """
 
     handle: Count
@@ -26,9 +26,9 @@ class UploadPart(Message, frozen=True):
 
 
 class BlobOffer(Message, frozen=True):
-    """A new value whose bytes the executor may have: like `UploadPart`, with their BLAKE3-256 in place of them.
+    """A new value whose bytes the executor may have: like `UploadPart`, but with a BLAKE3-256 digest instead of bytes.
 
-    The executor answers with `BlobHit` or `BlobNeeded`. A submission that follows waits for the uploads that are wanted.
+    The executor answers with `BlobHit` or `BlobNeeded`. Later submissions wait for the requested uploads.
     """
 
     handle: Count
@@ -40,31 +40,31 @@ class BlobOffer(Message, frozen=True):
 
 
 class BlobQuery(Message, frozen=True):
-    """Ask which of these blobs (size and digest) the executor has. It holds on to those until they are offered once."""
+    """Ask which of these blobs (size and digest) the executor has. It keeps the found blobs until they are offered once."""
 
     sizes: Annotated[tuple[Count, ...], msgspec.Meta(max_length=limits.BLOBS_ASKED)]
     digests: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=limits.BLOBS_ASKED)]
 
 
 class BlobQueryReply(Message, frozen=True):
-    """Reply to `BlobQuery`, in the same order."""
+    """Reply to `BlobQuery`: found or not, in the same order."""
 
     found: tuple[bool, ...]
 
 
 class BlobNeeded(Message, frozen=True):
-    """The executor does not have what was offered as `handle`: the client sends it in `UploadPart`s."""
+    """The executor lacks the bytes of the offer `handle`: the client sends them in `UploadPart`s."""
 
     handle: Count
 
 
 class BlobHit(Message, frozen=True):
-    """The executor had the bytes that were offered, and has made the value `handle` of them."""
+    """The executor had the offered bytes, and has created the value `handle` from them."""
 
     handle: Count
 
 
 class AbortUpload(Message, frozen=True):
-    """Abort an upload that was interrupted; using its value raises."""
+    """Abort an interrupted upload. Using its value raises."""
 
     handle: Count

@@ -1,4 +1,4 @@
-"""Messages about weights that an executor reads or writes itself, at an address that the client names."""
+"""Messages about weights that an executor reads or writes itself, at an address from the client."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from djinn_core.wire.binding_delta import Handles
 from djinn_core.wire.message_base import Count, Digest, Dimensions, Message, Name, PrintableFields, Seconds
 
 TensorName = Annotated[str, msgspec.Meta(max_length=limits.STORED_NAME)]
-# Files of fine-tuned weights describe their training at length: only the frame bounds it.
+# Fine-tuned weights may have long training descriptions, limited only by the frame size.
 MetadataText = Annotated[str, msgspec.Meta(max_length=limits.HEAD_BYTES)]
 WeightAddress = Annotated[str, msgspec.Meta(max_length=limits.STORED_ADDRESS)]
 
@@ -23,9 +23,9 @@ class StoredTensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OpenWeights(Message, frozen=True):
-    """Ask what tensors there are at an address. Answered by `OpenWeightsReply`.
+    """Request the list of tensors at an address. The reply is `OpenWeightsReply`.
 
-    `patience`: after so many seconds the reply may be that it is still being opened; 0: the client waits.
+    `patience`: seconds after which the executor replies even if the address is not open yet. 0: no limit.
     """
 
     address: WeightAddress
@@ -33,10 +33,10 @@ class OpenWeights(Message, frozen=True):
 
 
 class OpenWeightsReply(PrintableFields, Message, frozen=True):
-    """Reply to `OpenWeights`: the tensors, and the version of the files that they are in. `refused` says why there are none.
+    """Reply to `OpenWeights`: the tensors, and the version of their files. `refused`: reason of a refusal.
 
-    `address` names these files; empty: as the one that was asked for does. `unfinished`: it is still being opened; `done` of `expected`
-    bytes were downloaded. The client asks again.
+    `address`: exact address of these files; empty: the requested one. `unfinished`: the address is not open yet, and
+    `done` of `expected` bytes are downloaded. The client asks again.
     """
 
     texts = ("refused",)
@@ -74,13 +74,16 @@ class SmallFilesReply(PrintableFields, Message, frozen=True):
 
 
 class ReadProgressRequest(Message, frozen=True):
-    """Ask how much is still to be read for `ReadWeights` that came before. Answered by `ReadProgressReply` when all is read, or after `patience`."""
+    """Request the progress of earlier `ReadWeights`.
+
+    `ReadProgressReply` comes when all is read, or after `patience` seconds.
+    """
 
     patience: Seconds = 0.0
 
 
 class ReadProgressReply(Message, frozen=True):
-    """Reply to `ReadProgressRequest`: bytes of the values that are still being read."""
+    """Reply to `ReadProgressRequest`: remaining bytes to read."""
 
     left: Count
 
@@ -88,7 +91,7 @@ class ReadProgressReply(Message, frozen=True):
 class ReadWeights(Message, frozen=True):
     """A new contiguous value that the executor reads: `size` bytes from byte `start` of a tensor at an opened address.
 
-    It has no reply. Where the files are not those of that version any more, or cannot be read, the value is poison.
+    It has no reply. If the files have another version or cannot be read, the value becomes poison.
     """
 
     handle: Count
@@ -104,7 +107,7 @@ class ReadWeights(Message, frozen=True):
 class SaveWeights(Message, frozen=True):
     """Write values to a safetensors file at an address, under these names. Answered by `SaveWeightsReply`.
 
-    `seconds`: how long it lives at an address `published:`; 0: as long as the executor allows.
+    `seconds`: lifetime at an address `published:`. 0: as long as the executor allows.
     """
 
     address: WeightAddress
@@ -115,9 +118,9 @@ class SaveWeights(Message, frozen=True):
 
 
 class SaveWeightsReply(PrintableFields, Message, frozen=True):
-    """Reply to `SaveWeights`: the bytes of the file. `refused` says why there is none.
+    """Reply to `SaveWeights`: the bytes of the file. `refused`: reason of a refusal.
 
-    `poisoned` is the name of a value that an op failed to compute, if that is why; fetching it says more.
+    `poisoned` is the name of a value whose op failed, if that is the reason. Fetching it raises the error.
     """
 
     texts = ("refused",)
@@ -137,11 +140,11 @@ class PublishedEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PublishedRequest(Message, frozen=True):
-    """Ask what the tenant has published. Answered by `PublishedReply`."""
+    """Request the list of files that the tenant has published. The reply is `PublishedReply`."""
 
 
 class PublishedReply(PrintableFields, Message, frozen=True):
-    """Reply to `PublishedRequest`. `refused` says why nothing is published here."""
+    """Reply to `PublishedRequest`. `refused`: reason why the executor publishes nothing."""
 
     texts = ("refused",)
 
@@ -150,13 +153,13 @@ class PublishedReply(PrintableFields, Message, frozen=True):
 
 
 class RemoveWeights(Message, frozen=True):
-    """Remove the file at an address that can be saved to, or a published name. Answered by `RemoveWeightsReply`."""
+    """Remove a saved file or a published name. The reply is `RemoveWeightsReply`."""
 
     address: WeightAddress
 
 
 class RemoveWeightsReply(PrintableFields, Message, frozen=True):
-    """Reply to `RemoveWeights`. `refused` says why the file is still there, or was not."""
+    """Reply to `RemoveWeights`. `refused`: reason why the file was not removed."""
 
     texts = ("refused",)
 

@@ -387,7 +387,7 @@ def test_pieces_of_the_next_frame_may_come_early(ends):
         (lambda p: [Frame(p[0].head[:8] + b"\x63\0\0\0", p[0].body)], "is not missing"),
         (lambda p: [Frame(b"\x00" + p[0].head[1:], p[0].body)], "is not missing"),
         (lambda p: [Frame(p[0].head)], "is not missing"),
-        (lambda p: [Frame(p[0].head[:-1], p[0].body)], "is no piece of another"),
+        (lambda p: [Frame(p[0].head[:-1], p[0].body)], "is not a piece of a striped frame"),
         (lambda p: [Frame(p[0].head, [bytes(PIECE_BYTES + 1)])], "exceeds the limits"),
     ],
     ids=["twice", "too short", "none of the frame's", "of an earlier frame", "without bytes", "head", "too long"],
