@@ -329,8 +329,7 @@ class SessionThreads:
             with suppress(KeyError, ValueError, OSError):
                 if self._selector.get_key(task.descriptor).data is task:
                     self._selector.unregister(task.descriptor)
-        assert task.pause is not None
-        task.is_brief = task.pause.is_brief
+        task.is_brief = task.pause is not None and task.pause.is_brief
         task.pause, task.descriptor = None, -1
         self._ready.append(task)
 

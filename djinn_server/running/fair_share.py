@@ -20,6 +20,7 @@ import attrs
 from djinn_server.running.issued_turns import IssuedTurns
 from djinn_server.running.turn_queue import MOMENT_SECONDS, Account, TurnQueue
 
+BRIEF_WAIT_SECONDS: Final = 0.005  # for which a thread waits for a turn without `Share.before_wait`
 IDLE_SECONDS: Final = 5.0  # after which the device thread of a CPU ends
 _ENDED: Final = object()
 Steps = Iterator[None]  # of a submission; each `None` offers the device to sessions that wait
@@ -32,7 +33,7 @@ class Share(Account):
     Attributes:
         turns: the device's queue.
         charge: hears of device time that the session has used.
-        is_brief: True if its turns are short. before_wait: called before a thread waits for turns that are not.
+        is_brief: True if its turns are short. before_wait: called before a thread waits for a turn for long.
         seconds: device time that `take_seconds` has not returned.
         began: when its turn began, on the clock `time.perf_counter`. begun: the event before its ops; None on a CPU.
         reached: the event after the ops of its last turn.
@@ -190,12 +191,14 @@ class FairShare:
             if here and self._take(share, steps):
                 return
             running: Any = self._queue.running
-            if not share.is_brief or (running is not None and not running.is_brief):
-                share.before_wait()
+            is_brief = share.is_brief and (running is None or running.is_brief)
             with self._lock:
                 self._wake() if here else self._ask(share)
-                while not share.ended:
-                    share.woken.wait()
+                ended = is_brief and share.woken.wait_for(lambda: share.ended, BRIEF_WAIT_SECONDS)
+            if not ended:  # sessions that have used less come first
+                share.before_wait()
+                with self._lock:
+                    share.woken.wait_for(lambda: share.ended)
         finally:
             share.steps = None
         _raise_error(share)

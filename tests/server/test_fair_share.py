@@ -154,6 +154,20 @@ def test_submission_runs_on_the_thread_that_read_it_while_nobody_else_wants_the_
     assert had == [("a", threading.current_thread().name)]
 
 
+@pytest.mark.parametrize("brief", [(True, True), (True, False), (False, True)])
+def test_before_wait_is_called_while_another_session_keeps_the_device(brief):
+    turns, called = FairShare(), threading.Event()
+    holder, waiter = turns.share(), turns.share(before_wait=called.set)
+    holder.is_brief, waiter.is_brief = brief
+    thread = threading.Thread(target=waiter.run, args=(iter(()),))
+    with holder:
+        thread.start()
+        assert called.wait(60.0)
+        assert thread.is_alive()
+    thread.join(60.0)
+    assert not thread.is_alive()
+
+
 @pytest.mark.parametrize("taken", [False, True])
 def test_error_of_a_submission_is_its_sessions_own(taken):
     def broken():
