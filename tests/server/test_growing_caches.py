@@ -9,10 +9,16 @@ import pytest
 import torch
 
 from djinn.testing import executor_figures
+from djinn_server.running import native_replay
 
 REMOTE = "remote_accelerator:0"
 STEPS, BEGIN, HEADS, WIDTH = 24, 300, 4, 64
 DISTURBED = 12  # the step after which something is done to the cache
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _library():
+    native_replay.LIBRARY.build()
 
 
 def decoded(device, dim=2, disturb=None, each=None):
