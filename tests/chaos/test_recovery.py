@@ -170,3 +170,27 @@ def test_tensors_of_other_layouts_come_back(remote):
     assert equal(plain(held), expected[0])
     Killer(0.0).join()
     assert equal(plain(used(held)), expected[1])
+
+
+def test_a_growing_cache_survives_its_executor(remote):
+    def decoded(device, after=None):
+        torch.manual_seed(0)
+        cache, rows = torch.randn(2, 4, 300, 64).to(device), torch.randn(16, 2, 4, 1, 64).to(device)
+        kept, seen = cache, []
+        for number, given in enumerate(rows):
+            row = given
+            for _ in range(4):
+                row = torch.tanh(row) * 1.5
+            cache = torch.cat((cache, row), 2)
+            seen.append(torch.nn.functional.scaled_dot_product_attention(row, cache, cache).sum().item())
+            if number == 8:
+                kept = cache
+                if after is not None:
+                    after()
+        return [*seen, cache.cpu(), kept.cpu()]
+
+    before = decoded("cpu")
+    decoded(remote)  # from its third run on, the program appends in place
+    after = decoded(remote, lambda: os.kill(executor_process(), signal.SIGKILL))
+    assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(after, before, strict=True))
+    assert executor_figures()["appended_bytes"] > 0
