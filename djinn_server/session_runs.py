@@ -170,8 +170,8 @@ class SessionRuns:
         self, known: BoundTemplate, work: RunRequest, guard: StepGuard | None
     ) -> Generator[None, None, RunOutcome]:
         """Run a submission as the arbiter decides. Under a memory guard, and if each op is timed, it runs op by op."""
-        grows = self._grows and known.choice is None
-        run = TemplateRun(known.template, work, known.slots, self._values, guard=guard, grows=grows)
+        growth = known.template.growth() if self._grows and known.choice is None else None
+        run = TemplateRun(known.template, work, known.slots, self._values, guard=guard, growth=growth)
         if known.choice is None or guard is not None or work.op_times is not None:
             while not run.advance():
                 yield from self._pause(known, work)

@@ -25,9 +25,10 @@ _READERS: Final[Mapping[str, tuple[tuple[int, ...], str]]] = MappingProxyType({
     "aten::matmul": ((0, 1), "djinn_replay::matmul"),
     "aten::scaled_dot_product_attention": ((1, 2), "djinn_replay::attention"),
 })  # fmt: skip
+_COPIES: Final = 64  # of a template's results, which say nothing yet
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class Growth:
     """The steps of a template that appends in place.
 
@@ -35,12 +36,15 @@ class Growth:
         steps: as those of the template, with ops of the library for the appends and for what reads them.
         appends: positions of the inputs that grow, with the places of the results. dense: positions of all other inputs.
         outputs: numbers of the outputs that may grow.
+        made: growing tensors that runs have left. copied: those of them that had to be copied for a reader that needs a dense tensor.
     """
 
     steps: tuple[CompiledStep, ...]
     appends: tuple[tuple[int, int], ...]
     dense: tuple[int, ...]
     outputs: tuple[int, ...]
+    made: int = attrs.field(init=False, default=0)
+    copied: int = attrs.field(init=False, default=0)
     _replay: ReplayState = attrs.field(init=False, factory=ReplayState, eq=False, repr=False)
 
     def native(self, constants: Sequence[Any], slots: int, values: int) -> NativeReplay | None:
@@ -57,7 +61,14 @@ class Growth:
         """Those of a run's outputs that are growing tensors now. `handles`, `places`: of all outputs."""
         found = {handles[number]: env[places[number]] for number in self.outputs}
         made = {handle: value for handle, value in found.items() if isinstance(value, torch.Tensor)}
-        return [*compress(made, torch.ops.djinn_replay.are_growing([*made.values()]))]
+        growing = [*compress(made, torch.ops.djinn_replay.are_growing([*made.values()]))]
+        self.made += len(growing)
+        return growing
+
+    @property
+    def pays(self) -> bool:
+        """False if many results are read as dense tensors, such as by a fetch at each step: `cat` copies them once, and growth twice."""
+        return self.copied <= _COPIES + self.made // 4
 
 
 class GrowthState:
@@ -72,9 +83,11 @@ class GrowthState:
     def growth(
         self, steps: Sequence[CompiledStep], constants: Sequence[Any], inputs: range, outputs: Sequence[int]
     ) -> Growth | None:
-        """As `find_growth`; None while the library is not loaded."""
+        """As `find_growth`; None while the library is not loaded, and from when it does not pay."""
         if not self._looked and library_is_loaded():
             self._found, self._looked = find_growth(steps, constants, inputs, outputs), True
+        elif self._found is not None and not self._found.pays:
+            self._found = None
         return self._found
 
 

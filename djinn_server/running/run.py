@@ -105,13 +105,13 @@ class TemplateRun:
         values: ValueTable,
         guard: StepGuard | None = None,
         *,
-        grows: bool = False,
+        growth: Growth | None = None,
     ) -> None:
-        """`grows`: whether appends may be done in place, where nothing else excludes it."""
+        """`growth`: the template's, if appends may be done in place."""
         self.template, self.work, self._values, self._guard = template, work, values, guard
         self.outcome = run = RunOutcome(halt=work.halt, progress=work.progress)
         checked = bool(work.claims) or work.op_times is not None or guard is not None
-        self._growth = growth = template.growth() if grows and not checked else None
+        self._growth = growth = None if checked else growth
         self._steps = template.steps if growth is None else growth.steps
         self.env = env = environment_of(template, work, slots, values, growth)
         if template.consumed:
@@ -229,7 +229,8 @@ class TemplateRun:
         for handle, place in zip(work.outputs, template.outputs, strict=True):
             values[handle] = self.env[place]
         if self._growth is not None:
-            values.growing.update(self._growth.growing_outputs(work.outputs, template.outputs, self.env))
+            found = self._growth.growing_outputs(work.outputs, template.outputs, self.env)
+            values.growing.update(dict.fromkeys(found, self._growth))
         return run
 
 

@@ -159,8 +159,8 @@ class RunAhead:
     def finish(self, work: RunRequest, values: ValueTable, limit: int) -> RunOutcome:
         """As `run_template` for the submission that has come; the template runs ahead no more where it makes more than `limit` bytes."""
         began = time.perf_counter()
-        grows, choice = self.growth is not None, self.known.choice
-        run = TemplateRun(self.known.template, work, self.slots, values, grows=grows)
+        choice = self.known.choice
+        run = TemplateRun(self.known.template, work, self.slots, values, growth=self.growth)
         run.env, run.step, run.outcome.native_ops = self.env, self.step, self.native_ops
         if choice is not None and self.hot is not None and self.region is not None and self.step <= self.region.start:
             with inference_mode(True):
@@ -203,7 +203,7 @@ class RunsAhead:
     ) -> None:
         """`limit`: bytes that outputs may have which no submission has taken. `memory`: the session's, where the device has a limit.
 
-        `grows`: as in `TemplateRun`.
+        `grows`: whether appends may be done in place.
         """
         self._grows = grows
         self._device, self._turn, self._values, self._templates = device, turn, values, templates

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import attrs
 import msgspec
@@ -105,6 +105,12 @@ class MemoryIndex:
                 self._addresses.setdefault(memory, {})[handle] = None
 
 
+class Copied(Protocol):
+    """Counts the growing tensors that were copied for a reader that needs dense ones."""
+
+    copied: int
+
+
 class ValueTable:
     """Values by handle.
 
@@ -112,7 +118,8 @@ class ValueTable:
         table: the values. Only this object changes it.
         held: bytes of the storages that are held, wherever their bytes lie, as they were when they were put in here.
         highest: the most that was held after a run.
-        growing: handles of tensors with spare capacity (`growing.py`). Whoever reads one by another way than `table` gets a dense tensor.
+        growing: tensors with spare capacity by handle, with what is told of their copies (`growing.py`). Whoever reads one by another way than
+            `table` gets a dense tensor.
     """
 
     def __init__(self) -> None:
@@ -121,7 +128,7 @@ class ValueTable:
         self._storages: dict[int, _Held] = {}
         self.held = 0
         self.highest = 0
-        self.growing: set[int] = set()
+        self.growing: dict[int, Copied] = {}
 
     def __len__(self) -> int:
         return len(self.table)
@@ -141,8 +148,9 @@ class ValueTable:
 
     def densify(self, handles: Iterable[int]) -> None:
         """Copy those of `handles` that are growing tensors to memory of their own, laid out as the client believes."""
-        for handle in self.growing.intersection(handles):
+        for handle in self.growing.keys() & set(handles):
             value = self.table[handle]
+            self.growing[handle].copied += 1
             assert isinstance(value, torch.Tensor)
             try:
                 with torch_private.inference_mode(True):
@@ -168,7 +176,7 @@ class ValueTable:
                 self._index.remove(handle, self.table[handle])
             self._index.add(handle, value)
         if self.growing:
-            self.growing.discard(handle)
+            self.growing.pop(handle, None)
         self.table[handle] = value
         if nbytes > held.nbytes:
             self.held += nbytes - held.nbytes
@@ -189,7 +197,7 @@ class ValueTable:
                 if self._index is not None:
                     self._index.remove(handle, value)
                 if self.growing:
-                    self.growing.discard(handle)
+                    self.growing.pop(handle, None)
                 storage = handle >> VIEW_BITS
                 held = self._storages[storage]
                 held.values -= 1

@@ -59,7 +59,6 @@ OTHER = template(
     3,
     (3, 7, 9),
 )
-DECODE = {kept: decode(() if kept else (1, 2)) for kept in (True, False)}
 CROP = template([(form("slice.Tensor", T, S, S, S), (0, 1))], 1, (1,))
 WRITE = template([(form("mul_.Scalar", T, S, new=0), (0,))], 1, ())
 
@@ -79,7 +78,7 @@ class Session:
     def run(self, compiled, inputs, outputs, slots):
         self.submissions += 1
         work = RunRequest(self.submissions, outputs, [], [], [], (), False, inputs)
-        run = TemplateRun(compiled, work, slots, self.values, grows=self.grows)
+        run = TemplateRun(compiled, work, slots, self.values, growth=compiled.growth() if self.grows else None)
         run.advance()
         outcome = run.finish()
         assert not outcome.failures, outcome.failures
@@ -96,13 +95,14 @@ class Pair:
         self.draw, self.dtype = random.Random(seed), dtype
         torch.manual_seed(seed)
         self.sessions = Session(grows=True), Session(grows=False)
-        self.storages = 0
+        self.storages = self.views = 0
+        self.decode = {kept: decode(() if kept else (1, 2)) for kept in (True, False)}
 
     def new(self, storage=None):
         if storage is None:
             self.storages += 1
             return make_handle(self.storages, 0)
-        self.views = getattr(self, "views", 0) + 1
+        self.views += 1
         return make_handle(storage, self.views)
 
     def upload(self, *shape):
@@ -131,7 +131,7 @@ class Pair:
 
     def token(self, keys, values, *, keep=False, rows=1):
         q, k, v = (self.upload(2, HEADS, rows, WIDTH) for _ in range(3))
-        made = self.run(DECODE[keep], [q, keys, values, k, v], [self.new(), self.new(), self.new()], [2, -2])
+        made = self.run(self.decode[keep], [q, keys, values, k, v], [self.new(), self.new(), self.new()], [2, -2])
         self.free(q, k, v)
         return made
 
@@ -235,3 +235,13 @@ def test_programs_may_append_twice():
     for _ in range(3):
         (cache,) = pair.run(twice, [cache, row], [pair.new()], [2, 2])
     pair.compare(cache)
+
+
+def test_growth_ends_where_every_result_is_read_as_a_dense_tensor():
+    alone = template([(APPEND, (0, 1, 2))], 2, (2,))
+    pair = Pair(0)
+    cache, row = pair.upload(2, HEADS, BEGIN, WIDTH), pair.upload(2, HEADS, 1, WIDTH)
+    for _ in range(100):
+        (cache,) = pair.run(alone, [cache, row], [pair.new()], [2])
+        pair.compare(cache)
+    assert alone.growth() is None
