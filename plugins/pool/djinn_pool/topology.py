@@ -24,7 +24,7 @@ from djinn_pool.relay import Relay
 
 # Seconds that a transfer between executors takes beside the wire: a part of the program ends for it, it is packed, handed from thread to
 # thread, and the next part begins. Measured between ops of milliseconds, which leave none of this code in the caches; between ops that take
-# no time it is 0.2 ms (evaluation/benchmarks/NOTES.md, 2026-11-27).
+# no time it is 0.2 ms (2026-11-27, two shared cores).
 HANDLING: Final = 1e-3
 FACTOR: Final = 2.0  # by which a link is another one
 LESS: Final = 0.95  # of the memory that plans were made for, below which it is less if an op got none
