@@ -443,6 +443,7 @@ def test_op_that_ran_out_of_memory_runs_once_more_unless_it_writes(writes, tries
     values = SimpleNamespace(
         table={},
         indexed=False,
+        growing={},
         sharing_memory=lambda *_: [],
         poison=lambda *_: None,
         moved=lambda *_: None,
