@@ -4,8 +4,8 @@
 
     model.to("remote_accelerator:0")
 
-Importing registers the device. What runs it is connected at first use: the servers that `configure` names, or an
-executor on this machine.
+Importing registers the device. The first use connects it: to the servers that `configure` names, or to an executor on
+this machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from djinn import _lazy_names
 from djinn_core import __version__ as __version__
 from djinn_core.errors import DjinnError
 
-# What is here takes as long to import as everything else, so each name is imported when it is first asked for (`__getattr__`).
+# Importing all of these would be slow, so each name is imported on first access (`__getattr__`).
 if TYPE_CHECKING:
     from djinn import compat, errors, hooks, planning, profiler, testing, weights
     from djinn.profiler import explain_waits, profile, verify
@@ -73,7 +73,7 @@ _PLACES = {
     "djinn_pool.scaling": "scale",
 }
 
-if not TYPE_CHECKING:  # type checkers know the names from above
+if not TYPE_CHECKING:  # type checkers know the names from the imports above
     __getattr__, __dir__ = _lazy_names.importing(__name__, _PLACES)
 
 _lazy_names.attach()

@@ -1,4 +1,4 @@
-"""Imports without garbage collection: each would look at all that PyTorch has made, up to 0.15 s."""
+"""Lazy imports without garbage collection: each collection would scan all objects of PyTorch, up to 0.15 s."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ PUBLIC = ("errors", "hooks", "planning", "weights", "profiler", "compat", "testi
 
 
 def importing(place: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the `__getattr__` of module `place`, which imports a name when it is asked for, and its `__dir__`, which lists all names.
+    """Return `__getattr__` and `__dir__` for module `place`.
+
+    `__getattr__` imports a name on access; `__dir__` lists all names.
 
     A name can be imported without the plugin package that defines it. Its use then says which package to install.
 
     Args:
         place: the module.
-        names: by module the names of it that `place` offers.
+        names: names that `place` offers, by their module.
     """
     modules = {name: module for module, listed in names.items() for name in listed.split()}
 
@@ -57,7 +59,7 @@ def importing(place: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any
 
 
 def _elsewhere(name: str, place: str) -> str:
-    """Return the public module that offers a name, other than `place`; an empty string if no module does."""
+    """Return another public module that offers a name, or an empty string."""
     if name.startswith("_") or name in PUBLIC:
         return ""
     for module in PUBLIC:
@@ -85,7 +87,10 @@ def _imported(module: str, wanted: str) -> ModuleType:
 
 
 def _stand_in(name: str, place: str, package: str, load: Callable[[str], Any]) -> Any:
-    """Return a function or class in place of one whose package is missing. Its use says what to install, or uses it once it is there."""
+    """Return a stub for a function or class whose package is missing.
+
+    Its use says what to install, or calls it once installed.
+    """
 
     def use(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -110,7 +115,7 @@ def _missing(wanted: str, package: str) -> Exception:
 
 
 def attach() -> None:
-    """Register the device if this process is a client. A server or a planner need not have the client's package."""
+    """Register the device if this process is a client. Servers and planners may lack the client's package."""
     if is_client() and find_spec("djinn_client") is not None:
         with collect_later:
             importlib.import_module("djinn_client.runtime.early_start").begin()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from djinn._lazy_names import importing
 
-# Each name is imported when it is asked for (`__getattr__`).
+# Each name is imported on first access (`__getattr__`).
 if TYPE_CHECKING:
     from djinn_client.interception.recording.recorder import is_capturing
     from djinn_client.interception.tensors.lazy_tensor import LazyTensor

@@ -1,4 +1,4 @@
-"""Errors that Djinn raises. docs/errors.md has causes and cures."""
+"""Errors that Djinn raises. docs/errors.md lists causes and remedies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from djinn_core.errors import (
     WeightsUnavailable,
 )
 
-# These derive from classes of PyTorch's.
+# Errors that derive from PyTorch's classes.
 if TYPE_CHECKING:
     from djinn_client.runtime.receiving.failures import (
         RemoteAcceleratorError,

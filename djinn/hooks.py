@@ -1,4 +1,4 @@
-"""Contract of plugins: the hook marker, base classes, the values that they take and return, and parts to build plugins from."""
+"""Contract of plugins: the hook marker, base classes, their argument and result types, and building blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from djinn._lazy_names import importing
 from djinn_core.hookspecs import API_VERSION, hookimpl
 
-# A plugin imports of all this what it names (`__getattr__`).
+# A plugin imports only the names that it uses (`__getattr__`).
 if TYPE_CHECKING:
     from djinn_client.interception.on_import import rebind
     from djinn_client.runtime.plugins import is_disabled

@@ -1,4 +1,4 @@
-"""Programs, graphs and what the stages of planning make of them; the matching language; helpers for policies and cost models."""
+"""Programs, graphs and results of the planning stages; the matching language; helpers for policies and cost models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from djinn._lazy_names import importing
 
-# Each name is imported when it is asked for (`__getattr__`).
+# Each name is imported on first access (`__getattr__`).
 if TYPE_CHECKING:
     from djinn_client.interception.recording.replay import call_again
     from djinn_client.interception.recording.substitute import group

@@ -1,4 +1,7 @@
-"""Where a program's time goes, which lines wait for the server, and whether results are right. The package djinn-profiler has the code."""
+"""Profiling and verification: timelines, lines that wait for the server, comparison of results.
+
+Implemented in djinn-profiler.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from djinn._lazy_names import importing
 
-# Imported when they are first asked for.
+# Each name is imported on first access.
 if TYPE_CHECKING:
     from djinn_profiler.timeline.events import TimelineEvent
     from djinn_profiler.timeline.profiling import Timeline, profile

@@ -1,4 +1,4 @@
-"""Weights that a server reads and keeps: files at its addresses, published tensors, and helpers for weight formats."""
+"""Weights that a server reads and caches: files at its addresses, published tensors, and helpers for weight formats."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from djinn._lazy_names import importing
 
-# Of the client, and of the server: not every machine has both.
+# Parts of the client and of the server: not every machine has both.
 if TYPE_CHECKING:
     from djinn_integrations.weights.open_weights import RemoteWeights, open_weights, remove_weights, save_weights
     from djinn_integrations.weights.published import Publication, attach, publish, published, unpublish
@@ -34,5 +34,5 @@ _PLACES = {
     "djinn_server.weights.permissions": "allows",
 }
 
-if not TYPE_CHECKING:  # type checkers know the names from above
+if not TYPE_CHECKING:  # type checkers know the names from the imports above
     __getattr__, __dir__ = importing(__name__, _PLACES)

@@ -1,6 +1,6 @@
-"""Djinn's device in C++. Clients load it with `load`; a process that serves never does.
+"""Djinn's device in C++. Clients load it with `load`. Servers never load it.
 
-A process has one PrivateUse1 device. The library registers it, so a process that loads the library cannot offer another one.
+A process has one PrivateUse1 device. The library registers it, so no other library in the process can.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FIELDS: Final = 16  # of `djinn_native_read_tensor`
 
 
 class NativeLibraryError(ImportError):
-    """The library is missing, cannot be loaded, or was built for another PyTorch. The message is one line and names the cure."""
+    """The library is missing, cannot be loaded, or was built for another PyTorch. The one-line message names the remedy."""
 
 
 @functools.cache
@@ -33,7 +33,7 @@ def load() -> ctypes.CDLL:
     """
     path = _library()
     try:
-        library = ctypes.CDLL(str(path))  # resolves all symbols: those that are missing are an error here
+        library = ctypes.CDLL(str(path))  # resolves all symbols now, so that a missing symbol is an error here
     except OSError as error:
         raise _error(f"{path.name} cannot be loaded ({_one_line(error)})") from error
     if difference := _difference(library):
@@ -60,24 +60,24 @@ def _difference(library: ctypes.CDLL) -> str:
     except (AttributeError, ValueError):
         return "it has no self-test, so it is of another version of djinn-native"
     if compiled["djinn_native"] != __version__:
-        return f"it was built from djinn-native {compiled['djinn_native']}, and this is {__version__}"
+        return f"it was built from djinn-native {compiled['djinn_native']}, but this is {__version__}"
     if _minor(compiled["torch"]) != _minor(torch.__version__):
         return f"it was built for PyTorch {compiled['torch']}"
     for name, here in _numbers().items():
         if int(compiled[name]) != here:
             return f"the number {name} is {compiled[name]} there and {here} in this PyTorch"
     if said := library.djinn_native_difference().decode():
-        return f"{said} is another one in this PyTorch"
-    tensor = torch.zeros(4, 6)[1:, ::2].fill_(1.0)  # a view, whose every field has a value of its own
+        return f"{said} differs in this PyTorch"
+    tensor = torch.zeros(4, 6)[1:, ::2].fill_(1.0)  # a view with a distinct value in every field
     library.djinn_native_read_tensor.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     library.djinn_native_read_tensor.restype = None
     fields = (ctypes.c_int64 * _FIELDS)()
     library.djinn_native_read_tensor(tensor._cdata, fields)
-    return "" if [*fields] == _fields(tensor) else "it finds other values in a tensor than PyTorch does"
+    return "" if [*fields] == _fields(tensor) else "it reads other values from a tensor than PyTorch does"
 
 
 def _fields(tensor: torch.Tensor) -> list[int]:
-    """Return what PyTorch says of the fields that `djinn_native_read_tensor` reads."""
+    """Return PyTorch's values of the fields that `djinn_native_read_tensor` reads."""
     storage = tensor.untyped_storage()
     return [
         tensor.dim(),
@@ -98,7 +98,7 @@ def _fields(tensor: torch.Tensor) -> list[int]:
 
 
 def _numbers() -> dict[str, int]:
-    """Numbers of the loaded PyTorch by their names in `djinn_native_abi`."""
+    """Return the numbers of the loaded PyTorch by their names in `djinn_native_abi`."""
     private: Any = torch._C
     return {
         "PrivateUse1": int(private.DispatchKey.PrivateUse1),

@@ -1,6 +1,7 @@
 """Build the library for the PyTorch of this environment. pip must not isolate the build: --no-build-isolation.
 
-`DJINN_NATIVE_SANITIZE=address,undefined` builds it with these sanitizers, in a folder for objects of its own (`python -m evaluation sanitizers`).
+`DJINN_NATIVE_SANITIZE=address,undefined` builds it with these sanitizers, in a separate object folder (`python -m
+evaluation sanitizers`).
 """
 
 from __future__ import annotations
@@ -34,15 +35,17 @@ from compiler_here import missing_compiler  # noqa: E402
 
 
 def refusal() -> str:
-    """Return one line that says why nothing can be built here, and the cure; an empty string otherwise."""
+    """Return one line with the reason why the library cannot be built here, and the remedy; otherwise an empty string."""
     if torch is None:
         return (
-            "djinn-native is compiled against the PyTorch of its environment, and there is none here: if PyTorch is installed, "
+            "djinn-native is compiled against the PyTorch of its environment, but there is none here: if PyTorch is "
+            "installed, "
             "add --no-build-isolation to the command of pip"
         )
     if minor(torch.__version__) not in MINORS:
         return (
-            f"djinn-native is tested with PyTorch {', '.join(MINORS)} alone, and this is {torch.__version__}: in the checkout run "
+            f"djinn-native supports only PyTorch {', '.join(MINORS)}, but this is {torch.__version__}: in the checkout "
+            f"run "
             f'"make TORCH=torch=={MINORS[-1]}.0 venv"'
         )
     return missing_compiler()
@@ -54,11 +57,11 @@ def minor(version: str) -> str:
 
 
 class Library(BuildExtension):
-    """A shared library without any symbol of Python's: one file serves every Python."""
+    """A shared library without Python symbols, so one file works with every Python."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
-        # Not a temporary folder, even where setuptools chose one: objects of unchanged files are used again.
+        # A permanent folder, so that objects of unchanged files are reused, even if setuptools chose a temporary one.
         kind = f"-{SANITIZERS.replace(',', '-')}" if SANITIZERS else ""
         self.build_temp = str(HERE / "build" / f"torch-{torch.__version__}{kind}") if torch else self.build_temp
 
@@ -66,7 +69,7 @@ class Library(BuildExtension):
         if said := refusal():
             sys.exit(said)
         (HERE / "lib").mkdir(exist_ok=True)  # an editable installation copies the library to it
-        # pip does not put the programs of its environment on the search path; ninja is one of them.
+        # pip does not add its environment's programs, such as ninja, to the search path.
         os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
         super().run()
 
@@ -88,7 +91,10 @@ class AnyPython(bdist_wheel):
 
 
 def extension() -> Extension:
-    """The library for this PyTorch. Its name has PyTorch's version: a wheel has one library for each."""
+    """Return the extension for this PyTorch.
+
+    Its name contains PyTorch's version, because a wheel has one library per version.
+    """
     if torch is None:
         return Extension("djinn_native.lib.djinn_torch", SOURCES)
     built = CppExtension(f"djinn_native.lib.djinn_torch_{minor(torch.__version__).replace('.', '_')}", SOURCES)
@@ -99,15 +105,15 @@ def extension() -> Extension:
 
 
 def flags() -> dict[str, list[Any]]:
-    """Flags of compiler and linker, as attributes of an `Extension`."""
+    """Return compiler and linker flags, as attributes of an `Extension`."""
     version = [("DJINN_NATIVE_VERSION", f'"{TABLE["project"]["version"]}"')]
     if sys.platform == "win32":
         return {"define_macros": version, "extra_compile_args": ["/O2", "/permissive-"]}
-    # The texts of failed assertions name files: the same ones on every machine.
+    # Failed assertions contain file names, which must be equal on every machine.
     torch_folder = Path(torch.__file__).resolve().parent
     places = [f"-ffile-prefix-map={HERE}=djinn_native", f"-ffile-prefix-map={torch_folder}=torch"]
     compiling = ["-O2", "-g0", "-fvisibility=hidden", *places]
-    # PyTorch has loaded its libraries by then; the path is for programs that look at this one by itself.
+    # PyTorch has loaded its libraries by then; the path is for programs that inspect this library alone.
     origin = "@loader_path" if sys.platform == "darwin" else "$ORIGIN"
     linking = [f"-Wl,-rpath,{origin}/../../torch/lib"]
     if SANITIZERS:
@@ -128,15 +134,16 @@ def flags() -> dict[str, list[Any]]:
 
 def package_folders() -> dict[str, str]:
     """Return the folder of the package: the one of this file."""
-    # Then an editable installation is a line in a .pth file. Otherwise it is a finder, which costs each start of Python 12 ms.
+    # Then an editable installation is a line in a .pth file. Otherwise it is a finder, which delays each start of
+    # Python by 12 ms.
     if "editable_wheel" in sys.argv and HERE.name == "djinn_native":
         return {"": ".."}
     return {"djinn_native": "."}
 
 
-os.umask(0o022)  # modes of files in the wheel are the same on every machine
+os.umask(0o022)  # file modes in the wheel must be equal on every machine
 setup(
-    script_name="setup.py",  # whatever program of pip runs it: so it is not taken for a module of the package
+    script_name="setup.py",  # so that no pip program mistakes it for a module of the package
     packages=["djinn_native"],
     package_dir=package_folders(),
     ext_modules=[extension()],

@@ -1,4 +1,4 @@
-"""For the tests of plugins: one suite to subclass for each kind, graphs to try, a builder for more of them, and the open session."""
+"""Tools for tests of plugins: conformance suites, sample graphs, a program builder, and access to the open session."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from djinn._lazy_names import importing
 
-# Some suites need the client and some the server: each is imported when it is asked for.
+# Some suites need the client and some the server, so each is imported on first access.
 if TYPE_CHECKING:
     from djinn.testing.assignment_policies import AssignmentPolicyConformance, sample_assignments
     from djinn.testing.authenticators import AuthenticatorConformance, wrong_credentials

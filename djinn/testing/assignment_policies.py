@@ -1,4 +1,4 @@
-"""The suite for assignment policies, and sessions to try them on."""
+"""Conformance suite for assignment policies, with sample sessions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GIB = 1 << 30
 
 
 def sample_assignments() -> dict[str, AssignmentRequest]:
-    """Sessions that begin, by name: on one executor, equal ones, a busy one, beside other tenants, where a model lies, on many."""
+    """Return sample requests by name: one executor, equal ones, a busy one, other tenants, a loaded model, many executors."""
     idle = [ExecutorLoad(n, f"cpu:{n}", memory=8 * _GIB) for n in range(2)]
     busy = ExecutorLoad(0, "cpu:0", 0.9, 1, 3, 4, 8 * _GIB, 5 * _GIB, 3 * _GIB, ("llama",))
     shared = ExecutorLoad(1, "cpu:1", others=(TenantLoad("bob", 0.8, 3), TenantLoad("carol", 0.0, 1)))
@@ -37,7 +37,7 @@ def sample_assignments() -> dict[str, AssignmentRequest]:
 
 
 def _many(count: int) -> tuple[ExecutorLoad, ...]:
-    """Executors with loads drawn at random, the same ones each time, with gaps between their numbers."""
+    """Return executors with random but reproducible loads, and gaps between their numbers."""
     draw = random.Random(0)  # noqa: S311 - no secret
     return tuple(
         ExecutorLoad(
@@ -76,7 +76,7 @@ class AssignmentPolicyConformance(Ending):
     def test_it_names_an_executor_that_it_was_shown(
         self, policy: AssignmentPolicy, assignments: Mapping[str, AssignmentRequest]
     ) -> None:
-        """The number of one of them, which need not be its position, or a refusal that says why."""
+        """`assign` returns the number of an executor, not its position, or a refusal with a reason."""
         for name, request in assignments.items():
             result = policy.assign(request)
             if isinstance(result, AssignmentRefusal):
@@ -88,7 +88,7 @@ class AssignmentPolicyConformance(Ending):
     def test_it_decides_the_same_again(
         self, policy: AssignmentPolicy, assignments: Mapping[str, AssignmentRequest]
     ) -> None:
-        """It is pure: the same loads give the same result, whatever it was asked in between."""
+        """`assign` is pure: equal loads give equal results, whatever was assigned in between."""
         first = {name: policy.assign(request) for name, request in assignments.items()}
         for name, request in reversed(list(assignments.items())):
             assert policy.assign(deepcopy(request)) == first[name], f"{name}: two results"
@@ -96,6 +96,6 @@ class AssignmentPolicyConformance(Ending):
     def test_it_may_be_called_from_threads(
         self, policy: AssignmentPolicy, assignments: Mapping[str, AssignmentRequest]
     ) -> None:
-        """Several at the same time: each tenant's clients come by themselves."""
+        """Several threads call `assign` at the same time, because each client has its own."""
         for call in [start(policy.assign, request) for request in assignments.values() for _ in range(5)]:
-            outcome(call, "`assign` must not wait: a client does meanwhile")
+            outcome(call, "`assign` must not block, because a client waits for it")

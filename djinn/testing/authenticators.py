@@ -16,7 +16,10 @@ _BEFORE = "; prepare it in the fixture, as a server does when it starts"
 
 
 class AuthenticatorConformance(Ending):
-    """Subclass it and give the fixture `authenticator`, prepared, and `accepted` if there are credentials that it accepts."""
+    """Subclass it and give the fixture `authenticator`, after `prepare`.
+
+    Also give `accepted` if it accepts any credentials.
+    """
 
     @pytest.fixture
     def authenticator(self) -> Authenticator:
@@ -25,12 +28,12 @@ class AuthenticatorConformance(Ending):
 
     @pytest.fixture
     def accepted(self) -> Mapping[str, Credentials]:
-        """Credentials that are good, by what they show. Override to have them tried."""
+        """Valid credentials by name. Override to test them."""
         return {}
 
     @pytest.fixture
     def wrong(self) -> Mapping[str, Credentials]:
-        """Credentials that are not. Override to add your own to `djinn.testing.wrong_credentials()`."""
+        """Invalid credentials by name. Override to extend `djinn.testing.wrong_credentials()`."""
         return wrong_credentials()
 
     def test_it_is_an_authenticator(self, authenticator: Authenticator) -> None:
@@ -40,7 +43,7 @@ class AuthenticatorConformance(Ending):
         assert authenticator.name != "tokens", "the built-in authenticator has this name"
 
     def test_it_refuses_wrong_credentials(self, authenticator: Authenticator, wrong: Mapping[str, Credentials]) -> None:
-        """It says no, or None, whatever is shown, and repeats nothing of it."""
+        """`authenticate` returns a denial or None for wrong credentials, and its reason repeats no part of them."""
         for name, credentials in wrong.items():
             result = authenticator.authenticate(credentials)
             assert result is None or isinstance(result, Denial), f"{name}: {result!r}, but must be a Denial or None"
@@ -51,7 +54,7 @@ class AuthenticatorConformance(Ending):
                     assert part not in result.reason, f"{name}: the refusal has a part of what was shown"
 
     def test_it_knows_good_credentials(self, authenticator: Authenticator, accepted: Mapping[str, Credentials]) -> None:
-        """A tenant that there can be, and a key that is no secret and is valid, the same each time."""
+        """Good credentials give a valid tenant name and a key that is valid, not secret, and always equal."""
         for name, credentials in accepted.items():
             result = authenticator.authenticate(credentials)
             assert isinstance(result, Identity), f"{name}: {result!r}, but must be an Identity"
@@ -64,19 +67,19 @@ class AuthenticatorConformance(Ending):
             assert authenticator.authenticate(credentials) == result, f"{name}: two results"
 
     def test_it_knows_no_strange_key(self, authenticator: Authenticator) -> None:
-        """Keys that it gave to no client, such as one of another version of it."""
+        """`is_valid` is False for keys that it gave to no client, such as keys of another version."""
         for key in ("", "?", secrets.token_hex(8), "a.b.c", "x" * 64):
-            assert authenticator.is_valid(key) is False, f"it holds the key {key!r} for valid"
+            assert authenticator.is_valid(key) is False, f"`is_valid` accepts the unknown key {key!r}"
 
     def test_it_may_be_called_from_threads(self, authenticator: Authenticator) -> None:
-        """Several at the same time: each connection has its own."""
+        """Several threads call `authenticate` at the same time, because each connection has its own."""
         shown = Credentials(secrets.token_urlsafe(64), peer="127.0.0.1:1")
         for call in [start(authenticator.authenticate, shown) for _ in range(50)]:
             outcome(call, "`authenticate` must not wait for another thread")
 
 
 def wrong_credentials() -> dict[str, Credentials]:
-    """Credentials that no authenticator should accept, by what is wrong with them."""
+    """Return credentials that no authenticator should accept, by their fault."""
     unsigned = "eyJhbGciOiJub25lIn0.eyJ0ZW5hbnQiOiJhbGljZSIsImV4cCI6OTk5OTk5OTk5OX0."
     shown = {
         "nothing": "",
@@ -95,5 +98,5 @@ def wrong_credentials() -> dict[str, Credentials]:
 
 
 def _parts(credentials: Credentials) -> list[str]:
-    """Parts of a token that are secret: those between dots, where they are long."""
+    """Return the secret parts of a token: long parts between dots."""
     return [part for part in credentials.token.split(".") if len(part) >= 16]

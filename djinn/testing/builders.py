@@ -1,4 +1,4 @@
-"""Programs made by hand, for tests of plugins: op by op, without running anything."""
+"""Builder of programs for tests of plugins: op by op, without running anything."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from djinn_core.ir.values import TensorMeta, contiguous_strides, tensor_meta
 
 @attrs.define
 class ProgramBuilder:
-    """Writes down a program, op by op. Values are handles, as in `Graph`.
+    """Builds a program op by op. Values are handles, as in `Graph`.
 
     Example:
         builder = ProgramBuilder()
@@ -33,7 +33,7 @@ class ProgramBuilder:
     modules: dict[int, str] = attrs.field(factory=dict)
 
     def input(self, *shape: int, dtype: torch.dtype = torch.float32) -> int:
-        """A value from outside of the program, contiguous, of the given sizes."""
+        """Add a contiguous input of the given sizes. Return its value."""
         return self._value(make_handle(new_storage(), 0), shape, dtype)
 
     def op(
@@ -46,7 +46,7 @@ class ProgramBuilder:
         random: bool = False,
         module: str = "",
     ) -> int:
-        """Append an op that makes a value of `shape`, by default of the dtype of its first input; return the value."""
+        """Append an op that makes a value of `shape`. Return the value. Its dtype is by default that of the first input."""
         made = make_handle(new_storage(), 0)
         self._append(
             name, inputs, slots, _Effect(made, random=random), tuple(shape), self._dtype(dtype, inputs), module
@@ -68,7 +68,7 @@ class ProgramBuilder:
         return target
 
     def drop(self, *values: int) -> None:
-        """Mark values that are not held when the program ends."""
+        """Mark values as dead at the end of the program."""
         self.dead.update(values)
 
     def program(self) -> Program:
@@ -123,7 +123,7 @@ class ProgramBuilder:
 
 @attrs.frozen
 class _Effect:
-    """Side effects of an op: the value that it makes, or that it writes, and whether it is random."""
+    """Side effects of an op: the value that it makes or writes, and whether it is random."""
 
     result: int
     alias: int = -1

@@ -14,7 +14,7 @@ from djinn_core.wire.messages import Attached, DeviceInfo
 
 
 class _Echo(ClientChannel):
-    """Returns each frame that it is sent, and notes calls of other methods."""
+    """Returns each frame that is sent, and records calls of other methods."""
 
     logged = False
     bytes_sent = 7
@@ -70,7 +70,7 @@ class ChannelConformance(Ending):
         require_protocol(wrapper, "channels")
 
     def test_all_frames_pass_in_order(self, wrapped: ClientChannel, inner: _Echo) -> None:
-        """In both directions, with their bodies; a timeout is passed on."""
+        """Frames and bodies pass in order in both directions, and timeouts are passed on."""
         sent = [Frame(b"%d" % number, [bytes(number)]) for number in range(5)]
         for frame in sent:
             wrapped.send(frame)
@@ -81,7 +81,7 @@ class ChannelConformance(Ending):
             wrapped.receive(0.0)
 
     def test_the_channel_inside_is_told_and_asked(self, wrapped: ClientChannel, inner: _Echo) -> None:
-        """Of buffers that change, of the session's end, and of facts."""
+        """The inner channel is notified of changing buffers and the session's end, and answers queries."""
         wrapped.copy_borrowed()
         wrapped.limit_reconnect_seconds(3.0)
         wrapped.expire()

@@ -1,4 +1,4 @@
-"""Results of a program as it was recorded, and as an optimization would have it: computed here, and compared."""
+"""Comparison of a program's results with and without an optimization, computed in this process."""
 
 from __future__ import annotations
 
@@ -35,20 +35,21 @@ def compare_results(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> OptimizationResult:
-    """Run a small program here, as it is and as the optimization has it, and compare all that is left at its end.
+    """Run a small program with and without the optimization in this process, and compare its final values.
 
-    Code of substitutions is recorded and run as it would be on an executor; what is computed from weights beforehand, too.
+    Code of substitutions, including precomputation from weights, is recorded and run as on an executor.
 
     Args:
-        optimization: what is tried.
+        optimization: the optimization to test.
         program: from `djinn.capture()`, or a graph. It has to run on CPU tensors.
-        inputs: a CPU tensor for each of `graph.inputs`; by default random ones, from -1 to 1 (vectors from 0 to 1, whole numbers 0 or 1).
-        context: what the optimization is asked with; by default one that knows the patterns in a captured program.
-        rtol: how far results may be apart, in parts of the expected; by default as `torch.testing.assert_close` for the dtype.
-        atol: the same, as a number.
+        inputs: a CPU tensor for each of `graph.inputs`; by default random ones, from -1 to 1 (vectors from 0 to 1,
+            whole numbers 0 or 1).
+        context: context for the optimization; by default one with the patterns of a captured program.
+        rtol: relative tolerance; by default as in `torch.testing.assert_close` for the dtype.
+        atol: absolute tolerance.
 
     Returns:
-        What the optimization said. Where it did not apply, nothing was compared.
+        The optimization's result. If it did not apply, nothing was compared.
 
     Raises:
         AssertionError: a result differs; the message names its op.
@@ -72,7 +73,7 @@ def compare_results(
 
 
 def example_inputs(graph: ProgramGraph, seed: int = 0) -> dict[int, torch.Tensor]:
-    """A CPU tensor for every input of the graph: random numbers from -1 to 1, or whole numbers 0 and 1.
+    """Return a CPU tensor for every input of the graph: random numbers from -1 to 1, or whole numbers 0 and 1.
 
     Vectors hold numbers from 0 to 1, because they may be variances. Inputs that share memory do so here.
     """
@@ -100,7 +101,7 @@ def example_inputs(graph: ProgramGraph, seed: int = 0) -> dict[int, torch.Tensor
 def _rewritten(
     context: OptimizationContext, graph: ProgramGraph, change: Rewrite, inputs: Tensors
 ) -> Iterator[tuple[str, dict[int, torch.Tensor]]]:
-    """Final values with the nodes that the rewrite drops and replaces, and with its substitutions."""
+    """Return the final values after the rewrite: without dropped and replaced nodes, and with its substitutions."""
     if change.drop or change.replace:
         running = [node for node in context.plan.nodes if node not in change.drop]
         yield "rewrite", replay(graph, inputs, running, resolved({**context.plan.replace, **change.replace}))

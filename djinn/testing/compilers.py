@@ -37,7 +37,7 @@ class CompilerConformance(Ending):
         require_protocol(compiler, "compilers")
 
     def test_what_it_compiles_gives_the_same(self, compiler: Compiler, torch_device: torch.device) -> None:
-        """Also for inputs other than those of the example, and when it runs again; earlier results stay as they were."""
+        """Compiled results match for other inputs and repeated runs, and earlier results do not change."""
         graph = fx.Graph()
         x, w = graph.placeholder("x"), graph.placeholder("w")
         product = graph.call_function(aten.mm.default, (x, w))
@@ -98,7 +98,7 @@ class CompilerConformance(Ending):
             held = results[0]
 
     def test_it_leaves_what_it_only_reads(self, compiler: Compiler, torch_device: torch.device) -> None:
-        """Inputs that the template does not write are as before."""
+        """Inputs that the template only reads stay unchanged."""
         graph = fx.Graph()
         x, w = graph.placeholder("x"), graph.placeholder("w")
         changed = graph.call_function(aten.add_.Tensor, (graph.call_function(aten.mul.Tensor, (x, 2.0)), 1.0))
@@ -127,5 +127,5 @@ def _compiled(
     context = CompilerContext(fx.GraphModule({}, graph), metas, inputs[0].device, writes, sizes)
     replay = compiler.compile(context)
     if replay is None:
-        pytest.skip("it has nothing better for this template")
+        pytest.skip("it does not compile this template")
     return replay

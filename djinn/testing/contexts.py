@@ -1,4 +1,4 @@
-"""Contexts as the stages before a plugin's own would hand them to it."""
+"""Sample contexts for plugins, as earlier stages would produce them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def topology(devices: int = 1) -> NetworkTopology:
 
 
 def costs(graph: Graph, devices: NetworkTopology) -> Costs:
-    """A microsecond a node, on every device."""
+    """Return costs of a microsecond per node on every device."""
     row = tuple(CostEstimate(1.0, 1, 1, 1e-6, "sample") for _ in graph.nodes)
     return Costs({device.id: row for device in devices.devices})
 
 
 def profile(graph: Graph) -> WorkloadProfile:
-    """A profile in which nothing was recognised."""
+    """Return a profile without recognised patterns."""
     count = len(graph.nodes)
     return WorkloadProfile(
         WorkloadType.GENERIC, (ExecutionPhase.FORWARD,) * count, (Modality.UNKNOWN,) * count, {}, {}, ()
@@ -42,31 +42,31 @@ def profile(graph: Graph) -> WorkloadProfile:
 
 
 def plan(graph: Graph) -> OptimizationPlan:
-    """The plan in which every node runs."""
+    """Return a plan in which every node runs."""
     return OptimizationPlan(tuple(node.id for node in graph.nodes))
 
 
 def optimization_context(graph: Graph, devices: int = 1) -> OptimizationContext:
-    """For an optimization that is asked first. Inputs are kept, as is whatever the program does not drop."""
+    """Return a context for the first optimization. It keeps inputs and all values that the program does not drop."""
     network = topology(devices)
     kept = frozenset((*graph.inputs, *graph.outputs))
     return OptimizationContext(graph, profile(graph), costs(graph, network), network, plan(graph), kept)
 
 
 def placement_context(graph: Graph, devices: int = 1) -> PlacementContext:
-    """For a policy, where no input lives anywhere yet."""
+    """Return a context for a placement policy without resident inputs."""
     network = topology(devices)
     return PlacementContext(graph, profile(graph), plan(graph), costs(graph, network), network, {})
 
 
 def scheduling_context(graph: ProgramGraph, devices: int = 1) -> SchedulingContext:
-    """For a scheduler, with the work spread over the devices as evenly as shared memory allows."""
+    """Return a context for a scheduler, with work spread over the devices as evenly as shared memory allows."""
     network = topology(devices)
     return SchedulingContext(graph.program, graph, plan(graph), spread(graph, network), costs(graph, network), network)
 
 
 def spread(graph: Graph, network: NetworkTopology) -> Placement:
-    """Storages in turn on the devices; what one op writes is on one device, as is everything random."""
+    """Assign storages to devices in turn. Storages that one op writes, and all random state, share a device."""
     groups: dict[int, int] = {}
 
     def leader(storage: int) -> int:
@@ -90,5 +90,5 @@ def spread(graph: Graph, network: NetworkTopology) -> Placement:
 
 
 def _bound(node: Node) -> list[int]:
-    """Storages that must be where the node runs."""
+    """Return storages that must be on the node's device."""
     return [*([RANDOM_STATE] if node.random else []), *map(storage_of, (*node.outputs, *node.writes))]

@@ -30,7 +30,7 @@ class CostModelConformance(OnGraphs):
         assert not odd, f"`operations` are names without namespace and overload, such as mm: {odd}"
 
     def test_its_estimates_are_sane(self, cost_model: CostModel, graphs: Mapping[str, ProgramGraph]) -> None:
-        """Finite and not negative, or None; the same when asked again; also for a device of which nothing is known."""
+        """Estimates are finite and not negative, or None; equal for repeated calls; also for an unknown device."""
         for device in (topology().devices[0], DeviceCapabilities("unknown/cpu:0", "cpu")):
             for graph in graphs.values():
                 for node in filter(lambda node: _is_asked(cost_model, node), graph.nodes):
@@ -41,7 +41,7 @@ class CostModelConformance(OnGraphs):
                         check_estimate(estimate, node)
 
     def test_more_work_costs_no_less(self, cost_model: CostModel) -> None:
-        """The same ops on tensors of twice the size."""
+        """The same ops on tensors of twice the size do not cost less."""
         small, large = perceptron(8, 32), perceptron(16, 64)
         device = topology().devices[0]
         for less, more in zip(small.nodes, large.nodes, strict=True):

@@ -39,7 +39,7 @@ class DeviceConformance(Ending):
             device.open(len(device.discover()) + 7)
 
     def test_bytes_come_back_as_they_went(self, runtime: DeviceRuntime) -> None:
-        """No bytes, few and many; what is received is on the device, what is delivered in host memory."""
+        """Empty, small and large data come back unchanged. Received data are on the device, delivered data in host memory."""
         assert isinstance(runtime, DeviceRuntime), "`open` must return a `djinn.hooks.DeviceRuntime`"
         for size in (0, 1, 4097, 3 << 20):
             sent = torch.arange(size).to(torch.uint8)
@@ -50,7 +50,7 @@ class DeviceConformance(Ending):
             assert torch.equal(back, sent), f"{size} bytes came back as others"
 
     def test_ops_follow_what_was_received(self, runtime: DeviceRuntime) -> None:
-        """Ops that are issued at once see the bytes; views and strides survive delivery."""
+        """Ops that are issued immediately see the received bytes. Views and strides survive delivery."""
         there = runtime.receive(torch.arange(1 << 20, dtype=torch.float32).view(torch.uint8)).view(torch.float32)
         doubled = (there * 2).view(1024, 1024).t()
         runtime.synchronize()

@@ -1,4 +1,4 @@
-"""A state machine for engines: random orders of the operations on an executor, compared with a model of its states."""
+"""A state machine for engines: random orders of executor operations, compared with a model."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _POLL_SECONDS = 0.05
 class State(Enum):
     """State of the model."""
 
-    STARTING = auto()  # launched, and nobody has waited for it
+    STARTING = auto()  # launched, but not awaited yet
     READY = auto()
-    ENDED = auto()  # another executor may take its place
+    ENDED = auto()  # another executor may replace it
 
 
 @attrs.frozen
@@ -60,7 +60,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
         launch_request: LaunchRequest | None = None,
         kill: Callable[[HeldExecutor], None] | None = None,
     ) -> None:
-        """`launch_request`, `kill`: as the fixtures of `ExecutorConformance`."""
+        """`launch_request`, `kill`: as in the fixtures of `ExecutorConformance`."""
         super().__init__()
         self._engine = engine
         self._request = launch_request or LaunchRequest(group="states")
@@ -74,7 +74,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
 
     @initialize()
     def launch(self) -> None:
-        """Launch an executor, at a place that nobody has."""
+        """Launch an executor in a place that is free."""
         number = next(self._numbers)
         handle = self._engine.launch(ExecutorConfig("cpu", threads=1), attrs.evolve(self._request, number=number))
         self._executor = HeldExecutor(handle)
@@ -83,7 +83,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._state is State.STARTING)
     @rule()
     def wait_ready(self) -> None:
-        """It listens, and reports the same each time."""
+        """Wait until the executor is ready. Each call gives an equal report."""
         ready = self._executor.wait_ready(SECONDS)
         assert ready.urls, "an executor that is ready must have an address"
         assert self._executor.wait_ready(0.0) == self._executor.ready == ready, "the report must stay the same"
@@ -106,7 +106,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._sessions)
     @rule(way=sampled_from(["its client leaves", "`end`", "`evict`"]))
     def end_session(self, way: str) -> None:
-        """A session ends, and no other."""
+        """End a session. The others continue."""
         session, opened = self._sessions.popitem()
         if way == "`end`":
             self._executor.end(session, "the states end it")
@@ -123,7 +123,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._state is State.READY)
     @rule(kills=booleans())
     def stop(self, kills: bool) -> None:
-        """It dies without a word, or drains: then it ends with its last session."""
+        """Kill the executor, or drain it, so that it ends with its last session."""
         if kills:
             self._kill(self._executor)
             self._note_end("an executor that was killed must be noticed by `wait`")
@@ -136,21 +136,21 @@ class ExecutorStateMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._state is State.ENDED)
     @rule()
     def restart(self) -> None:
-        """Another executor takes its place."""
+        """Replace the executor by another one."""
         self._executor = self._executor.restart()
         self._state = State.STARTING
 
     @precondition(lambda self: self._state is not State.STARTING or self._may_close_early)
     @rule()
     def close_and_launch(self) -> None:
-        """It ends for good, in whatever state it is, and another executor starts."""
+        """Close the executor in any state, and launch another one."""
         self._may_close_early = self._state is not State.STARTING
         self._close()
         self.launch()
 
     @invariant()
     def alive_as_in_the_model(self) -> None:
-        """It is alive until it ends, and then never again."""
+        """`ended` is False until the executor ends, and True from then on."""
         alive = self._state is not State.ENDED
         assert self._executor.alive == alive, f"in the state {self._state.name} `ended` must be {not alive}"
 
@@ -223,7 +223,7 @@ def run_executor_states(
             deadline=None,
             derandomize=True,
             database=None,
-            phases=[Phase.generate],  # a shorter order is not worth the processes that it takes to find it
+            phases=[Phase.generate],  # a shorter order is not worth its processes
             suppress_health_check=list(HealthCheck),
         ),
     )

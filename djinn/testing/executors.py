@@ -30,7 +30,7 @@ _ENDED = "an executor that has ended must be noticed by `wait` and `alive`"
 
 
 class ExecutorConformance(Ending):
-    """Subclass it and give the fixture `engine`; `launch_request` where executors need an address or resources."""
+    """Subclass it and give the fixture `engine`; also `launch_request` if executors need an address or resources."""
 
     @pytest.fixture
     def engine(self) -> ExecutorEngine:
@@ -49,7 +49,7 @@ class ExecutorConformance(Ending):
 
     @pytest.fixture
     def kill(self) -> Callable[[StartedExecutor], None]:
-        """A function that kills an executor. Override it where executors are not on this machine."""
+        """A function that kills an executor. Override it if executors run on other machines."""
         return lambda launched: executor_process(launched.process_id).kill()
 
     @pytest.fixture
@@ -107,7 +107,7 @@ class ExecutorConformance(Ending):
     def test_one_takes_the_place_of_another(
         self, launch: Callable[..., StartedExecutor], kill: Callable[[StartedExecutor], None]
     ) -> None:
-        """An executor that was killed is noticed, and replaced by one that lets clients in."""
+        """A killed executor is noticed, and its replacement admits clients."""
         executor = launch()
         executor.wait_ready(SECONDS)
         connection = dial_executor(executor)
@@ -134,7 +134,10 @@ class ExecutorConformance(Ending):
         outcome(start(executor.wait), "`close` must end it")
 
     def test_it_drains(self, launch: Callable[..., StartedExecutor]) -> None:
-        """It waits for a session and ends after it; `close` may be called before it is ready, and again."""
+        """A draining executor waits for its session, and ends after it.
+
+        `close` may be called before it is ready, and again.
+        """
         executor, other = launch(count=2), launch(number=1, count=2)
         executor.wait_ready(SECONDS)
         connection = dial_executor(executor)
@@ -150,7 +153,7 @@ class ExecutorConformance(Ending):
         executor.close(0.0)
 
     def test_what_cannot_start_says_why(self, engine: ExecutorEngine, launch_request: LaunchRequest) -> None:
-        """It is `StartupError`, with the executor's own reason."""
+        """A failed start raises `StartupError` with the executor's own reason."""
         executor = start_executor(engine, ExecutorConfig("no-such-device", threads=1), launch_request)
         try:
             with pytest.raises(StartupError, match="no-such-device"):

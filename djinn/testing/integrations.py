@@ -15,7 +15,7 @@ from djinn_core.hookspecs.integrations import Integration
 class IntegrationConformance(Ending):
     """Subclass it and give the fixture `integration`.
 
-    What the library does afterwards is for tests of your own, which need the library and change it for the whole process.
+    Test the adapted library in your own tests: they need the library, and change it for the whole process.
     """
 
     @pytest.fixture
@@ -28,7 +28,7 @@ class IntegrationConformance(Ending):
         require_protocol(integration, "integrations")
 
     def test_its_module_exists(self, integration: Integration) -> None:
-        """The library that is installed has the module that is waited for."""
+        """The installed library has the integration's module."""
         library = integration.module.partition(".")[0]
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"{library} is not installed")
@@ -36,11 +36,11 @@ class IntegrationConformance(Ending):
         assert found, f"{library} has no module {integration.module}: the integration would wait for ever"
 
     def test_a_version_that_is_laid_out_otherwise_is_an_exception_at_most(self, integration: Integration) -> None:
-        """A module that has nothing of what it changes: `adapt` leaves it alone or raises an `Exception`."""
+        """`adapt` leaves a module without the expected names alone, or raises an `Exception`."""
         module = ModuleType(integration.module)
         try:
             integration.adapt(module)
         except Exception as error:
-            # What was done before the exception stays: look for everything first, and change it then.
+            # Changes before the exception stay, so look up all names before you change anything.
             changed = {name for name in vars(module) if not name.startswith("__")}
             assert not changed, f"it raised {error!r} after it had set {sorted(changed)}"

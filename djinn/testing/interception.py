@@ -10,7 +10,7 @@ from djinn_core.sink import Submission
 
 
 class InterceptionConformance:
-    """Subclass it and give the fixture `interception`, one that has not begun."""
+    """Subclass it and give the fixture `interception`, without calling `begin`."""
 
     @pytest.fixture
     def interception(self) -> Interception:
@@ -22,7 +22,7 @@ class InterceptionConformance:
         require_protocol(interception, "interception")
 
     def test_it_gives_nothing_before_it_begins(self, interception: Interception) -> None:
-        """What it gives are submissions."""
+        """`take` returns submissions without ops."""
         for submission in interception.take():
             assert isinstance(submission, Submission), f"`take` returned {submission!r}, which is no Submission"
             assert not len(submission.program), "`take` returned ops, and nothing was recorded"

@@ -22,7 +22,7 @@ _MIB = 1 << 20
 
 
 def sample_evictions(count: int = 500) -> tuple[EvictionCandidate, ...]:
-    """Return candidates of all kinds, with hints drawn at random, the same ones each time."""
+    """Return candidates of all kinds, with random but reproducible hints."""
     draw = random.Random(0)  # noqa: S311 - no secret
     return tuple([
         EvictionCandidate(
@@ -63,7 +63,7 @@ class MemoryPolicyConformance(Ending):
             assert not math.isnan(key), f"{candidate}: NaN"
 
     def test_it_decides_the_same_again(self, policy: MemoryPolicy, evictions: Sequence[EvictionCandidate]) -> None:
-        """It is pure: the same candidate has the same key, whatever it was asked in between."""
+        """`key` is pure: equal candidates have equal keys, whatever was asked in between."""
         first = [policy.key(candidate) for candidate in evictions]
         again = [policy.key(candidate) for candidate in reversed(evictions)]
         assert first == again[::-1], "two results"

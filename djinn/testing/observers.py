@@ -65,13 +65,13 @@ class ObserverConformance(Ending):
 
     @pytest.mark.parametrize("process", EVENTS)
     def test_it_takes_every_event(self, observer: Observer, process: str) -> None:
-        """All that it wants, also ones that it does not know, with facts and without, and with facts that it does not know."""
+        """`observe` accepts all wanted events, including unknown ones, with known, missing or unknown facts."""
         for name, facts in _wanted(observer, process).items():
             for fields in ({}, facts, {**facts, **_LATER}):
                 observer.observe(Event(name, time.time(), process, fields))
 
     def test_it_is_quick(self, observer: Observer) -> None:
-        """A client calls it on the thread that caused the event: a thousand events in a second of the processor's time at most."""
+        """A thousand events take at most a second of processor time, because a client waits for its observers."""
         for name, facts in list(_wanted(observer, "client").items())[:1]:
             started = time.thread_time()
             for _ in range(1000):
@@ -85,11 +85,11 @@ class ObserverConformance(Ending):
             assert re.fullmatch("(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?", found), found
 
     def test_it_may_be_called_from_threads(self, observer: Observer) -> None:
-        """Several at the same time, in a client."""
+        """Several threads of a client call `observe` at the same time."""
         for name, facts in list(_wanted(observer, "client").items())[:1]:
             event = Event(name, time.time(), "client", facts)
             for call in [start(observer.observe, event) for _ in range(200)]:
-                outcome(call, "`observe` must not wait, neither for another thread nor for what it writes to")
+                outcome(call, "`observe` must not wait for another thread or for I/O")
 
 
 def _wanted(observer: Observer, process: str) -> dict[str, Mapping[str, Any]]:

@@ -33,7 +33,7 @@ class OperationsPagesConformance(Ending):
         assert re.fullmatch("[a-z][a-z0-9_-]*", pages.name), f"{pages.name!r} is no name for a path"
 
     def test_what_is_open_needs_no_token(self, pages: OperationsPages) -> None:
-        """Each path in `open_paths` is answered with 200 where nothing is known of the one who asks."""
+        """Each path in `open_paths` is answered with 200 without an identity."""
         pages.begin(WatchedServer(_nothing))
         for path in pages.open_paths:
             response = pages.answer(PageRequest(path))
@@ -50,7 +50,7 @@ class OperationsPagesConformance(Ending):
         assert response.status == HTTPStatus.NOT_FOUND
 
     def test_a_tenant_is_shown_its_own(self, pages: OperationsPages) -> None:
-        """No feed for a tenant asks for the status of all."""
+        """A tenant's feed never requests the status of all tenants."""
         asked: list[str | None] = []
 
         def status(tenant: str | None) -> Mapping[str, Any]:

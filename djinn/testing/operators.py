@@ -36,7 +36,7 @@ class OperatorLibraryConformance(Ending):
 
     @pytest.fixture(autouse=True)
     def _allowed(self, library: OperatorLibrary) -> None:
-        """Allow the library as a server does: its module registers each op, whose arguments and results can travel."""
+        """Allow the library as a server does: its module registers each op, and arguments and results can be sent."""
         served = CustomOperators([f"{library.name}@suite"], [library])
         served.assign("suite")
         assert {one.name for one in served.offered} == library.operators
@@ -50,7 +50,7 @@ class OperatorLibraryConformance(Ending):
             assert isinstance(library.cast_policy(op), CastPolicy | None)
 
     def test_metadata_are_those_of_the_results(self, library: OperatorLibrary, calls: Calls) -> None:
-        """Shapes, strides and dtypes that the client predicts are those that the kernels return on the CPU."""
+        """Predicted shapes, strides and dtypes equal those of the kernels on the CPU."""
         assert calls.keys() == library.operators, "`calls` must have each op of the library"
         for op, arguments in calls.items():
             infer = library.metadata(op) or resolve(op)
@@ -63,7 +63,7 @@ class OperatorLibraryConformance(Ending):
                 )
 
     def test_the_check_takes_good_arguments(self, library: OperatorLibrary, calls: Calls) -> None:
-        """`check` raises for none of the calls, and changes no argument."""
+        """`check` accepts all calls, and changes no argument."""
         for op, arguments in calls.items():
             names = [argument.name for argument in schema_of(resolve(op)).arguments]
             for given in arguments:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class OptimizationConformance(OnGraphs):
-    """Subclass it and give the fixture `optimization`; override `programs` with some that it does something about."""
+    """Subclass it and give the fixture `optimization`; override `programs` with programs that it changes."""
 
     @pytest.fixture
     def optimization(self) -> Optimization:
@@ -33,7 +33,7 @@ class OptimizationConformance(OnGraphs):
 
     @pytest.fixture
     def programs(self) -> Mapping[str, Captured]:
-        """Small programs to run as they are and as the optimization has them. Override to add your own to the samples."""
+        """Small programs to run with and without the optimization. Override to add your own to the samples."""
         return sample_programs()
 
     def test_it_is_an_optimization(self, optimization: Optimization) -> None:
@@ -56,13 +56,13 @@ class OptimizationConformance(OnGraphs):
     def test_it_keeps_what_somebody_still_holds(
         self, optimization: Optimization, graphs: Mapping[str, ProgramGraph]
     ) -> None:
-        """The same where every value is held until the end."""
+        """As above, but every value is held until the end."""
         for name, graph in graphs.items():
             every = frozenset((*graph.inputs, *(value for node in graph.nodes for value in node.outputs)))
             _judge(optimization, attrs.evolve(optimization_context(graph), kept=every), name)
 
     def test_it_gives_one_answer(self, optimization: Optimization, graphs: Mapping[str, ProgramGraph]) -> None:
-        """The same context, the same result."""
+        """Equal contexts give equal results."""
         for name, graph in graphs.items():
             context = optimization_context(graph)
             assert optimization.optimize(context) == optimization.optimize(context), f"{name}: two results"
@@ -84,7 +84,7 @@ class OptimizationConformance(OnGraphs):
             )
 
     def test_it_may_run_after_placement(self, optimization: Optimization, graphs: Mapping[str, ProgramGraph]) -> None:
-        """The second pass, where it asks for one."""
+        """It runs in the second pass, if it declares one."""
         if not optimization.after_placement:
             pytest.skip("it does not ask for a second pass")
         for name, graph in graphs.items():
@@ -105,7 +105,7 @@ def _judge(optimization: Optimization, context: OptimizationContext, graph: str)
 
 
 def _runs_here(graph: ProgramGraph) -> bool:
-    """True if every op of a graph can be called; those of graphs that were written by hand may not be."""
+    """Return True if every op of a graph can be called. Ops of hand-written graphs may not exist."""
     try:
         replay(graph, example_inputs(graph))
     except Exception:

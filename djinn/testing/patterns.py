@@ -15,7 +15,7 @@ from djinn_core.planning.stages.verify import check_match
 
 
 class PatternConformance(OnGraphs):
-    """Subclass it and give the fixture `pattern`; give `recognised` too, with graphs that the pattern must match."""
+    """Subclass it and give the fixture `pattern`; also give `recognised`: graphs that the pattern must match."""
 
     @pytest.fixture
     def pattern(self) -> Pattern:
@@ -46,7 +46,7 @@ class PatternConformance(OnGraphs):
                 assert operations & pattern.operations, f"{name}: a match without any of {sorted(pattern.operations)}"
 
     def test_it_depends_on_nothing_but_the_graph(self, pattern: Pattern, graphs: Mapping[str, ProgramGraph]) -> None:
-        """Asked twice it says the same, and the graph is as before."""
+        """Two calls give equal matches, and the graph does not change."""
         for name, graph in graphs.items():
             before = (graph.topology_hash, graph.shape_hash)
             assert _matches(pattern, graph) == _matches(pattern, graph), f"{name}: two results"

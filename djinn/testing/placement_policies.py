@@ -36,7 +36,7 @@ class PlacementPolicyConformance(OnGraphs):
     def test_its_placements_hold(
         self, policy: PlacementPolicy, graphs: Mapping[str, ProgramGraph], devices: int
     ) -> None:
-        """Every node has a device and a reason, shared memory is in one place, and it decides the same again."""
+        """Every node has a device and a reason, shared memory is on one device, and decisions are reproducible."""
         for name, graph in graphs.items():
             context = placement_context(graph, devices)
             placement = policy.place(context)
@@ -45,7 +45,7 @@ class PlacementPolicyConformance(OnGraphs):
 
     @pytest.mark.parametrize("situation", ["last", "mixed", "unequal", "unknown", "nothing free", "limits"])
     def test_it_copes_with(self, policy: PlacementPolicy, graphs: Mapping[str, ProgramGraph], situation: str) -> None:
-        """Inputs that live somewhere, and devices of other sizes, without figures, full, or with a limit. `DoesNotFit` is no failure."""
+        """Resident inputs, and devices that are unequal, unmeasured, full or limited. `DoesNotFit` is not a failure."""
         for name, graph in (*graphs.items(), ("writes of a list", list_write())):
             context = _situations(placement_context(graph, devices=2))[situation]
             with contextlib.suppress(DoesNotFit):
@@ -53,7 +53,7 @@ class PlacementPolicyConformance(OnGraphs):
 
     @pytest.mark.parametrize("devices", [2, 3])
     def test_it_reads_what_stands_for_a_value(self, policy: PlacementPolicy, devices: int) -> None:
-        """A node was dropped, and another value stands for its result (`plan.replace`)."""
+        """The policy respects `plan.replace`: a node was dropped, and another value replaces its result."""
         builder = ProgramBuilder()
         x, y = builder.input(8, 8), builder.input(8, 8)
         kept, dropped = (builder.op("aten::relu", x, shape=(8, 8)) for _ in range(2))
@@ -86,7 +86,7 @@ def list_write() -> ProgramGraph:
 
 
 def _situations(context: PlacementContext) -> Mapping[str, PlacementContext]:
-    """A context over two devices, changed."""
+    """Return variants of a context over two devices."""
     first, last = context.topology.devices
     inputs = context.graph.inputs
 
@@ -105,7 +105,7 @@ def _situations(context: PlacementContext) -> Mapping[str, PlacementContext]:
 
 
 def _devices(policy: PlacementPolicy, context: PlacementContext) -> list[str]:
-    """Devices of nodes, then of values, in program order."""
+    """Return the devices of nodes, then of values, in program order."""
     placement, graph = policy.place(context), context.graph
     nodes = {decision.node: decision.device for decision in placement.decisions}
     values = [*graph.inputs, *(value for node in graph.nodes for value in node.outputs)]

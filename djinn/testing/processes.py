@@ -1,4 +1,4 @@
-"""Processes of executors on this machine, which may be in a PID namespace of their own."""
+"""Executor processes on this machine, which may be in their own PID namespace."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from djinn_core.system.processes import innermost_number
 
 
 def executor_process(number: int) -> psutil.Process:
-    """Process of the executor that says that its process number is `number`: in a PID namespace of its own, the number there.
+    """Return the process of the executor that reports the process id `number`, possibly in its own PID namespace.
 
     Raises:
-        DjinnError: there is none on this machine, or it cannot be told which one it is.
+        DjinnError: no process on this machine matches, or several do.
     """
     found = [child for child in psutil.Process().children(recursive=True) if innermost_number(child.pid) == number]
     if not found and psutil.pid_exists(number) and _is_djinn(psutil.Process(number)):

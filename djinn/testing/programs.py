@@ -1,4 +1,4 @@
-"""Small programs of real code, which can be run: for what must be tried with numbers."""
+"""Small runnable programs, for tests that need real numbers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def sample_programs() -> Mapping[str, Captured]:
 
 
 def _called(model: torch.nn.Module, *given: torch.Tensor) -> Captured:
-    """The program of a call in evaluation; the model and what it is given are on the meta device."""
+    """Return the program of a module call in evaluation mode, with model and inputs on the meta device."""
     model.eval()
     with capture() as captured, torch.no_grad():
         out = model(*given)
-    del out  # it was held when the program ended, so it is its result
+    del out  # it was held when the program ended, so it is a result
     return captured
 
 
@@ -44,7 +44,7 @@ class _Projections(torch.nn.Module):
         self.query, self.key, self.value = (torch.nn.Linear(8, 8) for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of the three, each scaled another way."""
+        """Return the sum of the three outputs, each with its own scale."""
         mixed: torch.Tensor = self.query(x) + 2 * self.key(x) + 3 * self.value(x)
         return mixed
 
@@ -76,7 +76,7 @@ class _Decoding(torch.nn.Module):
         self.table, self.head = torch.nn.Embedding(2, 8), torch.nn.Linear(8, 2, bias=False)
 
     def forward(self, token: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """The logits after one token, with what came before in a cache that grows by it."""
+        """Return the logits after one token. The cache grows by that token."""
         x = self.table(token)[:, None]
         keys, values = torch.cat([keys, x], dim=2), torch.cat([values, 2 * x], dim=2)
         seen = torch.nn.functional.scaled_dot_product_attention(x, keys, values)

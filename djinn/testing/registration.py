@@ -1,4 +1,4 @@
-"""The suite for whole plugins: does it come through the front door?"""
+"""Conformance suite for complete plugins: discovery, loading and hooks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PluginConformance(Ending):
 
     @pytest.fixture
     def registry(self, plugin: object) -> Registry:
-        """Everything that is registered when this is the only plugin beside the built-in ones."""
+        """All registered objects if this is the only plugin apart from the built-in ones."""
         return load_registry(Selection(plugins=(plugin,)), builtins=builtin_plugins(), entry_points=None)
 
     def test_it_is_active(self, registry: Registry) -> None:
@@ -33,14 +33,14 @@ class PluginConformance(Ending):
         assert active[0].kind, "it implements no hook"
 
     def test_every_hook_has_an_entry_point(self, registry: Registry) -> None:
-        """A module that is installed as a plugin has an entry point in the group of each of its kinds."""
+        """An installed plugin module has an entry point in the group of each of its kinds."""
         for row in registry.rows:
             groups = {point.group.split(".")[1] for point in _points_of(row.name)}
             lacking = set(row.kind.split(",")) - groups if groups else ()
             assert not lacking, f"{row.name} has no entry point in the group 'djinn.{min(lacking)}'"
 
     def test_it_registers_the_same_twice(self, plugin: object) -> None:
-        """A process may load plugins more than once; a hook must not run out or pile up."""
+        """Each call of a hook returns the same number of objects, because a process may load plugins several times."""
         first, second = (load_registry(Selection(plugins=(plugin,)), builtins={}).owners.keys() for _ in range(2))
         assert set(first) == set(second)
         assert first, f"it registers nothing; written for plugin API version {API_VERSION}?"

@@ -1,4 +1,4 @@
-"""Programs of random ops, and running programs and schedules here, to see whether a plugin changed a result."""
+"""Random programs, and execution of programs and schedules in this process, to check that a plugin changes no result."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def replay(
     order: Sequence[int] | None = None,
     replace: Mapping[int, int] | None = None,
 ) -> dict[int, torch.Tensor]:
-    """All values after running the nodes in `order` (by default all, in program order) on copies of `inputs`."""
+    """Return all values after running the nodes in `order` (default: all, in program order) on copies of `inputs`."""
     torch.manual_seed(0)
     values = _copies(inputs)
     for node_id in range(len(graph.nodes)) if order is None else order:
@@ -81,7 +81,7 @@ def replay(
 
 
 def _copies(tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Copies that share memory where the originals do."""
+    """Return copies that share memory like the originals."""
     memories: dict[int, torch.UntypedStorage] = {}
     copies: dict[int, torch.Tensor] = {}
     for value, tensor in tensors.items():
@@ -117,12 +117,12 @@ def replay_schedule(
     inputs: Mapping[int, torch.Tensor],
     resident: Mapping[int, str],
 ) -> tuple[dict[str, dict[int, torch.Tensor]], dict[int, torch.Tensor]]:
-    """Run a schedule on as many devices as it names: what each holds at the end, and what was fetched.
+    """Run a schedule on the devices that it names. Return the final values of each, and the fetched values.
 
     Inputs in `resident` start there, the others are uploaded. Values that are sent are copied.
 
     Raises:
-        RuntimeError: the devices wait for each other for ever.
+        RuntimeError: the devices deadlock.
     """
     torch.manual_seed(0)
     devices = {name: _Device(steps) for name, steps in schedule.steps.items()}
@@ -151,7 +151,7 @@ def _step(
     fetched: dict[int, torch.Tensor],
     inputs: Mapping[int, torch.Tensor],
 ) -> bool:
-    """Take one step of a device; False if it must wait."""
+    """Run one step of a device. Return False if it must wait."""
     match device.steps[device.at]:
         case Run(nodes):
             for node in nodes:

@@ -9,7 +9,7 @@ from djinn_core.hookspecs.routers import Router
 
 
 class RouterConformance:
-    """Subclass it and give the fixture `router`, one that has not begun."""
+    """Subclass it and give the fixture `router`, without calling `begin`."""
 
     @pytest.fixture
     def router(self) -> Router:
@@ -22,7 +22,7 @@ class RouterConformance:
         assert router.name, "`name` is empty, which is the name of the router of one executor"
 
     def test_it_says_how_a_submission_runs(self, router: Router) -> None:
-        """By its parts, or by handing them to executors itself."""
+        """The router overrides `route` or `submit`."""
         assert type(router).submit is not Router.submit or type(router).route is not Router.route, (
             "it overrides neither `route` nor `submit`: every program runs on the first executor"
         )

@@ -1,4 +1,4 @@
-"""Small graphs with everything in them that a plugin may stumble over."""
+"""Small sample graphs with the special cases that a plugin must handle."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def attention_in_parts(heads: int = 4, length: int = 16, width: int = 8) -> Prog
 
 
 def mutation() -> ProgramGraph:
-    """A write through a view: what is read before it and after it differs, though the op is the same."""
+    """A write through a view: the same op reads different values before and after it."""
     builder = ProgramBuilder()
     x = builder.input(4, 4)
     before = builder.op("aten::sum", x, shape=())
@@ -67,7 +67,7 @@ def mutation() -> ProgramGraph:
 
 
 def randomness() -> ProgramGraph:
-    """Two samples from one generator: they are not the same value, and the first advances the state of the second."""
+    """Two samples from one generator differ, and the first one advances the state for the second."""
     builder = ProgramBuilder()
     x = builder.input(16)
     unused = builder.op("aten::rand_like", x, shape=(16,), random=True)
@@ -78,7 +78,7 @@ def randomness() -> ProgramGraph:
 
 
 def repetition() -> ProgramGraph:
-    """The same work twice, scalars that only look equal, and an unused result."""
+    """Repeated work, scalars that are equal but differ in type, and an unused result."""
     builder = ProgramBuilder()
     x = builder.input(8, 8, dtype=torch.int64)
     first = builder.op("aten::mul.Scalar", x, shape=(8, 8), slots=(2,))

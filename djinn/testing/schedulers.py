@@ -28,7 +28,7 @@ class SchedulerConformance(OnGraphs):
 
     @pytest.mark.parametrize("devices", [1, 2, 3])
     def test_its_schedules_hold(self, scheduler: Scheduler, graphs: Mapping[str, ProgramGraph], devices: int) -> None:
-        """Every node runs once, where it was placed and after what it depends on; it decides the same again."""
+        """Every node runs once, on its device and after its dependences. Decisions are reproducible."""
         for name, graph in graphs.items():
             context = scheduling_context(graph, devices)
             schedule = build_schedule(context, scheduler)

@@ -1,6 +1,6 @@
-"""State of the open session, for tests: what it holds and has sent, where it is connected, and how to break it.
+"""State of the open session, for tests: its values, submissions and connections, and ways to break it.
 
-Tests ask these functions in place of private attributes, which may change in any version.
+Use these functions in tests instead of private attributes, which may change in any version.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ def open_session() -> Session:
 
 
 def open_connections() -> tuple[OpenSession, ...]:
-    """Connections of the open session, one an executor, each with its `url` and what the executor said of itself."""
+    """Return the connections of the open session, one per executor, each with its `url` and the executor's reply."""
     return context.opened
 
 
 def executor_figures(device: int = 0) -> Mapping[str, int]:
-    """Counts of the executor: `values` that the session holds, `memory_...` and others; asking takes a round trip."""
+    """Return counters of the executor: `values` of the session, `memory_...` and others. One round trip."""
     return open_session().router.ask(StatsRequest(), StatsReply, device).values
 
 
 def executor_processes() -> tuple[int, ...]:
-    """Process numbers of the executors, each on its machine and in its PID namespace."""
+    """Return the process ids of the executors, each on its machine and in its PID namespace."""
     return tuple(opened.process for opened in context.opened)
 
 
 def plans_made() -> int:
-    """Number of plans that were made, since the counters were reset."""
+    """Return the number of plans since the counters were reset."""
     return context.stats.plans_made
 
 
 def unsent_instructions() -> int:
-    """Number of instructions that this thread has recorded and not sent."""
+    """Return the number of instructions that this thread has recorded but not sent."""
     return len(current().entries)
 
 
@@ -63,7 +63,7 @@ def break_connection(number: int = 0) -> None:
     """Break a connection of the session as a network does. The session resumes if its server lets it.
 
     Raises:
-        DjinnError: there is no such connection, or it is one that a session does not outlive.
+        DjinnError: the connection does not exist, or the session cannot survive its break.
     """
     if number >= len(context.opened):
         raise DjinnError(f"the session has no connection {number}; there are {len(context.opened)}")
@@ -79,6 +79,6 @@ def kill_executor(number: int = 0) -> None:
     """Kill an executor that runs on this machine, as the kernel does when memory is short.
 
     Raises:
-        DjinnError: it runs elsewhere.
+        DjinnError: the executor runs on another machine.
     """
     executor_process(executor_processes()[number]).kill()

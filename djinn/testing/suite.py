@@ -1,4 +1,4 @@
-"""Base of all suites: each test ends, in whatever way a plugin fails."""
+"""Base of all conformance suites: each test ends, even if the plugin hangs."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from djinn_core.registry.kinds import KINDS
 from djinn_core.system.processes import SPARE_SIGNAL, signal_main_thread
 
 R = TypeVar("R")
-SECONDS = 120.0  # that a single wait may take, on a machine that does other things besides
+SECONDS = 120.0  # seconds for a single wait, on a machine that also does other work
 
 
 def require_protocol(item: object, kind: str) -> None:
-    """Fail where `item` does not satisfy the Protocol of its kind; the message names the member at fault."""
+    """Fail if `item` does not satisfy the Protocol of its kind. The message names the faulty member."""
     wanted = next(entry for entry in KINDS if entry.name == kind)
     assert not (problem := complaint(item, wanted)), f"a hook would have {problem}"
 
 
 def missing(suite: object, fixture: str, what: str) -> object:
-    """Fail because a suite was not given what it tests."""
+    """Fail because a suite lacks a fixture."""
     return pytest.fail(f"{type(suite).__name__} needs a fixture `{fixture}` that returns {what}")
 
 
 def start(call: Callable[..., R], *arguments: object) -> Future[R]:
-    """Call in a thread of its own, which keeps neither the test nor the process from ending."""
+    """Run a call on a daemon thread, so that it cannot keep the test or the process from ending."""
     future: Future[R] = Future()
 
     def run() -> None:
         try:
             future.set_result(call(*arguments))
-        except BaseException as error:  # the test's, as in `concurrent.futures`
+        except BaseException as error:  # an exception of the test, as in `concurrent.futures`
             future.set_exception(error)
 
     threading.Thread(target=run, name="conformance", daemon=True).start()
@@ -47,7 +47,7 @@ def start(call: Callable[..., R], *arguments: object) -> Future[R]:
 
 
 def outcome(future: Future[R], mend: str, seconds: float | None = None) -> R:
-    """Return the result of a started call; fail and say what to `mend` if it does not end in `seconds` (None: `SECONDS`)."""
+    """Return the result of a started call. If it does not end in `seconds` (None: `SECONDS`), fail with the advice `mend`."""
     limit = SECONDS if seconds is None else seconds
     try:
         return future.result(limit)
@@ -58,15 +58,15 @@ def outcome(future: Future[R], mend: str, seconds: float | None = None) -> R:
 
 
 class Ending:
-    """Base of all suites: a test that waits for ever in its own thread fails."""
+    """Base of all suites: a test fails if its own thread waits forever."""
 
-    # How long a test may take, in seconds. Override it where your plugin takes long for good reasons.
+    # Limit of a test in seconds. Override it if your plugin needs long for good reasons.
     limit_seconds: ClassVar[float] = 600.0
 
     @pytest.fixture(autouse=True)
     def _ending(self) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():
-            yield  # signals reach the main thread alone
+            yield  # only the main thread receives signals
             return
         limit = self.limit_seconds
 
@@ -89,7 +89,7 @@ class Ending:
 
 
 class OnGraphs(Ending):
-    """Base of the suites whose subjects work on graphs."""
+    """Base of the suites for plugins that work on graphs."""
 
     @pytest.fixture
     def graphs(self) -> Mapping[str, ProgramGraph]:

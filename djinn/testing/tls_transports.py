@@ -13,7 +13,7 @@ from djinn_core.hookspecs.transports import TlsOptions, Transport
 
 
 class TlsTransportConformance(TransportConformance):
-    """Subclass it beside `TransportConformance` where your transport can be `secured`: all that TLS could change."""
+    """Subclass it in addition to `TransportConformance` if your transport can be `secured`. It tests all that TLS affects."""
 
     @pytest.fixture
     def plain(self) -> Transport:
@@ -22,7 +22,7 @@ class TlsTransportConformance(TransportConformance):
 
     @pytest.fixture
     def tls(self, tmp_path: Path) -> TlsOptions:
-        """A certificate, and that it is the one to trust."""
+        """A certificate, and the setting to trust it."""
         return self_signed_tls(tmp_path)
 
     @pytest.fixture
@@ -32,7 +32,7 @@ class TlsTransportConformance(TransportConformance):
         assert secured is not None, "`secured` must return the transport under TLS, and returned None: it has no TLS"
         return secured
 
-    # What TLS adds nothing to, and takes long.
+    # Tests that TLS does not affect, and that take long.
     test_calls_in_any_order = None  # type: ignore[assignment]
     test_large_bodies = None  # type: ignore[assignment]
     test_connections_are_independent = None  # type: ignore[assignment]

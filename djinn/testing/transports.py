@@ -43,7 +43,7 @@ def outcome(future: Future[R], mend: str) -> R:
 
 
 class Served:
-    """A listening transport whose connections are handed to the test."""
+    """A listening transport that gives its connections to the test."""
 
     def __init__(self, transport: Transport, url: str, limits: Limits) -> None:
         self.transport = transport
@@ -80,7 +80,7 @@ def same(left: Frame, right: Frame) -> bool:
 
 
 def check_own_names(connection: Connection) -> None:
-    """Fail where a subclass of `StreamConnection` assigns an attribute that its base class uses itself."""
+    """Fail if a subclass of `StreamConnection` assigns an attribute that its base class uses itself."""
     for name, kind in StreamConnection.OWN.items() if isinstance(connection, StreamConnection) else ():
         value = getattr(connection, name, None)
         assert isinstance(value, kind), (
@@ -96,12 +96,12 @@ def send_all(sender: Connection, frames: Iterable[Frame]) -> None:
 
 
 def receive_many(receiver: Connection, count: int) -> list[Frame]:
-    """The next `count` frames."""
+    """Receive the next `count` frames."""
     return [receiver.receive(SECONDS) for _ in range(count)]
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
-    """True if `condition` comes true within a few seconds."""
+    """Return True if `condition` becomes true within a few seconds."""
     deadline = time.monotonic() + SECONDS / 3
     while not condition():
         if time.monotonic() > deadline:
@@ -121,7 +121,7 @@ class TransportConformance(Ending):
 
     # Runs of `test_calls_in_any_order`, each of up to 30 calls. Set it higher to look further.
     stateful_examples: ClassVar[int] = 20
-    # Whether the transport returns all descriptors of this process when its connections and listeners are closed.
+    # True if the transport closes all descriptors of this process after its connections and listeners are closed.
     returns_descriptors: ClassVar[bool] = True
 
     @pytest.fixture
@@ -196,7 +196,7 @@ class TransportConformance(Ending):
         outcome(sending, _SENDING)
 
     def test_many_small_frames(self, way: tuple[Connection, Connection]) -> None:
-        """A thousand frames, none lost, none doubled, none before another."""
+        """A thousand frames arrive in order, none lost or repeated."""
         sender, receiver = way
         sending = start(send_all, sender, [Frame(str(n).encode()) for n in range(1000)])
         assert [int(receiver.receive(SECONDS).head) for _ in range(1000)] == list(range(1000))
@@ -216,7 +216,7 @@ class TransportConformance(Ending):
             assert np.array_equal(np.concatenate([np.frombuffer(b, np.uint8) for b in received.body]), data)
 
     def test_every_kind_of_buffer(self, way: tuple[Connection, Connection]) -> None:
-        """Bytes, bytearrays and memoryviews of any format; empty ones keep their place; what comes can be written to."""
+        """All buffer types arrive. Empty buffers keep their places, and received buffers are writable."""
         sender, receiver = way
         floats = memoryview(np.arange(6, dtype=np.float32).reshape(2, 3))  # type: ignore[arg-type]
         body: list[Buffer] = [b"", b"abc", bytearray(b"de"), floats, memoryview(b"xyz")[1:2], bytearray(), b""]
@@ -228,7 +228,7 @@ class TransportConformance(Ending):
 
     @pytest.mark.parametrize("size", [10, 200_000, 8 << 20])
     def test_buffers_are_the_senders_again(self, way: tuple[Connection, Connection], size: int) -> None:
-        """Once `send` has returned, its buffers may be written to."""
+        """The caller may overwrite its buffers once `send` has returned."""
         sender, receiver = way
         buffer = bytearray(b"a" * size)
 
@@ -243,14 +243,14 @@ class TransportConformance(Ending):
         outcome(sending, _SENDING)
 
     def test_small_frames_need_no_reader(self, way: tuple[Connection, Connection]) -> None:
-        """`send` returns although nothing is received, as long as 128 KiB at most are unread."""
+        """`send` returns without a reader while at most 128 KiB are unread."""
         sender, receiver = way
         frames = [Frame(b"%d" % n, [bytes([n]) * 30_000]) for n in range(4)]
         outcome(start(send_all, sender, frames), "`send` must not wait for a reader while 128 KiB or less are unread")
         assert all(same(receiver.receive(SECONDS), frame) for frame in frames)
 
     def test_received_buffers_stay(self, way: tuple[Connection, Connection]) -> None:
-        """The buffers of a frame keep their content as long as a view of them exists, also when other frames come."""
+        """The buffers of a frame keep their content while a view of them exists, even if other frames arrive."""
         sender, receiver = way
         kept = []
         for n in range(4):
@@ -262,7 +262,7 @@ class TransportConformance(Ending):
     # --- several threads ------------------------------------------------------------------------------------
 
     def test_frames_of_several_senders_do_not_mix(self, way: tuple[Connection, Connection]) -> None:
-        """Each arrives whole, and each sender's in their order."""
+        """Frames of several senders arrive complete, and each sender's in order."""
         sender, receiver = way
 
         def send_all(who: int) -> None:
@@ -281,7 +281,7 @@ class TransportConformance(Ending):
             outcome(future, _SENDING)
 
     def test_both_ends_send_at_once(self, ends: tuple[Connection, Connection]) -> None:
-        """Much more than any buffer in between holds, in both directions at the same time."""
+        """Both ends send more than all buffers hold, at the same time."""
         data = bytes(8 << 20)
         sending = [start(send_all, end, [Frame(b"x", [data])] * 6) for end in ends]
         receiving = [start(receive_many, end, 6) for end in ends]
@@ -291,7 +291,7 @@ class TransportConformance(Ending):
             outcome(sent, _BOTH)
 
     def test_connections_are_independent(self, served: Served) -> None:
-        """Closing one of several leaves the others as they were."""
+        """Closing one connection leaves the others unchanged."""
         pairs = [served.connect() for _ in range(6)]
         closing = [start(pairs[2][0].close), start(pairs[4][1].close)]  # one may wait for the other end to close, too
         for n in (0, 1, 3, 5):
@@ -321,7 +321,7 @@ class TransportConformance(Ending):
 
     @pytest.mark.parametrize("up", [True, False], ids=["up", "down"])
     def test_timeouts_within_a_frame_lose_nothing(self, served: Served, wire: bool, tmp_path: Path, up: bool) -> None:
-        """A frame that is under way is taken up where it was left."""
+        """A frame that was interrupted by a timeout continues where it stopped."""
         if not wire:
             pytest.skip("no relay can stand between the ends of this transport")
         data = np.random.default_rng(7).integers(0, 256, 5 << 20, np.uint8)
@@ -349,7 +349,10 @@ class TransportConformance(Ending):
     # --- the end --------------------------------------------------------------------------------------------
 
     def test_close_wakes_a_receive(self, way: tuple[Connection, Connection]) -> None:
-        """It raises `TransportError`, at both ends; afterwards nothing works any more, and closing twice is fine."""
+        """`close` makes `receive` raise `TransportError` at both ends.
+
+        Later calls fail, and a second `close` has no effect.
+        """
         closer, other = way
         waiting = [start(end.receive) for end in way]
         time.sleep(0.2)
@@ -367,20 +370,21 @@ class TransportConformance(Ending):
         other.close()
 
     def test_close_cancels_a_send(self, way: tuple[Connection, Connection]) -> None:
-        """It raises `TransportError` if it has not ended, its buffer may be written to, and the other end gets no frame with what was written."""
+        """A pending `send` raises `TransportError`. The other end never gets bytes that its caller writes afterwards."""
         sender, receiver = way
         buffer = bytearray(LARGE_BYTES)
         sending = start(sender.send, Frame(b"cancelled", [buffer]))
         time.sleep(0.2)
         sender.close()
-        with suppress(TransportError):  # what holds a whole body, as an HTTP server does, has taken it by now
+        # a transport that stores whole bodies, such as an HTTP server, has accepted it by now
+        with suppress(TransportError):
             outcome(sending, "`close` must wake a thread that sends")
         buffer[:] = b"x" * LARGE_BYTES
-        with suppress(TransportError, ProtocolError, TimeoutError):  # HTTP may hear of it late
+        with suppress(TransportError, ProtocolError, TimeoutError):  # an HTTP transport may notice it late
             assert not np.frombuffer(receiver.receive(1.0).body[0], np.uint8).any()
 
     def test_what_was_sent_before_close_arrives(self, way: tuple[Connection, Connection]) -> None:
-        """Then the other end is told that there is no more, even while it has frames under way itself."""
+        """Frames sent before `close` arrive, then the end of the connection, even if the other end is sending."""
         sender, receiver = way
         receiver.send(Frame(b"this stays unread"))
         for n in range(5):
@@ -407,7 +411,7 @@ class TransportConformance(Ending):
 
     @pytest.mark.parametrize("size", [10, 64 << 20], ids=["small", "large"])
     def test_the_last_words_survive_a_failed_send(self, way: tuple[Connection, Connection], size: int) -> None:
-        """A sender gets `TransportError` while the other end closes with a reason, and the reason from `receive`."""
+        """If the other end closes with a reason, a sender gets `TransportError`, and then the reason from `receive`."""
         closer, sender = way
 
         def send_until_it_fails() -> None:
@@ -448,7 +452,7 @@ class TransportConformance(Ending):
             listener.close()
 
     def test_a_closed_listener_refuses_and_frees_its_address(self, transport: Transport, served: Served) -> None:
-        """Connections that exist stay; `connect` raises `TransportError` naming the URL; the address can be used again."""
+        """Existing connections stay, `connect` raises `TransportError` with the URL, and the address can be reused."""
         client, server = served.connect()
         url = served.listener.url
         served.listener.close()
@@ -485,11 +489,11 @@ class TransportConformance(Ending):
         ids=["head", "buffer", "body", "buffers"],
     )
     def test_limits_hold_for_what_comes(self, way: tuple[Connection, Connection], served: Served, frame: Frame) -> None:
-        """`receive` raises `ProtocolError` and closes that connection; others go on."""
+        """`receive` raises `ProtocolError` for an oversized frame and closes that connection. Other connections continue."""
         sender, receiver = way
         other = served.connect()
         receiver.limits = SMALL
-        with suppress(TransportError):  # the other end may hang up while we send
+        with suppress(TransportError):  # the other end may close while we send
             sender.send(frame)
         with pytest.raises(ProtocolError, match="exceeds the limits"):
             receiver.receive(SECONDS)
@@ -501,7 +505,10 @@ class TransportConformance(Ending):
         assert same(other[1].receive(SECONDS), frame)
 
     def test_limits_hold_for_what_goes(self, way: tuple[Connection, Connection]) -> None:
-        """`send` raises `ProtocolError`, sends nothing, and the connection stays; wider limits hold at once."""
+        """`send` raises `ProtocolError` for an oversized frame and sends nothing.
+
+        The connection stays, and wider limits apply at once.
+        """
         sender, receiver = way
         frame = Frame(b"x", [bytes(100_001)])
         sender.limits = SMALL
@@ -536,7 +543,7 @@ class TransportConformance(Ending):
     def test_counters_are_what_a_relay_sees(
         self, served: Served, wire: bool, tmp_path: Path, uncounted_bytes: int
     ) -> None:
-        """To the byte, framing and whatever else the transport adds included, but for `uncounted_bytes`."""
+        """Counters are exact, including framing and other overhead of the transport, except `uncounted_bytes`."""
         if not wire:
             pytest.skip("no relay can stand between the ends of this transport")
         with CountingRelay(served.listener.url, tmp_path) as relay:

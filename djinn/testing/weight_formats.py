@@ -74,7 +74,10 @@ class WeightFormatConformance(Ending):
                 assert bytes(part) == whole[first:], f"{name} from byte {first} on"
 
     def test_what_is_cut_off_or_changed_is_refused_or_read(self, form: WeightFormat, make_file: MakeFile) -> None:
-        """Files come from strangers: `read_header` raises `ValueError` or `OSError` and nothing else. The executor checks places."""
+        """`read_header` raises only `ValueError` or `OSError` for damaged files.
+
+        The executor checks the places of tensors.
+        """
         data = make_file(_TENSORS)
         for place in range(0, len(data), 1 + len(data) // 100):
             for spoilt in (data[:place], data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :]):

@@ -37,7 +37,10 @@ class WeightSourceConformance(Ending):
 
     @pytest.fixture
     def place(self) -> Place:
-        """A function that puts the bytes of a file where the source reads; its address, and permissions that allow it."""
+        """A function that stores the bytes of a file for the source.
+
+        It returns the address, and permissions that allow it.
+        """
         return missing(self, "place", "a function that stores bytes, and returns their address and permissions")  # type: ignore[return-value]
 
     def test_it_is_a_weight_source(self, source: WeightSource) -> None:
@@ -70,13 +73,13 @@ class WeightSourceConformance(Ending):
             assert _bytes(file, 0, file.size) == SAMPLE_FILE
 
     def test_what_lies_beyond_the_end_cannot_be_read(self, source: WeightSource, place: Place) -> None:
-        """It is an `OSError`, not fewer bytes."""
+        """A read beyond the end raises `OSError` instead of returning fewer bytes."""
         file = _only(source, *place(SAMPLE_FILE))
         with pytest.raises(OSError):
             _bytes(file, file.size - 1, 2)
 
     def test_nothing_is_read_without_permission(self, source: WeightSource, place: Place) -> None:
-        """Permissions are the operator's: without any there is nothing, and no client learns what else there is."""
+        """Without permissions nothing can be read, and errors do not reveal which files exist."""
         address, _ = place(SAMPLE_FILE)
         told = []
         end = PurePosixPath(address).suffix  # which alone says the format
@@ -87,7 +90,7 @@ class WeightSourceConformance(Ending):
         assert told[0] == told[1], "`places` must not reveal which files exist: it runs before the permission check"
 
     def test_what_is_not_there_is_unavailable(self, source: WeightSource, place: Place) -> None:
-        """It is `WeightsUnavailable`, no error of the source's own."""
+        """A missing file raises `WeightsUnavailable`, not an error of the source's own."""
         address, permissions = place(SAMPLE_FILE)
         with pytest.raises(WeightsUnavailable):
             open_permitted(source, address + _MISSING, permissions)

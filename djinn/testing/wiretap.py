@@ -64,7 +64,7 @@ class CountingRelay:
         self._accepting = self._start(self._accept)
 
     def resume(self) -> None:
-        """Let go on what pauses now; what pauses later waits for another call."""
+        """Resume the connections that pause now. Later pauses need another call."""
         with self._resumed:
             self._resumes += 1
             self._resumed.notify_all()
@@ -77,7 +77,7 @@ class CountingRelay:
         self.resume()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
-        self._accepting.join(10)  # from here on there are no further sockets
+        self._accepting.join(10)  # from here on no sockets are added
         for sock in self._sockets:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -108,7 +108,7 @@ class CountingRelay:
 
     def _pass_on(self, source: socket.socket, target: socket.socket, up: bool) -> None:
         room = self._pause_bytes
-        with suppress(OSError):  # an end went away; the other one is told below
+        with suppress(OSError):  # one end has closed; the other end is shut down below
             while piece := source.recv(min(room, _PIECE_BYTES)):
                 with self._lock:
                     if up:

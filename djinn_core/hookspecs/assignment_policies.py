@@ -18,8 +18,8 @@ class TenantLoad:
 
     Attributes:
         tenant: its name.
-        busy: share of the time between the last two reports in which its executor ran programs, from 0 to 1.
-        sessions: sessions that it had there by the last report, and those that were assigned since.
+        busy: share of time in which its executor ran programs between the last two reports, from 0 to 1.
+        sessions: its sessions in the last report, plus those assigned since.
     """
 
     tenant: str
@@ -34,10 +34,10 @@ class ExecutorLoad:
     Attributes:
         number: number of its device on the server. device: id of its device.
         busy: share of the time between the last two reports in which it ran programs of this tenant, from 0 to 1.
-        beginning: sessions that were assigned since the last report. recent: those of the last minute. sessions: all that had
-            begun by the last report.
-        memory: bytes that its device has; 0 if they are not known. memory_free: bytes that are free on it; None if they are
-            not known.
+        beginning: sessions assigned since the last report. recent: sessions assigned in the last minute. sessions:
+            sessions in the last report.
+        memory: bytes that its device has; 0 if they are not known. memory_free: bytes that are free on it; None if they
+            are not known.
         held: bytes that the tenant's sessions hold there: weights, caches and all else.
         hints: hints of sessions that were assigned to it since it last had none, the latest last.
         others: other tenants that have sessions on the same device.
@@ -62,10 +62,11 @@ class AssignmentRequest:
 
     Attributes:
         tenant: the tenant of the client.
-        executors: those with room for it and the device that it asks for, at least one.
-        client: name that the client gives itself; nothing should be decided by it.
+        executors: executors with the requested device and room for the session; at least one.
+        client: name that the client gives itself; do not base decisions on it.
         device: device that the client asks for; empty: any.
-        hint: what the client says of its work, such as the name of a model, by its setting `assignment_hint`; mostly empty.
+        hint: what the client says of its work, such as the name of a model, by its setting `assignment_hint`; mostly
+            empty.
         quota: the tenant's quota.
     """
 
@@ -83,7 +84,7 @@ class AssignmentRefusal:
 
     Attributes:
         reason: what the client is told.
-        retry: True if asking again later makes sense, which clients do by themselves for `connect_timeout`.
+        retry: True if a later retry may succeed. Clients then retry for `connect_timeout`.
     """
 
     reason: str

@@ -11,7 +11,7 @@ import attrs
 from djinn_core.hookspecs import hookspec
 from djinn_core.hookspecs.quotas import Quota
 
-OPERATOR: Final = "default"  # the tenant of the server's operator, and of all clients where there are no others
+OPERATOR: Final = "default"  # tenant of the server's operator, and of all clients if there are no other tenants
 
 
 @attrs.frozen
@@ -58,10 +58,10 @@ class Denial:
     """A refusal of a client.
 
     Attributes:
-        reason: what the client is told. It holds none of what the client showed.
-        kind: what the audit log and metrics call it: small letters and underscores, at most 32.
-        again: True if the same credentials may be good soon, so that clients ask again by themselves.
-        after: seconds after which that makes sense.
+        reason: text for the client. It must not contain the client's credentials.
+        kind: name in the audit log and metrics: lower-case letters and underscores, at most 32.
+        again: True if the same credentials may soon be valid, so that clients retry.
+        after: seconds before a retry.
     """
 
     reason: str
@@ -73,8 +73,8 @@ class Denial:
 class Authenticator(ABC):
     """Identify clients for a gateway, if the setting `authenticators` names the authenticator.
 
-    It fails closed. An exception, or a result that is none, refuses the client; an exception in `is_valid` ends the sessions of
-    the key. The log has the plugin's name, and not the message of the exception, which may hold a secret.
+    It fails closed. An exception or an invalid result refuses the client. An exception in `is_valid` ends the sessions
+    of the key. The log names the plugin, but omits the exception's message, which may contain a secret.
 
     Attributes:
         name: unique among authenticators, as settings name it.

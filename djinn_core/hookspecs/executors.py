@@ -17,7 +17,7 @@ class ExecutorOptions(abc.ABC):
     @property
     @abc.abstractmethod
     def device(self) -> str:
-        """Device to compute on, such as `cuda:0`; empty: the best device of the machine."""
+        """Device to compute on, such as `cuda:0`. Empty: the best device of the machine."""
 
     @property
     @abc.abstractmethod
@@ -27,7 +27,7 @@ class ExecutorOptions(abc.ABC):
     @property
     @abc.abstractmethod
     def recoverable(self) -> bool:
-        """True if sessions are to outlive the executor, by journals."""
+        """True if sessions survive the executor's death, by journals."""
 
     @abc.abstractmethod
     def encode(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Integrations: what the modules of a library are told of the device when a program imports them."""
+"""Integrations: adapt modules of a library to the device when a program imports them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interception: records the ops of the user's program, and hands what it recorded to the runtime through a `Sink`."""
+"""Interception: records the ops of the user's program, and passes programs to the runtime through a `Sink`."""
 
 from __future__ import annotations
 
@@ -26,37 +26,43 @@ class Interception(ABC):
     name: str
 
     def begin(self, sink: Sink) -> None:
-        """Make the device known to PyTorch, and record from now on. Called before the first session, and again when settings change."""
+        """Register the device with PyTorch, and begin to record.
+
+        Called before the first session, and again when settings change.
+        """
         self.sink = sink
 
     @abstractmethod
     def take(self, thread: int | None = None) -> Sequence[Submission]:
-        """Take what was recorded so far, of one thread or of all; the caller submits it in this order before it releases the sink's lock."""
+        """Return the recorded submissions of one thread or of all.
+
+        The caller submits them in order before it releases the sink's lock.
+        """
 
     def learn(self, call: Call, result: int, stride: tuple[int, ...]) -> None:  # noqa: B027 - not needed by all
-        """An executor lays out a result of calls like `call` with these strides, and not as it was predicted."""
+        """Predict these strides for a result of calls like `call` from now on. An executor found the old prediction wrong."""
 
     def reconsider(self) -> None:  # noqa: B027 - not needed by all
-        """Facts have changed, such as the ops that a server lacks or offers: forget what was concluded from them."""
+        """Drop conclusions from facts that have changed, such as the ops that a server lacks or offers."""
 
     def forget(self) -> None:  # noqa: B027 - not needed by all
-        """The session has ended: drop what was recorded for it, and what was learnt of its devices. The caller holds the sink's lock."""
+        """Drop the recorded ops of an ended session, and facts about its devices. The caller holds the sink's lock."""
 
     def live(self, since: int) -> int:
-        """Number of values that the program holds of storages numbered from `since`."""
+        """Return the number of live values whose storages have numbers from `since` on."""
         del since
         return 0
 
     def values(self) -> Sequence[tuple[int, int]]:
-        """Every value that was made and not given up to be freed in a submission: its handle, and the bytes of its storage."""
+        """Return the handles of all values that are not freed, and the bytes of their storages."""
         return ()
 
     def ops(self) -> tuple[int, int]:
-        """Numbers of ops that were recorded so far, and that were inferred with a meta kernel."""
+        """Return the number of recorded ops, and of ops that were inferred with a meta kernel."""
         return 0, 0
 
     def send(self, fetch: tuple[int, ...] = (), describe: tuple[int, ...] = (), synchronize: bool = False) -> Ticket:
-        """Send what was recorded so far, and ask for values."""
+        """Send the recorded ops, and request values."""
         self.sink.open()
         with self.sink.lock:
             *before, last = self.take() or [Submission(Program((), (), ()))]
@@ -69,11 +75,11 @@ class Interception(ABC):
     def run(
         self, fetch: tuple[int, ...] = (), describe: tuple[int, ...] = (), synchronize: bool = False
     ) -> SubmissionReply:
-        """As `send`, and wait for the reply."""
+        """As `send`, but wait for the reply."""
         return self.sink.wait(self.send(fetch, describe, synchronize))
 
     def synchronize(self) -> None:
-        """Send what was recorded so far and wait until the devices have finished it."""
+        """Send the recorded ops, and wait until the devices have finished them."""
         self.run(synchronize=True)
 
 

@@ -1,4 +1,4 @@
-"""Observers: are told what happens in clients, gateways and executors, and change nothing."""
+"""Observers receive events of clients, gateways and executors. They change nothing."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ PROCESSES: Final = frozenset({"client", "gateway", "executor"})
 
 @attrs.frozen
 class Event:
-    """Something that happened. None of it is secret.
+    """An event. It contains no secrets.
 
     Attributes:
-        name: such as `submitted`; docs/hooks.md has the names by process, with their facts. Later versions may add more.
+        name: such as `submitted`; docs/hooks.md has the names by process, with their facts. Later versions may add
+            more.
         seconds: when it ended, since 1970.
         process: `client`, `gateway` or `executor`. Two of them may have different events of one name.
         fields: facts by name, such as `{"instructions": 490, "duration": 0.012}`; durations in seconds, sizes in bytes.
@@ -51,17 +52,19 @@ class Observer(ABC):
 
     @abstractmethod
     def observe(self, event: Event) -> None:
-        """Take note of an event."""
+        """Handle an event."""
 
     def trace_context(self, kind: str, executor: int, number: int) -> str:
-        """The W3C `traceparent` that is sent to an executor with a message; empty: none. Of several observers the first by name gives it.
+        """Return the W3C `traceparent` for a message to an executor; empty: none.
+
+        The first observer by name that returns one decides.
 
         Called in clients, on the thread that sends the message, before that.
 
         Args:
-            kind: `submission` or `transfer` (to this executor, of a value of another one).
+            kind: `submission`, or `transfer` (of another executor's value to this executor).
             executor: number of the executor in its pool, from 1; 0 where it is the only one.
-            number: of the submission at this executor, as in its events, or of the transfer in its pool.
+            number: number of the submission at this executor, as in its events, or of the transfer in its pool.
         """
         del kind, executor, number
         return ""

@@ -1,4 +1,4 @@
-"""`djinn_register_operations_pages`: pages that a gateway's operations listener serves beside its own."""
+"""`djinn_register_operations_pages`: further pages of a gateway's operations listener."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class HttpResponse:
 
 @attrs.frozen
 class EventFeed:
-    """A response that goes on: server-sent events.
+    """A continuing response: server-sent events.
 
     Attributes:
-        next: the data of the next event, without newlines; empty: none this time; None: the feed ends. Called in threads,
-            not twice at the same time.
+        next: returns the data of the next event, without newlines. Empty: no event now. None: the feed ends. Called
+            from several threads, one at a time.
         seconds: pause between two calls.
     """
 
@@ -46,8 +46,8 @@ class PageRequest:
     """A request for a page.
 
     Attributes:
-        path: what follows the name of the pages: empty, or it begins with `/`. Without the query.
-        identity: who asks; None for a path in `open_paths`, where no token is looked at.
+        path: path after the name of the pages: empty, or it begins with `/`. Without the query.
+        identity: identity of the client; None for a path in `open_paths`, which needs no token.
     """
 
     path: str
@@ -84,17 +84,26 @@ class OperationsPages(ABC):
     open_paths: frozenset[str] = frozenset()
 
     def begin(self, server: WatchedServer) -> None:  # noqa: B027 - static pages need no server
-        """Get ready. Called once, when the server's executors are. By default nothing."""
+        """Prepare. Called once, when the server's executors are ready. The default does nothing."""
 
     def end(self) -> None:  # noqa: B027 - most pages start nothing
-        """Stop what `begin` started. Called once, when the server admits no further clients. By default nothing."""
+        """Stop the work that `begin` started.
+
+        Called once, when the server admits no further clients. The default does nothing.
+        """
 
     @abstractmethod
     def answer(self, request: PageRequest) -> HttpResponse | EventFeed:
-        """The response to a GET request with a good token, or for one of `open_paths`; called in threads, several at a time."""
+        """Return the response to a GET request with a valid token, or for a path in `open_paths`.
+
+        Called from several threads.
+        """
 
     def act(self, request: PageRequest) -> HttpResponse:
-        """The response to a POST request with a good token, which may change something; by default 405. Called like `answer`."""
+        """Return the response to a POST request with a valid token, which may change state.
+
+        The default is 405. Called like `answer`.
+        """
         del request
         return HttpResponse(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET is answered\n")
 

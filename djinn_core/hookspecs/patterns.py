@@ -1,4 +1,4 @@
-"""Stage 2, annotate: patterns recognise what a graph is about."""
+"""Stage 2, annotate: patterns recognise the workload of a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quotas: limits of what a tenant may use of a server."""
+"""Quotas: limits on a tenant's use of a server."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
     """Quota of a tenant on each executor; 0: no limit.
 
     Attributes:
-        sessions: how many at a time.
+        sessions: simultaneous sessions.
         values: live tensors of all its sessions.
-        memory: their bytes.
-        seconds_an_hour: time on the device within an hour.
-        disk: bytes of weights that are kept for it.
-        connections_a_minute: how often it may connect; 0: the server's own limit alone.
-        requests_a_second: messages to each executor; more than that wait.
+        memory: bytes of these tensors.
+        seconds_an_hour: device time per hour.
+        disk: bytes of its cached weights.
+        connections_a_minute: connections per minute; 0: only the server's own limit.
+        requests_a_second: messages per second to each executor; further messages wait.
     """
 
     sessions: Count = 0

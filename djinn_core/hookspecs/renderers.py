@@ -1,4 +1,4 @@
-"""Renderers: show what the stages decided in formats other than text and JSON."""
+"""Renderers: show results of the stages in formats other than text and JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Renderer(ABC):
 
     @abstractmethod
     def render(self, result: PipelineResult) -> str | bytes:
-        """A program as a whole file. Results of stages that did not run are None."""
+        """Return a program as a complete file. Results of stages that did not run are None."""
 
 
 @hookspec

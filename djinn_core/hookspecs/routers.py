@@ -1,4 +1,4 @@
-"""Routers: which executor of a session runs which part of a program, and which executor has the memory of a value."""
+"""Routers: assign parts of a program to the executors of a session, and know which executor holds a value."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EMPTY: Final = Program((), (), ())
 
 
 class PendingReply(ABC):
-    """Reply to a submission that asked for values. It keeps the connection that it comes from."""
+    """Reply to a submission that requested values. It keeps its connection alive."""
 
     @abstractmethod
     def wait(self) -> SubmissionReply:
@@ -40,15 +40,15 @@ class PendingReply(ABC):
 
     @abstractmethod
     def discard(self) -> None:
-        """Give up a result that would be waited for later. Safe in finalizers."""
+        """Discard a deferred result. Safe in finalizers."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """Give up a result that a thread began to wait for."""
+        """Abandon a result for which a thread has begun to wait."""
 
     @abstractmethod
     def mark_unobserved(self) -> None:
-        """Report errors of this thread's submissions after this one only where their results are used."""
+        """Report errors of this thread's later submissions only where their results are used."""
 
 
 class Executor(Protocol):
@@ -60,7 +60,7 @@ class Executor(Protocol):
 
     @property
     def last_profile(self) -> WorkloadProfile | None:
-        """Profile of the program that was sent to it last; None if none was sent."""
+        """Profile of the last program that was sent to it, or None."""
 
     def submit(self, submission: Submission) -> PendingReply:
         """As `Sink.submit`."""
@@ -79,11 +79,12 @@ E = TypeVar("E", bound=Executor)
 
 
 class Executors(Generic[E]):
-    """Executors of a session by number, from 0. No number is given again: executors know each other by number.
+    """Executors of a session by number, from 0. Numbers are never reused, because executors know each other by number.
 
     Attributes:
         members: all executors that the session ever had, by number.
-        present: numbers of the executors that are in the session now, in order. here: these executors, in the same order.
+        present: numbers of the executors that are in the session now, in order. here: these executors, in the same
+            order.
     """
 
     def __init__(self) -> None:
@@ -93,7 +94,7 @@ class Executors(Generic[E]):
         self._heirs: dict[int, int] = {}
 
     def enter(self, executor: E) -> int:
-        """Add an executor; its number."""
+        """Add an executor. Return its number."""
         self.members.append(executor)
         self.here = [*self.here, executor]
         self.present = [*self.present, len(self.members) - 1]
@@ -105,7 +106,7 @@ class Executors(Generic[E]):
         return [self.number_at(index) for index in range(1, len(self.members) + 1)]
 
     def number_at(self, index: int) -> int:
-        """Number of the executor that an index of the device stands for, from 1: if one has left, the executor that has its values."""
+        """Return the executor for a device index from 1 on. If it has left, return the executor that has its values."""
         number = index - 1
         while number in self._heirs:
             number = self._heirs[number]
@@ -116,7 +117,7 @@ class Executors(Generic[E]):
         return [self.members[self.number_at(index)]] if index else self.here
 
     def leave(self, number: int, heir: int) -> None:
-        """Remove an executor. The index of the device that stands for it stands for `heir` from now on."""
+        """Remove an executor. Its device index refers to `heir` from now on."""
         self.present = [other for other in self.present if other != number]
         self.here = [self.members[other] for other in self.present]
         self._heirs[number] = heir
@@ -127,8 +128,8 @@ class Part(msgspec.Struct, frozen=True):
 
     Attributes:
         executor: number of the executor.
-        submission: what it runs, frees and answers.
-        brings: values that are copied to it before, each with the number of the executor that has it.
+        submission: its part of the submission.
+        brings: values that are copied to it first, each with the number of its current executor.
     """
 
     executor: int
@@ -137,10 +138,10 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class JoinedReplies(PendingReply):
-    """Reply to a submission of which several executors, or none, answer a part. A wait that was interrupted keeps what has come."""
+    """Joined reply of the executors that run parts of a submission. An interrupted wait keeps the parts that have arrived."""
 
     def __init__(self, submission: Submission, parts: Sequence[tuple[Submission, PendingReply]]) -> None:
-        """`parts`: what each executor was asked for, and its reply."""
+        """`parts`: each executor's request and reply."""
         self._asked = submission.fetch, submission.describe
         self._late = submission.later is not None
         self.waiting = list(parts)
@@ -185,7 +186,7 @@ class JoinedReplies(PendingReply):
             self._seconds = max(self._seconds, reply.server_seconds)
 
     def failed(self, error: DjinnError) -> None:
-        """An executor has answered with an error; the replies of all others are still waited for."""
+        """Called when an executor has replied with an error. The replies of all others are still awaited."""
 
     def is_there(self) -> bool:
         """As `PendingReply.is_there`."""
@@ -224,12 +225,13 @@ class Router:
     preference: int | None = None
 
     def begin(self, executors: Executors[Any], held: Iterable[tuple[int, int]] | None = None) -> None:
-        """Route programs of a session that begins, or that had one executor so far.
+        """Begin to route programs of a session, which is new or had one executor.
 
-        `held`: values of the first executor if it was the only one: handles, and bytes of their storages; None if the session begins.
+        `held`: values of the first executor if it was the only one: handles, and bytes of their storages; None if the
+        session begins.
 
         Raises:
-            DjinnError: it cannot. The session keeps the executors and the router that it had.
+            DjinnError: the router cannot begin. The session keeps its executors and its router.
         """
         del held
         self.executors = executors
@@ -238,15 +240,15 @@ class Router:
         """Use executors that have joined `executors`.
 
         Raises:
-            DjinnError: it cannot; they leave again.
+            DjinnError: the executors cannot join; they leave again.
         """
         raise UnsupportedOperation(f"executors cannot join: the router {self.name!r} takes no more than it began with")
 
     def leave(self, numbers: Sequence[int]) -> None:
-        """Move everything that some executors hold to the others, and remove these from `executors`.
+        """Move all values of some executors to the others, and remove the former from `executors`.
 
         Raises:
-            DjinnError: it cannot; the session has the executors that it had.
+            DjinnError: the values cannot be moved; the session keeps its executors.
         """
         raise UnsupportedOperation(f"executors cannot leave: the router {self.name!r} keeps those it began with")
 
@@ -284,31 +286,31 @@ class Router:
         return self.executors.at(device)[0].ask(message, kind)  # type: ignore[no-any-return]
 
     def home(self, storage: int) -> int | None:
-        """Number of the executor that has the memory of a storage; None if no executor has it yet."""
+        """Return the number of the executor that holds a storage. None: no executor has it yet."""
         del storage
         return self.executors.present[0]
 
     def plan_anew(self) -> None:
-        """Forget plans: settings or plugins have changed that they depend on."""
+        """Drop plans, because settings or plugins that affect plans have changed."""
 
     def plan(self, graph: ProgramGraph) -> PipelineResult | None:
-        """The plan that a program would get now; None if it would be planned for one device."""
+        """Return the plan that a program would get now. None: it would be planned for one device."""
         del graph
         return None
 
     def topology(self) -> NetworkTopology | None:
-        """Devices of the executors and links between them as they are now; None if the router does not know them."""
+        """Return the current devices of the executors and links between them. None: the router does not know them."""
         return None
 
     def last_profile(self) -> WorkloadProfile | None:
-        """Profile of the program that was sent last; None if none was sent."""
+        """Return the profile of the last sent program, or None."""
         return self.executors.here[0].last_profile  # type: ignore[no-any-return]
 
     def watch(self) -> None:
         """Watch executors of a session that an engine started, also a single one: the engine may take their places away."""
 
     def close(self) -> None:
-        """The session ends: stop what goes on in the background."""
+        """Stop background work, because the session ends."""
 
 
 @hookspec

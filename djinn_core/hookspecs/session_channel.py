@@ -1,4 +1,4 @@
-"""Session channels: the connection of a session, whether it outlives a broken transport connection or not, and the client's end of it."""
+"""Session channels: the connection of a session, which may survive a broken transport connection, and the client's end."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class SessionChannel(Connection):
 
     @abstractmethod
     def expire(self) -> None:
-        """Allow no further connection; the present one continues."""
+        """Allow no further connection. The current one continues."""
 
 
 class WrappedConnection(SessionChannel):
-    """Base of session channels over another connection: what that connection tells of itself is passed on."""
+    """Base of session channels over another connection, whose properties it passes on."""
 
     def __init__(self, inner: Connection) -> None:
         self._inner = inner
@@ -68,7 +68,7 @@ class WrappedConnection(SessionChannel):
 
 
 class PlainChannel(WrappedConnection):
-    """Implements `SessionChannel` over a single connection, with which the session ends. It uses no memory of sent frames."""
+    """Implements `SessionChannel` over a single connection. The session ends with it. It borrows no sent frames."""
 
     @property
     def limits(self) -> Limits:
@@ -104,27 +104,27 @@ class Reconnection(Protocol):
     instance: str
 
     def __call__(self, received: int, seconds: float) -> tuple[Connection, int]:
-        """Reconnect: a connection that continues the session, and the number of frames that the executor has received.
+        """Reconnect. Return a connection that continues the session, and the number of frames that the executor has received.
 
         `received`: number of frames that this end has received.
 
         Raises:
             AccessRefused: the session is over.
-            DjinnError: there is none within `seconds`.
+            DjinnError: no connection is possible within `seconds`.
         """
 
     def parallel_connection(self, group: bytes) -> Connection:
-        """A connection parallel to that of the session, which the executor knows as one of `group`.
+        """Return a connection parallel to the session's, which the executor knows as one of `group`.
 
         Raises:
-            DjinnError: there is none.
+            DjinnError: no connection is possible.
         """
 
     def control_channel(self) -> Connection:
-        """A control channel of the session.
+        """Return a control channel of the session.
 
         Raises:
-            DjinnError: there is none, for the time being.
+            DjinnError: no connection is possible at present.
         """
 
 
@@ -136,7 +136,7 @@ class ClientChannel(SessionChannel):
 
     @property
     def crashes_executors(self) -> bool:
-        """True if the session itself crashes executors, so that another one would crash as well."""
+        """True if the session crashes executors, so that another executor would crash as well."""
         return False
 
     @property
@@ -146,7 +146,7 @@ class ClientChannel(SessionChannel):
 
     @property
     def successor(self) -> Attached | None:
-        """Reply of the executor that has taken over the session; None while the first one has it."""
+        """Reply of the executor that has taken over the session. None: the first executor still has it."""
         return None
 
     @property
@@ -155,11 +155,11 @@ class ClientChannel(SessionChannel):
         return None
 
     def limit_reconnect_seconds(self, patience: float) -> None:
-        """Stop reconnecting after `patience` seconds, if that is sooner."""
+        """Limit reconnection to `patience` seconds, unless the current limit is lower."""
 
     def call_when_resumed(self, resumed: Callable[[float], None]) -> None:
-        """Call `resumed` whenever the session goes on over a new connection, with the seconds without one."""
+        """Call `resumed` after each reconnection, with the seconds without a connection."""
 
 
 class PlainClientChannel(PlainChannel, ClientChannel):
-    """Implements `ClientChannel` over a single connection: the session is lost with it."""
+    """Implements `ClientChannel` over a single connection. The session is lost with the connection."""

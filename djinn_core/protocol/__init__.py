@@ -1,1 +1,1 @@
-"""Connections between clients and servers: addresses, sockets, TLS and frames that arrive once."""
+"""Connections between clients and servers: addresses, sockets, TLS, and exactly-once delivery of frames."""

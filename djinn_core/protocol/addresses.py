@@ -1,4 +1,4 @@
-"""URLs of servers and addresses of machines: their parts, and the transport that serves a scheme."""
+"""URLs of servers, addresses of machines, and the lookup of transports by scheme."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from djinn_core.hookspecs.transports import Transport
 from djinn_core.system.files import mode_of, user_id
 from djinn_core.system.private_directories import DIRECTORY_PREFIX
 
-# An executor has its local socket in a directory whose name begins so, which only its user can enter.
+# Name prefix of an executor's socket directory, which only its user can enter.
 SOCKET_NAME: Final = "executor.sock"
 _WILDCARDS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
 
 
 def parse_url(url: str) -> SplitResult:
-    """The parts of a server's URL.
+    """Return the parts of a server's URL.
 
     Raises:
-        ConfigurationError: it has no scheme or a malformed port.
+        ConfigurationError: the URL has no scheme or a malformed port.
     """
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError as error:
-        raise ConfigurationError(f"{url!r} is no URL of a server: {error}") from error
+        raise ConfigurationError(f"{url!r} is not a server URL: {error}") from error
     if "://" not in url or not parts.scheme:
         raise ConfigurationError(f"{url!r} is no URL of a server: write it as tcp://{url or 'HOST:PORT'}")
     return parts
 
 
 def transport_for(url: str, transports: Iterable[Transport]) -> Transport:
-    """The transport that serves the scheme of `url`.
+    """Return the transport for the scheme of `url`.
 
     Raises:
-        ConfigurationError: it is no URL.
-        PluginError: no transport serves the scheme. The message names the schemes that are known.
+        ConfigurationError: `url` is not a URL.
+        PluginError: no transport serves the scheme. The message names the known schemes.
     """
     scheme = parse_url(url).scheme
     known = list(transports)
@@ -56,56 +56,56 @@ def transport_for(url: str, transports: Iterable[Transport]) -> Transport:
 
 
 def server_name(urls: Sequence[str]) -> str:
-    """Name of the server at `urls` in messages: the first URL of a machine, or else of a local socket."""
+    """Return the name of the server at `urls` in messages: the first URL of a machine, or else of a local socket."""
     return next((url for url in urls if parse_url(url).hostname), urls[0])
 
 
 def has_transport(url: str, transports: Iterable[Transport]) -> bool:
-    """True if a transport serves the scheme of `url`."""
+    """Return True if a transport serves the scheme of `url`."""
     scheme = urlsplit(url).scheme
     return any(scheme in transport.schemes for transport in transports)
 
 
 def is_loopback(host: str) -> bool:
-    """True if only this machine can reach a listener on `host`."""
+    """Return True if only this machine can reach a listener on `host`."""
     if host == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False  # a name: what it resolves to may change, so it counts as open to the network
+        return False  # a name may resolve to another address later, so it counts as open to the network
 
 
 def reaches_network(url: str) -> bool:
-    """True if the host of `url` is no loopback address."""
+    """Return True if the host of `url` is not a loopback address."""
     return not is_loopback(urlsplit(url).hostname or "")
 
 
 def is_wildcard(host: str) -> bool:
-    """True if a listener on `host` listens at every interface, so that clients cannot dial `host` itself."""
+    """Return True if a listener on `host` listens at every interface, so that clients cannot dial `host` itself."""
     return host in _WILDCARDS
 
 
 def at_host(url: str, host: str) -> str:
-    """`url` with `host` in place of its own host."""
+    """Return `url` with another host."""
     parts = parse_url(url)
     return f"{parts.scheme}://{network_location(host, parts.port)}{parts.path}"
 
 
 def address_towards(host: str) -> str:
-    """Address of this machine from which it reaches the address `host`.
+    """Return the address of this machine from which it reaches the address `host`.
 
     Raises:
-        OSError: there is no route to it.
+        OSError: there is no route to `host`.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))  # looks a route up, and sends nothing
+        probe.connect((host, 9))  # looks up a route, and sends nothing
         return str(probe.getsockname()[0])
 
 
 def is_own_socket(url: str) -> bool:
-    """Check whether a `unix://` URL leads to a socket in a directory of this user's executors, and to no other user's."""
+    """Return True if a `unix://` URL leads to a socket in an executor directory of this user."""
     parts = urlsplit(url)
     path = Path(unquote(parts.path))
     if parts.scheme != "unix" or path.name != SOCKET_NAME or not path.parent.name.startswith(DIRECTORY_PREFIX):
@@ -118,6 +118,6 @@ def is_own_socket(url: str) -> bool:
 
 
 def network_location(host: str, port: int | None) -> str:
-    """`host:port` as it stands in a URL, IPv6 addresses in brackets."""
+    """Return `host:port` in URL form, with IPv6 addresses in brackets."""
     bracketed = f"[{host}]" if ":" in host else host
     return bracketed if port is None else f"{bracketed}:{port}"

@@ -1,6 +1,6 @@
-"""Exponential back-off: pauses between attempts, each twice as long as the one before, up to a limit.
+"""Exponential back-off: each pause between attempts is twice as long as the previous one, up to a limit.
 
-Callers wait by themselves, since each wait is ended by something else: a signal, a closing event, a condition.
+Callers do the waiting, because different things end a wait: a signal, a closing event, a condition.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ class Backoff:
         self._next = first
 
     def pause(self) -> float:
-        """The pause before the next attempt, in seconds; the one after it is longer."""
+        """Return the pause before the next attempt in seconds. Later pauses are longer."""
         pause, self._next = self._next, min(2 * self._next, self._longest)
         return pause
 
     def jittered(self) -> float:
-        """As `pause`, about so long: many clients that were refused together do not come back together."""
+        """Return a randomized `pause`, so that many refused clients do not retry at the same time."""
         return self.pause() * random.uniform(0.5, 1.5)  # noqa: S311 - not for secrecy
 
     def reset(self) -> None:
-        """An attempt succeeded: the next pause is the first one again."""
+        """Reset to the first pause, because an attempt has succeeded."""
         self._next = self._first

@@ -1,4 +1,4 @@
-"""The connection file: addresses of a server and the token that it asks for, in a file that only its owner can read."""
+"""The connection file: a server's addresses and token, in a file that only its owner can read."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _log = get_logger("djinn.launch")
 
 
 class ConnectionFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Content of the file, as JSON. `fingerprint`: that of the server's certificate, where no authority has signed it."""
+    """Content of the file, as JSON. `fingerprint`: fingerprint of the server's certificate, if no authority has signed it."""
 
     urls: tuple[str, ...]
     token: str
     fingerprint: str = ""
 
     def __repr__(self) -> str:
-        """Without the token."""
+        """Return a text without the token."""
         return f"ConnectionFile(urls={self.urls}, fingerprint={self.fingerprint!r})"
 
 
-# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
+# Created at import: msgspec crashes if two threads inspect a class for the first time together.
 _files: msgspec.json.Decoder[ConnectionFile] = msgspec.json.Decoder(ConnectionFile)
 
 
 def write_connection_file(path: Path, content: ConnectionFile) -> None:
-    """Write the file, mode 0600, so that readers find it whole or not at all.
+    """Write the file atomically, with mode 0600.
 
     Raises:
-        ConfigurationError: it cannot be written there.
+        ConfigurationError: the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -51,7 +51,7 @@ def write_connection_file(path: Path, content: ConnectionFile) -> None:
 
 
 def remove_connection_file(path: Path, content: ConnectionFile) -> None:
-    """Remove the file if it still says `content`; a server that was started since may have replaced it."""
+    """Remove the file if it still contains `content`. A server that was started later may have replaced it."""
     with contextlib.suppress(ConfigurationError, FileNotFoundError):
         if read_connection_file(path) == content:
             path.unlink()
@@ -61,7 +61,7 @@ def read_connection_file(path: Path) -> ConnectionFile:
     """Read the connection file.
 
     Raises:
-        ConfigurationError: it is missing, unreadable or malformed; the message says what to do.
+        ConfigurationError: the file is missing, unreadable or malformed; the message says what to do.
     """
     try:
         with path.open("rb") as file:
@@ -82,10 +82,13 @@ def read_connection_file(path: Path) -> ConnectionFile:
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:
-    """Refuse a file that other users can write, because it says where programs and data are sent; warn of one that they can read."""
+    """Refuse a file that other users can write, because it decides where programs and data are sent.
+
+    Warn if others can read it.
+    """
     if mode_of(status) & 0o022 or status.st_uid not in {user_id(), 0}:
         raise ConfigurationError(
-            f"others on this machine can write the connection file {path}, and have programs and data sent elsewhere: "
+            f"others on this machine can write the connection file {path}, and redirect programs and data: "
             f"chmod 600 {path}, or copy it again as a file of your own"
         )
     if mode_of(status) & 0o044:

@@ -23,8 +23,8 @@ from djinn_core.system.tcp import LONGEST_PATH, unix_socket, widen
 
 djinn_api_version = "2.0"
 
-# The kernel's `sun_path`, less the zero at its end.
-# Unix sockets have no automatic tuning; the kernel cuts this down to what the machine allows.
+# The kernel's limit for `sun_path` without the final zero. Unix sockets have no automatic tuning; the kernel caps this
+# buffer size.
 _BUFFER_BYTES: Final = 4 << 20
 
 
@@ -48,10 +48,10 @@ class LocalTransport(Transport):
         return SocketConnection(sock, limits, f"server {url}")
 
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], bool | None]) -> Listener:
-        """As `Transport.listen`. A socket file that no server listens on any more is replaced.
+        """As `Transport.listen`. A stale socket file is replaced.
 
         Raises:
-            TransportError: the path is too long or taken, or others may write to its directory.
+            TransportError: the path is too long or taken, or other users may write to its directory.
         """
         path = _path_of(url) if urlsplit(url).path else Path(tempfile.mkdtemp(prefix="djinn-")) / "server.sock"
         temporary = path.parent if not urlsplit(url).path else None
@@ -61,7 +61,7 @@ class LocalTransport(Transport):
             _prepare_directory(path.parent)
             _remove_stale(path)
             sock.bind(str(path))
-            # No client can connect in between: it does not listen yet.
+            # No client can connect in between, because it does not listen yet.
             path.chmod(0o600)
             release = _Release(path, path.stat().st_ino, temporary)
             return SocketListener(sock, f"unix://{quote(str(path))}", limits, accept, release)
@@ -74,12 +74,12 @@ class LocalTransport(Transport):
 
 @hookimpl
 def djinn_register_transports() -> Iterable[Transport]:
-    """The transport `local`, where Python has such sockets."""
+    """Return the transport `local` if Python has Unix sockets."""
     return [] if CLIENT_ONLY else [LocalTransport()]
 
 
 class _Release(msgspec.Struct, frozen=True):
-    """Removes a listener's socket file, unless another server has put its own there, and its temporary directory."""
+    """Removes a listener's socket file, unless another server has replaced it, and its temporary directory."""
 
     path: Path
     inode: int
@@ -102,7 +102,7 @@ def _path_of(url: str) -> Path:
     parts = urlsplit(url)
     path = unquote(parts.path)
     if parts.scheme != "unix" or parts.netloc or not path.startswith("/"):
-        raise TransportError(f"{url!r} is no address of a Unix socket; write unix:///absolute/path.sock")
+        raise TransportError(f"{url!r} is not an address of a Unix socket; write unix:///absolute/path.sock")
     _check_length(Path(path))
     return Path(path)
 

@@ -1,4 +1,4 @@
-"""Transports under TLS, beside the plain ones that plugins register."""
+"""TLS variants of registered transports."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from djinn_core.protocol.addresses import is_loopback, parse_url
 
 
 def under_tls(transports: Iterable[Transport], tls: TlsOptions) -> tuple[Transport, ...]:
-    """Of `transports` those that can move their frames under TLS, as variants that do."""
+    """Return the TLS variants of the `transports` that support TLS."""
     secured = (transport.secured(tls) for transport in transports)
     return tuple(variant for variant in secured if variant is not None)
 
 
 def with_tls(transports: Iterable[Transport], tls: TlsOptions) -> tuple[Transport, ...]:
-    """All of `transports`, followed by the variants under TLS."""
+    """Return all of `transports`, followed by their TLS variants."""
     plain = tuple(transports)
     return (*plain, *under_tls(plain, tls))
 
 
 def trusting(transports: Iterable[Transport], fingerprint: str) -> tuple[Transport, ...]:
-    """The transports to an executor that has a certificate of its own with that fingerprint; empty: it has none.
+    """Return the transports to an executor whose own certificate has this fingerprint. Empty: it has none of its own.
 
     Variants that would accept another certificate are left out.
     """
@@ -34,12 +34,12 @@ def trusting(transports: Iterable[Transport], fingerprint: str) -> tuple[Transpo
 
 
 def secure_schemes(transports: Iterable[Transport]) -> frozenset[str]:
-    """The URL schemes of the variants under TLS."""
+    """Return the URL schemes of the TLS variants."""
     return frozenset(scheme for transport in under_tls(transports, TlsOptions()) for scheme in transport.schemes)
 
 
 def travels_bare(url: str, transports: Iterable[Transport]) -> bool:
-    """True if frames to `url` cross a network without TLS although the transport supports TLS."""
+    """Return True if frames to `url` cross a network without TLS although the transport supports TLS."""
     if "://" not in url:
         return False
     parts = parse_url(url)

@@ -1,4 +1,4 @@
-"""Print flags for clang-tidy, one a line: PyTorch's headers are those of a system, so that it says nothing of them."""
+"""Print flags for clang-tidy, one per line. PyTorch's headers count as system headers, so that it reports nothing in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check for a C++ compiler, and name the package that brings one. `make venv` runs this before it downloads anything."""
+"""Check for a C++ compiler, and name the package that has one. `make venv` runs this before it downloads anything."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CURES = {
 def missing_compiler(platform: str = sys.platform) -> str:
     """Return one line that says how to get a C++ compiler; an empty string if there is one."""
     named = os.environ.get("CXX", "")
-    if named and platform != "win32":  # PyTorch's build reads CXX, but for MSVC
+    if named and platform != "win32":  # PyTorch's build reads CXX, except with MSVC
         found = shutil.which(named.split()[0]) is not None
         return "" if found else f"djinn-native: the compiler that CXX names was not found: {named}"
     if _found(platform):
@@ -28,7 +28,7 @@ def missing_compiler(platform: str = sys.platform) -> str:
 
 
 def _found(platform: str) -> bool:
-    if platform == "darwin":  # /usr/bin/c++ is there without the tools, and only asks to install them
+    if platform == "darwin":  # /usr/bin/c++ exists even without the tools, and then only offers to install them
         return shutil.which("xcode-select") is not None and _output("xcode-select", "-p") != ""
     if platform == "win32":
         folder = os.environ.get("PROGRAMFILES(X86)", "C:\\Program Files (x86)")

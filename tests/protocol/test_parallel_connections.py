@@ -429,7 +429,7 @@ def test_a_group_that_is_not_there_ends_the_connection():
     beside = pair()
     far.accept_parallel(lambda _: ())
     near.use_parallel(GROUP, [beside[0]])
-    with pytest.raises(ProtocolError, match="named that are not there"):
+    with pytest.raises(ProtocolError, match="named unknown parallel connections"):
         far.receive(5.0)
     for connection in (near, far, *beside):
         connection.close()

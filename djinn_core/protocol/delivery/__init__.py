@@ -1,1 +1,1 @@
-"""Delivery: frames that arrive exactly once, although connections break."""
+"""Delivery: exactly-once delivery of frames over connections that may break."""

@@ -1,7 +1,7 @@
-"""Append-only log of records in a file: the one writer and reader of journals and failover logs.
+"""Append-only record log in a file. Journals and failover logs use it.
 
-A record has a kind, a head and buffers. An append that fails or is interrupted is truncated; a torn record that a crash left is
-skipped when reading.
+A record has a kind, a head and buffers. An append that fails or is interrupted is truncated; the reader skips a torn
+record at the end.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from djinn_core.wire.frames import Buffer, allocate, flatten
 _RECORD: Final = struct.Struct("<cIQ")  # kind, bytes of the head, bytes of all buffers; then lengths, head, buffers
 _COUNT: Final = struct.Struct("<I")  # number of buffers
 _NO_BUFFERS: Final = _COUNT.pack(0)
-_BARE_BYTES: Final = _RECORD.size + _COUNT.size  # of a record without head and buffers
-_AT_ONCE: Final = 512  # buffers that one system call writes
+_BARE_BYTES: Final = _RECORD.size + _COUNT.size  # bytes of a record without head and buffers
+_AT_ONCE: Final = 512  # buffers per system call
 
 
 @attrs.frozen
@@ -39,14 +39,14 @@ class RecordLocation:
 
 
 class LazyBuffers:
-    """Buffers of known sizes that are made on access, so that one buffer is in memory at a time.
+    """Buffers of known sizes that are created on access, so that only one is in memory.
 
     Attributes:
         sizes: bytes of each buffer.
     """
 
     def __init__(self, sizes: Sequence[int], make: Callable[[int], Buffer]) -> None:
-        """`make`: returns the buffer at a position."""
+        """`make`: function that returns the buffer at a position."""
         self.sizes = tuple(sizes)
         self._make = make
 
@@ -77,10 +77,10 @@ def record_size(head: bytes, body: Buffers) -> int:
 
 
 class RecordWriter:
-    """Appends records to an open file, which belongs to its caller. Not thread-safe.
+    """Appends records to the caller's open file. Not thread-safe.
 
     Attributes:
-        size: offset behind the last complete record.
+        size: end of the last complete record.
     """
 
     def __init__(self, file: int, size: int, limit: float = math.inf) -> None:
@@ -93,7 +93,7 @@ class RecordWriter:
         """Write a record.
 
         Raises:
-            OSError: the file cannot grow by the record.
+            OSError: the file cannot grow.
         """
         if self.size + record_size(head, body) > self._limit:
             raise OSError(errno.EFBIG, f"a log would have more than {self._limit:,} bytes")
@@ -109,7 +109,7 @@ class RecordWriter:
             else:
                 length = len(head)
                 record = _RECORD.pack(kind, length, 0) + _NO_BUFFERS + head
-                count = pwrite(self._file, record, self.size)  # in one call, as most records are
+                count = pwrite(self._file, record, self.size)  # one call for most records
                 self.size = self.size + count if count == _BARE_BYTES + length else self._write([record], self.size)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -130,7 +130,7 @@ class RecordWriter:
 
 
 def _opening(kind: bytes, head: bytes, lengths: Sequence[int]) -> bytes:
-    """The header of a record, which precedes its buffers."""
+    """Return the header of a record, which precedes its buffers."""
     counts = struct.pack(f"<I{len(lengths)}Q", len(lengths), *lengths)
     return _RECORD.pack(kind, len(head), sum(lengths)) + counts + head
 
@@ -142,7 +142,7 @@ class RecordReader:
         self._file = file
 
     def places(self, start: int, end: int) -> Iterator[RecordLocation]:
-        """Locations of the complete records between two positions, in order."""
+        """Return the locations of the complete records between two positions, in order."""
         while start + _RECORD.size + _COUNT.size <= end:
             self._file.seek(start)
             kind, head, body, buffers = self._prefix()
@@ -153,22 +153,23 @@ class RecordReader:
             start += size
 
     def head(self, start: int) -> bytes:
-        """The head of the record at an offset."""
+        """Return the head of the record at an offset."""
         self._file.seek(start)
         _, head, _, buffers = self._prefix()
         self._file.seek(8 * buffers, os.SEEK_CUR)
         return self._file.read(head)
 
     def read(self, start: int) -> tuple[bytes, bytes, list[memoryview]]:
-        """The record at an offset: its kind, its head and its buffers.
+        """Return kind, head and buffers of the record at an offset.
 
         Raises:
-            ProtocolError: the record contradicts itself, or the file ends in it.
+            ProtocolError: the record is inconsistent or incomplete.
         """
         self._file.seek(start)
         kind, head, body, buffers = self._prefix()
         lengths = struct.unpack(f"<{buffers}Q", self._file.read(8 * buffers))
-        if sum(lengths) != body:  # a record is known to lie within the file, a buffer not yet
+        # the caller knows that the record lies within the file; the buffer sizes are unchecked
+        if sum(lengths) != body:
             raise ProtocolError("a record contradicts itself: the lengths of its buffers are not what it has")
         return kind, self._file.read(head), [self._buffer(length) for length in lengths]
 

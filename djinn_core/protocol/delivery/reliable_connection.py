@@ -1,4 +1,4 @@
-"""Reliable connection: frames that were not acknowledged are sent again over the next connection after a break."""
+"""Reliable connection: unacknowledged frames are sent again over the next connection after a break."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ from djinn_core.wire.frame_order import (
 )
 from djinn_core.wire.frames import FrameQueue
 
-_NOTE_FRAMES: Final = 32  # received without sending any, before a note acknowledges them
+_NOTE_FRAMES: Final = 32  # limit of received frames before a note acknowledges them, if none is sent
 _NOTE_BYTES: Final = 1 << 20
-_ACK_BYTES: Final = 64 << 10  # a body of this size is acknowledged at once: the peer keeps it in memory until then
-_MUCH_BYTES: Final = 128 << 10  # fewer bytes fit into the buffers of a socket
+# a body of this size is acknowledged at once, because the peer keeps it in memory until then
+_ACK_BYTES: Final = 64 << 10
+_MUCH_BYTES: Final = 128 << 10  # fewer bytes fit into socket buffers
 _LARGEST_WINDOW: Final = 32 << 20
 _SMALLEST_WINDOW: Final = 4 << 20
-_GARBLED_CONNECTIONS: Final = 3  # in a row without a frame in between, after which the other end is not a peer
+# limit of consecutive connections that break on malformed bytes; then the other end is not a peer
+_GARBLED_CONNECTIONS: Final = 3
 _TURN_SECONDS: Final = 0.05
 _FIRST_PROBE_SECONDS: Final = 0.05
 _LONGEST_PROBE_SECONDS: Final = 2.0
@@ -45,11 +47,11 @@ _log = get_logger("djinn.delivery")
 
 
 class FramesLost(ProtocolError):  # noqa: N818 - says what happened
-    """The other end has lost frames that it had acknowledged: a session cannot go on."""
+    """Raised if the other end has lost acknowledged frames, so that the session cannot continue."""
 
 
 class NotReconnected(TimeoutError):  # noqa: N818 - a signal within this file and those above it
-    """Raised while there is no new connection yet and the caller does not wait for it; the next operation tries again."""
+    """Raised if there is no new connection yet and the caller does not wait. The next operation tries again."""
 
 
 def no_greeting(_: int) -> None:
@@ -57,12 +59,12 @@ def no_greeting(_: int) -> None:
 
 
 class ReconnectingConnection(WrappedConnection):
-    """Base of session channels that use one transport connection after the other, and borrow the buffers that they send."""
+    """Base of session channels over a sequence of transport connections. It borrows sent buffers."""
 
     def __init__(self, inner: Connection) -> None:
         super().__init__(inner)
         self._limits = inner.limits
-        self._past_sent = self._past_received = 0  # bytes of connections before this one
+        self._past_sent = self._past_received = 0  # bytes of earlier connections
 
     @property
     def limits(self) -> Limits:
@@ -92,51 +94,51 @@ class ReconnectingConnection(WrappedConnection):
 
 
 class Replay(Protocol):
-    """Frames that an earlier process has received, which come before those of the connection."""
+    """Frames of an earlier process, which are read before those of the connection."""
 
     @property
     def over(self) -> bool:
-        """True if all of them have come."""
+        """True if all frames were read."""
 
     def next_frame(self) -> Frame:
-        """The next one."""
+        """Return the next frame."""
 
 
 class ReliableConnection(ReconnectingConnection):
-    """Implements `SessionChannel` over one connection after the other. Frames arrive exactly once, in order.
+    """Implements `SessionChannel` over a sequence of connections. Frames arrive exactly once, in order.
 
     `send` may be called from several threads, `receive` from one at a time.
     """
 
-    _probes = False  # whether this end probes for the other end's acknowledgement while it waits
+    _probes = False  # True if this end probes for an acknowledgement while it waits
 
     def __init__(self, inner: Connection) -> None:
         super().__init__(inner)
         self._outbox = Outbox()
         self._inbox = Inbox()
-        # Locks, acquired in this order; the last one is never held during a wait.
+        # Locks, acquired in this order. No thread waits while it holds the last one.
         self._reading = threading.RLock()  # held by the reading thread
-        self._sending = threading.RLock()  # around numbering frames and sending them
-        self._taking = threading.Lock()  # around counting received frames
+        self._sending = threading.RLock()  # held while frames are numbered and sent
+        self._taking = threading.Lock()  # held while received frames are counted
         self._keeping = threading.Lock()  # around the outbox
-        self._early = FrameQueue()  # read ahead by a sender that looked for notes
-        self._frames = self._bytes = 0  # received since the last acknowledgement
+        self._early = FrameQueue()  # frames read ahead by a sender that looked for notes
+        self._frames = self._bytes = 0  # frames received since the last acknowledgement
         self._missing_requested = False
-        self._garbled = 0  # connections in a row that broke on bytes that are no frame
-        self._unrepeated: Connection | None = None  # over which nothing was retransmitted yet
-        self._closed = ""  # why nothing can be sent any more
+        self._garbled = 0  # consecutive connections that broke on malformed bytes
+        self._unrepeated: Connection | None = None  # True if nothing was retransmitted over the current connection yet
+        self._closed = ""  # reason why nothing can be sent any more
         self._replay: Replay | None = None
         self._accept: Callable[[Frame], Frame] | None = None  # logs a frame before it is acknowledged
         self._expired = False
         self._probe = _FIRST_PROBE_SECONDS
         self._probe_at: float | None = None  # time of the next probe, during a wait
-        self._window = _LARGEST_WINDOW  # unacknowledged bytes at most
+        self._window = _LARGEST_WINDOW  # limit of unacknowledged bytes
         self._place: Callable[[bytes, int], memoryview | None] | None = None
 
-    # --- out --------------------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------------------
 
     def send(self, frame: Frame) -> None:
-        """As `Connection.send`; but its buffers are borrowed until they are acknowledged or `copy_borrowed` is called.
+        """As `Connection.send`, but buffers are borrowed until they are acknowledged or `copy_borrowed` is called.
 
         Raises:
             TransportError: there will be no further connection.
@@ -144,7 +146,7 @@ class ReliableConnection(ReconnectingConnection):
         if self._closed:
             raise TransportError(self._closed)
         if not interrupt_mask.depth and get_ident() == interrupt_mask.main:
-            with interrupt_mask:  # a numbered frame is sent, now or after an interrupt
+            with interrupt_mask:  # a numbered frame is always sent, now or after an interrupt
                 self.send(frame)
             return
         outbox = self._outbox
@@ -155,10 +157,11 @@ class ReliableConnection(ReconnectingConnection):
                     number = outbox.put(frame)
                 if outbox.ahead is not None:
                     return
-                if self._unrepeated is not inner:  # otherwise the retransmission sends it, after those before it
+                if self._unrepeated is not inner:  # otherwise the retransmission sends it, after earlier frames
                     self._frames = self._bytes = 0
                     inner.send(Frame(pack_prefix(number, self._inbox.received, 0) + frame.head, frame.body))
-        except TransportError as error:  # outside of the lock, which is not held while waiting for a connection
+        # outside of the lock, because no thread waits for a connection while it holds the lock
+        except TransportError as error:
             with contextlib.suppress(NotReconnected):
                 self._restore(inner, error)
             return
@@ -168,13 +171,13 @@ class ReliableConnection(ReconnectingConnection):
                 self._await_window()
 
     def copy_borrowed(self) -> None:
-        """Copy the bodies of unacknowledged frames: the caller is about to change their memory."""
+        """Copy the bodies of unacknowledged frames, because the caller is about to change their memory."""
         if self._outbox.borrows:
             self._read_acknowledgements()
             self._copy_borrowed()
 
     def _copy_borrowed(self) -> None:
-        with self._sending, self._keeping:  # no other thread is retransmitting
+        with self._sending, self._keeping:  # ensures that no other thread is retransmitting
             self._outbox.copy_borrowed()
 
     def _put_on_wire(self, inner: Connection, number: int, frame: Frame) -> None:
@@ -183,13 +186,13 @@ class ReliableConnection(ReconnectingConnection):
         inner.send(Frame(pack_prefix(number, self._inbox.received, 0) + frame.head, frame.body))
 
     def _note(self, wish: AckFlags = AckFlags.NOTHING, asked: int = 0) -> None:
-        """Send an acknowledgement, unless another thread is just sending: its frame carries one."""
+        """Send an acknowledgement, unless another thread is sending: its frame acknowledges as well."""
         if self._sending.acquire(blocking=False):
             try:
                 self._frames = self._bytes = 0
                 self._inner.send(Frame(Prefix(self._outbox.sent, self._inbox.received, wish, asked).encode()))
             except TransportError as error:
-                _log.debug("a note was not sent", reason=str(error))  # the next reader finds out
+                _log.debug("a note was not sent", reason=str(error))  # the next reader notices the break
             finally:
                 self._sending.release()
 
@@ -199,13 +202,13 @@ class ReliableConnection(ReconnectingConnection):
             self._unrepeated = None
             with self._keeping:
                 kept = self._outbox.kept()
-            with contextlib.suppress(TransportError):  # the next reader or sender finds out
+            with contextlib.suppress(TransportError):  # the next reader or sender notices the break
                 for number, frame in kept:
                     if inner is not self._inner:
                         return
                     self._put_on_wire(inner, number, frame)
 
-    # --- in ---------------------------------------------------------------------------------------------------
+    # --- receiving --------------------------------------------------------------------------------------------
 
     def receive(self, timeout: float | None = None) -> Frame:
         """As `Connection.receive`.
@@ -228,7 +231,7 @@ class ReliableConnection(ReconnectingConnection):
             if self._early:
                 return self._early.popleft()
             if self._probe_at is None and (timeout is None or timeout > _FIRST_PROBE_SECONDS):
-                # Mostly it comes before the clock has to be looked at.
+                # Usually a frame arrives before the clock must be read.
                 quiet = timeout is None and not self._probes
                 try:
                     frame = self._take(None if quiet else _FIRST_PROBE_SECONDS)
@@ -260,10 +263,10 @@ class ReliableConnection(ReconnectingConnection):
             self._reading.release()
 
     def _raise_disconnected(self, error: TimeoutError) -> None:
-        """Raise `error` if it says that this end does not wait for a new connection."""
+        """Raise `error` if it means that this end does not wait for a new connection."""
 
     def _poll_seconds(self, deadline: float | None) -> float | None:
-        """Seconds until `deadline` or the next probe, whichever comes first."""
+        """Return the seconds until `deadline` or the next probe, whichever comes first."""
         now = time.monotonic()
         until = deadline
         if self._probes:
@@ -294,7 +297,9 @@ class ReliableConnection(ReconnectingConnection):
             inner.place_bodies(self._place)
 
     def read_ahead(self, frames: int, nbytes: int) -> None:
-        """Read arrived frames into the queue of `receive`, up to `frames` and `nbytes` queued. Do nothing if another thread is reading.
+        """Read arrived frames into the queue of `receive`, up to `frames` frames and `nbytes` bytes.
+
+        Do nothing if another thread reads.
 
         Raises:
             ProtocolError: the other end does not follow the protocol.
@@ -312,7 +317,7 @@ class ReliableConnection(ReconnectingConnection):
         return list(self._early)
 
     def _take(self, timeout: float | None) -> Frame | None:
-        """The next frame; None for a note or a repeated frame, or if the connection was replaced."""
+        """Return the next frame. Return None for a note, a repeated frame, or after a change of the connection."""
         inner = self._inner
         if self._closed:
             raise TransportError(self._closed)
@@ -323,7 +328,7 @@ class ReliableConnection(ReconnectingConnection):
             return None
 
     def _read(self, inner: Connection, timeout: float | None) -> Frame | None:
-        """The next frame of `inner`; None for a note, or for a frame out of order."""
+        """Return the next frame of `inner`. Return None for a note, or for a frame out of order."""
         try:
             frame = inner.receive(timeout)
             head = frame.head[PREFIX_BYTES:]
@@ -332,7 +337,7 @@ class ReliableConnection(ReconnectingConnection):
             if wish:
                 note, head = split(frame)
                 number, received = note.number, note.received
-        except ProtocolError as error:  # bytes that are no frame: the connection is broken, and not the session
+        except ProtocolError as error:  # malformed bytes break the connection, but not the session
             inner.close()
             self._garbled += 1
             if self._garbled > _GARBLED_CONNECTIONS:
@@ -340,7 +345,7 @@ class ReliableConnection(ReconnectingConnection):
             raise TransportError(str(error)) from error
         with self._taking:
             if inner is not self._inner:
-                return None  # not counted, so the peer retransmits it over the new connection
+                return None  # not counted, so that the peer retransmits it over the new connection
             with self._keeping:
                 self._outbox.acknowledge(received)
             inbox, judged = self._inbox, None
@@ -370,10 +375,10 @@ class ReliableConnection(ReconnectingConnection):
         return None
 
     def _handle_note(self, note: Prefix, inner: Connection) -> None:
-        """Handle a note: do what it requests, and detect lost frames from it."""
+        """Handle a note: fulfil its requests, and detect lost frames."""
         answer = AckFlags.ACK_REPLY if note.wish & AckFlags.ACK_REQUEST else AckFlags.NOTHING
         if self._inbox.misses(note.number):
-            answer |= AckFlags.RETRANSMIT  # also if it was requested before: that request may be lost
+            answer |= AckFlags.RETRANSMIT  # even if requested before, because that request may be lost
         if answer:
             self._note(answer, note.number)
         lost = note.wish & AckFlags.ACK_REPLY and self._outbox.sent_after(note.received, note.asked)
@@ -381,7 +386,7 @@ class ReliableConnection(ReconnectingConnection):
             self._retransmit(inner)
 
     def _request_missing(self) -> None:
-        """Request missing frames, once. If the request is lost, the next probe finds that."""
+        """Request missing frames, once. If the request is lost, the next probe detects that."""
         if not self._missing_requested:
             self._missing_requested = True
             self._note(AckFlags.RETRANSMIT)
@@ -402,7 +407,7 @@ class ReliableConnection(ReconnectingConnection):
                 self._reading.release()
 
     def _await_window(self) -> None:
-        """Wait while more bytes are unacknowledged than the window allows, unless an interrupt is pending."""
+        """Wait until unacknowledged bytes fit into the window, or an interrupt is pending."""
         while self._outbox.nbytes > self._window and not self._closed and not interrupt_mask.pending:
             if not self._reading.acquire(timeout=_TURN_SECONDS):
                 continue  # the reading thread receives acknowledgements
@@ -419,25 +424,25 @@ class ReliableConnection(ReconnectingConnection):
                 self._reading.release()
 
     def _check_ahead(self) -> None:
-        """Check how many frames were read ahead. Here there is no limit: all were requested.
+        """Check the number of frames read ahead. By default there is no limit, because all were requested.
 
         Raises:
-            ProtocolError: more came.
+            ProtocolError: there are too many.
         """
 
-    # --- from one connection to the next -----------------------------------------------------------------------
+    # --- changing connections -------------------------------------------------------------------------------------
 
     @abstractmethod
     def _restore(self, broken: Connection, error: TransportError) -> None:
-        """Wait until `broken` is replaced.
+        """Wait until a new connection replaces `broken`.
 
         Raises:
-            TransportError: there will be none.
-            NotReconnected: there is none yet.
+            TransportError: no connection will follow.
+            NotReconnected: there is no new connection yet.
         """
 
     def _retire(self) -> int:
-        """Close the present connection; the number of frames that were received over it and those before."""
+        """Close the current connection. Return the number of frames received over it and earlier ones."""
         with self._taking:
             self._inner.close()
             return self._inbox.received
@@ -445,11 +450,11 @@ class ReliableConnection(ReconnectingConnection):
     def _adopt(self, inner: Connection, received: int, greet: Callable[[int], None] = no_greeting) -> None:
         """Continue over `inner`, whose peer has received `received` frames.
 
-        `greet` is called with the number of frames that this end has received, before anything is sent.
+        Before the first send, `greet` is called with the number of frames that this end has received.
 
         Raises:
-            FramesLost: the peer had received more frames before. This end does not continue over `inner`.
-            ProtocolError: the peer cannot have received that many. This end does not continue over `inner`.
+            FramesLost: the peer has lost received frames. This end does not use `inner`.
+            ProtocolError: the peer cannot have received that many. This end does not use `inner`.
             TransportError: `greet` could not send.
         """
         self._inner.close()  # ends a `send` of another thread
@@ -464,21 +469,22 @@ class ReliableConnection(ReconnectingConnection):
             with self._taking:
                 self._follow(inner)
                 self._missing_requested = False
-                self._window = max(_SMALLEST_WINDOW, self._window // 4)  # a broken network loses unacknowledged frames
+                # a broken connection loses unacknowledged frames
+                self._window = max(_SMALLEST_WINDOW, self._window // 4)
                 mine = self._inbox.received
             greet(mine)
             self._unrepeated = inner
             if not much:
                 self._retransmit(inner)
-        if much:  # in a thread: the peer may retransmit as much, which this end must be able to read meanwhile
+        if much:  # on a thread, because the peer may retransmit as well, which this end must read meanwhile
             threading.Thread(target=self._retransmit, args=(inner,), name="djinn-again", daemon=True).start()
 
     def expire(self) -> None:
-        """Allow no further connection; the present one continues."""
+        """Allow no further connection. The current one continues."""
         self._expired = True
 
     def close(self) -> None:
-        """As `Connection.close`; no further connection follows."""
+        """As `Connection.close`. No further connection follows."""
         self._expired = True
         self._closed = self._closed or "the connection was closed"
         self._inner.close()

@@ -1,1 +1,1 @@
-"""Connections over sockets: byte streams that carry frames, TLS, certificates that are read anew, peers that are gone."""
+"""Connections over sockets: framed byte streams, TLS, certificate renewal, and detection of dead peers."""

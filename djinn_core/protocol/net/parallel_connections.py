@@ -1,7 +1,8 @@
-"""Connections parallel to another one, over which the large buffers of its frames travel in pieces.
+"""Parallel connections, which carry the large buffers of another connection's frames in pieces.
 
-A flow often carries less than the link: providers limit each one, and a lost packet slows it down. Each piece goes over the
-connection that takes it in first, so that a slow one delays no more than its own pieces. One thread moves them all.
+A TCP flow often uses only part of the link: providers limit each flow, and a lost packet slows it down. Each piece is
+sent over the first connection that accepts it, so a slow connection delays only its own pieces. One thread moves all
+pieces.
 """
 
 from __future__ import annotations
@@ -21,23 +22,28 @@ if TYPE_CHECKING:
 
 
 class ParallelConnections:
-    """The connections parallel to one, which owns them. One thread may send, and one receive.
+    """The parallel connections of one connection, which owns them. One thread may send, and one receive.
 
     Attributes:
-        torn: whether an interrupt has left a striped frame half taken in; the caller that takes in what `receive` gave resets it.
+        torn: True if an interrupt has left a striped frame incomplete. The caller that processes the result of
+            `receive` resets it.
     """
 
     def __init__(self, connections: Sequence[StripingConnection], hung_up: Callable[[], bool]) -> None:
-        """`hung_up` tells if the one that they are parallel to has ended. Raises `TransportError` where one of them has."""
+        """`hung_up`: returns True if the main connection has ended.
+
+        Raises `TransportError` if a parallel connection has ended.
+        """
         self._hung_up = hung_up
         self._descriptors = {
             connection: connection.fileno() for connection in connections
-        }  # which a closed one does not tell any more
+        }  # cached, because a closed connection does not report it
         self._sent = self._received = 0  # striped frames
         self.torn = False
         self._reassembly: Reassembly | None = None
-        self._early: dict[StripingConnection, Frame] = {}  # pieces of later striped frames: there is no place for more
-        self._ended_at: float | None = None  # when the first was seen to have ended by the receiving thread
+        # pieces of later striped frames, for which there is no memory yet
+        self._early: dict[StripingConnection, Frame] = {}
+        self._ended_at: float | None = None  # time at which the receiving thread first saw an ended connection
         self._readable = selectors.DefaultSelector()
         for connection, descriptor in self._descriptors.items():
             if descriptor < 0:
@@ -48,26 +54,26 @@ class ParallelConnections:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that were put on the wire."""
+        """Bytes put on the wire."""
         return sum(one.bytes_sent for one in self._descriptors)
 
     @property
     def bytes_received(self) -> int:
-        """Bytes that were taken off it."""
+        """Bytes taken off the wire."""
         return sum(one.bytes_received for one in self._descriptors)
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second that this end was seen to send, at most."""
+        """Highest observed send rate in bytes per second."""
         return sum(one.link.bandwidth for one in self._descriptors)
 
-    # --- out --------------------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------------------
 
     def send(self, buffers: Sequence[memoryview]) -> None:
         """Send the large buffers of the next striped frame.
 
         Raises:
-            TransportError: a connection is broken, or the other end takes in nothing and an interrupt is pending.
+            TransportError: a connection is broken, or the other end does not read and an interrupt is pending.
         """
         self._sent += 1
         coming = pieces(self._sent, buffers)
@@ -100,17 +106,17 @@ class ParallelConnections:
         if self._hung_up():
             raise TransportError("the other end closed the connection")
         if interrupt_mask.pending:
-            raise TransportError("interrupted while the other end took in nothing")
+            raise TransportError("interrupted while the other end was not reading")
 
-    # --- in ---------------------------------------------------------------------------------------------------
+    # --- receiving --------------------------------------------------------------------------------------------
 
     def receive(self, striped: StripedFrame, deadline: float | None) -> tuple[bool, Frame | None]:
-        """Take in pieces of the next striped frame, waiting until `deadline` of `time.monotonic()`.
+        """Receive pieces of the next striped frame, until `deadline` of `time.monotonic()`.
 
-        Returns whether something came, and the frame, if it is whole.
+        Return True if something arrived, and the frame if it is complete.
 
         Raises:
-            ProtocolError: what came is no piece that is missing.
+            ProtocolError: the received data are not a missing piece.
             TransportError: a connection is broken.
         """
         self.torn = True  # but during a wait
@@ -144,7 +150,7 @@ class ParallelConnections:
             reassembly.take(piece)
             del self._early[connection]
             self._readable.register(self._descriptors[connection], selectors.EVENT_READ, connection)
-            self._take_from(connection, reassembly)  # under TLS more may have been read, which a selector does not see
+            self._take_from(connection, reassembly)  # TLS may have buffered more, which a selector does not report
         return reassembly
 
     def _take_from(self, connection: StripingConnection, reassembly: Reassembly) -> None:
@@ -154,12 +160,12 @@ class ParallelConnections:
         except TimeoutError:
             return
         except TransportError:
-            # An end that hangs up ends all of them, and the others may bring what is missing.
+            # An end that hangs up closes all connections, and the others may still deliver missing pieces.
             self._readable.unregister(self._descriptors[connection])
             self._ended_at = self._ended_at or time.monotonic()
 
     def _check_coming(self) -> None:
-        """Check that missing pieces may still come.
+        """Check that missing pieces can still arrive.
 
         Raises:
             ProtocolError: pieces of later frames came over all connections.
@@ -167,7 +173,9 @@ class ParallelConnections:
         """
         if not any(not one.ended for one in self._descriptors if one not in self._early):
             self._check_ended()
-            raise ProtocolError("pieces of later striped frames came over all connections, and some are missing")
+            raise ProtocolError(
+                "pieces of later striped frames came over all connections, but earlier pieces are missing"
+            )
         if self._ended_at is not None and time.monotonic() - self._ended_at > LOOK_SECONDS and not self._hung_up():
             self._check_ended()
 
@@ -184,20 +192,20 @@ class ParallelConnections:
             raise ProtocolError("a piece came of a striped frame that has not begun")
         return reassembly.place(head, length)
 
-    # --- the end ----------------------------------------------------------------------------------------------
+    # --- closing ----------------------------------------------------------------------------------------------
 
     def stop_sending(self, reason: str) -> None:
-        """As `StripingConnection.stop_sending`, of each."""
+        """As `StripingConnection.stop_sending`, for each connection."""
         for connection in self._descriptors:
             connection.stop_sending(reason)
 
     def end(self, reason: str) -> None:
-        """Let nothing through any more."""
+        """Shut down all connections."""
         for connection in self._descriptors:
             connection.end(reason)
 
     def close(self) -> None:
-        """Give the sockets back. No thread is inside a call."""
+        """Close the sockets. No thread may be inside a call."""
         self._readable.close()
         for connection in self._descriptors:
             connection.close()

@@ -1,4 +1,4 @@
-"""Base of transports over stream sockets: a subclass opens the sockets, this module makes connections of them."""
+"""Base of transports over stream sockets: a subclass opens the sockets, and this module builds connections over them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from djinn_core.protocol.net.sockets import SocketConnection, SocketListener
 class SocketTransport(Transport):
     """A transport over any kind of stream socket.
 
-    An `OSError` of `dial` or `bind` becomes a `TransportError` that names the URL. A `TransportError` of theirs stays as it is.
+    An `OSError` of `dial` or `bind` becomes a `TransportError` that names the URL. Their `TransportError`s propagate
+    unchanged.
     """
 
     @abstractmethod
@@ -23,9 +24,10 @@ class SocketTransport(Transport):
 
     @abstractmethod
     def bind(self, url: str) -> tuple[socket.socket, str]:
-        """Return a bound stream socket, which need not listen yet, and the URL at which clients reach it.
+        """Return a bound stream socket, which may not listen yet, and its URL for clients.
 
-        The URL is `SCHEME://HOST:PORT` with the actual port, or `SCHEME:///PATH` if only programs on this host reach it.
+        The URL is `SCHEME://HOST:PORT` with the actual port, or `SCHEME:///PATH` if only programs on this host reach
+        it.
         """
 
     def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
@@ -41,7 +43,8 @@ class SocketTransport(Transport):
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], bool | None]) -> Listener:
         """As `Transport.listen`.
 
-        An override, such as one that gives `SocketListener` a `release`, turns `OSError` of `bind` into `TransportError` itself.
+        An override, such as one that passes a `release` to `SocketListener`, must itself convert `OSError` of `bind` to
+        `TransportError`.
         """
         try:
             sock, actual = self.bind(url)

@@ -1,4 +1,4 @@
-"""Frames over connected stream sockets, for every transport that has one."""
+"""Frames over connected stream sockets, for all socket transports."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ from djinn_core.system.tcp import (
 from djinn_core.wire.frames import Buffer, Limits
 
 _LISTEN_BACKLOG: Final = 128
-# How long, and for how many bytes, a server goes on reading after its last frame.
+# Limits in seconds and bytes for a server's reads after its last frame.
 _LINGER_SECONDS: Final = 1.0
 _LINGER_BYTES: Final = 64 << 20
-# How long a close waits for the other machine to have what was sent before.
+# Seconds that a close waits for the other machine to acknowledge sent bytes.
 _DELIVER_SECONDS: Final = 1.0
 _DISCARD_BYTES: Final = 64 << 10
-# How long a read waits inside the kernel for bytes that are probably about to come, which spares a call of `poll`.
-# Less than the shortest wait of those who wait for a reply, so that they do so in one system call.
+# Seconds that a read waits inside the kernel for bytes that will probably arrive soon, which saves a call of `poll`.
+# Less than the shortest wait for a reply, so that such a wait takes one system call.
 _READ_SECONDS: Final = 0.04
-# How long a write waits inside the kernel at a time, where the other end takes in nothing.
+# Seconds that a write waits inside the kernel at a time if the other end does not read.
 _WRITE_SECONDS: Final = LOOK_SECONDS
-# How long the rest of a frame may take after an exception that a signal handler of the program raised.
+# Seconds for the rest of a frame after a signal handler of the program has raised an exception.
 _FINISH_SECONDS: Final = 5.0
 
 log = get_logger("djinn.transport")
@@ -62,15 +62,15 @@ def send_buffers(
     parts: list[int] | None = None,
     deadline: float | None = None,
 ) -> list[Buffer]:
-    """Write all of `buffers` to a blocking socket without joining them; `count_sent` is told of each part sent.
+    """Write all of `buffers` to a blocking socket without joining them. `count_sent` is called for each sent part.
 
-    Returns what is left: nothing, unless an interrupt is pending while the other end takes in nothing.
+    Returns the rest, which is empty unless an interrupt is pending while the other end does not read.
 
-    `parts` takes in the size of each part in the step in which it is sent. After an exception that a signal handler raised, a
-    call with the same list sends the rest. `deadline`, on the monotonic clock, is for sockets that return from a write after a while.
+    `parts` receives the size of each part in the interpreter step that sends it. After an exception of a signal
+    handler, a call with the same list sends the rest. `deadline` (monotonic clock): for sockets whose writes time out.
 
     Raises:
-        OSError: the socket's; `TimeoutError` where the deadline has passed.
+        OSError: the error of the socket; `TimeoutError` after the deadline.
     """
     parts = [] if parts is None else parts
     pending, send = list(buffers), gathering(sock)
@@ -90,7 +90,7 @@ def send_buffers(
             if interrupt_mask.pending:
                 return pending[first:]
             if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError("the other end takes in nothing") from None
+                raise TimeoutError("the other end does not read") from None
             wait_writable(sock)
             continue
         sent = parts[-1]
@@ -98,9 +98,9 @@ def send_buffers(
 
 
 def wait_readable(poll: Poll, deadline: float | None) -> bool:
-    """Wait until the polled socket has something to read or was shut down; False when `deadline` passed first.
+    """Wait until the polled socket is readable or shut down. Return False if `deadline` passes first.
 
-    `deadline` is a `time.monotonic()` value; None waits for ever.
+    `deadline` is a `time.monotonic()` value. None: no limit.
     """
     if deadline is None:
         poll.poll()
@@ -109,16 +109,16 @@ def wait_readable(poll: Poll, deadline: float | None) -> bool:
 
 
 class SocketConnection(StripingConnection):
-    """A `Connection` over any connected stream socket, which it owns from now on.
+    """A `Connection` over a connected stream socket, which it owns.
 
-    Frames are written straight from their buffers and read straight into new ones.
+    Frames are written directly from their buffers, and read directly into new ones.
 
     Attributes:
         bytes_sent, bytes_received: as in `Connection`.
     """
 
     _undated_seconds = _READ_SECONDS
-    _counts = True  # whether the bytes that pass the socket are those to be counted
+    _counts = True  # True if the socket's bytes are the ones to count
 
     def __init__(self, sock: socket.socket, limits: Limits, peer: str) -> None:
         super().__init__(limits, peer)
@@ -132,12 +132,12 @@ class SocketConnection(StripingConnection):
         self._poll.register(sock.fileno(), READABLE)
         self._read: list[
             int
-        ] = []  # bytes that were read into the decoder's buffer and not taken in yet: at most one number
+        ] = []  # bytes that were read into the decoder's buffer but not processed: at most one number
         self._taking = False
         self._silence = PeerSilence()
         self._fastest = 0.0  # bytes a second
         self._deliver_until = (
-            0.0  # on the monotonic clock: from the end on, so that connections that end together wait together
+            0.0  # end time on the monotonic clock, so that connections that end together wait together
         )
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             peer_monitor.watch(self)
@@ -149,11 +149,11 @@ class SocketConnection(StripingConnection):
         try:
             seconds = self._silence.seconds(self._socket)
         except OSError:
-            seconds = 0.0  # another thread has just closed it, or the system does not tell
+            seconds = 0.0  # another thread has just closed it, or the system does not report it
         if seconds > SILENT_SECONDS:
             log.warning("the machine at the other end is gone", peer=self.peer, seconds=seconds)
             self._end(f"the machine at the other end has acknowledged nothing for {seconds:.0f} s")
-        elif address_is_gone(self._socket):  # the kernel would go on sending from it for a quarter of an hour
+        elif address_is_gone(self._socket):  # otherwise the kernel would send from it for a quarter of an hour
             log.warning("this machine has lost the address of a connection", peer=self.peer)
             self._end("this machine has lost the address of the connection, as after a change of networks")
 
@@ -185,12 +185,15 @@ class SocketConnection(StripingConnection):
         return self._socket.fileno()
 
     def descriptor(self) -> int | None:
-        """As `Connection.descriptor`; None while the pieces of a frame arrive over parallel connections, too."""
+        """As `Connection.descriptor`. None while parallel connections also deliver pieces of a frame."""
         return None if self._ended or self._decoder.waiting else self._socket.fileno()
 
     @property
     def hung_up(self) -> bool:
-        """True if the connection has ended, or the other end sends nothing more. Bytes that came before may be unread; any thread may ask."""
+        """Return True if the connection has ended, or the other end has stopped sending.
+
+        Earlier bytes may be unread. Thread-safe.
+        """
         return bool(self._ended) or hung_up(self._socket)
 
     @property
@@ -201,7 +204,7 @@ class SocketConnection(StripingConnection):
         parts = self._sent
         if not parts:
             self._sent_before = self.bytes_sent
-            if len(buffers) == 1:  # what most messages are
+            if len(buffers) == 1:  # the usual kind of message
                 try:
                     parts.extend(map(self._socket.send, buffers))
                 except BlockingIOError:
@@ -233,7 +236,7 @@ class SocketConnection(StripingConnection):
         buffer, read = self._decoder.buffer(), self._read
         if not read:
             try:
-                # In one step for the interpreter: an interrupt comes before the bytes are read, or after their count is kept.
+                # One interpreter step: an interrupt comes before the bytes are read, or after their count is stored.
                 read.extend(map(self._socket.recv_into, (buffer,)))
             except BlockingIOError:
                 return False
@@ -258,7 +261,7 @@ class SocketConnection(StripingConnection):
             if left > 0 and soon and not self._wait_readable(self._poll, deadline):
                 return False
             try:
-                # In one step for the interpreter: an interrupt comes before the bytes are read, or after their count is kept.
+                # One interpreter step: an interrupt comes before the bytes are read, or after their count is stored.
                 self._read.extend(map(self._socket.recv_into, (buffer,), (0,), (DONTWAIT if soon else 0,)))
             except BlockingIOError:
                 return left > 0 and wait_readable(self._poll, deadline)
@@ -326,9 +329,9 @@ class SocketConnection(StripingConnection):
         self._socket.close()
 
     def _deliver(self, deadline: float) -> None:
-        """Wait until the other machine has acknowledged what was sent.
+        """Wait until the other machine has acknowledged all sent bytes.
 
-        The kernel resets a connection that is closed while there is something unread, and forgets what it has not sent yet.
+        If a socket is closed with unread bytes, the kernel resets the connection, and drops unsent bytes.
         """
         pause = 0.0005
         while self._process == os.getpid() and unacknowledged(self._socket) and time.monotonic() < deadline:
@@ -337,13 +340,13 @@ class SocketConnection(StripingConnection):
 
 
 class AcceptedConnection(SocketConnection):
-    """A server's end: what it sent before it closes is not lost."""
+    """A server's connection. Frames sent before `close` are not lost."""
 
     def close(self) -> None:
-        """As `Connection.close`, after at most a second in which what still comes is discarded.
+        """As `Connection.close`, but first discard incoming bytes for at most a second.
 
-        The kernel resets a connection that is closed while bytes come in. The other end would then lose what is still on its way,
-        above all the reason why the connection ends.
+        If a socket is closed while bytes arrive, the kernel resets the connection. The other end would lose bytes in
+        flight, above all the reason for the close.
         """
         if not self._ended and self._process == os.getpid():
             self.stop_sending("the connection was closed at this end")
@@ -351,7 +354,7 @@ class AcceptedConnection(SocketConnection):
         super().close()
 
     def _discard(self, deadline: float) -> None:
-        """Take in what comes until the other end closes too, within bounds. A thread that receives does so as well."""
+        """Discard bytes until the other end closes as well, within limits. A thread in `receive` does the same."""
         room = _LINGER_BYTES
         scratch = bytearray(_DISCARD_BYTES)
         if not self._receiving.acquire(timeout=_LINGER_SECONDS):
@@ -360,7 +363,7 @@ class AcceptedConnection(SocketConnection):
             while room > 0 and not self._ended and self._wait_readable(self._poll, deadline):
                 try:
                     count = self._socket.recv_into(scratch, 0, DONTWAIT)
-                except BlockingIOError:  # half a record under TLS
+                except BlockingIOError:  # half a TLS record
                     if wait_readable(self._poll, deadline):
                         continue
                     return
@@ -378,7 +381,7 @@ Welcoming = Callable[[socket.socket, Limits, str], SocketConnection]
 
 
 class SocketListener(Listener):
-    """A `Listener` on a bound stream socket, which it owns from now on: a thread that accepts, and one a connection.
+    """A `Listener` on a bound stream socket, which it owns. One thread accepts, and each connection has its own thread.
 
     Attributes:
         url: what a client passes to `connect`.
@@ -393,9 +396,9 @@ class SocketListener(Listener):
         release: Callable[[], None] = lambda: None,
         welcome: Welcoming = AcceptedConnection,
     ) -> None:
-        """`release` is called once, when the address is free again.
+        """`release`: called once, when the address is free again.
 
-        `welcome` makes a connection of an accepted socket, in the thread that serves it, and closes the socket if it raises.
+        `welcome`: makes a connection of an accepted socket, on its serving thread. It closes the socket if it raises.
         """
         self.url = url
         self._socket = sock
@@ -413,7 +416,7 @@ class SocketListener(Listener):
         self._thread.start()
 
     def close(self) -> None:
-        """As `Listener.close`. Closing twice is fine."""
+        """As `Listener.close`. A second call has no effect."""
         with self._closing:
             if self._closed:
                 return
@@ -440,7 +443,8 @@ class SocketListener(Listener):
         except (BlockingIOError, ConnectionAbortedError, InterruptedError):
             return
         except OSError as error:
-            # Out of file descriptors, say: the one that waits stays readable, so do not spin.
+            # For example out of file descriptors: the waiting client keeps the socket readable, so pause instead of
+            # spinning.
             log.warning("cannot accept a connection", url=self.url, error=str(error))
             time.sleep(0.1)
             return
@@ -456,18 +460,18 @@ class SocketListener(Listener):
             with self._unwelcomed.entered(SocketShutdown(sock)):
                 connection = self._welcome(sock, self._limits, f"client {peer}")
         except OSError as error:
-            log.info("a connection did not come about", url=self.url, peer=peer, error=str(error))
+            log.info("a connection could not be established", url=self.url, peer=peer, error=str(error))
             return
         serve_connection(connection, connection.peer, self._accept)
 
 
 class SocketShutdown(msgspec.Struct, frozen=True):
-    """Ends a connection from another thread than the one that uses it: that one sees its end, and closes it."""
+    """Ends a connection from a thread that does not use it. The using thread sees the end, and closes it."""
 
     sock: socket.socket
 
     def close(self) -> None:
-        """Let nothing through any more."""
+        """Shut down both directions."""
         try:
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
         except OSError as error:
@@ -475,7 +479,10 @@ class SocketShutdown(msgspec.Struct, frozen=True):
 
 
 def serve_connection(connection: Connection, peer: str, accept: Callable[[Connection], bool | None]) -> None:
-    """Call `accept`, close the connection afterwards unless it is kept, and log what it raised: one client's trouble stays its own."""
+    """Call `accept`, then close the connection unless it is kept.
+
+    Log exceptions, so that a client's failure affects no other.
+    """
     kept = None
     try:
         kept = accept(connection)

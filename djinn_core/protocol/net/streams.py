@@ -1,4 +1,4 @@
-"""Base of connections over byte streams: locking of callers, and shutdown."""
+"""Base of connections over byte streams: locks for concurrent callers, and shutdown."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ LEAVE_SECONDS: Final = 1.0
 
 
 class StreamConnection(Connection):
-    """A `Connection` whose frames travel as one stream of bytes each way; a subclass moves the bytes.
+    """A `Connection` over one byte stream per direction. A subclass moves the bytes.
 
-    Several threads may send, frames do not mix; one may receive meanwhile. A `send` that fails ends the sending direction
-    only: what the other end said before it hung up can still be received. In a forked child, `close` only drops the
-    child's copy of the connection.
+    Several threads may send; frames do not mix. One thread may receive meanwhile. A failed `send` ends only the sending
+    direction: earlier frames of the other end can still be received. In a forked child, `close` only drops the child's
+    copy of the connection.
 
-    A subclass calls `__init__` and implements `_torn`, `_write`, `_receive_some`, `_hang_up`, `_shut_down` and `_drop`. It may override
-    `_finish`, `_stripe`, `_send_large`, `_receive_undated` and `_undated_seconds`. It feeds what it receives to `_decoder`, and reads
-    `_ended` and `_mute`. All names in `OWN` are this class's: a subclass assigns none of them. `TransportConformance` checks that.
+    A subclass calls `__init__` and implements `_torn`, `_write`, `_receive_some`, `_hang_up`, `_shut_down` and `_drop`.
+    It may override `_finish`, `_stripe`, `_send_large`, `_receive_undated` and `_undated_seconds`. It feeds what it
+    receives to `_decoder`, and reads `_ended` and `_mute`. All names in `OWN` are this class's: a subclass assigns none
+    of them. `TransportConformance` checks that.
 
     Attributes:
         limits: as in `Connection`.
@@ -42,7 +43,7 @@ class StreamConnection(Connection):
     })  # fmt: skip
 
     peer: str = ""
-    _undated_seconds = 0.0  # for which a read waits by itself; 0: it has to be told a deadline
+    _undated_seconds = 0.0  # seconds for which a read waits without a deadline; 0: it needs a deadline
 
     def __init__(self, limits: Limits, peer: str) -> None:
         self.peer = peer
@@ -50,28 +51,28 @@ class StreamConnection(Connection):
         self._process = os.getpid()
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
-        self._sent: list[int] = []  # sizes of the parts of what is sent now that were sent
-        self._rest: list[bytes] = []  # of a frame that was interrupted: it goes before the next one
-        self._mute = ""  # why nothing can be sent any more
-        self._ended = ""  # why nothing goes either way any more
+        self._sent: list[int] = []  # sizes of the sent parts of the current frame
+        self._rest: list[bytes] = []  # rest of an interrupted frame, which is sent before the next one
+        self._mute = ""  # reason why nothing can be sent any more
+        self._ended = ""  # reason why both directions have ended
 
-    # --- what a subclass does -------------------------------------------------------------------------------
+    # --- methods for subclasses ----------------------------------------------------------------------------
 
     @property
     @abstractmethod
     def _torn(self) -> bool:
-        """True if part of a frame was received and the rest was not, because of an interrupt for instance."""
+        """True if a frame was received in part and the rest is lost, for example because of an interrupt."""
 
     @abstractmethod
     def _write(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
         """Write all of `buffers`, and return `()`: `OSError` and `ProtocolError` end the sending direction.
 
-        If the other end takes in nothing and an interrupt is pending (`interrupt_mask.pending`), return what is left. It is sent
-        with the next frame.
+        If the other end does not read and an interrupt is pending (`interrupt_mask.pending`), return the rest. It is
+        sent with the next frame.
         """
 
     def _stripe(self, buffers: Sequence[Buffer]) -> tuple[Sequence[Buffer], Sequence[memoryview]]:
-        """Divide a frame into what is written and the large buffers that `_send_large` sends."""
+        """Split a frame into the buffers to write and the large buffers for `_send_large`."""
         return buffers, ()
 
     def _send_large(self, large: Sequence[memoryview], left: Sequence[Buffer]) -> None:
@@ -79,16 +80,16 @@ class StreamConnection(Connection):
         raise NotImplementedError
 
     def _finish(self, buffers: Sequence[Buffer]) -> bool:
-        """Send the rest of a frame at which `_write` was interrupted; False if it is not known how much was sent.
+        """Send the rest of an interrupted frame. Return False if the sent amount is unknown.
 
-        Half a frame would end the connection, and with it the session, although the user only interrupted a loop.
+        Half a frame would end the connection and the session, although the user has only interrupted a loop.
         """
         del buffers
         return False
 
     @abstractmethod
     def _receive_some(self, deadline: float | None) -> bool:
-        """Feed the decoder once, waiting until `deadline` of `time.monotonic()`; False when nothing came.
+        """Feed the decoder once. Wait until `deadline` of `time.monotonic()`. Return False if nothing arrived.
 
         `OSError` and `ProtocolError` end the connection.
         """
@@ -99,11 +100,11 @@ class StreamConnection(Connection):
 
     @abstractmethod
     def _hang_up(self) -> None:
-        """Tell the other end that nothing more is sent. Called once, where sending failed."""
+        """Tell the other end that no more data will be sent. Called once, after a failed send."""
 
     @abstractmethod
     def _shut_down(self) -> None:
-        """Wake the threads inside a call; nothing goes either way any more. Called once, in the owner's process."""
+        """End both directions, and wake threads inside calls. Called once, in the owner's process."""
 
     @abstractmethod
     def _drop(self) -> None:
@@ -126,9 +127,10 @@ class StreamConnection(Connection):
         return self._decoder.held
 
     def send(self, frame: Frame) -> None:
-        """As `Connection.send`. A frame beyond `limits` raises `ProtocolError` and leaves the connection as it was.
+        """As `Connection.send`. A frame beyond `limits` raises `ProtocolError`; the connection stays usable.
 
-        Ctrl-C does not lose a frame: one that the other end does not take in is copied, and sent before the next one.
+        Ctrl-C does not lose a frame: if the other end does not read, the rest is copied, and sent before the next
+        frame.
         """
         if not interrupt_mask.depth and get_ident() == interrupt_mask.main:
             with interrupt_mask:
@@ -161,7 +163,7 @@ class StreamConnection(Connection):
                 self._release()
 
     def _finish_or_end(self, buffers: Sequence[Buffer]) -> None:
-        """Send the rest of a frame that was interrupted; end the connection where that fails, or there are no `buffers`."""
+        """Send the rest of an interrupted frame. If that fails, or there are no `buffers`, end the connection."""
         finished, self._rest = False, []
         try:
             finished = bool(buffers) and self._finish(buffers)
@@ -180,7 +182,7 @@ class StreamConnection(Connection):
             if self._ended:
                 raise TransportError(self._ended)
             frames = self._decoder.frames
-            first = timeout is None or timeout > self._undated_seconds > 0.0  # mostly no clock has to be looked at
+            first = timeout is None or timeout > self._undated_seconds > 0.0  # usually the clock need not be read
             deadline = None if first or timeout is None else time.monotonic() + timeout
             while not frames:
                 try:
@@ -188,7 +190,7 @@ class StreamConnection(Connection):
                 except TransportError as error:
                     raise TransportError(self._end(str(error))) from error
                 except ProtocolError as error:
-                    if not frames:  # what came before the first wrong byte is delivered first
+                    if not frames:  # frames before the first wrong byte are delivered first
                         raise ProtocolError(self._end(str(error))) from error
                 except OSError as error:
                     raise TransportError(self._end(f"cannot receive: {error}")) from error
@@ -198,12 +200,12 @@ class StreamConnection(Connection):
                         if timeout is not None and not frames:
                             deadline = time.monotonic() + timeout - (0.0 if came else self._undated_seconds)
                     elif not came:
-                        raise TimeoutError(f"{self.peer}: nothing came in time")
+                        raise TimeoutError(f"{self.peer}: no frame arrived in time")
             return frames.popleft()
         except BaseException:
-            # An interrupt between reading bytes and taking them in would leave the stream torn.
+            # An interrupt between reading bytes and processing them would tear the stream.
             if self._torn:
-                self._end("the connection was interrupted while it took in bytes")
+                self._end("the connection was interrupted while it received bytes")
             raise
         finally:
             self._receiving.release()
@@ -215,7 +217,10 @@ class StreamConnection(Connection):
         self._decoder.place = place
 
     def take_in(self) -> None:
-        """Read what has come, up to the next frame, if no other thread receives. Never blocks; the next call raises what went wrong."""
+        """Read arrived bytes up to the next frame, unless another thread receives.
+
+        Never blocks. The next call raises errors.
+        """
         if self._process != os.getpid() or not self._receiving.acquire(blocking=False):
             return
         try:
@@ -232,10 +237,10 @@ class StreamConnection(Connection):
         self._end("the connection was closed at this end")
         self._release()
 
-    # --- how it ends ----------------------------------------------------------------------------------------
+    # --- closing -------------------------------------------------------------------------------------------
 
     def stop_sending(self, reason: str) -> str:
-        """End the sending direction alone, and return why nothing can be sent: what the other end sends can still be received."""
+        """End the sending direction only, and return the reason. Frames of the other end can still be received."""
         if not self._mute:
             self._mute = f"{self.peer}: {reason}"
             if not self._ended and self._process == os.getpid():
@@ -243,10 +248,10 @@ class StreamConnection(Connection):
         return self._ended or self._mute
 
     def _end(self, reason: str) -> str:
-        """End both directions, wake the threads that wait, and return the reason."""
+        """End both directions, wake the waiting threads, and return the reason."""
         if not self._ended:
             self._ended = f"{self.peer}: {reason}"
-            # Shutting down would end the connection for the parent of a forked child too.
+            # A shutdown would end the connection for a forked child's parent, too.
             if self._process == os.getpid():
                 self._shut_down()
         return self._ended

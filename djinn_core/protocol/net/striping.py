@@ -1,4 +1,4 @@
-"""Connections over streams that send large buffers over others parallel to them, too."""
+"""Connections over streams that send large buffers over parallel connections as well."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MANY_BYTES: Final = 16 << 20
 
 
 class StripingConnection(StreamConnection):
-    """A connection to which others may be parallel, and which may be parallel to another.
+    """A connection that may have parallel connections, or may be one.
 
     Attributes:
         bytes_sent, bytes_received: as in `Connection`.
@@ -34,7 +34,7 @@ class StripingConnection(StreamConnection):
         self._find_parallel: Callable[[bytes], Sequence[StripingConnection]] | None = None
         self._over = threading.Event()
 
-    # --- what a subclass does -------------------------------------------------------------------------------
+    # --- methods for subclasses ----------------------------------------------------------------------------
 
     @abstractmethod
     def fileno(self) -> int:
@@ -42,7 +42,7 @@ class StripingConnection(StreamConnection):
 
     @abstractmethod
     def push(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Send what the other end takes in now, as a parallel connection; what is left.
+        """As a parallel connection, send as much as the other end accepts now. Return the rest.
 
         Raises:
             OSError: the connection has ended, or ends.
@@ -51,12 +51,12 @@ class StripingConnection(StreamConnection):
     @property
     @abstractmethod
     def unsent(self) -> bool:
-        """True if some of what `push` took is not on the wire yet; `push` of nothing goes on."""
+        """True if some bytes that `push` accepted are not on the wire yet. `push` without data continues."""
 
     @property
     @abstractmethod
     def hung_up(self) -> bool:
-        """True if the connection has ended, or the other end sends nothing more. Any thread may ask."""
+        """True if the connection has ended, or the other end has stopped sending. Thread-safe."""
 
     @property
     @abstractmethod
@@ -67,15 +67,17 @@ class StripingConnection(StreamConnection):
     def _count_parallel(self, sent: int, received: int) -> None:
         """Count bytes that passed parallel connections."""
 
-    # --- as the one to which others are parallel --------------------------------------------------------------
+    # --- main connection --------------------------------------------------------------------------------------
 
     def call_when_many(self, told: Callable[[], None]) -> None:
-        """Call `told`, once, when `MANY_BYTES` of large buffers have been sent or received."""
+        """Call `told` once, after `MANY_BYTES` of large buffers have been sent or received."""
         self._when_many, self._many = told, 0
         self._decoder.when_large = self._count_many
 
     def use_parallel(self, group: bytes, connections: Sequence[StripingConnection]) -> None:
-        """Send large buffers over `connections`, which the other end knows as `group`, from now on. They end with this one.
+        """Send large buffers over `connections` from now on.
+
+        The other end knows them as `group`. They end with this connection.
 
         Raises:
             TransportError: this connection has ended.
@@ -91,7 +93,7 @@ class StripingConnection(StreamConnection):
                 raise TransportError(self.stop_sending(f"cannot send: {error}")) from error
 
     def accept_parallel(self, find: Callable[[bytes], Sequence[StripingConnection]]) -> None:
-        """Let the other end name parallel connections; `find` gives, once, those of a group."""
+        """Let the other end name parallel connections. `find` returns the connections of a group, once."""
         self._find_parallel = find
         self._decoder.takes_striped = True
 
@@ -99,9 +101,9 @@ class StripingConnection(StreamConnection):
         self._decoder.takes_striped = True
         try:
             self._parallel = ParallelConnections(connections, lambda: self.hung_up)
-        except OSError:  # one has ended, or there are no more descriptors
+        except OSError:  # a connection has ended, or there are no more descriptors
             for connection in connections:
-                connection.end("the connection that they are parallel to could not take it")
+                connection.end("the main connection could not use this one")
             raise
 
     def _stripe(self, buffers: Sequence[Buffer]) -> tuple[Sequence[Buffer], Sequence[memoryview]]:
@@ -120,13 +122,13 @@ class StripingConnection(StreamConnection):
 
     def _send_large(self, large: Sequence[memoryview], left: Sequence[Buffer]) -> None:
         if left or self._parallel is None:
-            raise TransportError("interrupted while the other end took in nothing")
+            raise TransportError("interrupted while the other end was not reading")
         before = self._parallel.bytes_sent
         self._parallel.send(large)
         self._count_parallel(self._parallel.bytes_sent - before, 0)
 
     def _receive_large(self, deadline: float | None) -> bool:
-        """As `_receive_some`, where a striped frame waits for its large buffers."""
+        """As `_receive_some`, while a striped frame waits for its large buffers."""
         first = self._decoder.waiting[0]
         if not first.body:
             self._follow(first.head)
@@ -134,7 +136,7 @@ class StripingConnection(StreamConnection):
             return True
         parallel = self._parallel
         if parallel is None or isinstance(first, Frame):
-            raise ProtocolError("a striped frame came, and there are no parallel connections")
+            raise ProtocolError("a striped frame arrived, but there are no parallel connections")
         before = parallel.bytes_received
         came, whole = parallel.receive(first, deadline)
         self._count_parallel(0, parallel.bytes_received - before)
@@ -150,10 +152,10 @@ class StripingConnection(StreamConnection):
     def _follow(self, group: bytes) -> None:
         found = self._find_parallel(group) if self._find_parallel is not None and self._parallel is None else ()
         if not found:
-            raise ProtocolError("parallel connections are named that are not there")
+            raise ProtocolError("the other end named unknown parallel connections")
         self._take_parallel(found)
 
-    # --- as a parallel one ------------------------------------------------------------------------------------
+    # --- parallel connection ----------------------------------------------------------------------------------
 
     def take_pieces(self, place: Callable[[bytes, int], memoryview | None], nbytes: int) -> None:
         """Receive pieces: `place` gives memory for one that begins to come, with `nbytes` before its own bytes."""
@@ -162,26 +164,26 @@ class StripingConnection(StreamConnection):
 
     @property
     def ended(self) -> str:
-        """The reason why nothing goes either way any more; empty while it does."""
+        """The reason why the connection has ended; empty while it is open."""
         return self._ended
 
     def end(self, reason: str) -> None:
-        """Let nothing through any more. What it took is given back by `close`."""
+        """Shut down both directions. `close` releases the resources."""
         self._end(reason)
 
     def await_end(self, timeout: float | None = None) -> bool:
-        """Wait until nothing goes either way any more; False if `timeout` seconds passed first."""
+        """Wait until the connection has ended. Return False after `timeout` seconds."""
         return self._over.wait(timeout)
 
-    # --- the end ----------------------------------------------------------------------------------------------
+    # --- closing ----------------------------------------------------------------------------------------------
 
     def _hang_up(self) -> None:
         if self._parallel is not None:
-            self._parallel.stop_sending("the connection that they are parallel to sends nothing more")
+            self._parallel.stop_sending("the main connection sends nothing more")
 
     def _shut_down(self) -> None:
         if self._parallel is not None:
-            self._parallel.end("the connection that they are parallel to has ended")
+            self._parallel.end("the main connection has ended")
         self._over.set()
 
     def _drop(self) -> None:

@@ -1,9 +1,9 @@
-"""Monitoring of TCP connections to machines that are gone, which end even while bytes are under way.
+"""Monitor that ends TCP connections to dead machines, even while bytes are in flight.
 
-The kernel probes an idle connection (keep-alive), but retransmits for a quarter of an hour while bytes are under way. Here a
-connection ends when the other machine has acknowledged nothing for a minute. A machine whose program does not read, because it
-computes or stands in a debugger, goes on acknowledging, so it is never taken for dead. A connection also ends when this machine has lost
-the connection's own address.
+The kernel probes an idle connection (keep-alive), but retransmits for a quarter of an hour while bytes are in flight.
+The monitor ends a connection if the other machine has acknowledged nothing for a minute. The kernel of a machine still
+acknowledges if its program does not read, for example in a debugger. So such a machine never counts as dead. A
+connection also ends when this machine has lost the connection's own address.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class WatchedConnection(Protocol):
 
 
 class PeerMonitor:
-    """Looks at TCP connections again and again, in one thread for all, for as long as each is referenced."""
+    """Checks TCP connections periodically, on one thread for all. A connection is watched while it is referenced."""
 
     def __init__(self) -> None:
         self._connections: weakref.WeakSet[WatchedConnection] = weakref.WeakSet()
@@ -36,7 +36,7 @@ class PeerMonitor:
         return connection in self._connections
 
     def watch(self, connection: WatchedConnection) -> None:
-        """Monitor one more connection."""
+        """Watch another connection."""
         with self._lock:
             self._connections.add(connection)
             if self._thread is None or not self._thread.is_alive():

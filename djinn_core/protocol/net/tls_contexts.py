@@ -1,6 +1,6 @@
-"""TLS contexts of both ends: which certificates a client accepts, and how a server renews its own.
+"""TLS contexts of both ends: accepted certificates of a client, and renewal of a server's certificate.
 
-A certificate is renewed while the server runs: new connections get the new one, and open connections go on.
+A certificate is renewed while the server runs: new connections use the new one, and open connections continue.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from djinn_core.system.shared_files import FileVersion, version_of
 PAUSE_SECONDS: Final = 2.0
 _log = get_logger("djinn.transport")
 
-# Puts a certificate and its key into a context; raises `ConfigurationError` where they cannot be used.
+# Loads a certificate and its key into a context. Raises `ConfigurationError` if they cannot be used.
 Load = Callable[[ssl.SSLContext], None]
 
 
 class CertificateRenewal:
-    """Reads the certificate of one TLS context again when its files have changed, for as long as the context is referenced."""
+    """Reloads the certificate of a TLS context when its files change, while the context is referenced."""
 
     def __init__(self, context: ssl.SSLContext, files: tuple[Path, ...], load: Load) -> None:
-        """`load`: puts the certificate into the context; it must not refer to the context."""
+        """`load`: loads the certificate into the context. It must not hold a reference to the context."""
         self._context = weakref.ref(context)
         self._files = files
         self._load = load
         self._versions = _versions(files)
 
     def start(self) -> None:
-        """Look again and again, in a thread that ends with the context."""
+        """Check periodically, on a thread that ends with the context."""
         threading.Thread(target=self._run, name="djinn-certificates", daemon=True).start()
 
     def look(self) -> bool:
-        """Load what has changed; whether the context is still there.
+        """Reload changed files. Return False if the context is gone.
 
-        What cannot be used changes nothing, and is tried again when it changes.
+        Files that cannot be used have no effect. They are tried again after their next change.
         """
         context = self._context()
         if context is None:
@@ -56,12 +56,13 @@ class CertificateRenewal:
             return True
         self._versions = now
         try:
-            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # half of a pair must not get into the one that is used
+            # half of a new pair must not get into the active context
+            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
             self._load(context)
         except ConfigurationError as error:
-            _log.error("a certificate was changed and cannot be used; the one before is shown", error=str(error))
+            _log.error("a changed certificate cannot be used; the previous one stays active", error=str(error))
         else:
-            _log.info("a certificate was read again", files=[str(file) for file in self._files])
+            _log.info("a certificate was reloaded", files=[str(file) for file in self._files])
         return True
 
     def _run(self) -> None:
@@ -70,7 +71,7 @@ class CertificateRenewal:
 
 
 def _versions(files: tuple[Path, ...]) -> tuple[FileVersion, ...]:
-    """Versions of the files; empty if one is missing, as while it is replaced."""
+    """Return the versions of the files. Return nothing if a file is missing, as during a replacement."""
     try:
         return tuple([version_of(file) for file in files])
     except OSError:
@@ -78,10 +79,10 @@ def _versions(files: tuple[Path, ...]) -> tuple[FileVersion, ...]:
 
 
 class UnexpectedCertificate(TransportError):  # noqa: N818 - says what was met
-    """The other end has another certificate than the one that was expected.
+    """Raised if the other end presents another certificate than the expected one.
 
     Attributes:
-        fingerprint: of the certificate that it showed.
+        fingerprint: fingerprint of the presented certificate.
     """
 
     def __init__(self, message: str, fingerprint: str = "") -> None:
@@ -90,13 +91,13 @@ class UnexpectedCertificate(TransportError):  # noqa: N818 - says what was met
 
 
 FINGERPRINT: Final = "sha256:"
-_CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"  # for TLS 1.2; those of 1.3 are all like that
+_CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"  # for TLS 1.2; all ciphers of TLS 1.3 have forward secrecy
 _CERTIFICATE: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 @functools.lru_cache(maxsize=64)
 def client_context(tls: TlsOptions) -> ssl.SSLContext:
-    """TLS context of a client: the server's certificate is verified, or compared with fingerprints where there are some.
+    """Return the TLS context of a client. It verifies the server's certificate, or compares fingerprints if there are any.
 
     Raises:
         ConfigurationError: a file cannot be used; the message names it.
@@ -104,7 +105,7 @@ def client_context(tls: TlsOptions) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_CIPHERS)
-    if tls.fingerprints:  # compared after the handshake, in which the server proves that the certificate is its own
+    if tls.fingerprints:  # compared after the handshake, in which the server proves that it owns the certificate
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     elif tls.authority is not None:
@@ -117,9 +118,9 @@ def client_context(tls: TlsOptions) -> ssl.SSLContext:
 
 
 def server_context(tls: TlsOptions) -> ssl.SSLContext:
-    """TLS context of a server; clients must show a certificate where there is an authority for them.
+    """Return the TLS context of a server. If there is an authority for clients, they must present a certificate.
 
-    When the files of the certificate change, it shows the new one.
+    When the certificate files change, the context uses the new certificate.
 
     Raises:
         ConfigurationError: there is no certificate, or a file cannot be used; the message names it.
@@ -128,7 +129,7 @@ def server_context(tls: TlsOptions) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_CIPHERS)
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
-    # Tickets for resumption would lie unread at clients that only send, and closing over unread bytes resets a connection.
+    # Session tickets would stay unread at clients that only send, and closing over unread bytes resets a connection.
     context.num_tickets = 0
     _load_identity(context, tls)
     if tls.authority is not None:
@@ -140,7 +141,7 @@ def server_context(tls: TlsOptions) -> ssl.SSLContext:
 
 
 def fingerprint_of_file(path: Path) -> str:
-    """`sha256:` and the digest of the first certificate in a PEM file, in hexadecimal.
+    """Return `sha256:` and the hexadecimal digest of the first certificate in a PEM file.
 
     The result is cached until the file changes. A private key in the file is zeroed in memory after each read.
 
@@ -169,7 +170,7 @@ def _fingerprint_of_version(path: Path, version: FileVersion) -> str:
 
 
 def fingerprint_of(certificate: bytes) -> str:
-    """The fingerprint of a certificate in DER."""
+    """Return the fingerprint of a DER certificate."""
     return FINGERPRINT + hashlib.sha256(certificate).hexdigest()
 
 
@@ -177,7 +178,7 @@ def check_fingerprint(tls: TlsOptions, certificate: bytes | None, peer: str) -> 
     """Check that the peer's certificate (DER) is one of the expected ones, if any are expected.
 
     Raises:
-        UnexpectedCertificate: it is not.
+        UnexpectedCertificate: the certificate is not an expected one.
     """
     if not tls.fingerprints:
         return

@@ -1,7 +1,7 @@
-"""TLS over a connected socket, with the calls of a plain one, so that connections need not know which they have.
+"""TLS over a connected socket, with the interface of a plain socket, so that connections can use either.
 
-Two threads must not enter OpenSSL at once, and a thread that waits for the other end must not keep another from sending. So records
-are made and read in memory, under a lock, and sent and received outside of it.
+Two threads must not enter OpenSSL at once, and a thread that waits for the other end must not block a sender. So TLS
+records are processed in memory under a lock, and sent and received outside of it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from djinn_core.system.interrupts import interrupt_mask
 from djinn_core.system.tcp import Poll, wait_writable
 from djinn_core.wire.frames import Buffer, Limits
 
-_READ_BYTES: Final = 256 << 10  # of records that are received in one go
-_WRITE_BYTES: Final = 256 << 10  # of plain bytes that become records in one go
+_READ_BYTES: Final = 256 << 10  # bytes of records per receive
+_WRITE_BYTES: Final = 256 << 10  # plain bytes per send
 
 
 class TlsSocket:
-    """A connected, blocking stream socket under TLS, which it owns from now on.
+    """TLS over a connected, blocking stream socket, which it owns.
 
     Attributes:
-        bytes_sent, bytes_received: what went over the network, the handshake included.
+        bytes_sent, bytes_received: bytes on the network, including the handshake.
         family: the socket's.
-        torn: whether bytes were left half taken in by an interrupt; the caller that takes in what `recv_into` gave resets it.
+        torn: True if an interrupt has left bytes unprocessed. The caller that processes the result of `recv_into`
+            resets it.
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, server_name: str | None) -> None:
@@ -46,13 +47,13 @@ class TlsSocket:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_name is None, server_name)
         self._records = threading.Lock()
-        self._order = threading.Lock()  # records leave in the order in which they were made
-        self._unsent = memoryview(b"")  # the rest of what leaves
+        self._order = threading.Lock()  # records are sent in the order of their creation
+        self._unsent = memoryview(b"")  # the unsent rest of the records
         self._scratch = memoryview(np.empty(_READ_BYTES, np.uint8))  # type: ignore[arg-type] # takes no memory before it is used
-        self._read: list[int] = []  # bytes in `_scratch` that were not taken in yet: at most one number
+        self._read: list[int] = []  # unprocessed bytes in `_scratch`: at most one number
 
     def shake_hands(self, timeout: float) -> None:
-        """Agree on keys, within `timeout` seconds; afterwards the socket waits as long as it has to.
+        """Do the TLS handshake within `timeout` seconds. Afterwards the socket has no timeout.
 
         Raises:
             OSError: the other end does not speak TLS, or one end does not accept the certificate of the other.
@@ -67,30 +68,30 @@ class TlsSocket:
                 self._read_records(0)
         finally:
             self._socket.settimeout(timeout)
-            self._flush()  # the alert that says why, where it failed
+            self._flush()  # after a failure: the alert that says why
         self._socket.setblocking(True)
 
     def certificate(self) -> bytes | None:
-        """Certificate that the other end showed, in DER; None if it showed none."""
+        """Certificate of the other end in DER; None if it presented none."""
         return self._tls.getpeercert(binary_form=True)
 
     @property
     def unsent(self) -> bool:
-        """True if records are buffered here that are not on the wire."""
+        """True if this object buffers records that are not on the wire."""
         with self._records:  # between the two
             return bool(self._unsent or self._outgoing.pending)
 
     @property
     def held(self) -> bool:
-        """True if received bytes are buffered here, which `select` on the socket does not report."""
+        """True if this object buffers received bytes, which `select` on the socket does not report."""
         return bool(self._tls.pending() or self._incoming.pending)
 
     def send(self, data: Buffer) -> int:
-        """Send the first bytes of `data`, as many as are sent in one go; how many."""
+        """Send as many of the first bytes of `data` as one send takes. Return their number."""
         return self.sendmsg([data])
 
     def sendmsg(self, buffers: Sequence[Buffer], ancillary: Sequence[object] = (), flags: int = 0) -> int:
-        """Send the first bytes of `buffers`; how many. Raises `BlockingIOError` as a plain socket would."""
+        """Send the first bytes of `buffers`. Return their number. Raises `BlockingIOError` as a plain socket would."""
         del ancillary
         taken = 0
         if self._unsent and not self._flush(flags=flags):
@@ -106,7 +107,7 @@ class TlsSocket:
         return taken
 
     def recv_into(self, buffer: memoryview | bytearray, nbytes: int = 0, flags: int = 0) -> int:
-        """Read at most the length of `buffer`; 0 at the end. Raises `BlockingIOError` as a plain socket would."""
+        """Read into `buffer`. Return the number of bytes, 0 at the end. Raises `BlockingIOError` as a plain socket would."""
         view = memoryview(buffer)[: nbytes or None]
         while True:
             with self._records:
@@ -120,7 +121,7 @@ class TlsSocket:
             self._read_records(flags)
 
     def _take_records(self, view: memoryview) -> int | None:
-        """Read what has come, which OpenSSL gives by the record of 16 KiB; 0 at the end, None where there is nothing."""
+        """Read one record of up to 16 KiB, as OpenSSL returns them. Return 0 at the end, None if nothing has arrived."""
         size, taken = len(view), 0
         try:
             while taken < size and (not taken or self.held):
@@ -132,7 +133,7 @@ class TlsSocket:
         return taken
 
     def flush(self) -> None:
-        """Wait until all that was sent is on the wire, where `sendmsg` has left some of it."""
+        """Wait until all bytes that `sendmsg` has buffered are on the wire."""
         while not self._flush():
             pass
 
@@ -161,7 +162,7 @@ class TlsSocket:
         return self._socket.getsockname()
 
     def shutdown(self, how: int) -> None:
-        """As the socket's. Frames have lengths and sessions a last message, so that TLS need not mark the end as well."""
+        """Shut down the socket. TLS need not mark the end, because frames have lengths and sessions a last message."""
         self._socket.shutdown(how)
 
     def close(self) -> None:
@@ -177,7 +178,7 @@ class TlsSocket:
             return True
 
     def _read_records(self, flags: int) -> None:
-        if not self._read:  # in one step for the interpreter, as in `SocketConnection`
+        if not self._read:  # one interpreter step, as in `SocketConnection`
             self._read.extend(map(self._socket.recv_into, (self._scratch,), (0,), (flags,)))
         self.torn = True
         count = self._read.pop()
@@ -190,9 +191,12 @@ class TlsSocket:
         self.torn = False
 
     def _flush(self, wait: bool = True, flags: int = 0) -> bool:
-        """Put finished records on the wire; True if all are. Without `wait`, a thread that is doing so takes these along.
+        """Put finished records on the wire.
 
-        Not all, where the other end takes in nothing and an interrupt is pending, or `flags` has `DONTWAIT`: they go before the next ones.
+        Return True if all are sent. Without `wait`, a thread that is flushing sends these, too.
+
+        Return False if the other end does not read and an interrupt is pending, or `flags` has `DONTWAIT`. The rest is
+        sent before later records.
         """
         while self._outgoing.pending or self._unsent:
             if not self._order.acquire(blocking=wait and not flags):
@@ -217,7 +221,7 @@ class TlsSocket:
 
 
 class TlsConnection(SocketConnection):
-    """A client's end over TLS."""
+    """A client's connection over TLS."""
 
     _counts = False
     _socket: TlsSocket  # type: ignore[assignment] # has all that is called
@@ -237,7 +241,7 @@ class TlsConnection(SocketConnection):
 
     def _finish(self, buffers: Sequence[Buffer]) -> bool:
         del buffers
-        return False  # it is unknown how much of a record was sent
+        return False  # the sent part of a record is unknown
 
     def _wait_readable(self, poll: Poll, deadline: float | None) -> bool:
         return self._socket.held or wait_readable(poll, deadline)
@@ -259,15 +263,17 @@ class TlsConnection(SocketConnection):
     def _count_received(self, count: int) -> None:
         del count
         self.bytes_received = self._socket.bytes_received
-        self._socket.torn = False  # `_taking` says so from here on
+        self._socket.torn = False  # from here on `_taking` marks the unprocessed bytes
 
 
 class AcceptedTlsConnection(TlsConnection, AcceptedConnection):
-    """A server's end over TLS."""
+    """A server's connection over TLS."""
 
 
 def dial_tls(sock: socket.socket, tls: TlsOptions, host: str, timeout: float) -> TlsSocket:
-    """The client's end of TLS on a connected socket, with the server's certificate checked. Closes it where that fails.
+    """Return a client's TLS connection over a connected socket, after verification of the server's certificate.
+
+    Close the socket on failure.
 
     Raises:
         TransportError: the server does not speak TLS, or shows a certificate that cannot be trusted.
@@ -288,11 +294,7 @@ def dial_tls(sock: socket.socket, tls: TlsOptions, host: str, timeout: float) ->
         raise
     except (OSError, ValueError) as error:
         sock.close()
-        reason = (
-            ""
-            if isinstance(error, TimeoutError)
-            else "; does the server speak TLS there, and do its address and port fit?"
-        )
+        reason = "" if isinstance(error, TimeoutError) else "; does the server use TLS at this address and port?"
         raise TransportError(f"no TLS connection to {host}: {error}{reason}") from error
     except BaseException:
         sock.close()

@@ -1,7 +1,7 @@
-"""Limits of the number and of the age of connections that have shown neither a token nor a ticket yet.
+"""Limits of number and age of unauthenticated connections, which have presented neither a token nor a ticket.
 
-If there are too many, the oldest is closed: a client with a token shows it at once, so it is hardly ever the oldest. Nothing is
-counted by address, because an honest client may share one with an attacker.
+If there are too many, the oldest is closed. A client with a token presents it immediately, so it is hardly ever the
+oldest. Connections are not counted by address, because honest clients may share one with an attacker.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Closable(Protocol):
     """A connection that any thread can close."""
 
     def close(self) -> None:
-        """End it."""
+        """Close it."""
 
 
 class UnauthenticatedLimit:
@@ -35,14 +35,14 @@ class UnauthenticatedLimit:
 
     @contextmanager
     def entered(self, connection: Closable) -> Iterator[None]:
-        """`connection` is unauthenticated while the block lasts."""
+        """Context manager: count `connection` as unauthenticated inside the block."""
         with self._lock:
             self._waiting[id(connection)] = connection
             oldest = next(iter(self._waiting)) if len(self._waiting) > self._most else None
             dropped = None if oldest is None else self._waiting.pop(oldest)
             self.dropped += dropped is not None
         if dropped is not None:
-            _log.warning("too many connections that ask for nothing: the oldest was closed", most=self._most)
+            _log.warning("too many unauthenticated connections: the oldest was closed", most=self._most)
             dropped.close()
         try:
             yield
