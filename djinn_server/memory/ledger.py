@@ -477,22 +477,28 @@ class Ledger:
     def make_room(
         self, wanted: int, resident: int, holdings: Iterable[Holding], now: int, run_uses: RunUses | None = None
     ) -> int:
-        """Evict until `wanted` bytes fit beside `resident`, or nothing movable is left. Return the bytes that were freed."""
+        """Evict until `wanted` bytes fit beside `resident`, or nothing movable is left. Return the bytes that were freed.
+
+        Once a spill space is full, only storages whose bytes lie elsewhere already are evicted.
+        """
         excess = resident + wanted - self.budget
         if excess <= 0:
             return 0
         excess, freed = max(excess, min(self.limit // BATCH, resident)), 0
         # Of equal keys the newest goes first: weights are used in the order of their uploads.
-        movable = [holding for holding in holdings if holding.movable][::-1]
+        movable, is_full = [holding for holding in holdings if holding.movable][::-1], False
         keys = [self.policy.key(self.candidate(holding, now, run_uses)) for holding in movable]
         for position in sorted(range(len(keys)), key=keys.__getitem__, reverse=True):
             if freed >= excess:
                 break
+            if is_full and not self.has_copy(movable[position].key):
+                continue
             try:
                 self.evict(movable[position])
             except OSError as error:
                 _log.warning("bytes cannot be spilled", bytes=movable[position].nbytes, error=str(error))
-                break
+                is_full = True
+                continue
             freed += movable[position].nbytes
         return freed
 

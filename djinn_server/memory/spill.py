@@ -82,28 +82,49 @@ def bytes_on_device(storage: torch.UntypedStorage, device: torch.device) -> torc
 
 @attrs.define(eq=False)
 class FreeExtents:
-    """Free ranges of a file, which are reused before the file grows."""
+    """Free ranges of a file, which are reused before the file grows. Ranges that touch become one, and one at the end leaves the file.
+
+    Attributes:
+        end: the first byte behind the last range that is in use.
+    """
 
     end: int = 0
-    _free: dict[int, list[int]] = attrs.field(factory=dict)
+    _free: dict[int, int] = attrs.field(factory=dict)  # bytes of each range, by its first byte
+    _by_end: dict[int, int] = attrs.field(factory=dict)  # the first byte of each range, by the byte behind it
 
     def take(self, size: int) -> int:
-        """Allocate `size` bytes; return the first one."""
-        pages = -(-size // PAGE) * PAGE
-        starts = self._free.get(pages)
-        if starts:
-            return starts.pop()
-        larger = min((n for n, found in self._free.items() if found and n > pages), default=0)
-        if larger:
-            start = self._free[larger].pop()
-            self._free.setdefault(larger - pages, []).append(start + pages)
-            return start
-        start, self.end = self.end, self.end + pages
+        """Allocate `size` bytes in the smallest range that has them; return the first one."""
+        size = _in_pages(size)
+        start = min((at for at, free in self._free.items() if free >= size), key=self._free.__getitem__, default=self.end)
+        if start == self.end:
+            self.end += size
+        elif left := self._remove(start) - size:
+            self._add(start + size, left)
         return start
 
     def give(self, start: int, size: int) -> None:
         """Free bytes."""
-        self._free.setdefault(-(-size // PAGE) * PAGE, []).append(start)
+        size = _in_pages(size)
+        if (before := self._by_end.get(start)) is not None:
+            start, size = before, size + self._remove(before)
+        if start + size in self._free:
+            size += self._remove(start + size)
+        if start + size == self.end:
+            self.end = start
+        else:
+            self._add(start, size)
+
+    def _add(self, start: int, size: int) -> None:
+        self._free[start], self._by_end[start + size] = size, start
+
+    def _remove(self, start: int) -> int:
+        size = self._free.pop(start)
+        del self._by_end[start + size]
+        return size
+
+
+def _in_pages(size: int) -> int:
+    return -(-size // PAGE) * PAGE
 
 
 class FileSpill:
@@ -153,9 +174,13 @@ class FileSpill:
             buffer, start = buffer[count:], start + count
 
     def free(self, extent: SpillExtent) -> None:
-        """As `SpillSpace.free`."""
+        """As `SpillSpace.free`. Gives disk space back that the end of the file has not used since."""
         self._extents.give(extent.start, extent.size)
         self.used -= extent.size
+        if self._file is not None and self._extents.end + STEP <= self._charged:
+            os.ftruncate(self._file, self._extents.end)
+            self._disk.set_usage(self, self._extents.end)
+            self._charged = self._extents.end
 
     def room(self) -> int:
         """As `SpillSpace.room`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import stat
 
@@ -254,4 +255,25 @@ def test_stretches_of_the_file_are_used_again():
     gaps.give(large, 40_000)
     small, rest = gaps.take(4096), gaps.take(30_000)
     assert (small, rest) == (large, large + 4096)
-    assert gaps.end == 40_960
+    assert gaps.end == large + 4096 + 32_768
+
+
+def test_spill_file_does_not_grow_with_values_that_grow():
+    gaps = FreeExtents()
+    other = gaps.take(4096)
+    live, held, most = [], 0, 0
+    for step in range(10_000):  # sizes that never come back the same
+        size = 4096 * (16 + step * 7919 % 1999)
+        live.append((gaps.take(size), size))
+        held += size
+        most = max(most, held)
+        if len(live) > 4:
+            start, size = live.pop(step * 31 % 5)
+            gaps.give(start, size)
+            held -= size
+        assert gaps.end <= 3 * most
+    ranges = sorted([(other, 4096), *live])
+    assert all(start + size <= after for (start, size), (after, _) in itertools.pairwise(ranges)), "none overlap"
+    for start, size in live:
+        gaps.give(start, size)
+    assert gaps.end == 4096

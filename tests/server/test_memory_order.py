@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 
 import attrs
@@ -210,6 +211,30 @@ def test_temporaries_of_a_program_are_spilled_and_come_back(ledger):
     assert torch.equal(session.values[output], expected(20))
     assert ledger.counts.spilled
     assert ledger.peak <= 16 * MIB
+
+
+def test_full_disk_lets_weights_of_files_make_room(ledger, monkeypatch):
+    session = Session(ledger, 1)
+    given = [session.give(n) for n in range(14)]
+    weight = given[0]  # used last, so the others go first
+
+    class File:
+        def unchanged(self):
+            return True
+
+        def read_into(self, buffer):
+            buffer[:] = bytes(len(buffer))
+
+    def refuse(data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    session.run(one_after_the_other(2), [weight, weight])
+    ledger.reread_from(session.values[weight], File())
+    monkeypatch.setattr(ledger.spaces[0], "write", refuse)
+    here = [handle for handle in given if session.is_here(handle)]
+    assert weight in here
+    session.give(99)
+    assert [handle for handle in here if not session.is_here(handle)] == [weight]
 
 
 @pytest.mark.parametrize("pack", [pack_copies, pack_storages])
