@@ -95,7 +95,9 @@ class FreeExtents:
     def take(self, size: int) -> int:
         """Allocate `size` bytes in the smallest range that has them; return the first one."""
         size = _in_pages(size)
-        start = min((at for at, free in self._free.items() if free >= size), key=self._free.__getitem__, default=self.end)
+        start = min(
+            (at for at, free in self._free.items() if free >= size), key=self._free.__getitem__, default=self.end
+        )
         if start == self.end:
             self.end += size
         elif left := self._remove(start) - size:
