@@ -66,7 +66,7 @@ class ChannelConformance(Ending):
         return found
 
     def test_it_is_a_wrapper(self, wrapper: ChannelWrapper) -> None:
-        """It has every member."""
+        """The wrapper has every member."""
         require_protocol(wrapper, "channels")
 
     def test_all_frames_pass_in_order(self, wrapped: ClientChannel, inner: _Echo) -> None:

@@ -10,7 +10,7 @@ from djinn_profiler.captured import Captured, capture
 
 
 def sample_programs() -> Mapping[str, Captured]:
-    """By name: a perceptron, three projections of one input, attention, a convolution, one decoded token, a training step."""
+    """Return programs by name, such as a perceptron, attention, a convolution, one decoded token, and a training step."""
     makers: tuple[Callable[[], Captured], ...] = (
         perceptron,
         projections,

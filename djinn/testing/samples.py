@@ -11,7 +11,7 @@ from djinn_core.ir.graph import ProgramGraph
 
 
 def sample_graphs() -> Mapping[str, ProgramGraph]:
-    """By name: no op at all, a perceptron, attention whole and in parts, writes through views, randomness, dead code."""
+    """Return graphs by name: no op, a perceptron, attention whole and in parts, writes through views, randomness, dead code."""
     makers = (empty, perceptron, fused_attention, attention_in_parts, mutation, randomness, repetition)
     return {maker.__name__: maker() for maker in makers}
 
@@ -41,7 +41,7 @@ def fused_attention(heads: int = 4, length: int = 16, width: int = 8) -> Program
 
 
 def attention_in_parts(heads: int = 4, length: int = 16, width: int = 8) -> ProgramGraph:
-    """The same as two batched products with a softmax between them."""
+    """Attention as two batched products with a softmax between them."""
     builder = ProgramBuilder()
     query, value = builder.input(heads, length, width), builder.input(heads, length, width)
     key = builder.view("aten::transpose.int", builder.input(heads, length, width), shape=(heads, width, length))

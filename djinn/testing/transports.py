@@ -169,7 +169,7 @@ class TransportConformance(Ending):
         return ends if request.param == "up" else (ends[1], ends[0])
 
     def test_it_is_a_transport(self, transport: Transport, ends: tuple[Connection, Connection]) -> None:
-        """It and its connections have every member."""
+        """The transport and its connections have every member."""
         require_protocol(transport, "transports")
         assert transport.schemes
         for end in ends:
@@ -180,7 +180,7 @@ class TransportConformance(Ending):
     # --- what is sent arrives -------------------------------------------------------------------------------
 
     def test_frames_arrive_whole_and_in_order(self, way: tuple[Connection, Connection]) -> None:
-        """Heads and bodies of every size, among them none."""
+        """Heads and bodies of every size arrive, including empty ones."""
         sender, receiver = way
         chance = random.Random(7)  # noqa: S311 - a test's variety
         sizes = (0, 0, 1, 7, 100, 16_383, 16_384, 70_000, 300_000)
@@ -203,7 +203,7 @@ class TransportConformance(Ending):
         outcome(sending, _SENDING)
 
     def test_large_bodies(self, way: tuple[Connection, Connection]) -> None:
-        """64 MiB in one buffer, and in several."""
+        """Bodies of 64 MiB arrive, in one buffer and in several."""
         sender, receiver = way
         data = np.random.default_rng(7).integers(0, 256, LARGE_BYTES, np.uint8)
         view = memoryview(data)  # type: ignore[arg-type]
@@ -308,7 +308,7 @@ class TransportConformance(Ending):
 
     @pytest.mark.parametrize("timeout", [0.0, 0.05])
     def test_a_timeout_loses_nothing(self, way: tuple[Connection, Connection], timeout: float) -> None:
-        """`receive` raises `TimeoutError` in time, and the next frame still comes."""
+        """`receive` raises `TimeoutError` in time, and the next frame still arrives."""
         sender, receiver = way
         for n in range(3):
             start = time.monotonic()
@@ -433,7 +433,7 @@ class TransportConformance(Ending):
 
     @pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises"])
     def test_a_connection_ends_with_accept(self, transport: Transport, listen_url: str, fails: bool) -> None:
-        """`accept` may return or raise; what it sent still arrives, and the next client is served."""
+        """If `accept` returns or raises, its sent frames still arrive, and the next client is served."""
 
         def accept(connection: Connection) -> None:
             connection.send(Frame(b"refused"))
@@ -469,7 +469,7 @@ class TransportConformance(Ending):
         again.close()
 
     def test_calls_in_any_order(self, transport: Transport, listen_url: str, wire: bool) -> None:
-        """A Hypothesis state machine (`djinn.testing.transports_stateful`): connections are lossless queues, whatever is called when."""
+        """Connections are lossless queues in any order of calls (Hypothesis: `djinn.testing.transports_stateful`)."""
         pytest.importorskip("hypothesis", reason="it needs Hypothesis: `pip install hypothesis`")
         from djinn.testing.transports_stateful import run_transport_states
 
@@ -522,7 +522,7 @@ class TransportConformance(Ending):
     def test_garbage_from_an_unauthenticated_client_harms_no_other(
         self, served: Served, wire: bool, garbage: bytes
     ) -> None:
-        """Garbage ends the connection that it came on, at most; others are served before, meanwhile and after."""
+        """Garbage ends at most its own connection. Other clients are served before, meanwhile and after."""
         if not wire:
             pytest.skip("a plain socket cannot connect to this transport")
         client, server = served.connect()

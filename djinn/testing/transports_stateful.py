@@ -37,10 +37,11 @@ from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, LinkFacts, Transport
 from djinn_core.wire.frames import weight
 
-PATIENCE = min(30.0, SECONDS)  # for which a call may wait: a failure waits again for each example that Hypothesis tries
-_UNREAD_BYTES: Final = 128 << 10  # that `send` must take without a reader
+# seconds for which a call may wait: Hypothesis repeats the wait of a failure for each example
+PATIENCE = min(30.0, SECONDS)
+_UNREAD_BYTES: Final = 128 << 10  # bytes that `send` must accept without a reader
 _MOST_PAIRS: Final = 3
-_BROKEN_SECONDS: Final = 0.2  # for which `receive` waits on a connection that is broken
+_BROKEN_SECONDS: Final = 0.2  # seconds for which `receive` waits on a broken connection
 _SMALL_SIZES: Final = (0, 1, 7, 1000, 16_383, 16_384, 40_000)
 _SIZES: Final = (*_SMALL_SIZES, 300_000, 1 << 20, 3 << 20)
 _SENDS = "`send` of a frame must return once the other end has received it, and at once if 128 KiB at most are unread"
@@ -61,7 +62,7 @@ class _End:
     closing: Future[None] | None = None
     mute: bool = False
     deaf: bool = False
-    sent: int = 0  # bytes of frames: the counters must not be lower
+    sent: int = 0  # bytes of frames, the lower bound of the counters
     received: int = 0
 
     @property
@@ -99,7 +100,7 @@ class _Way:
 
 @attrs.define(eq=False)
 class _Pair:
-    """A connection. `relay`: stands between the ends, if there is one; `broken`: it has hung up on both."""
+    """A connection. `relay`: the relay between the ends, or None. `broken`: True if the relay has closed both ends."""
 
     name: str
     ends: tuple[_End, _End]
@@ -112,7 +113,7 @@ class _Pair:
 
 
 def _send_and_overwrite(connection: Connection, frame: Frame) -> None:
-    """Send copies of the buffers, and overwrite them as soon as they are the caller's again."""
+    """Send copies of the buffers. Overwrite them as soon as `send` has returned."""
     buffers = [bytearray(buffer) for buffer in frame.body]
     try:
         connection.send(Frame(frame.head, buffers))
@@ -122,7 +123,7 @@ def _send_and_overwrite(connection: Connection, frame: Frame) -> None:
 
 
 def _descriptors() -> int:
-    """Number of open descriptors of this process; 0 if the system does not tell."""
+    """Return the number of open descriptors of this process; 0 if the system does not report it."""
     with suppress(OSError):
         return len(os.listdir("/dev/fd"))  # noqa: PTH208 - names alone
     return 0
@@ -200,7 +201,7 @@ class TransportStateMachine(RuleBasedStateMachine):
                 way.sending = sending
 
     def _send_in_vain(self, end: _End, frame: Frame) -> None:
-        """Send a frame that nobody receives: it fails at the latest when an earlier one has failed."""
+        """Send a frame on an ended connection: `send` fails, at the latest after an earlier failure."""
         try:
             outcome(start(_send_and_overwrite, end.connection, frame), _WAKES)
         except TransportError:
@@ -210,7 +211,7 @@ class TransportStateMachine(RuleBasedStateMachine):
 
     @rule(pair=pairs, up=st.booleans(), patient=st.booleans())
     def receive(self, pair: _Pair, up: bool, patient: bool) -> None:
-        """Receive the frame that is due, or learn that there is none."""
+        """Receive the next expected frame, or the end."""
         way = pair.ways[not up]
         end = way.receiver
         if end.closing is not None:
@@ -233,7 +234,7 @@ class TransportStateMachine(RuleBasedStateMachine):
             end.deaf = True
 
     def _receive_due(self, way: _Way, patient: bool) -> None:
-        """Receive the frame that is due. Without patience it may not have come yet, and is not lost."""
+        """Receive the next expected frame. Without patience it may be late, but it is not lost."""
         try:
             frame = way.receiver.connection.receive(PATIENCE if patient else 0.0)
         except TimeoutError:
@@ -248,7 +249,7 @@ class TransportStateMachine(RuleBasedStateMachine):
             way.sender.sent += weight(frame)
 
     def _receive_doubtful(self, way: _Way, timeout: float) -> None:
-        """Receive the frame that is due, if it arrives."""
+        """Receive the next expected frame, if it arrives."""
         try:
             frame = way.receiver.connection.receive(timeout)
         except (TransportError, ProtocolError):
@@ -266,7 +267,7 @@ class TransportStateMachine(RuleBasedStateMachine):
 
     @rule(pair=pairs, up=st.booleans())
     def exceed_limits(self, pair: _Pair, up: bool) -> None:
-        """Send a frame that exceeds the limits: `ProtocolError`, and nothing else changes."""
+        """Send a frame that exceeds the limits. It raises `ProtocolError`, and nothing else changes."""
         ways = pair.ways if up else pair.ways[::-1]
         end = ways[0].sender
         idle = not any(way.unread or way.sending for way in ways)
@@ -312,7 +313,7 @@ class TransportStateMachine(RuleBasedStateMachine):
 
     @invariant()
     def facts_hold(self) -> None:
-        """The facts of each end can be read, whatever happened; its counters include the frames that passed."""
+        """The properties of each end can be read at any time. Counters include the frames that passed."""
         for end in (end for pair in self._connected for end in pair.ends):
             connection = end.connection
             assert connection.bytes_sent >= end.sent, "`bytes_sent` leaves out bytes of frames"
@@ -360,7 +361,7 @@ def run_transport_states(
         steps: calls of a run, at most.
         shrink: look for the shortest sequence of calls that fails.
     """
-    served = Served(transport, listen_url, LIMITS)  # what a transport opens once for the process does not count
+    served = Served(transport, listen_url, LIMITS)  # descriptors that a transport opens once per process do not count
     served.connect()
     served.close()
     before = _descriptors()

@@ -44,7 +44,7 @@ class WeightFormatConformance(Ending):
 
     @pytest.fixture
     def form(self) -> WeightFormat:
-        """The format."""
+        """The weight format."""
         return missing(self, "form", "your weight format")  # type: ignore[return-value]
 
     @pytest.fixture
@@ -60,7 +60,7 @@ class WeightFormatConformance(Ending):
         assert all(name.endswith(form.suffixes) for name in form.whole), "`whole` names files of this format"
 
     def test_tensors_are_read_whole_and_in_parts(self, form: WeightFormat, make_file: MakeFile) -> None:
-        """Names, dtypes, shapes and contents are those that were written."""
+        """Names, dtypes, shapes and contents equal those that were written."""
         file = _InMemory(make_file(_TENSORS), f"model{form.suffixes[0]}")
         header = form.read_header(file)
         assert header.tensors.keys() == _TENSORS.keys()

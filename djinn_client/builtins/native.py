@@ -29,20 +29,20 @@ class Native(Interception):
         self._synchronize = synchronize
 
     def take(self, thread: int | None = None) -> Sequence[Submission]:
-        """As `Interception.take`."""
+        """Return the recorded submissions of this thread, or of all threads."""
         from djinn_client.interception.recording.recorder import SyncRequest, current, recorders
 
         found = recorders.all() if thread is None else [current()]
         return [recorder.take(SyncRequest()) for recorder in found]
 
     def learn(self, call: Call, result: int, stride: tuple[int, ...]) -> None:
-        """As `Interception.learn`."""
+        """Predict these strides for results of calls like `call`. An executor found the old prediction wrong."""
         from djinn_client.interception.dispatch import learn_layout
 
         learn_layout(call, result, stride)
 
     def reconsider(self) -> None:
-        """As `Interception.reconsider`."""
+        """Forget cached calls, because facts about the executors have changed."""
         from djinn_client.interception.dispatch import forget_calls
         from djinn_client.interception.ops.custom_operators import keep_offered_whole
 
@@ -50,7 +50,7 @@ class Native(Interception):
         keep_offered_whole()
 
     def forget(self) -> None:
-        """As `Interception.forget`."""
+        """Drop the recorded ops and learnt facts of an ended session."""
         from djinn_client.interception.dispatch import forget_what_was_learnt
         from djinn_client.interception.recording.recorder import recorders
 
@@ -58,7 +58,7 @@ class Native(Interception):
         forget_what_was_learnt()
 
     def live(self, since: int) -> int:
-        """As `Interception.live`. Cycles that the program cannot reach do not count."""
+        """Return the number of live values. Unreachable reference cycles do not count."""
         from djinn_client.interception.recording.recorder import recorders
         from djinn_client.interception.tensors.storage import live_values, still_to_free
 
@@ -68,24 +68,24 @@ class Native(Interception):
         return sum(not meta_only.has(handle, ()) for handle in held)
 
     def values(self) -> list[tuple[int, int]]:
-        """As `Interception.values`."""
+        """Return the handles and storage sizes of all values."""
         from djinn_client.interception.tensors.storage import live_values
 
         return live_values()
 
     def ops(self) -> tuple[int, int]:
-        """As `Interception.ops`."""
+        """Return the numbers of recorded ops and of meta kernel runs."""
         from djinn_client.interception.recording.recorder import recorders
         from djinn_client.interception.shape_inference.inference_cache import inference_cache
 
         return recorders.count_ops(), inference_cache.inferred
 
     def synchronize(self) -> None:
-        """As `Interception.synchronize`."""
+        """Send the recorded ops, and wait until the devices have finished."""
         self._synchronize()
 
 
 @hookimpl
 def djinn_register_interception() -> Iterable[Interception]:
-    """The native device."""
+    """Register the native device."""
     return [Native()]

@@ -67,7 +67,7 @@ CALLS_LIMIT = 65536  # cached calls; the older half is evicted at this limit
 _handlers: Final = device_state.handlers
 _NEW: Any = object()  # marker for a cache miss
 _DTYPE, _SIZE = torch.dtype, torch.Size
-_SHORT: Final = 64  # elements of lists whose lengths have objects of their own in keys
+_SHORT: Final = 64  # lists shorter than this have cached length objects in keys
 _LENGTHS: Final = tuple(object() for _ in range(_SHORT))
 
 

@@ -53,7 +53,7 @@ def _name_package(_: Any) -> None:
 
 
 def rename_to_cuda() -> None:
-    """Make PyTorch's device type `cuda` a name of the remote device, with its guard and its kernels."""
+    """Make PyTorch's device type `cuda` a name of the remote device, including its guard and kernels."""
     ops.cuda_is_remote()
     lazy_tensor.go_by("cuda")
     show_names()

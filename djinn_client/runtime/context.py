@@ -107,4 +107,4 @@ class ClientContext(msgspec.Struct, eq=False):
         self.baseline = self._totals()
 
 
-context: Final = ClientContext()  # of this process: PyTorch knows one device
+context: Final = ClientContext()  # The context of this process: PyTorch knows one device per process.

@@ -37,7 +37,7 @@ SHOWN_BYTES: Final = 64 << 20  # bytes of reads from which on observers are told
 
 
 class ExecutorReply(PendingReply):
-    """Reply of one executor to the submission of a number."""
+    """An executor's reply to one submission, identified by its number."""
 
     __slots__ = ("number", "replies")
 

@@ -30,11 +30,11 @@ class ClientSink(Sink):
 
     @property
     def lock(self) -> InterruptibleLock:  # type: ignore[override] # looked up each time: a forked child has a new one
-        """As `Sink.lock`."""
+        """Lock of the session's submissions."""
         return port.lock
 
     def open(self) -> None:
-        """As `Sink.open`."""
+        """Begin a session if none is open."""
         if self._context.session is None or port.forked:
             if port.lock._is_owned():  # type: ignore[attr-defined] # noqa: SLF001 - the documented order of the locks
                 raise SessionLost("the session has ended")
@@ -50,7 +50,7 @@ class ClientSink(Sink):
         return session
 
     def submit(self, submission: Submission) -> PendingReply:
-        """As `Sink.submit`."""
+        """Submit a program to the session's router."""
         return self._session().router.submit(submission)
 
     def wait(self, ticket: PendingReply) -> SubmissionReply:

@@ -24,7 +24,9 @@ _DEVICE_ERROR: Final = re.compile(r"\b(CUDA|HIP|XPU|MPS|cuDNN|MIOpen) error|\b[A
 
 
 class DeviceRuntime:
-    """One opened device of an executor process. Works as it is for any accelerator that PyTorch has; override the rest.
+    """One opened device of an executor process.
+
+    The defaults work for any accelerator of PyTorch. Override methods for other devices.
 
     Sessions call it from their own threads. An exception fails the submission that needed the call.
 
@@ -32,11 +34,12 @@ class DeviceRuntime:
         device: the `torch.device` that ops run on.
         keeps_time: True if `take_seconds` says how long programs take, because the device only simulates them. Such an
             executor runs programs neither ahead nor in batches. False: the executor measures the time.
-        hang_seconds: the executor ends if the device completes no submission for so long although the ops of one have been
-            issued, or issuing one of its ops takes so long because the device does not go on. It must exceed what the longest
-            submission takes; `--hang-seconds` of `djinn serve` sets it.
+        hang_seconds: the executor ends if the device completes no submission for so long although the ops of one have
+            been issued, or issuing one of its ops takes so long because the device does not go on. It must exceed what
+            the longest submission takes; `--hang-seconds` of `djinn serve` sets it.
         opens_memory: True if `export` and `open` are implemented.
-        ahead_seconds: an accelerator's executor issues no further turn while one that it issued so long ago has not run.
+        ahead_seconds: an accelerator's executor issues no further turn while one that it issued so long ago has not
+            run.
     """
 
     device: torch.device
@@ -197,10 +200,13 @@ class DeviceRuntime:
 
 
 class Device(ABC):
-    """Describe and open one kind of device, such as the GPUs of a machine. Works as it is for an accelerator of PyTorch; override the rest.
+    """Describe and open one kind of device, such as the GPUs of a machine.
+
+    The defaults work for any accelerator of PyTorch. Override methods for other devices.
 
     A gateway calls `discover` to know what its machine has. An executor process calls `select`, `discover` and `open`
-    once, when it starts. An exception ends the start of the executor, unless `discover` raises it and `--device` names no
+    once, when it starts. An exception ends the start of the executor, unless `discover` raises it and `--device` names
+    no
     device: then there are none of this kind.
 
     Attributes:

@@ -66,12 +66,11 @@ class TlsOptions:
     """TLS identity of one end of a connection, and the peers that it accepts.
 
     Attributes:
-        certificate, key: PEM files with this end's certificate (and those that lead to its authority) and its key; None
-            for a client that has none.
-        authority: PEM file with those whose signature the other end's certificate must bear. None: a client takes the
-            machine's authorities, a server asks for no certificate.
-        fingerprints: `sha256:` and the digest in hexadecimal of the certificates that a server may show; where there are
-            some, neither authorities nor names count.
+        certificate, key: PEM files with this end's certificate chain and its key. None: a client without a certificate.
+        authority: PEM file with the authorities that may sign the other end's certificate. None: a client uses the
+            machine's authorities, a server requests no certificate.
+        fingerprints: `sha256:` and the hexadecimal digest of each accepted server certificate. If there are any,
+            authorities and names are not checked.
     """
 
     certificate: Path | None = None

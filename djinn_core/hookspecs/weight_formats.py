@@ -109,9 +109,9 @@ class WeightFormat(ABC):
 def djinn_register_weight_formats(settings: Any) -> Iterable[WeightFormat]:
     """Return the formats of files with weights that this plugin reads.
 
-    Called once in each executor process. safetensors is built in. The end of a file's name says its format; of two plugins with one
-    ending the second is refused. Of a folder with files of several formats the built-in one counts, then the first by name. An
-    exception disables the plugin.
+    Called once in each executor process. safetensors is built in. The file name's suffix selects the format. If two
+    plugins have the same suffix, the second one is refused. If a folder has files of several formats, the built-in
+    format is used, then the first by name. An exception disables the plugin.
     """
     del settings
     raise NotImplementedError

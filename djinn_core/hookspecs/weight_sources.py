@@ -93,7 +93,7 @@ class LocalPlace:
 
 
 class WeightSink(ABC):
-    """A file that is being written. Until `commit`, readers find what was there before.
+    """A file that is being written. Until `commit`, readers see the old file.
 
     The executor calls `discard` at the end, after `commit` as well.
     """
@@ -111,7 +111,7 @@ class WeightSink(ABC):
         """Put the complete file in its place, durably.
 
         Raises:
-            OSError: the file cannot be put there. What was there before remains.
+            OSError: the file cannot be put there. The old file remains.
         """
 
     @abstractmethod

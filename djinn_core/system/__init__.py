@@ -1,4 +1,4 @@
-"""Calls of the operating system, with an answer for each platform: nothing else in Djinn makes them by itself.
+"""Operating system calls, with one implementation per platform. All platform-specific code of Djinn's core is here.
 
-Where a platform has no such thing, a function says so by its result or by `OSError`, and its caller logs what is missing.
+If a platform lacks a feature, the function says so by its result or by `OSError`, and its caller logs it.
 """

@@ -62,7 +62,7 @@ def share_nothing() -> None:
 
 
 class _MeshName(str):
-    """A device's name that passes for one of letters alone."""
+    """A device name that counts as letters only, although it contains an underscore."""
 
     __slots__ = ()
 
@@ -71,7 +71,7 @@ class _MeshName(str):
 
 
 def go_by_name_in_meshes() -> None:
-    """Have `init_device_mesh` accept the device's name: it takes a name with anything but letters for one with an index."""
+    """Make `init_device_mesh` accept the device's name. It takes any name that is not alphabetic for a name with an index."""
     adapt_on_import({"torch.distributed.device_mesh": _adapt_device_mesh})
 
 

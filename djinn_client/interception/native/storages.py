@@ -31,7 +31,7 @@ def _base(storage: torch.UntypedStorage) -> torch.Tensor:
 def _view_of_storage(
     storage: torch.UntypedStorage, size: list[int], stride: list[int], offset: int, dtype: int, bits: int
 ) -> torch.Tensor:
-    """A view of a storage that PyTorch made without an op."""
+    """Return a view of a storage that PyTorch made without an op."""
     wanted = dtype_of(dtype)
     with torch.no_grad():
         base = _base(storage)

@@ -74,7 +74,7 @@ def refusal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Except
     if not (pointwise or _packet(func) in _TRIED or any(isinstance(a, complex) for a in (*args, *kwargs.values()))):
         return None
     if any(isinstance(a, torch.Tensor) and a.dtype is torch.uint8 for a in _indices(func, args)):
-        return None  # a mask, whose kernel warns
+        return None  # a uint8 mask, for which the kernel warns
     try:
         try_small(func, args, kwargs)
     except NotImplementedError as error:

@@ -181,7 +181,7 @@ def refuses_overlap(op: str) -> bool:
 
 
 def check_overlap(op: str, written: int, operands: Sequence[LazyTensor]) -> None:
-    """Refuse to write to part of what the same op reads, where its kernels do (`refuses_overlap`).
+    """Refuse to write to a part of an operand, if the op's kernels refuse it (`refuses_overlap`).
 
     Raises:
         RuntimeError: as eager PyTorch, and under the same conditions.
@@ -206,7 +206,7 @@ def refuses_resize(op: str) -> bool:
 
 
 def check_resize(op: str, changed: int, meta: TensorMeta, operands: Sequence[LazyTensor]) -> None:
-    """Refuse to resize a target that the same op reads, where its kernels do (`refuses_resize`).
+    """Refuse to resize a target that the op also reads, if the op's kernels refuse it (`refuses_resize`).
 
     Raises:
         RuntimeError: as eager PyTorch.

@@ -40,7 +40,7 @@ from djinn_core.wire.resume_messages import ControlAttach, ParallelAttach, Resum
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 2.0
 _PARALLEL_CONNECTIONS: Final = 4  # to another machine
-_PARALLEL_TRIES: Final = 3  # connections that break may do so because of those parallel to them
+_PARALLEL_TRIES: Final = 3  # limit of breaks without parallel connections; more breaks may be caused by parallel ones
 _log = get_logger("djinn.session")
 Reached = tuple[Connection, Resumed]
 

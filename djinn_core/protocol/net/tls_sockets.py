@@ -138,27 +138,27 @@ class TlsSocket:
             pass
 
     def getsockopt(self, level: int, option: int, length: int) -> bytes:
-        """As the socket's."""
+        """Call `getsockopt` of the socket."""
         return self._socket.getsockopt(level, option, length)
 
     def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
-        """As the socket's."""
+        """Call `setsockopt` of the socket."""
         self._socket.setsockopt(level, option, value)
 
     def setblocking(self, flag: bool) -> None:
-        """As the socket's."""
+        """Call `setblocking` of the socket."""
         self._socket.setblocking(flag)
 
     def fileno(self) -> int:
-        """As the socket's."""
+        """Return the socket's descriptor."""
         return self._socket.fileno()
 
     def getpeername(self) -> Any:
-        """As the socket's."""
+        """Return the address of the peer."""
         return self._socket.getpeername()
 
     def getsockname(self) -> Any:
-        """As the socket's."""
+        """Return the address of this end."""
         return self._socket.getsockname()
 
     def shutdown(self, how: int) -> None:
@@ -166,7 +166,7 @@ class TlsSocket:
         self._socket.shutdown(how)
 
     def close(self) -> None:
-        """As the socket's."""
+        """Close the socket."""
         self._socket.close()
 
     def _shake(self) -> bool:
