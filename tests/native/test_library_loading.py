@@ -110,7 +110,7 @@ def test_other_values_in_a_tensor_are_refused(libraries):
     difference = 'extern "C" const char* djinn_native_difference() { return ""; }\n'
     read = 'extern "C" void djinn_native_read_tensor(void*, long long* fields) { fields[0] = 3; }\n'
     compiled(libraries, with_abi() + difference + read)
-    assert "it reads other values in a tensor" in refused()
+    assert "it reads other values from a tensor" in refused()
 
 
 WITHOUT_LIBRARY = """\
