@@ -231,7 +231,7 @@ def test_what_tls_is_spoken_with_keeps_secrets_afterwards(tls):
 
 def test_who_knows_the_certificate_goes_nowhere_without_tls(transports):
     settings = Settings(servers=("tcp://gpu-box:5556",), token="t" * 32, tls_fingerprints=("sha256:" + "0" * 64,))
-    with pytest.raises(ConfigurationError, match="no TLS at this address"):
+    with pytest.raises(ConfigurationError, match="this address has no TLS"):
         find_servers(settings).transports(transports)
     for allowed in (
         attrs.evolve(settings, servers=("tcps://gpu-box:5556",)),
