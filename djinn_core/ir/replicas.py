@@ -1,4 +1,4 @@
-"""Rematerialization on further devices: nodes that run on another device as well, in place of sending their results."""
+"""Rematerialization on further devices: a node runs on several devices instead of sending its results."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from djinn_core.ir.placement import Placement, PlacementDecision
 from djinn_core.ir.plan import OptimizationPlan
 from djinn_core.ir.profile import DataResidency, WorkloadProfile
 
-_UNMADE = ("empty", "new_empty")  # memory as it is found, which is other memory elsewhere
-_BEYOND = "as_strided"  # it may reach beyond the elements of its operand, and a copy has only these
+_UNMADE = ("empty", "new_empty")  # uninitialized memory, which differs between devices
+_BEYOND = "as_strided"  # the op may read beyond its operand's elements, which a copy lacks
 
 
 def repeatable(node: Node) -> bool:
     """True if a node may run repeatedly, also on copies of its operands.
 
-    It is pure: it writes nothing, draws no random numbers, and has no effect. It reads no other memory than its operands' elements.
+    It is pure: it writes nothing, draws no random numbers, and has no effect. It reads only its operands' elements.
     """
     return (
         bool(node.outputs)
@@ -31,7 +31,7 @@ def repeatable(node: Node) -> bool:
 
 
 def by_node(replicas: Sequence[PlacementDecision]) -> dict[int, tuple[str, ...]]:
-    """The further devices of each node that has any."""
+    """Return the further devices of each node with replicas."""
     found: dict[int, tuple[str, ...]] = {}
     for replica in replicas:
         found[replica.node] = (*found.get(replica.node, ()), replica.device)
@@ -39,7 +39,7 @@ def by_node(replicas: Sequence[PlacementDecision]) -> dict[int, tuple[str, ...]]
 
 
 def with_replicas(graph: Graph, placement: Placement, plan: OptimizationPlan, profile: WorkloadProfile) -> Placement:
-    """`placement` with the plan's replicas. Their devices keep copies of the weights that they read there."""
+    """Return `placement` with the plan's replicas. Their devices keep copies of the weights that replicas read."""
     copies, inputs, residency = dict(placement.copies), frozenset(graph.inputs), profile.residency
     for replica in plan.replicas:
         for value in [plan.replace.get(v, v) for v in graph.nodes[replica.node].inputs]:

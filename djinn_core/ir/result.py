@@ -21,11 +21,11 @@ STAGES: tuple[Stage, ...] = ("annotate", "estimate", "optimize", "place", "sched
 
 @attrs.frozen
 class Measured:
-    """Medians of the seconds that runs of a program took in the session's trials.
+    """Median run times of a program in the session's trials, in seconds.
 
     Attributes:
         before, after: without and with an optimization, or on one executor and over several.
-        runs: number of runs of the way that ran less often.
+        runs: the smaller number of runs of the two.
     """
 
     before: float
@@ -34,7 +34,7 @@ class Measured:
 
     @classmethod
     def of(cls, before: Sequence[float], after: Sequence[float]) -> Measured:
-        """Return the medians of runs of both ways."""
+        """Return the medians of both lists of run times."""
         from statistics import median  # few programs are tried
 
         return cls(median(before), median(after), min(len(before), len(after)))
@@ -42,14 +42,14 @@ class Measured:
 
 @attrs.frozen(repr=False)
 class PipelineResult(ShortRepr):
-    """The results of the stages, in their order; None for those after the last that ran.
+    """The results of the stages, in order; None for stages that did not run.
 
     Attributes:
         graph: the planned graph.
         profile, costs, plan, placement, schedule: results of the stages.
-        recorded: profile of the program as it was recorded, where optimizations substituted code in it; None elsewhere.
-        topology: the devices that it was planned for.
-        seconds: time that each stage took, by its name; empty if the result came from the cache.
+        recorded: profile of the recorded program if optimizations substituted code; otherwise None.
+        topology: the devices of the plan.
+        seconds: duration of each stage, by name; empty if the result came from the cache.
         measured: times from the session's trials of the program, by name of the optimization or placement policy.
     """
 
@@ -66,7 +66,7 @@ class PipelineResult(ShortRepr):
 
 
 def shown_until(result: PipelineResult, stage: str) -> PipelineResult:
-    """`result` without the results of the stages after `stage`.
+    """Return `result` without the results of the stages after `stage`.
 
     Raises:
         ValueError: there is no such stage.

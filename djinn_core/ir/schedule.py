@@ -57,7 +57,7 @@ class Receive:
 
 @attrs.frozen
 class Free:
-    """The device forgets `values`."""
+    """The device frees `values`."""
 
     values: tuple[int, ...]
 
@@ -99,11 +99,11 @@ class ExecutionSchedule(ShortRepr):
         program: the program to execute.
         groups: stages and groups in order. Replicas are in no group.
         steps: by device id the steps in order.
-        replace: values that another value stands for.
+        replace: for each replaced value, its substitute.
         equal_slots: conditions on the slots under which the schedule holds.
         scheduler: name of the scheduler that made it.
-        reasons: its decisions and why; a fallback names the scheduler that failed.
-        rewritten: the rewrite that the program came of, where it came of another one.
+        reasons: its decisions with reasons; a fallback names the scheduler that failed.
+        rewritten: the rewrite that produced the program, if any.
     """
 
     program: Program

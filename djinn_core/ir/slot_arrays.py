@@ -1,4 +1,4 @@
-"""Scalars of programs as arrays: 64 bits each, and what these are."""
+"""Scalars of programs as arrays: 64 bits for each scalar, and its type."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INT, FLOAT, UNSIGNED = range(3)  # kinds of slots
 
 
 def encoded_slots(slots: Sequence[Slot]) -> tuple[list[int], list[int]]:
-    """Bits and kinds of scalars."""
+    """Return the bits and the types of scalars."""
     bits: list[int] = []
     kinds: list[int] = []
     for slot in slots:
@@ -34,13 +34,13 @@ def encoded_slots(slots: Sequence[Slot]) -> tuple[list[int], list[int]]:
 
 
 def slot_arrays(slots: Sequence[Slot]) -> tuple[Words, Kinds]:
-    """As `encoded_slots`, in arrays."""
+    """Return the bits and the types of scalars as arrays."""
     bits, kinds = encoded_slots(slots)
     return np.array(bits, np.int64), np.array(kinds, np.uint8)
 
 
 def decoded_slots(bits: Words, kinds: Kinds) -> tuple[Slot, ...]:
-    """The scalars again."""
+    """Return the scalars that `encoded_slots` encoded."""
     numbers: list[Any] = bits.tolist()
     which = kinds.tobytes()
     if FLOAT in which:

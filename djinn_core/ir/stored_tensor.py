@@ -1,4 +1,4 @@
-"""A tensor, or a part of one, in a file that an executor reads itself."""
+"""A tensor, or a part of one, in a file that an executor reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 import torch
 
-# By their names in safetensors files the dtypes that have whole bytes; a file may name others (F4, F6_E2M3), which PyTorch has no tensors of.
+# dtypes of whole bytes by their safetensors names. PyTorch has no tensors of the other dtypes (F4, F6_E2M3).
 SAFETENSORS_DTYPES: Final = MappingProxyType(
     {
         "BOOL": torch.bool,
@@ -34,14 +34,14 @@ SAFETENSORS_DTYPES: Final = MappingProxyType(
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
-    """A reference to stored bytes, which are read as a new contiguous tensor.
+    """A reference to stored bytes. Reading it gives a new contiguous tensor.
 
     Attributes:
-        address: where the executor opened the files.
-        version: version of the files; others than these are not read.
+        address: address of the files that the executor opened.
+        version: version of the files; other versions are not read.
         name: the tensor's name in them.
-        dtype, shape: of what is read.
-        start: byte of the tensor's contents at which that begins.
+        dtype, shape: of the tensor to read.
+        start: first byte to read, counted from the start of the stored tensor.
     """
 
     address: str
@@ -53,22 +53,22 @@ class StoredTensor(msgspec.Struct, frozen=True):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is read."""
+        """Number of bytes to read."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def part(self, first: int, end: int) -> StoredTensor:
-        """The rows `first` to `end` of the first dimension."""
+        """Return the rows `first` to `end` of the first dimension."""
         row = math.prod(self.shape[1:]) * self.dtype.itemsize
         return msgspec.structs.replace(self, shape=(end - first, *self.shape[1:]), start=self.start + first * row)
 
 
 class WeightListing(msgspec.Struct, frozen=True):
-    """The tensors at an address, as an executor found them.
+    """The tensors that an executor found at an address.
 
     Attributes:
         tensors: by name, in the order of the files.
-        metadata: what the files say of themselves.
-        unreadable: names of the formats that no tensor can be made of, such as `Q4_K`, by the names of the tensors that have them.
+        metadata: metadata in the files.
+        unreadable: unsupported formats, such as `Q4_K`, by tensor name.
     """
 
     tensors: dict[str, StoredTensor]

@@ -1,4 +1,4 @@
-"""Streams of programs: programs of one structure that follow each other without waiting for each other's results."""
+"""Streams of programs: consecutive programs of one structure that do not wait for each other's results."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ class Stream:
     """State of the stream that a recurring program belongs to. Empty without a pool of executors.
 
     Attributes:
-        following: number of programs of its structure that are under way: results requested, and not waited for yet.
-        turn: id of the device that has least to do for them; empty if nothing follows.
-        carried: inputs that an executor has made or was given since the last program of the structure: where that program
-            made them, the next one has to wait for it.
+        following: number of programs of its structure in flight: results requested, and not waited for yet.
+        turn: id of the device with the least work for these programs; empty if none is in flight.
+        carried: inputs that an executor computed or received since the last program of the structure. The next program
+            has to wait for inputs that the last program computes.
     """
 
     following: int = 0

@@ -1,4 +1,4 @@
-"""Subgraph substitution: parts of a program replaced by other PyTorch code, the program that results, and two rewrites as one."""
+"""Subgraph substitution: replace parts of a program by other PyTorch code, and compose two rewrites."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Compute = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 class Substitution:
     """Nodes to remove, and PyTorch code that computes their results.
 
-    The code runs once, on remote tensors. It is recorded in the place of the first of the nodes, so all inputs must exist by then.
-    What depends on weights alone is computed once and kept as long as they do not change.
+    The code runs once, on remote tensors. The recorded code replaces the first of the nodes, so all inputs must exist
+    before it. Values that depend on weights alone are computed once and cached until the weights change.
 
     Attributes:
-        nodes: ids of the nodes to remove. Other nodes may use none of their results but the outputs.
+        nodes: ids of the nodes to remove. Other nodes may use only the outputs.
         inputs: values that `compute` is given, in order.
-        outputs: values that it returns, in order: of the same shape and dtype.
-        compute: ordinary PyTorch code without sync points or random numbers. It takes a list of tensors and returns a list of
-            new ones, as many as there are `outputs`. Code in `with djinn.planning.group(number):` is meant to run on one
-            device, concurrently with other groups: the hint `groups` of the plan has the ids of their nodes.
-            `djinn.planning.call_again(node, operands, changed)` repeats the call of a node with other tensors, and with the
-            arguments in `changed` by their names.
-        relies: nodes that stay, and that the code repeats or was made for: the substitution holds while they are the same.
+        outputs: values that `compute` returns, in order, with the same shapes and dtypes.
+        compute: ordinary PyTorch code without sync points or random numbers. It takes a list of tensors and returns a
+            list of new ones, as many as there are `outputs`. Code in `with djinn.planning.group(number):` is meant to
+            run on one device, concurrently with other groups: the hint `groups` of the plan has the ids of their nodes.
+            `djinn.planning.call_again(node, operands, changed)` repeats the call of a node with other tensors, and with
+            the arguments in `changed` by their names.
+        relies: remaining nodes on which the code depends. The substitution is valid while they are unchanged.
     """
 
     nodes: frozenset[int]
@@ -44,8 +44,8 @@ class Recipe(ShortRepr):
     """Constant folding: values that are computed once from weights and kept until the weights change.
 
     Attributes:
-        program: computes the values; its other results die with it.
-        sources: the weights. makes: the values that are kept, under placeholder handles.
+        program: computes the values; its other results are freed after it.
+        sources: the weights. makes: the cached values, under placeholder handles.
     """
 
     program: Program
@@ -54,7 +54,7 @@ class Recipe(ShortRepr):
 
     @property
     def identity(self) -> Hashable:
-        """Key that is equal for recipes that compute the same from the same weights."""
+        """Key that is equal for recipes with the same computation on the same weights."""
         numbers: dict[int, int] = {}
         flow = tuple([numbers.setdefault(v, len(numbers)) for v in (*self.program.operands, *self.makes)])
         return self.program.calls, flow, repr(self.program.slots)  # keys treat 1 and 1.0, 0.0 and -0.0 as equal
@@ -62,17 +62,17 @@ class Recipe(ShortRepr):
 
 @attrs.frozen(eq=False, repr=False)
 class RewrittenProgram(ShortRepr):
-    """A program that does the work of another one in another way.
+    """A program that replaces an equivalent one.
 
     Attributes:
-        program: values that the original has, too, have the same handles; others are its own and die with it.
-        origin: the original.
+        program: values of the original keep their handles; its other values are freed after it.
+        origin: the original program.
         slots: for each slot of the program its position in the original's slots, or -1 if it is fixed.
-        nodes: for each instruction the original's node that it is or stands for.
+        nodes: for each instruction, its node in the original.
         own: instructions whose calls are not the original's.
-        relied: nodes of the original with the calls that this holds for, sizes and numbers included.
-        recipes: what is computed from weights beforehand, each by itself.
-        groups: instructions that are meant to run on one device, each group beside the others.
+        relied: nodes of the original, with the calls (sizes and numbers included) for which the rewrite is valid.
+        recipes: independent recipes for values that are computed from weights beforehand.
+        groups: instructions that should run on one device. Groups may run concurrently.
     """
 
     program: Program
@@ -103,14 +103,14 @@ Derived = Callable[[Recipe], RecipeLocations | None]
 
 
 def not_derived(recipe: Recipe) -> None:
-    """Nothing was derived yet."""
+    """Return empty locations: nothing was derived yet."""
     del recipe
 
 
 def composed(first: RewrittenProgram, second: RewrittenProgram) -> RewrittenProgram | None:
     """The rewrite `second` of the program of `first`, expressed as a rewrite of the original of `first`.
 
-    None if what `second` derives from weights starts from what `first` derives: recipes know nothing of each other.
+    Return None if a recipe of `second` uses values of a recipe of `first`: recipes are independent.
     """
     derived = {v for recipe in first.recipes for v in recipe.makes}
     if any(derived.intersection(recipe.sources) for recipe in second.recipes):
@@ -130,7 +130,7 @@ def composed(first: RewrittenProgram, second: RewrittenProgram) -> RewrittenProg
 
 
 def groups_after(rewritten: RewrittenProgram, before: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Its groups of instructions; if it has none, the groups of the original's nodes from before."""
+    """Return the groups of its instructions; without any, the groups of the original's nodes."""
     if rewritten.groups:
         return rewritten.groups
     wanted = [frozenset(group) for group in before]

@@ -16,15 +16,15 @@ from djinn_core.system.processes import in_forked_child
 
 @attrs.frozen(eq=False)
 class TensorClass:
-    """All metadata of a tensor but its sizes and its offset: the key by which formulas for results, layouts and plans are looked up.
+    """The metadata of a tensor without sizes and offset. It is the key of formulas for results, layouts and plans.
 
     Attributes:
         dtype, device, conj, neg: as in `TensorMeta`.
-        small: each size that is 0 or 1, which broadcast and end loops; -1 for every other.
+        small: each size of 0 or 1, which kernels treat specially; -1 for every other size.
         order: the dimensions from the outermost in memory to the innermost. expanded: dimensions of stride 0.
-        dense: whether it has no gaps.
-        regular: whether its strides follow from its sizes and this order: those of dimensions of one element may be any others,
-            which copies keep.
+        dense: True if the tensor has no gaps.
+        regular: True if its strides follow from its sizes and this order. Dimensions of size 1 may have any stride, and
+            copies keep it.
     """
 
     dtype: torch.dtype
@@ -49,8 +49,8 @@ class TensorMeta:
         shape, stride, offset: in elements.
         dtype: a `torch.dtype`.
         device: index of the logical device.
-        conj, neg: whether it is a lazily conjugated or negated view.
-        numel: number of elements. nbytes: bytes that they take when they are contiguous.
+        conj, neg: True for a lazily conjugated or negated view.
+        numel: number of elements. nbytes: bytes of the elements, if contiguous.
     """
 
     shape: tuple[int, ...]
@@ -62,19 +62,20 @@ class TensorMeta:
     neg: bool = False
     numel: int = attrs.field(init=False, repr=False)
     nbytes: int = attrs.field(init=False, repr=False)
-    # Not cached properties, for which attrs gives the class a `__getattr__`: with one, each field that is read is found the long way.
+    # Not cached properties: attrs would give the class a `__getattr__`, which slows down every field access.
     _class: TensorClass | None = attrs.field(default=None, init=False, repr=False)
     _extent: int | None = attrs.field(default=None, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        # Nearly all are asked for, and programs of varying sizes make many: a property costs more than the values.
+        # Most instances need these values. Programs of varying sizes make many instances, and a property costs more
+        # than the values.
         numel = math.prod(self.shape)
         object.__setattr__(self, "numel", numel)
         object.__setattr__(self, "nbytes", numel * self.dtype.itemsize)
 
     @property
     def tensor_class(self) -> TensorClass:
-        """Its class, found once; two are equal exactly when they are the same object."""
+        """Class of this metadata, cached. Two classes are equal exactly when they are the same object."""
         found = self._class
         if found is None:
             found = _class_of(self)
@@ -83,7 +84,7 @@ class TensorMeta:
 
     @property
     def extent(self) -> int:
-        """Elements of storage from its start to the last element that is viewed."""
+        """Number of storage elements up to the last viewed element."""
         found = self._extent
         if found is None:
             found = 0
@@ -93,7 +94,7 @@ class TensorMeta:
         return found
 
 
-CLASSES_LIMIT: Final = 65536  # interned classes; all are forgotten when there are as many
+CLASSES_LIMIT: Final = 65536  # interned classes; the table is cleared at this size
 _classes: dict[tuple[object, ...], TensorClass] = {}
 
 
@@ -103,7 +104,7 @@ def _class_of(meta: TensorMeta) -> TensorClass:
     if 0 not in small and stride == contiguous_strides(shape):
         order, expanded, dense, regular = tuple(range(len(shape))), (False,) * len(shape), True, True
     else:
-        # Where steps are equal, kernels lay results out by size.
+        # If strides are equal, kernels order dimensions by size.
         order = tuple(sorted(range(len(shape)), key=lambda d: (-stride[d], -shape[d] if stride[d] else 0, d)))
         expanded = tuple([step == 0 for step in stride])
         dense = meta.extent == meta.offset + meta.numel
@@ -118,7 +119,7 @@ def _class_of(meta: TensorMeta) -> TensorClass:
 
 
 _interning = threading.RLock()  # reentrant: finalizers run anywhere
-# As in a `WeakValueDictionary`, whose look-up of a key that is not there takes longer than making the metadata.
+# Like a `WeakValueDictionary`, whose lookup of a missing key takes longer than making the metadata.
 _interned: dict[tuple[object, ...], weakref.KeyedRef[tuple[object, ...], TensorMeta]] = {}
 
 
@@ -131,7 +132,7 @@ def tensor_meta(
     conj: bool = False,
     neg: bool = False,
 ) -> TensorMeta:
-    """The one `TensorMeta` with these fields."""
+    """Return the interned `TensorMeta` with these fields."""
     key = (shape, stride, offset, dtype, device, conj, neg)
     known = _interned.get(key)
     meta = known() if known is not None else None
@@ -149,8 +150,8 @@ def _intern(key: tuple[Any, ...]) -> TensorMeta:
 
 
 def _forget(gone: weakref.KeyedRef[tuple[object, ...], TensorMeta]) -> None:
-    # Without waiting, because this runs anywhere, also in the middle of what holds other locks. What stays is replaced when
-    # the same metadata comes again.
+    # Do not wait for the lock: finalizers run anywhere, also under other locks. A remaining entry is replaced when the
+    # same metadata comes again.
     if _interning.acquire(blocking=False):
         try:
             if _interned.get(gone.key) is gone:
@@ -160,7 +161,7 @@ def _forget(gone: weakref.KeyedRef[tuple[object, ...], TensorMeta]) -> None:
 
 
 def _restart_interning() -> None:
-    """Replace the lock in a forked child: a thread that stayed in the parent may have held it."""
+    """Replace the lock in a forked child: a thread of the parent may have held it."""
     global _interning
     _interning = threading.RLock()
 
@@ -169,7 +170,7 @@ in_forked_child(_restart_interning)
 
 
 def meta_of(tensor: torch.Tensor, device: int = 0) -> TensorMeta:
-    """The metadata of a strided tensor, as a value on logical device `device`."""
+    """Return the metadata of a strided tensor, as a value on logical device `device`."""
     return tensor_meta(
         tuple(tensor.shape),
         tensor.stride(),
@@ -183,7 +184,7 @@ def meta_of(tensor: torch.Tensor, device: int = 0) -> TensorMeta:
 
 @functools.lru_cache(maxsize=1 << 13)
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Row-major strides (elements) for `shape`, as PyTorch gives them to a new tensor."""
+    """Return the row-major strides (in elements) of a new tensor of `shape`."""
     strides: list[int] = []
     step = 1
     for size in reversed(shape):

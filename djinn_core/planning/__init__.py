@@ -1,1 +1,1 @@
-"""From a captured graph to a schedule: the pipeline, its stages, matching and the built-in plugins."""
+"""Plan a captured graph into a schedule: the pipeline, its stages, matching and the built-in plugins."""

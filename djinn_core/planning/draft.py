@@ -1,4 +1,4 @@
-"""The program of a plan while optimizations put other code in the place of its nodes."""
+"""The program of a plan while optimizations substitute code for its nodes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from djinn_core.planning.substituting import substitute
 
 @attrs.frozen
 class Draft:
-    """The program that the stages plan now: the recorded one, or one that substitutions made of it.
+    """The program that the stages plan now: the recorded program, or its rewrite by substitutions.
 
     Attributes:
         request: what the plan depends on, with the inputs of `graph`.
-        optimizations: may still run. Each substitutes at most once.
+        optimizations: optimizations that may still run. Each substitutes at most once.
         profile: of `graph`, if it is known.
         known: facts of earlier programs, as in `annotate`.
-        results: of the optimizations that run no more.
+        results: results of the finished optimizations.
         recorded: profile of the recorded program, if `graph` is another one.
-        rewritten: how `graph` came of the recorded program.
+        rewritten: the rewrite from the recorded program to `graph`.
     """
 
     graph: ProgramGraph
@@ -71,7 +71,7 @@ class Draft:
         )
 
     def with_all_results(self, result: PipelineResult, plugins: Plugins) -> PipelineResult:
-        """Return `result` with a row for each optimization: also those that run no more, and those that `exact` leaves out."""
+        """Return `result` with a row for each optimization, including finished ones and those that `exact` excludes."""
         plan = result.plan
         if plan is None:
             return result
@@ -98,7 +98,7 @@ def _without_substitutions(result: OptimizationResult, reason: str) -> Optimizat
 
 
 def _request_after(request: Request, rewritten: RewrittenProgram) -> Request:
-    """Return the request for a rewritten program: values derived from weights are where they are, or will stay with the weights."""
+    """Return the request for a rewritten program. Derived values are at their known location, else with the weights."""
     resident, copies = dict(request.resident), dict(request.copies)
     for recipe in rewritten.recipes:
         if (found := request.derived(recipe)) is not None:
@@ -113,7 +113,7 @@ def _request_after(request: Request, rewritten: RewrittenProgram) -> Request:
 
 
 def asked_again(plan: OptimizationPlan, again: Sequence[Optimization]) -> OptimizationPlan:
-    """Return the plan for the second pass of `again`: an optimization that did nothing in the first gives its reason then."""
+    """Return the plan for the second pass of `again`, with first-pass reasons of optimizations that did nothing."""
     names = {optimization.name for optimization in again}
     return attrs.evolve(plan, results=tuple(r for r in plan.results if r.applied or r.optimization not in names))
 

@@ -1,1 +1,1 @@
-"""The planning plugins that are part of Djinn: cost model, placement policies and the scheduler, and what they compute with."""
+"""Built-in planning plugins: cost model, placement policies and scheduler, with their helpers."""

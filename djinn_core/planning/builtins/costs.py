@@ -1,4 +1,4 @@
-"""The built-in cost model `roofline`: work by formula, bytes by metadata, time by whichever of the two takes longer."""
+"""The built-in cost model `roofline`: work by formula, bytes by metadata, and the longer of compute and memory time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Roofline(CostModel):
     tolerates_growth = True
 
     def estimate(self, graph: Graph, node: Node, device: DeviceCapabilities) -> CostEstimate | None:
-        """Cost of `node`: the larger of compute time and memory time, and the time to start it."""
+        """Return the cost of `node`: start time plus the larger of compute time and memory time."""
         work = work_of(graph, node)
         if work.kind == "view":
             return CostEstimate(0.0, 0, 0, 0.0, self.name)
@@ -36,5 +36,5 @@ class Roofline(CostModel):
 
 @hookimpl
 def djinn_register_cost_models() -> Iterable[CostModel]:
-    """The cost model `roofline`."""
+    """Register the cost model `roofline`."""
     return [Roofline()]

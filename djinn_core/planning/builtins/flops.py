@@ -1,8 +1,8 @@
 """Floating-point operations as `torch.utils.flop_counter` counts them; a multiply-add counts as two.
 
-The formulas are those of PyTorch's registry, in which libraries may register more. A composite op that a program holds whole counts
-as its parts would: by the formula of the part, if it occurs in every model; otherwise by what the counter reports when the op runs on
-the meta device. All other ops count as zero, as in PyTorch; `work` has the arithmetic of pointwise ops.
+The formulas come from PyTorch's registry. Libraries may register more. The FLOPs of a composite op are the sum of its
+parts. Common composite ops have a formula; for all others, the counter runs the op on the meta device. All other ops
+count as zero, as in PyTorch; `work` has the arithmetic of pointwise ops.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ META = torch.device("meta")
 
 
 def meta_call(graph: Graph, node: Node) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments of `node`, with tensors on the meta device.
+    """Return positional and keyword arguments of `node`, with tensors on the meta device.
 
-    A node without a form was called with its inputs and then its slots.
+    Without a form, the arguments are the inputs, then the slots.
     """
     if node.form is None:
         return [*(meta_tensor(graph.meta(v)) for v in node.inputs), *node.slots], {}
@@ -58,13 +58,13 @@ def meta_results(graph: Graph, node: Node) -> Any:
 
 
 def meta_tensor(meta: TensorMeta) -> torch.Tensor:
-    """A tensor of that metadata, without data."""
+    """Return an empty meta tensor with this metadata."""
     return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=META)
 
 
 @attrs.define
 class _ArgumentReader:
-    """Takes operands and slots in the order in which a form mentions them."""
+    """Reads operands and slots in the order of a form."""
 
     graph: Graph
     operands: Iterator[int]
@@ -98,7 +98,7 @@ RECURRENT = frozenset({"gru", "lstm", "rnn_relu", "rnn_tanh"})
 
 
 def flops_of(graph: Graph, node: Node) -> float:
-    """Floating-point operations of `node`; 0 for ops of which PyTorch's counter counts none."""
+    """Return the floating-point operations of `node`; 0 if PyTorch's counter has no formula for the op."""
     formula = _registered().get(_counted_name(node.op))
     rule = _RULES.get(node.operation) if formula is None else None
     if rule is not None:
@@ -115,7 +115,7 @@ def flops_of(graph: Graph, node: Node) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _counted_name(op: str) -> str:
-    """The op as the counter's registry names it: `aten.mm` for `aten::mm.out`."""
+    """Return the name of the op in the counter's registry: `aten.mm` for `aten::mm.out`."""
     return ".".join(op.replace("::", ".").split(".")[:2])
 
 
@@ -123,7 +123,7 @@ _known: tuple[int, dict[str, Callable[..., Any]]] = (-1, {})
 
 
 def _registered() -> dict[str, Callable[..., Any]]:
-    """PyTorch's formulas by name of the op; libraries may add to them at any time."""
+    """Return PyTorch's formulas by op name. Libraries may add formulas at any time."""
     global _known
     registry = flop_counter.flop_registry
     if _known[0] != len(registry):
@@ -137,7 +137,7 @@ def _is_taken_apart(op: str) -> bool:
 
 
 def _watched(graph: Graph, node: Node) -> float:
-    """FLOPs that the counter reports for the parts of a composite op."""
+    """Return the FLOPs that the counter reports for the parts of a composite op."""
     args, kwargs = meta_call(graph, node)
     with torch.no_grad(), flop_counter.FlopCounterMode(display=False) as counter:
         resolve(node.op)(*args, **kwargs)
@@ -155,26 +155,29 @@ def _matmul(operands: Sequence[Shape], made: Shape) -> float:
 
 
 def _grouped_product(operands: Sequence[Shape], made: Shape) -> float:
-    """Each row is multiplied by the matrix of its group. With two matrices, groups divide the dimension that is summed over."""
+    """Count a grouped matmul: each row is multiplied by the matrix of its group.
+
+    With two matrices, groups divide the dimension that is summed over.
+    """
     left, right = operands[:2]
     groups = made[0] if len(left) == len(right) == 2 else 1
     return 2.0 * math.prod(made) * left[-1] / groups
 
 
 def _attention(operands: Sequence[Shape], made: Shape) -> float:
-    """The scores, and the weighted sum of the values."""
+    """Count the scores and the weighted sum of the values."""
     query, key = operands[:2]
     return 2.0 * math.prod(made[:-1]) * key[-2] * (query[-1] + made[-1])
 
 
 def _attention_backward(operands: Sequence[Shape], _: Shape) -> float:
-    """Each of the two products has a gradient by either operand."""
+    """Count the backward pass: each of the two products has a gradient for both operands."""
     query, key, value = operands[1:4]
     return 4.0 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
 def _recurrent(operands: Sequence[Shape], _: Shape) -> float:
-    """Every row of every step is multiplied by every matrix of every layer."""
+    """Count every row of every step times every matrix of every layer."""
     rows = math.prod(operands[0][:-1])
     return 2.0 * rows * sum(math.prod(shape) for shape in operands[1:] if len(shape) == 2)
 
@@ -183,7 +186,7 @@ def _nothing(_: Sequence[Shape], __: Shape) -> float:
     return 0.0
 
 
-# Ops that the counter takes apart on the meta device, and the kernels of which it knows nothing.
+# Ops that the counter decomposes on the meta device, and kernels without a formula.
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(("batch_norm", "layer_norm", "rms_norm"), _nothing),
     "linear": _linear,

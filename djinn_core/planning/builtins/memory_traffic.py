@@ -13,22 +13,22 @@ from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.handles import storage_of, storages_of
 from djinn_core.ir.values import TensorMeta
 
-FEW = 8  # values; lists have many of the same metadata
+FEW = 8  # values; many list elements have equal metadata
 
-# These make memory without writing it.
+# These ops allocate memory without writing it.
 _ALLOCATIONS = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
-# These overwrite their first operand without looking at it.
+# These ops overwrite their first operand without reading it.
 _FILLS = frozenset({
     "bernoulli_", "cauchy_", "copy_", "exponential_", "fill_", "geometric_", "log_normal_", "normal_", "random_",
     "uniform_", "zero_", "_foreach_copy_", "_foreach_zero_",
 })  # fmt: skip
-# These read only the elements of their first operand that indices name: as many as they return.
+# These ops read from their first operand only as many elements as they return.
 _LOOK_UPS = frozenset({
     "embedding", "gather", "index", "index_select", "masked_select", "take", "take_along_dim", "_unsafe_index",
 })  # fmt: skip
-# These return a row for each bag, and read one for each index.
+# These ops return a row per bag and read a row per index.
 _BAGS = frozenset({"_embedding_bag", "_embedding_bag_forward_only", "embedding_bag"})
-# These write only the elements of their first operand that indices name: as many as the source has.
+# These ops write only as many elements of their first operand as the source has.
 _SCATTERS = frozenset({
     "_index_put_impl_", "index_add_", "index_copy_", "index_fill_", "index_put_", "index_reduce_", "put_", "scatter_",
     "scatter_add_", "scatter_reduce_",
@@ -37,7 +37,7 @@ _ACCUMULATE = frozenset({"index_add_", "index_reduce_", "scatter_add_", "scatter
 
 
 def traffic_of(graph: Graph, node: Node) -> tuple[int, int]:
-    """Bytes read and bytes written by `node`, which is no view."""
+    """Return the bytes read and the bytes written by `node`, which must not be a view."""
     operation = node.operation
     if operation in _ALLOCATIONS:
         return 0, 0
@@ -56,7 +56,7 @@ def traffic_of(graph: Graph, node: Node) -> tuple[int, int]:
 
 
 def _written(graph: Graph, node: Node) -> int:
-    """Bytes of results that have memory of their own, and of what is written in place."""
+    """Return the bytes of newly allocated results and of in-place writes."""
     looked_into = set(storages_of(node.inputs))
     fresh = [v for v in node.outputs if storage_of(v) not in looked_into]
     return _total(graph, (*fresh, *dict.fromkeys(node.writes)))
@@ -78,7 +78,7 @@ def _total(graph: Graph, values: Sequence[int]) -> int:
 
 
 def distinct_bytes(meta: TensorMeta) -> int:
-    """Bytes of the elements at different addresses: an expanded dimension has stride 0 and costs nothing."""
+    """Return the bytes of the elements at distinct addresses. An expanded dimension has stride 0 and costs nothing."""
     count = 1
     for size, stride in zip(meta.shape, meta.stride, strict=True):
         count *= min(size, 1) if stride == 0 else size

@@ -21,16 +21,17 @@ djinn_api_version = "2.0"
 
 
 class SingleDevice(PlacementPolicy):
-    """Runs everything on the device that has most bytes of the inputs; without inputs, on the first device that fits.
+    """Runs everything on one device.
 
-    A device that has to spill comes after all others.
+    Devices without spilling come first, then the device with most bytes of the inputs. Without inputs, the first device
+    that fits is chosen.
     """
 
     name = "single"
     tolerates_growth = True
 
     def place(self, context: PlacementContext) -> Placement:
-        """One device and one reason for all.
+        """Place all nodes on one device, with one reason.
 
         Raises:
             DoesNotFit: no device has the memory and the dtypes that the program needs.
@@ -42,7 +43,9 @@ class SingleDevice(PlacementPolicy):
             obstacles = {d.id: f"random numbers are drawn on {drawing}" for d in devices if d.id != drawing}
             devices = tuple(d for d in devices if d.id == drawing)
         for spill in (False, True):
-            for device in sorted(devices, key=lambda d: -held[d.id]):  # the first of those that hold the same
+            for device in sorted(
+                devices, key=lambda d: -held[d.id]
+            ):  # the first of several devices that hold as many bytes
                 if spill and not device.spill:
                     continue
                 obstacles[device.id] = fresh.obstacle(context, device, spill)
@@ -79,12 +82,15 @@ def _alone(context: PlacementContext, device: str, reason: str) -> Placement:
 
 @attrs.define
 class _EmptyDevices:
-    """Shortages on devices that hold nothing of the program yet: the same for equal room and dtypes."""
+    """Caches shortages of devices that hold no data of the program.
+
+    Devices with equal free memory and dtypes share an entry.
+    """
 
     _known: dict[DeviceCapabilities, str] = attrs.field(factory=dict)
 
     def obstacle(self, context: PlacementContext, device: DeviceCapabilities, spill: bool) -> str:
-        """Reason why a program cannot run on a device, or an empty string."""
+        """Return the reason why a program cannot run on a device, or an empty string."""
         if device.id in context.memory_limits or context.resident or context.copies:
             return _obstacle(context, device, spill)
         make = attrs.evolve(device, id=str(spill), name="", group="")
@@ -99,7 +105,7 @@ def _obstacle(context: PlacementContext, device: DeviceCapabilities, spill: bool
 
 
 def _random_home(context: PlacementContext) -> str | None:
-    """Device on which the program's random ops have to run; None if there are none, or it is not known."""
+    """Return the device of the program's random ops; None if there are no random ops or the device is unknown."""
     home = context.resident.get(RANDOM_STATE)
     return home if home is not None and any(context.graph.nodes[n].random for n in context.plan.nodes) else None
 
@@ -115,5 +121,5 @@ def _bytes_held(graph: Graph, resident: Mapping[int, str]) -> Counter[str]:
 
 @hookimpl
 def djinn_register_placement_policies() -> Iterable[PlacementPolicy]:
-    """The policy `single`."""
+    """Register the policy `single`."""
     return [SingleDevice()]

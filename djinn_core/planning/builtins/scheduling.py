@@ -1,4 +1,7 @@
-"""The built-in scheduler `sequential`: program order, values moved when they are made and freed after their last use."""
+"""The built-in scheduler `sequential`: program order.
+
+Values are sent as soon as they are computed and freed after their last use.
+"""
 
 from __future__ import annotations
 
@@ -26,5 +29,5 @@ class Sequential(Scheduler):
 
 @hookimpl
 def djinn_register_schedulers() -> Iterable[Scheduler]:
-    """The scheduler `sequential`."""
+    """Register the scheduler `sequential`."""
     return [Sequential()]

@@ -1,7 +1,7 @@
 """Device-independent work of an op: its kind, its size, its arithmetic and the memory that it moves.
 
-Results are memoised by everything that they depend on (form of the call, metadata of operands and results, scalars), so that a
-program of 1,000 ops costs as much as its few dozen different ones.
+Results are memoised by form, metadata of operands and results, and scalars. A program of 1,000 ops costs as much as its
+few dozen distinct ops.
 
 In evaluation, `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` call kernels for a whole layer, which PyTorch's counter does
 not know. Their work is the sum of several ops of other kinds.
@@ -31,13 +31,13 @@ Part = tuple[str, Any, tuple[int, ...]]  # operation, kind and dimensions, as in
 
 
 def parts_of(graph: Graph, node: Node) -> tuple[Part, ...]:
-    """Steps of a kernel for a whole layer; empty for all other kernels."""
+    """Return the steps of a fused kernel for a whole layer; empty for all other kernels."""
     parts = _PARTS.get(node.operation)
     return parts(graph, node) if parts is not None else ()
 
 
 def _attention(rows: int, length: int, width: int, heads: int) -> tuple[Part, ...]:
-    """Projections of `rows` sequences, scores, attention weights and the weighted sums."""
+    """Return the projections of `rows` sequences, scores, attention weights and the weighted sums."""
     positions, each = rows * length, width // heads
     scores = (rows * heads, length, length)
     return (
@@ -99,20 +99,19 @@ class Work:
 
     Attributes:
         operation: the op without namespace and overload.
-        kind: which family it is of.
+        kind: family of the op.
         flops: as PyTorch's counter counts them.
-        operations: arithmetic that is really done, elementwise ops and reductions included.
+        operations: arithmetic operations that the kernel executes, including elementwise ops and reductions.
         bytes_read, bytes_written: memory moved.
-        dims: of products, convolutions, attention and recurrent layers, as products: (batch, rows, columns, contracted);
-            otherwise
-            (elements,), of the larger of operands and results.
+        dims: of products, convolutions, attention and recurrent layers, as products: (batch, rows, columns,
+            contracted); otherwise (elements,), of the larger of operands and results.
         dtype: of the result.
         kernel: positions that a convolution's kernel covers.
-        tensors: results that it makes; many for the ops that take lists.
-        layout: of the operand with the worst layout: `contiguous`, `permuted` if only its last dimension is in order, `transposed`
-            otherwise.
-        parts: the steps of a kernel for a whole layer, each as a work without memory.
-        workspace: bytes taken while it runs, beside operands and results.
+        tensors: number of results; large for ops on lists.
+        layout: of the operand with the worst layout: `contiguous`, `permuted` if only its last dimension is in order,
+            `transposed` otherwise.
+        parts: the steps of a fused kernel for a whole layer, each as a `Work` without memory.
+        workspace: temporary bytes during the op, without operands and results.
     """
 
     operation: str
@@ -131,7 +130,7 @@ class Work:
 
     @property
     def bytes(self) -> int:
-        """Memory moved."""
+        """Bytes of memory moved."""
         return self.bytes_read + self.bytes_written
 
 
@@ -140,10 +139,10 @@ _known: dict[tuple[object, ...], tuple[object, Work]] = {}
 
 
 def work_of(graph: Graph, node: Node) -> Work:
-    """The work of `node`."""
+    """Return the work of `node`."""
     metas = [graph.meta(v) for v in (*node.inputs, *node.outputs)]
     aliased = is_view(node)
-    # Forms are shared by the calls of one kind; by identity they are quick keys, and what is kept here keeps them.
+    # The cache keys forms by identity, which is fast. The cache entry keeps the form alive.
     key = (node.op, id(node.form), aliased, node.slots, *metas)
     found = _known.get(key)
     if found is not None:
@@ -187,7 +186,7 @@ def _work(graph: Graph, node: Node) -> Work:
 
 
 def _between(parts: tuple[Work, ...]) -> int:
-    """The two largest products of a whole layer, one of which is computed from the other."""
+    """Return the two largest products of a fused layer; one is computed from the other."""
     made = sorted(math.prod(p.dims[:-1]) * p.dtype.itemsize for p in parts if p.kind == "product")
     return sum(made[-2:])
 
@@ -262,7 +261,7 @@ _LAYOUTS: tuple[Layout, ...] = ("contiguous", "permuted", "transposed")
 
 
 def _layout(meta: TensorMeta) -> Layout:
-    """Dimensions of one element, and expanded ones, do not matter."""
+    """Return the layout. Dimensions of size 1 and expanded dimensions do not matter."""
     step, in_order = 1, True
     dimensions = [(n, s) for n, s in zip(meta.shape, meta.stride, strict=True) if n > 1 and s > 0]
     for size, stride in reversed(dimensions):
@@ -305,7 +304,7 @@ def _product_dims(graph: Graph, node: Node, shapes: list[tuple[int, ...]]) -> tu
 
 
 def _convolution_dims(graph: Graph, node: Node, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """As products, one for each group: (positions, output channels, elements of the kernel for each position)."""
+    """Return the product of one group: (positions, output channels, elements of the kernel for each position)."""
     backward, given = "backward" in node.operation, arguments(node)
     operand, weight = shapes[1:3] if backward else shapes[:2]
     made = shapes[0] if backward else graph.meta(node.outputs[0] if node.outputs else node.writes[-1]).shape
@@ -320,7 +319,7 @@ def _convolution_dims(graph: Graph, node: Node, shapes: list[tuple[int, ...]]) -
 
 
 def _recurrent_dims(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """As products, one for each step of each layer and direction, with all matrices of a step together."""
+    """Return the dimensions of one product per step, layer and direction. All matrices of a step form one product."""
     matrices = [shape for shape in shapes[1:] if len(shape) == 2]
     layers, rows, _ = shapes[1]
     steps = math.prod(shapes[0][:-1]) // max(1, rows)

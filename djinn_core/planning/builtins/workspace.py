@@ -1,7 +1,7 @@
-"""Work space: bytes that an op takes on its device while it runs, beside operands and results.
+"""Workspace: temporary bytes that an op allocates on its device, without operands and results.
 
-Rules by family, which agree with the allocations of CPU kernels in one thread (`tests/planning/test_workspace.py`). Kernels of other
-devices are not known: sorts are assumed to move keys and indices between two buffers.
+The rules by op family match the allocations of single-threaded CPU kernels (`tests/planning/test_workspace.py`).
+Kernels of other devices are unknown: sorts are assumed to use a second buffer for keys and indices.
 """
 
 from __future__ import annotations
@@ -18,20 +18,23 @@ from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.op_families import CONVOLUTION, NORMALISATION
 from djinn_core.ir.values import TensorMeta
 
-_CHANNELS = 16  # oneDNN's blocks of a weight
-_KEYS = 512  # of a block of attention; of queries, by how many there are
+_CHANNELS = 16  # block size of oneDNN weights
+_KEYS = 512  # of a block of attention; the query block depends on the number of queries
 _QUERIES = ((768, 256), (192, 64), (0, 32))
 _INDEX = 8
 
 
 def workspace_of(graph: Graph, node: Node) -> int:
-    """Work space of `node` in bytes, without negligible amounts; 0 for ops that are not known to take any."""
+    """Return the workspace of `node` in bytes, without negligible amounts; 0 for ops without a rule."""
     rule = _RULES.get(node.operation)
     return rule(graph, node) if rule is not None and node.inputs else 0
 
 
 def _convolution(graph: Graph, node: Node) -> int:
-    """Kernels copy operands into layouts of their own; those of transposed convolutions copy the result as well."""
+    """Return the bytes of operands that kernels copy into their own layout.
+
+    Transposed convolutions copy the result as well.
+    """
     copies = _given(graph, node)
     if not (arguments(node).get("transposed") or "transpose" in node.operation):
         return copies
@@ -39,7 +42,10 @@ def _convolution(graph: Graph, node: Node) -> int:
 
 
 def _convolution_backward(graph: Graph, node: Node) -> int:
-    """As in the forward pass, and the gradient of the weight in blocks of channels, which depthwise weights fill only in part."""
+    """Return the forward workspace plus the gradient of the weight in channel blocks.
+
+    Depthwise weights fill a block only in part.
+    """
     copies = _given(graph, node)
     if len(node.inputs) < 3:
         return copies
@@ -51,12 +57,12 @@ def _convolution_backward(graph: Graph, node: Node) -> int:
 
 
 def _copies_of_gaps(graph: Graph, node: Node) -> int:
-    """A copy of each operand that is not contiguous."""
+    """Return the bytes of a copy of each operand that is not contiguous."""
     return sum(graph.meta(v).nbytes for v in node.inputs if not _is_contiguous(graph.meta(v)))
 
 
 def _batch_norm_backward(graph: Graph, node: Node) -> int:
-    """A copy of the gradient."""
+    """Return the bytes of a copy of the gradient."""
     return graph.meta(node.inputs[0]).nbytes + _copies_of_gaps(graph, node)
 
 
@@ -65,7 +71,7 @@ def _copy_of_operand(graph: Graph, node: Node) -> int:
 
 
 def _sort(graph: Graph, node: Node) -> int:
-    """A copy of the keys and their indices."""
+    """Return the bytes of a copy of the keys and their indices."""
     given = graph.meta(node.inputs[0])
     return given.numel * (given.dtype.itemsize + _INDEX)
 
@@ -75,13 +81,16 @@ def _unique(graph: Graph, node: Node) -> int:
 
 
 def _index(graph: Graph, node: Node) -> int:
-    """The indices of the elements that masks select, which may be all: one for each dimension of a mask."""
+    """Return the bytes of the indices that masks select, at most all. Each dimension of a mask has an index."""
     masks = [meta for meta in map(graph.meta, node.inputs[1:]) if meta.dtype in (torch.bool, torch.uint8)]
     return sum(_INDEX * len(mask.shape) * mask.numel for mask in masks)
 
 
 def _matmul(graph: Graph, node: Node) -> int:
-    """A copy of each operand that cannot be viewed as a batch of matrices: broadcast operands, and permuted heads."""
+    """Return the bytes of copied operands.
+
+    Broadcast operands and permuted heads cannot be viewed as a batch of matrices.
+    """
     left, right = (graph.meta(v) for v in node.inputs[:2])
     if min(len(left.shape), len(right.shape)) < 3:
         return 0
@@ -105,7 +114,7 @@ def _is_one_batch(meta: TensorMeta, batch: tuple[int, ...]) -> bool:
 
 
 def _attention(graph: Graph, node: Node) -> int:
-    """Scores of one block, and a mask as floats; with dropout, all scores three times."""
+    """Return the bytes of one block of scores and of the mask in float. With dropout, all scores count three times."""
     query, key = (graph.meta(v) for v in node.inputs[:2])
     if node.operation == "scaled_dot_product_attention" and arguments(node).get("dropout_p"):
         return 3 * math.prod(query.shape[:-1]) * key.shape[-2] * query.dtype.itemsize
@@ -114,7 +123,7 @@ def _attention(graph: Graph, node: Node) -> int:
 
 
 def _attention_backward(graph: Graph, node: Node) -> int:
-    """A copy of the gradient of the queries, and two blocks of scores."""
+    """Return the bytes of a copy of the queries' gradient and of two blocks of scores."""
     query, key = (graph.meta(v) for v in node.inputs[1:3])
     return query.nbytes + 2 * _attention_block(query.shape, key.shape)
 
@@ -125,7 +134,7 @@ def _attention_block(query: tuple[int, ...], key: tuple[int, ...]) -> int:
 
 
 def _recurrent(graph: Graph, node: Node) -> int:
-    """Inputs of the gates for all steps of a layer, and its states, in each direction."""
+    """Return the bytes of the gate inputs for all steps of a layer, and of its states, in each direction."""
     shapes = [graph.meta(v).shape for v in node.inputs]
     matrices = [shape for shape in shapes[1:] if len(shape) == 2]
     if not matrices or len(shapes[1]) != 3:

@@ -1,4 +1,4 @@
-"""Attention in one form: fused ops and softmax(q·kᵀ)·v written out, found once for all patterns of a graph."""
+"""Attention in one form, for fused ops and for explicit softmax(q·kᵀ)·v. All patterns of a graph share one search."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _WRITTEN_OUT = _SCORES >> through(_WEIGHT_OPS, limit=6, widest=True) >> op(PRODU
 
 @attrs.frozen
 class Attention:
-    """One attention.
+    """An attention.
 
     Attributes:
         nodes: ids of its ops, in order.
-        query, key, value: values that go into the two products. The key may be transposed.
+        query, key, value: operands of the two products. The key may be transposed.
         masks: values that are added to the scores or select among them.
-        queries, keys: how many there are for each head.
+        queries, keys: number of each per head.
         scores: shape of the scores without sinks; empty for a fused op.
-        fused: True if it is one op.
-        flagged_causal: True if the op itself was told to be causal.
+        fused: True if the attention is one op.
+        flagged_causal: True if the op has the argument `is_causal=True`.
     """
 
     nodes: tuple[int, ...]
@@ -76,7 +76,7 @@ def _fused(graph: Graph, node: Node) -> Attention:
 
 
 def _written_out(graph: Graph, found: Found) -> Attention | None:
-    """Return the attention of a match; None if scores do not fit, or the key is the weight of a layer."""
+    """Return the attention of a match; None if the scores do not fit, or the key is the weight of a layer."""
     softmax, scores, mixture = found["softmax"], found["scores"], found["mixture"]
     shape, made = graph.meta(softmax.inputs[0]).shape, graph.meta(found.value("scores"))
     if len(shape) < 2 or arguments(softmax).get("dim", -1) not in {-1, len(shape) - 1} or len(mixture.inputs) < 2:
@@ -114,7 +114,7 @@ def _masks(graph: Graph, scores: Node, between: list[int]) -> tuple[int, ...]:
 
 
 def _is_layer(graph: Graph, query: int, key: int, value: int) -> bool:
-    """True if the key is a matrix from outside and data was computed: a layer with a softmax."""
+    """Return True if the key is a weight matrix and the query was computed: a linear layer with a softmax."""
     first = origin(graph, key)
     outside = graph.producer(first) is None and len(graph.meta(first).shape) == 2
     return outside and any(graph.producer(origin(graph, v)) is not None for v in (query, value))

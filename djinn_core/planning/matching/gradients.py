@@ -1,4 +1,4 @@
-"""Detection of backward passes: much of what a matcher looks for recurs there, differentiated."""
+"""Detection of backward passes: a backward pass repeats many forward patterns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _ONES = frozenset({"full_like", "ones_like"})
 
 
 class Gradients:
-    """The nodes of a graph that derive from the gradient of a loss; found when it is first asked, in linear time."""
+    """The nodes of a graph that derive from the gradient of a loss; computed at the first query, in linear time."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -27,11 +27,11 @@ class Gradients:
             return derived
         for node, sources in zip(graph.nodes, graph.flow.sources, strict=True):
             if node.operation in OPTIMIZER:
-                continue  # what comes out is a weight again
+                continue  # the result is a weight again
             seed = node.operation in _ONES and self._is_one(node.outputs)
             derived[node.id] = seed or is_backward(node) or any(s >= 0 and derived[s] for s in sources)
         return derived
 
     def _is_one(self, outputs: tuple[int, ...]) -> bool:
-        """True if the first output has the shape of a loss: one element."""
+        """Return True if the first output has the shape of a loss: one element."""
         return bool(outputs) and self._graph.meta(outputs[0]).shape in {(), (1,)}

@@ -1,4 +1,4 @@
-"""Layers: products with a weight, however they are written."""
+"""Layers: products with a weight, in any spelling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from djinn_core.planning.matching.terms import Term
 
 _PRODUCTS = frozenset({"addmm", "linear", "matmul", "mm"})
 _BIASED = frozenset({"add", "add_"})
-# What fills a new weight: a model may be built in the very program that uses it.
+# Ops that fill a new weight: the program itself may build the model.
 _FILLED = frozenset({
     "add_", "clamp_", "empty", "empty_strided", "erfinv_", "fill_", "full", "mul_", "normal_", "ones", "rand", "randn",
     "uniform_", "zero_", "zeros",
@@ -20,7 +20,7 @@ _FILLS = 8
 
 
 def is_given(flow: Flow, source: int) -> bool:
-    """True if `source` is an input, or was filled with constants by the program: a weight, not the result of a computation."""
+    """Return True if `source` is a weight: an input, or a value that the program fills with constants."""
     for _ in range(_FILLS):
         source = flow.beyond(source)
         if source < 0:
@@ -39,8 +39,8 @@ class Layer:
     """A product with a weight.
 
     Attributes:
-        node: the op that gives the result, which may be the addition of the bias. product: the product itself.
-        data: source of what is multiplied. weight, bias: sources of the weight and the bias, if there is one.
+        node: the op of the result, possibly the addition of the bias. product: the product itself.
+        data: source of the data operand. weight, bias: sources of the weight and the bias, if there is one.
     """
 
     node: Node
@@ -51,7 +51,7 @@ class Layer:
 
 
 def layer_at(graph: Graph, node: Node) -> Layer | None:
-    """The layer that ends in `node`: `linear`, `addmm`, `mm` or `matmul` with a weight, and an addition of a bias."""
+    """Return the layer that ends in `node`: `linear`, `addmm`, `mm` or `matmul` with a weight, or a bias addition."""
     if node.operation in _PRODUCTS:
         return _product(graph, node)
     if node.operation in _BIASED and len(node.inputs) == 2:
@@ -87,7 +87,7 @@ def _biased(graph: Graph, node: Node) -> Layer | None:
 
 @attrs.frozen(eq=False)
 class LayerTerm(Term):
-    """A linear layer; what flows into it is its data, not its weight."""
+    """A term for a linear layer. Its operand is the data, not the weight."""
 
     feeds: tuple[Term, ...] = ()
 
@@ -114,5 +114,5 @@ def _fed(found: Found, source: int, feeds: tuple[Term, ...]) -> Ways:
 
 
 def linear() -> LayerTerm:
-    """A linear layer: a product of data with a weight, as `linear`, `addmm`, `mm` or `matmul`, with or without a bias."""
+    """Return a term for a linear layer: `linear`, `addmm`, `mm` or `matmul` with a weight, with or without a bias."""
     return LayerTerm()

@@ -1,4 +1,4 @@
-"""Matches of a search, partial or complete, and the places in a graph that conditions look at."""
+"""Matches of a search, partial or complete, and the graph positions that conditions inspect."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from djinn_core.ir.values import TensorMeta
 
 @attrs.frozen
 class Place:
-    """A node in its graph: what conditions are asked about."""
+    """A node in its graph, as the argument of conditions."""
 
     graph: Graph
     node: Node
 
     @property
     def result(self) -> TensorMeta:
-        """Metadata of the first result, or of what is written."""
+        """Metadata of the first result; for an in-place op, of the written operand."""
         node = self.node
         return self.graph.meta((*node.outputs, *node.writes, *node.inputs)[0])
 
     @property
     def operands(self) -> tuple[TensorMeta, ...]:
-        """Metadata of the tensors that it reads."""
+        """Metadata of the tensors that the node reads."""
         return tuple([self.graph.meta(v) for v in self.node.inputs])
 
 
 @attrs.frozen
 class Found:
-    """A match: the nodes that it covers and the sources that it names. While a search goes on, it is partial.
+    """A match: its covered nodes and named sources. During a search the match is partial.
 
     Attributes:
-        graph: where.
-        nodes: ids of the nodes that it covers, views and casts between them among them; a set that keeps its order.
-        names: sources by the names that the term gives; see `ir.flow` for what a source is.
+        graph: the searched graph.
+        nodes: ids of the covered nodes, including views and casts between them, as an ordered set.
+        names: sources by their names in the term; `ir.flow` defines sources.
     """
 
     graph: Graph
@@ -44,21 +44,21 @@ class Found:
     names: Mapping[str, int]
 
     def covering(self, *nodes: int) -> Found:
-        """This match with more nodes."""
+        """Return this match with more nodes."""
         return Found(self.graph, {**self.nodes, **dict.fromkeys(nodes)}, self.names)
 
     def named(self, name: str, source: int) -> Found | None:
-        """This match with one more name; None if the name stands for another source already."""
+        """Return this match with one more name; None if the name already stands for another source."""
         known = self.names.get(name)
         if known is not None:
             return self if known == source else None
         return Found(self.graph, self.nodes, {**self.names, name: source})
 
     def __getitem__(self, name: str) -> Node:
-        """The node of that name.
+        """Return the node of that name.
 
         Raises:
-            KeyError: nothing in the graph has that name: the term does not give it, or it comes from outside.
+            KeyError: the term does not define the name, or it names a graph input.
         """
         source = self.names[name]
         if source < 0:
@@ -66,15 +66,15 @@ class Found:
         return self.graph.nodes[source]
 
     def value(self, name: str) -> int:
-        """The value of that name: the first result of its node, or the input of the graph."""
+        """Return the value of that name: the first result of its node, or a graph input."""
         return self.graph.flow.value(self.names[name])
 
     def meta(self, name: str) -> TensorMeta:
-        """Metadata of the value of that name."""
+        """Return the metadata of the value of that name."""
         return self.graph.meta(self.value(name))
 
     def described(self) -> dict[str, str]:
-        """For the templates of reasons: what each name stands for, in words."""
+        """Describe each name in words, for the templates of reasons."""
         return {name: self._in_words(source) for name, source in self.names.items()}
 
     def _in_words(self, source: int) -> str:

@@ -17,7 +17,7 @@ from djinn_core.planning.matching.terms import Term, has_conditions
 
 @attrs.frozen(eq=False)
 class Matcher(Pattern):
-    """A pattern that finds a term; made by `matcher`."""
+    """A pattern that finds a term; `matcher` makes it."""
 
     name: str
     operations: frozenset[str]
@@ -30,14 +30,14 @@ class Matcher(Pattern):
     tolerates_growth: bool = False
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
-        """At most one match for each of `candidates` that the term can end with: the first way in which it fits."""
+        """Return the first match that ends in each of `candidates`, if any."""
         for node in candidates:
             found = self.find(graph, node)
             if found is not None:
                 yield self._match(found)
 
     def find(self, graph: Graph, node: Node) -> Found | None:
-        """The first way in which the term fits where it ends in `node`, or None."""
+        """Return the first match of the term that ends in `node`, or None."""
         for found in self.term.ways(Found(graph, {}, {}), node.id):
             if node.id in found.nodes and (self.check is None or self.check(found)):
                 return found
@@ -65,18 +65,18 @@ def matcher(
     hints: Callable[[Found], Mapping[str, Any]] | None = None,
     tolerates_growth: bool = False,
 ) -> Matcher:
-    """A pattern that finds `term`.
+    """Return a pattern that finds `term`.
 
     Args:
         name: unique among patterns.
-        term: what to look for; the op that it ends with leads to candidates.
-        confidence: of matches given 0.9, nine in ten are right; a number, or a function of what was found.
+        term: the term to find. Its last op selects candidates.
+        confidence: a number, or a function of the match. At 0.9, nine of ten matches are right.
         reason: a sentence; `{x}` stands for the op or input that the term names `x`. Or a function.
-        check: what must hold of all that was found together.
+        check: a condition on the complete match.
         details: facts about a match.
-        hints: what follows from it for placement and scheduling.
-        tolerates_growth: True if the functions and conditions decide the same for programs that differ in sizes only; see
-            `Pattern`. Without functions and conditions it is True.
+        hints: hints for placement and scheduling.
+        tolerates_growth: True if the functions and conditions decide the same for programs that differ in sizes only;
+            see `Pattern`. Without functions and conditions it is True.
 
     Raises:
         ConfigurationError: the term may end with anything.
