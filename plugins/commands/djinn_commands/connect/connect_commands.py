@@ -33,7 +33,9 @@ from djinn_commands.connect.records import Record, refuse_windows
     help="Folder of wheels to send: PyTorch and others for that machine, and Djinn's, which are built from the checkout otherwise.",
 )
 @click.option(
-    "--update", is_flag=True, help="Install what there is here now, and restart the server, whose sessions end."
+    "--update",
+    is_flag=True,
+    help="Install the version of Djinn of this machine there, and restart the server. Sessions continue if the versions allow it.",
 )
 @click.option("--background", is_flag=True, help="Not under systemd, even if you may have services there.")
 @click.option("--check/--no-check", default=True, help="Train one small step at the end, if there was something to do.")
