@@ -64,18 +64,19 @@ class StrategyRun(ABC):
     def arguments(self, op: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Return the positional and the named arguments of op number `op`, whose operands must exist.
 
-        If an operand failed to be computed, the call ends the offer's part in this run. The remaining ops run as recorded.
+        The offer may not write into them: nothing detects it. If an operand failed to be computed, or the submission was cancelled, the call ends
+        the offer's part in this run. The remaining ops run as recorded.
         """
 
     @abstractmethod
     def replace(self, stop: int, made: Mapping[int, torch.Tensor]) -> Iterator[None]:
         """Put tensors in the places of values that the ops before op `stop` make, and skip these ops. Write `yield from`, as for `advance`.
 
-        The ops may write into nothing. `made` has each of their values that is used later: in new memory, laid out as the op lays it out. In a
-        trial the ops run as well, and the executor compares the results.
+        The ops may write into nothing and draw no random numbers. `made` has each of their values that is used later: in memory that is new in
+        each run, laid out as the op lays it out. In a trial the ops run as well, and the executor compares the results.
 
         Raises:
-            ValueError: an op writes into an operand, or a value is missing.
+            ValueError: an op writes into an operand or draws random numbers, a value is missing, or the ops have run.
         """
 
 
@@ -92,7 +93,8 @@ class RunOffer(ABC):
     def run(self, run: StrategyRun) -> Iterator[None]:
         """Run the template: a generator over `run.advance` and `run.replace`. The executor runs the ops that it leaves.
 
-        If it raises, the executor runs the remaining ops as recorded and uses the strategy no more for this template.
+        If it raises, the executor runs the remaining ops as recorded and uses the strategy no more for this template. If it runs out of memory,
+        the next run may be its again.
         """
 
     def stage(self) -> Stage:

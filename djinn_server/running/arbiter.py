@@ -5,20 +5,25 @@ A trial compares an offer's results with those of the ops and times both in turn
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import attrs
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from djinn_core.errors import ProtocolError, QuotaExceeded, TransportError
-from djinn_core.hookspecs.run_strategies import RunOffer, RunStrategy, StrategyRun, TemplateFacts, TemplateOp
+from djinn_core.hookspecs.run_strategies import RunOffer, RunStrategy, Stage, StrategyRun, TemplateFacts, TemplateOp
+from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_core.logs import get_logger
 from djinn_core.system.lru import LruCache
-from djinn_core.torch_private import inference_mode
+from djinn_core.torch_private import inference_mode, storage_key
+from djinn_server.memory.room import is_out_of_memory
 from djinn_server.running.device_time import DeviceTimer, TimedSpans
 from djinn_server.running.fair_share import Steps
+from djinn_server.running.random_state import default_generator
 from djinn_server.running.result_layout import layout_difference
 from djinn_server.running.run import TemplateRun, numbers_of
 from djinn_server.running.template_compiler import CompiledTemplate
@@ -26,6 +31,7 @@ from djinn_server.running.values import Poison, memory_of
 
 TEMPLATES: Final = 1024
 _ENDED: Final = object()
+_T = TypeVar("_T")
 _log = get_logger("djinn.server")
 
 
@@ -41,12 +47,14 @@ class TrialLimits:
         checks: runs on which results must have been the same.
         timed: runs of each way that are timed. gain: the largest share of the time op by op that the offer may take.
         plain: runs of each way that are enough where all runs of the offer are faster than all others.
+        fruitless: runs in which the offer had its turn and replaced nothing, after which it is not used.
     """
 
     checks: int = 2
     timed: int = 8
     plain: int = 3
     gain: float = 0.95
+    fruitless: int = 16
 
     def ratio(self, before: Sequence[float], offered: Sequence[float]) -> float | None:
         """The share of the time op by op that the offer takes; None as long as more runs are needed to tell.
@@ -62,13 +70,16 @@ class Candidate:
     """An offer for a template, and what is known of it.
 
     Attributes:
-        checked: runs whose results were compared. before, offered: device seconds of runs in a trial, op by op and by the offer.
+        checked: runs whose results were compared. given: storages of results in these. fruitless: as in `TrialLimits`, so far.
+        before, offered: device seconds of runs in a trial, op by op and by the offer.
         ratio: as in `RunOffer.decided`; 1.0 without a trial. used: True or False once that is decided. reason: why it is not used.
     """
 
     strategy: RunStrategy
     offer: RunOffer
     checked: int = 0
+    given: dict[int, StorageWeakRef] = attrs.field(factory=dict)
+    fruitless: int = 0
     before: list[float] = attrs.field(factory=list)
     offered: list[float] = attrs.field(factory=list)
     ratio: float = 1.0
@@ -78,8 +89,8 @@ class Candidate:
 
     def reset(self) -> None:
         """Forget the trial: the offer is another one, or none now."""
-        self.checked, self.used, self.ratio = 0, None, 1.0
-        self.before, self.offered = [], []
+        self.checked, self.fruitless, self.used, self.ratio = 0, 0, None, 1.0
+        self.given, self.before, self.offered = {}, [], []
 
 
 @attrs.frozen
@@ -107,13 +118,31 @@ class TemplateChoice:
         for candidate in self.candidates:
             if candidate.failed or (exact and not candidate.strategy.exact):
                 continue
-            if (stage := candidate.offer.stage()) != "ready":
+            if (stage := self.stage(candidate)) != "ready":
                 candidate.reset()
             if stage == "watching" or (stage == "ready" and candidate.used is None):
                 return candidate
             if candidate.used is not False and (best is None or candidate.ratio < best.ratio):
                 best = candidate
         return best
+
+    def stage(self, candidate: Candidate) -> Stage:
+        """As `RunOffer.stage`; `idle` once the offer has failed."""
+        return "idle" if candidate.failed else self._tell_offer(candidate, candidate.offer.stage) or "idle"
+
+    def _tell_offer(self, candidate: Candidate, call: Callable[[], _T]) -> _T | None:
+        """Call an offer outside of a run. If it raises, it is not used any more."""
+        try:
+            return call()
+        except Exception as error:
+            self.failed(candidate, error)
+            return None
+
+    def failed(self, candidate: Candidate, error: Exception) -> None:
+        """Use a candidate no more, because its offer raised."""
+        if not candidate.failed:
+            candidate.failed = True
+            self.refuse(candidate, f"it raised {type(error).__name__}: {error}")
 
     def is_replaced(self) -> bool:
         """True if an offer has been found to be faster than the ops."""
@@ -122,14 +151,20 @@ class TemplateChoice:
     def ran(self, seconds: float) -> None:
         """The device has run the template for so long since the last call."""
         for candidate in self.candidates:
-            candidate.offer.ran(seconds)
+            if not candidate.failed:
+                self._tell_offer(candidate, functools.partial(candidate.offer.ran, seconds))
 
     def refuse(self, candidate: Candidate, reason: str) -> None:
         """Use a candidate no more, unless its strategy has another offer."""
         candidate.used, candidate.reason = False, reason
         if not candidate.offer.checked:
             _tell(self, candidate, "a run strategy is not used", reason=reason)
-        candidate.offer.decided(candidate.ratio, used=False, reason=reason)
+        self.decided(candidate, reason)
+
+    def decided(self, candidate: Candidate, reason: str = "") -> None:
+        """Tell an offer the end of its trial."""
+        used = candidate.used is True
+        self._tell_offer(candidate, lambda: candidate.offer.decided(candidate.ratio, used=used, reason=reason))
 
 
 class ServedRun(StrategyRun):
@@ -139,6 +174,7 @@ class ServedRun(StrategyRun):
         run: the run. slots: its numbers. paused: True if the session paused in the middle.
         offered: True if a strategy has it. replaced: True if that has done the work of ops.
         compares: True if the ops run as well where a strategy replaces them. exact: whether results must be bitwise equal then.
+        given: storages of earlier results of the offer, by key. generator: in a trial the one that ops draw from.
         difference: between the results; empty: none.
     """
 
@@ -149,26 +185,49 @@ class ServedRun(StrategyRun):
         self.facts, self.run, self.slots = facts, run, slots
         self.offered = self.replaced = self.paused = self.compares = False
         self.exact, self.difference = True, ""
+        self.given: dict[int, StorageWeakRef] = {}
+        self.generator: torch.Generator | None = None
+        self._drawn: torch.Tensor | None = None
         self._pause = pause
 
     def advance(self, stop: int | None = None) -> Iterator[None]:
         """As `StrategyRun.advance`."""
+        self.undo_draws()
         while not self.run.advance(stop):
             self.paused = True
             assert self._pause is not None
             yield from self._pause()
+        self.note_draws()
+
+    def note_draws(self) -> None:
+        """Note the random state, which ops have left."""
+        self._drawn = self.generator.get_state() if self.generator is not None else None
+
+    def undo_draws(self) -> None:
+        """Undo what the strategy has drawn since: the state is that of the session, or of another one."""
+        if self.generator is not None and self._drawn is not None:
+            if not torch.equal(self.generator.get_state(), self._drawn):
+                self.generator.set_state(self._drawn)
+                self.difference = self.difference or "it draws random numbers"
+            self._drawn = None
 
     def arguments(self, op: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """As `StrategyRun.arguments`."""
         step, env = self.run.template.steps[op], self.run.env
-        if any(isinstance(env[place], Poison) for place in step.reads):
+        if self.run.outcome.stopped_at is not None or any(isinstance(env[place], Poison) for place in step.reads):
             raise UnfitRun
         return step.given(env)
 
     def replace(self, stop: int, made: Mapping[int, torch.Tensor]) -> Iterator[None]:
         """As `StrategyRun.replace`."""
         run = self.run
+        if run.outcome.stopped_at is not None:
+            raise UnfitRun
+        if not run.step < stop <= run.template.count:
+            raise ValueError(f"ops up to {stop} of {run.template.count} cannot be replaced after {run.step} have run")
         steps = run.template.steps[run.step : stop]
+        if run.template.random and any(_draws(step.op) for step in steps):
+            raise ValueError("an op that draws random numbers cannot be replaced")
         if any(step.writes for step in steps):
             raise ValueError("an op that writes into an operand cannot be replaced")
         released = {place for step in steps for place in step.release}
@@ -183,7 +242,7 @@ class ServedRun(StrategyRun):
             operands = {memory_of(run.env[place]) for step in steps for place in step.reads}
             yield from self.advance(stop)
             values = [(run.env[place], made[place]) for place in sorted(needed)]
-            self.difference = self.difference or _difference(values, operands, exact=self.exact)
+            self.difference = self.difference or _difference(values, operands, self.given, exact=self.exact)
         else:
             for place in needed:
                 run.env[place] = made[place]
@@ -248,7 +307,7 @@ class Arbiter:
     def run(self, choice: TemplateChoice, run: ServedRun, *, exact: bool) -> Iterator[None]:
         """Run a template to its last op."""
         timer, candidate = self._timer, choice.next(exact=exact)
-        ready = candidate is not None and candidate.offer.stage() == "ready"
+        ready = candidate is not None and choice.stage(candidate) == "ready"
         if ready and not run.is_replaceable():
             candidate, ready = None, False
         tried = candidate if ready and candidate is not None and candidate.used is None else None
@@ -261,8 +320,11 @@ class Arbiter:
         run.compares = checks
         run.offered = candidate is not None and (tried is None or checks or len(tried.offered) < len(tried.before))
         if candidate is not None and run.offered:
-            run.exact = candidate.strategy.exact
+            run.exact, run.given = candidate.strategy.exact, candidate.given
+            run.generator = default_generator(self._device) if checks else None
+            run.note_draws()
             yield from self._try(choice, candidate, run)
+            run.undo_draws()
         yield from run.advance()
         ended = timer.mark()
         choice.spans.add(begun, ended)
@@ -283,24 +345,31 @@ class Arbiter:
         except (TransportError, ProtocolError, QuotaExceeded):  # of a pause
             raise
         except Exception as error:
-            candidate.failed = True
-            choice.refuse(candidate, f"it raised {type(error).__name__}: {error}")
+            if not is_out_of_memory(error):  # which others may have caused
+                choice.failed(candidate, error)
 
     def ran(self, choice: TemplateChoice, tried: Candidate | None, run: ServedRun, seconds: float) -> None:
         """A run was issued. `tried`: the candidate whose trial it belongs to. `seconds`: of runs that the device has completed."""
         choice.ran(seconds)
-        if tried is None or tried.failed or tried.offer.stage() != "ready":
+        if tried is None or tried.failed or choice.stage(tried) != "ready":
+            return
+        if run.offered and not tried.offer.checked:
+            tried.fruitless = 0 if run.replaced else tried.fruitless + 1
+        if run.difference or tried.fruitless >= self._limits.fruitless:
+            choice.refuse(tried, run.difference or f"it replaced nothing in {tried.fruitless} runs")
             return
         if run.compares:
             tried.checked += run.replaced
-            if run.difference:
-                choice.refuse(tried, run.difference)
+            if tried.checked >= self._limits.checks:
+                tried.given = {}
+            return
+        if run.paused:  # other sessions have used the device meanwhile
             return
         if run.replaced:
             tried.offered.append(seconds)
         elif not run.offered:
             tried.before.append(seconds)
-        ratio = None if run.paused else self._limits.ratio(tried.before, tried.offered)
+        ratio = self._limits.ratio(tried.before, tried.offered)
         if ratio is None:
             return
         tried.ratio = ratio
@@ -309,7 +378,7 @@ class Arbiter:
         else:
             tried.used = True
             _tell(choice, tried, "a template runs by another strategy", time_ratio=round(ratio, 3))
-            tried.offer.decided(ratio, used=True, reason="")
+            choice.decided(tried)
 
 
 def _tell(choice: TemplateChoice, candidate: Candidate, event: str, **fields: object) -> None:
@@ -325,18 +394,40 @@ def facts_of(template: CompiledTemplate, digest: bytes, device: torch.device) ->
     return ServedFacts(tuple(ops), device, template.random, template=template, digest=digest)
 
 
-def _difference(values: Sequence[tuple[Any, torch.Tensor]], operands: Container[int], *, exact: bool) -> str:
-    """Describe the first difference between results of ops and of a strategy. `operands`: memory of what the ops read."""
+@functools.cache
+def _draws(op: str) -> bool:
+    return op in OWN_OPERATORS or torch.Tag.nondeterministic_seeded in resolve(op).tags
+
+
+def _difference(
+    values: Sequence[tuple[Any, torch.Tensor]],
+    operands: Container[int],
+    given: dict[int, StorageWeakRef],
+    *,
+    exact: bool,
+) -> str:
+    """Describe the first difference between results of ops and of a strategy.
+
+    `operands`: memory of what the ops read. `given`: storages of earlier results of the strategy, to which these are added.
+    """
     tolerance = 0.0 if exact else None  # None: PyTorch's of the dtype
+    memories, storages = set[int](), dict[int, StorageWeakRef]()
     for expected, found in values:
         if isinstance(expected, Poison):
             continue
         if other := layout_difference(expected, found):
             return other
-        if found.nbytes and memory_of(found) in operands:
-            return "a result shares memory that it should have for itself"
+        if found.nbytes:
+            memory, key = memory_of(found), storage_key(found)
+            if memory_of(expected) in operands or memory_of(expected) in memories:
+                return "an op returns a view, which cannot be replaced"
+            if memory in operands or memory in memories or key in given:
+                return "a result shares memory that it should have for itself"
+            memories |= {memory, memory_of(expected)}
+            storages[key] = StorageWeakRef(found.untyped_storage())
         try:
             torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
         except AssertionError as error:
             return str(error)
+    given.update(storages)
     return ""

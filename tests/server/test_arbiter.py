@@ -160,6 +160,143 @@ def test_failed_op_poisons_the_same_values_as_without_a_strategy(running, x):
     assert not [event for event, _ in logged if event == "a run strategy is not used"]
 
 
+class Whole(Offer):
+    """Replaces all ops between the first and the last by what `compute` makes of the operand of the first."""
+
+    def run(self, run):
+        strategy, first = self.strategy, self.places[0]
+        yield from run.advance(first)
+        (x, *_), _ = run.arguments(first)
+        places = [place for op in run.facts.ops[first:] for place in op.makes]
+        released = {place for op in run.facts.ops[first:] for place in op.releases}
+        needed = [place for place in places if place not in released]
+        strategy.runs += 1
+        yield from run.replace(len(run.facts.ops), dict(zip(needed, strategy.compute(x), strict=True)))
+
+
+class WholeTemplate(Relu):
+    def acts_on(self, template):
+        offer = super().acts_on(template)
+        return Whole(self, offer.places) if offer is not None else None
+
+
+def reasons(logged):
+    return [reason for event, reason in logged if event == "a run strategy is not used"]
+
+
+def test_memory_that_is_used_again_in_each_run_is_not_used(running, x):
+    begin, logged = running
+    buffer = torch.empty(8, 8)
+    strategy = begin(Relu(lambda x: buffer.copy_(torch.relu(x))))
+    remote = [(x + n).to(DEVICE) for n in range(6)]
+    results = [torch.relu(one) for one in remote]
+    assert all(torch.equal(found.cpu(), torch.relu(x + n)) for n, found in enumerate(results))
+    results = []
+    for one in remote:
+        results.append(torch.relu(one))
+        results[-1].sum().cpu()  # a submission of its own
+    assert all(torch.equal(found.cpu(), torch.relu(x + n)) for n, found in enumerate(results))
+    assert len(reasons(logged)) == 1
+    assert "shares memory" in reasons(logged)[0]
+    assert strategy.runs
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_results_share_memory_only_as_those_of_the_ops_do(running, x, alike):
+    """`alike`: one result is a view of the other where the ops run, but not where the strategy runs. Otherwise the other way round."""
+    begin, logged = running
+    begin(WholeTemplate((lambda x: [x.relu(), x.relu().view(64)]) if alike else (lambda x: [x.relu()] * 2)))
+
+    def program(x):
+        first = torch.relu(x)
+        return first, (first.view(64) if alike else torch.relu(x))
+
+    for _ in range(RUNS):
+        first, second = program(x.to(DEVICE))
+        second.cpu()
+        first.add_(1.0)
+        expected = program(x)
+        expected[0].add_(1.0)
+        assert torch.equal(second.cpu(), expected[1])
+    assert any("view" in reason or "shares memory" in reason for reason in reasons(logged)), logged
+
+
+def test_random_numbers_are_those_of_the_ops(running, x):
+    begin, logged = running
+
+    def draw(x):
+        torch.rand(3)
+        return torch.relu(x)
+
+    begin(Relu(draw))
+    torch.manual_seed(3)
+    expected = torch.rand(5, device=DEVICE).cpu()
+    torch.manual_seed(3)
+    repeat(torch.relu, x)
+    assert torch.equal(torch.rand(5, device=DEVICE).cpu(), expected)
+    assert set(reasons(logged)) == {"it draws random numbers"}
+
+
+def test_op_that_draws_cannot_be_replaced(running, x):
+    begin, logged = running
+    begin(Relu(lambda x: x.clone(), op="aten::bernoulli"))
+    probability = x.sigmoid().to(DEVICE)
+    for _ in range(3):
+        (torch.bernoulli(probability) + 1.0).cpu()
+    assert ["draws random numbers" in reason for reason in reasons(logged)] == [True]
+
+
+@pytest.mark.parametrize("method", ["stage", "ran", "decided"])
+def test_offer_that_raises_outside_of_a_run_is_not_used(running, x, monkeypatch, method):
+    begin, logged = running
+
+    def fail(self, *args, **kwargs):
+        raise KeyError("broken")
+
+    monkeypatch.setattr(Offer, method, fail)
+    begin(Relu())
+    repeat(two, x)
+    assert reasons(logged) == ["it raised KeyError: 'broken'"]
+
+
+def test_offer_that_replaces_nothing_is_left_in_the_end(running, x, monkeypatch):
+    begin, logged = running
+    calls = []
+    monkeypatch.setattr(Offer, "run", lambda self, run: (calls.append(1), (yield from run.advance())))
+    begin(Relu())
+    repeat(two, x, times=24)
+    assert len(calls) == 16
+    assert reasons(logged) == ["it replaced nothing in 16 runs"]
+
+
+def test_offer_that_goes_back_is_refused(running, x, monkeypatch):
+    begin, logged = running
+
+    def back(self, run):
+        yield from run.advance(len(run.facts.ops))
+        yield from run.replace(0, {})
+
+    monkeypatch.setattr(Offer, "run", back)
+    begin(Relu())
+    repeat(two, x, times=4)
+    assert ["cannot be replaced after" in reason for reason in reasons(logged)] == [True]
+
+
+def test_lack_of_memory_costs_an_offer_one_run(running, x):
+    begin, logged = running
+
+    def compute(x):
+        if strategy.runs == 5:
+            strategy.runs += 1
+            raise torch.OutOfMemoryError("others have it")
+        return torch.relu(x)
+
+    strategy = begin(Relu(compute))
+    repeat(two, x)
+    assert strategy.runs > RUNS
+    assert not reasons(logged)
+
+
 def test_fastest_offer_is_used():
     facts = TemplateFacts((), torch.device("cpu"))
     candidates = [Candidate(Relu(), Offer(None, ())) for _ in range(3)]
