@@ -12,6 +12,7 @@ from djinn.hooks import RunOffer, RunStrategy, hookimpl
 from djinn_core.hookspecs.run_strategies import TemplateFacts
 from djinn_server.running import arbiter
 from djinn_server.running.arbiter import Candidate, TemplateChoice, TrialLimits
+from djinn_server.running.run_request import CANCEL
 
 DEVICE = "remote_accelerator:0"
 RUNS = 12
@@ -295,6 +296,25 @@ def test_lack_of_memory_costs_an_offer_one_run(running, x):
     repeat(two, x)
     assert strategy.runs > RUNS
     assert not reasons(logged)
+
+
+def test_cancelled_submission_costs_an_offer_nothing(running, x, monkeypatch):
+    begin, logged = running
+    original, cancelled = Offer.run, []
+
+    def run(self, run):
+        if len(cancelled) < 1:
+            cancelled.append(run)
+            run.run.work.halt.value |= CANCEL  # as another thread would, while ops run
+        return original(self, run)
+
+    monkeypatch.setattr(Offer, "run", run)
+    strategy = begin(Relu())
+    with pytest.raises(djinn.errors.ProgramStopped):
+        repeat(two, x)
+    repeat(two, x)
+    assert not reasons(logged)
+    assert strategy.runs > RUNS
 
 
 def test_fastest_offer_is_used():
