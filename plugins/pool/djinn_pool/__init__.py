@@ -1,9 +1,9 @@
-"""The router `pool`: several executors work as one device, each program by its plan; executors join and leave.
+"""The router `pool`: runs programs over several executors that act as one device. Executors can join and leave.
 
 - `router`: submissions over several executors. `pool_planner`, `plan_for_pool`: their plans. `lowering`, `parts`: plans as steps.
 - `value_locations`, `held_uploads`, `pooled_derived_values`: where values are. `list_ops`: ops over lists, by executor.
 - `load_balancing`, `placement_trials`, `first_calibration`: how many executors run a program, and which.
-- `routes`, `relay`, `topology`, `peer_reconnection`, `questions`: links between executors, and what all of them are asked.
+- `routes`, `relay`, `topology`, `peer_reconnection`: links between executors. `questions`: requests to all executors.
 - `link_measurement`: `djinn.topology`, links between this process and the executors.
 - `scaling`, `elastic_executors`, `drained_nodes`: executors join and leave.
 """
@@ -21,7 +21,7 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_routers() -> Iterable[Router]:
-    """The router `pool`."""
+    """Register the router `pool`."""
     from djinn_pool.router import PoolRouter  # not needed to list it
 
     return [PoolRouter()]

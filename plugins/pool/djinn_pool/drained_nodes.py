@@ -1,4 +1,4 @@
-"""Replacement of executors whose engine takes their place away, as when it drains a node: they leave the session first, and new ones join it."""
+"""Replacement of executors whose engine drains their node: they leave the session, and new executors join it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _log = get_logger("djinn.client")
 
 
 def watch() -> None:
-    """Watch the executors of the open session, if their engine gives notice before it takes a place away."""
+    """Watch the executors of the open session, if their engine announces that it drains a node."""
     registry, settings = context.configured()
     plugin = registry.owner("executors", settings.engine)
     threading.Thread(target=_look, args=(plugin,), name="djinn-places", daemon=True).start()
 
 
 def _look(plugin: str) -> None:
-    """Look at all executors now and then, as long as the session lasts. `plugin`: the engine's, for messages."""
+    """Check all executors periodically until the session ends. `plugin`: name of the engine's plugin, for messages."""
     ended, pause = port.sessions_ended, threading.Event()
     told: list[OpenSession] = []
     while not pause.wait(LOOK_SECONDS):
@@ -59,15 +59,15 @@ def _notice(one: OpenSession, told: list[OpenSession], plugin: str) -> str:
 
 
 def _goes_on(ended: int) -> bool:
-    """True while the session is open that has begun when so many had ended."""
+    """Return True while the session is open that began when `ended` sessions had ended."""
     return port.sessions_ended == ended and port.is_open() and not interpreter_shutdown.has_begun()
 
 
 def _give_way(one: OpenSession) -> None:
-    """Have an executor leave, before or after there is another one in its place.
+    """Replace an executor. It leaves before its replacement joins if the others can take its values, otherwise afterwards.
 
     Raises:
-        DjinnError: it cannot leave, or the session is lost.
+        DjinnError: the executor cannot leave, or the session is lost.
     """
     has_left = False
     if len(context.opened) > 1:
@@ -96,7 +96,7 @@ def _give_way(one: OpenSession) -> None:
 
 
 def _leave(one: OpenSession) -> bool:
-    """True if it has left; False while it is the only one."""
+    """Have an executor leave the session. Return False if it is the only executor."""
     with context.lock:
         if one in context.opened:
             if len(context.opened) < 2:

@@ -1,4 +1,4 @@
-"""Executors that join a pool and leave it, while its session goes on."""
+"""Executors that join and leave a pool during a session."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _BATCH_VALUES: Final = 4096
 
 @attrs.frozen(eq=False)
 class ElasticExecutors:
-    """The parts of a pool that know its executors. The caller of all methods holds the sink's lock."""
+    """Add executors to a pool and remove them. The caller of each method holds the sink's lock."""
 
     executors: Executors[ExecutorClient]
     relays: list[Relay]
@@ -49,11 +49,11 @@ class ElasticExecutors:
     peer_reconnection: PeerReconnection
 
     def join(self, numbers: Sequence[int]) -> None:
-        """Use executors that have joined the session; links from and to them are measured.
+        """Use executors that have joined the session, and measure their links.
 
         Raises:
-            ConfigurationError: a limit of memory is for a device that there is not.
-            SessionLost: an executor is gone.
+            ConfigurationError: a memory limit names a device that does not exist.
+            SessionLost: an executor was lost.
         """
         # Members that failed to join have numbers, too.
         for number in range(len(self.relays), len(self.executors.members)):
@@ -68,7 +68,7 @@ class ElasticExecutors:
         self._plan_anew(self.routes.links(self.planner.devices))
 
     def undo_join(self, numbers: Sequence[int]) -> None:
-        """Go on with the executors that were there before a `join` that failed."""
+        """Return to the executors from before a failed `join`."""
         with interrupt_mask.uninterruptible:
             for number in numbers:
                 self.executors.leave(number, self.executors.present[0])
@@ -76,7 +76,7 @@ class ElasticExecutors:
             self._plan_anew(self.routes.links(self.planner.devices))  # which were measured before
 
     def _plan_anew(self, links: Sequence[Link]) -> None:
-        """Plan with the executors that there are now."""
+        """Discard all plans and plan for the present executors."""
         executors = self.executors
         limits = limits_of(context.configured()[1], self.planner.devices)
         self.links.change_executors(executors.present, links, executors.indexes)
@@ -87,7 +87,7 @@ class ElasticExecutors:
         self.planner.make_anew()
 
     def note_room(self, devices: Sequence[DeviceCapabilities], limits: Mapping[str, int]) -> None:
-        """Plan and keep uploads for the memory that there is now; `devices` of all executors, by number."""
+        """Update plans and held uploads to the free memory of the executors. `devices`: those of all executors, by number."""
         topology, _ = within(NetworkTopology(tuple(devices)), limits, {})
         self.planner.memory = [device.memory_free for device in topology.devices]
         self.uploads.fill(self.planner.memory)
@@ -95,26 +95,26 @@ class ElasticExecutors:
     # --- leaving -----------------------------------------------------------------------------------------------
 
     def leave(self, numbers: Sequence[int]) -> None:
-        """Have executors leave, when the others have what they hold; the others' sessions go on.
+        """Move the values of some executors to the others, then remove the executors. The other sessions stay open.
 
         Raises:
-            UnsupportedOperation: one holds what cannot go elsewhere. Nothing has changed.
-            DoesNotFit: the others have no memory for it. Nothing has changed, unless there is none for KV caches that are pinned: these
-                have moved, and are not pinned any more.
+            UnsupportedOperation: an executor holds a value that cannot move. Nothing has changed.
+            DoesNotFit: the others have too little memory. Nothing has changed, except if pinned KV caches do not fit: they have
+                moved and are unpinned.
             SessionLost: an executor was lost, and its values with it.
         """
         executors = self.executors
         members = {number: executors.members[number] for number in numbers}
         pinned = [handle for member in members.values() for handle in _pinned_values(member)]
         rest = [number for number in executors.present if number not in members]
-        with interrupt_mask.uninterruptible:  # what all of them have to hear is said to all of them
+        with interrupt_mask.uninterruptible:  # send to all executors what each of them must hear
             state = get_state() if self.planner.random in members else None
             targets = self._targets(members, rest)
             for (source, target), storages in targets.items():
                 self._move(source, target, storages)
             self._pin(pinned)
             for member in executors.here:
-                member.replies.ask(StatsRequest(), StatsReply)  # when it answers, what was on its way has come
+                member.replies.ask(StatsRequest(), StatsReply)  # after this reply, all earlier messages have arrived
             for one, other in itertools.product(numbers, rest):
                 self._drop(other, one)
                 self._drop(one, other)
@@ -135,7 +135,7 @@ class ElasticExecutors:
         """Pin the KV caches where they are now.
 
         Raises:
-            DoesNotFit: there is no room for them.
+            DoesNotFit: an executor has too little memory for the pinned caches.
         """
         there: dict[int, list[int]] = {}
         for handle in handles:
@@ -155,10 +155,10 @@ class ElasticExecutors:
             self.relays[executor].send(DropPeer(peer + 1))
 
     def _targets(self, leaving: Container[int], rest: Sequence[int]) -> dict[tuple[int, int], list[int]]:
-        """By executor that leaves and executor that stays the storages that go from one to the other.
+        """Return the storages to move, by pair of leaving and staying executor.
 
         Raises:
-            DoesNotFit: those that stay have no memory for it.
+            DoesNotFit: the staying executors have too little memory.
         """
         memory, held_there = self.planner.memory, self.locations.held
         room = {e: None if (free := memory[e]) is None else free - held_there[e] for e in rest}
@@ -193,10 +193,10 @@ class ElasticExecutors:
 
 
 def _pinned_values(member: ExecutorClient) -> list[int]:
-    """Values of pinned KV caches, which its executor holds.
+    """Return the values of the pinned KV caches on an executor.
 
     Raises:
-        UnsupportedOperation: the executor holds what cannot go to another one.
+        UnsupportedOperation: the executor holds a value that cannot move.
     """
     figures, called = member.replies.ask(StatsRequest(), StatsReply).values, member.link.called
     if bound := figures.get("bound_values", 0):
@@ -213,6 +213,6 @@ def _pinned_values(member: ExecutorClient) -> list[int]:
 
 
 def capabilities_in_pool(number: int, executor: ExecutorClient) -> DeviceCapabilities:
-    """The device of an executor by the name that it has in plans, with what was measured of it."""
+    """Return the executor's device under its name in plans, with its measured calibration."""
     info = executor.device
     return attrs.evolve(capabilities_of(info), id=f"{number}/{info.id}")

@@ -1,7 +1,7 @@
-"""Calibration at first use: devices of a pool that were never measured are measured by processes of their own, in the background.
+"""Calibration at first use: background processes measure the devices of a pool that were never measured.
 
-The program does not wait for them, and they go on when it ends: what they find is in the cache directory for the next one. A session
-that is still open then plans anew.
+The program does not wait for these processes, and they outlive it. Results are in the cache directory for the next program. A
+session that is still open then plans anew.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _log = get_logger("djinn.calibration")
 
 
 def command_among(models: Iterable[CostModel]) -> Sequence[str]:
-    """Arguments of Python with which the first of the cost models measures a device; empty if none does."""
+    """Return Python's arguments with which the first capable cost model measures a device; empty if no model can."""
     return next((command for m in models if (command := tuple(m.background_command()))), ())
 
 
 def never_measured(opened: Iterable[OpenSession]) -> list[OpenSession]:
-    """Sessions on devices that were not measured, one of each make."""
+    """Return sessions on devices that were never measured, one session per device model."""
     makes = {calibration_file(one.attached.device): one for one in opened}
     return [one for one in makes.values() if calibration_of(one.attached.device) is None]
 
 
 def environment_for(one: OpenSession, settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
-    """Environment of a process that measures the device of `one`, and no other."""
+    """Return the environment of a process that measures only the device of `one`."""
     found = {
         name: value for name, value in environment.items() if name not in {"DJINN_CONNECTION_FILE", "DJINN_SERVERS"}
     }
@@ -56,10 +56,10 @@ def environment_for(one: OpenSession, settings: Settings, environment: Mapping[s
 def calibrate_in_background(
     opened: Sequence[OpenSession], settings: Settings, models: Iterable[CostModel], done: Callable[[], None]
 ) -> threading.Thread | None:
-    """Measure what was never measured, where a cost model can and the setting `calibrate` is on; call `done` when it is.
+    """Measure unmeasured devices if a cost model can and the setting `calibrate` is on, then call `done`.
 
-    Returns the thread that waits for it; None if there is nothing to measure. One executor by itself is not measured: plans
-    for it compare ops, which assumed speeds are good for.
+    Returns the waiting thread, or None if no device needs measuring. A single executor is not measured: assumed speeds are good
+    enough to compare ops on one device.
     """
     if len(opened) < 2 or not settings.calibrate or not (command := command_among(models)):
         return None
@@ -82,7 +82,7 @@ def _measure(command: Sequence[str], environments: Sequence[Mapping[str, str]], 
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                start_new_session=True,  # Ctrl-C is for the program
+                start_new_session=True,  # Ctrl-C must reach the program only
                 timeout=LIMIT_SECONDS,
                 check=False,
             )

@@ -1,4 +1,4 @@
-"""Deferred uploads: copies, and names of what executors read themselves, that wait until it is known which executor uses them."""
+"""Deferred uploads: tensors, and names of weights that executors read themselves, wait until their executor is known."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from djinn_core.hookspecs.routers import Executors
 from djinn_core.ir.stored_tensor import StoredTensor
 from djinn_pool.value_locations import ValueLocations
 
-HELD_LIMIT = 2 << 30  # bytes that may wait; beyond them, the oldest go to where there is room
-_FILL = 0.8  # of an executor's free memory, after which the next one is filled
+HELD_LIMIT = 2 << 30  # bytes of deferred uploads; above this limit, the oldest are sent to an executor with free memory
+_FILL = 0.8  # share of an executor's free memory to fill before the next executor is used
 
 
 class HeldUploads:
-    """Copies of tensors that programs have not used yet, by handle. Not thread-safe.
+    """Copies of tensors that no program has used yet, by handle. Not thread-safe.
 
     Attributes:
-        reads: handles of what waits and is read by the executor that gets it.
+        reads: handles of deferred weights that the receiving executor reads itself.
     """
 
     def __init__(self, executors: Executors[ExecutorClient], locations: ValueLocations) -> None:
@@ -31,8 +31,10 @@ class HeldUploads:
         self.reads: set[int] = set()
 
     def fill(self, memory_free: Sequence[int | None]) -> None:
-        """Set the bytes that the session may hold on each executor; None if that is not known."""
-        self._free = [free or 0 for free in memory_free]  # what is not known is filled like what is full: evenly
+        """Set the bytes that the session may hold on each executor; None if the limit is unknown."""
+        self._free = [
+            free or 0 for free in memory_free
+        ]  # executors of unknown memory are filled evenly, like full ones
 
     def __len__(self) -> int:
         return len(self._held)
@@ -41,9 +43,10 @@ class HeldUploads:
         return handle in self._held
 
     def hold(self, handle: int, copy: torch.Tensor | StoredTensor) -> list[int]:
-        """Keep `copy`, now the only one; return the handles that have waited longest and cannot wait any more.
+        """Defer the upload of `copy`.
 
-        What an executor reads itself may wait for ever: it takes no memory here.
+        Return the oldest handles above the limit, which the caller must send now. Weights that an executor reads itself take no
+        memory here and may wait forever.
         """
         self._held[handle] = copy
         if isinstance(copy, StoredTensor):
@@ -61,7 +64,7 @@ class HeldUploads:
         return over
 
     def give(self, handle: int, executor: int) -> int:
-        """Send what waits as `handle` to an executor; its bytes."""
+        """Send the deferred upload `handle` to an executor. Return its bytes."""
         tensor = self._take(handle)
         self._executors.members[executor].upload(handle, tensor)
         return tensor.nbytes
@@ -75,17 +78,17 @@ class HeldUploads:
         return tensor
 
     def drop(self, handles: Sequence[int]) -> None:
-        """Drop those of some values that wait here: the program holds them no more."""
+        """Drop deferred uploads of values that the program no longer holds."""
         for handle in handles if self._held else ():
             if handle in self._held:
                 self._take(handle)
 
     def roomy(self, handle: int) -> int:
-        """The first executor that has room for what waits, so that what is loaded in order stays together."""
+        """Return the first executor with room for a deferred upload, so that weights loaded in order stay together."""
         return self.roomy_for(self._held[handle].nbytes, self._executors.present)
 
     def roomy_for(self, needed: int, executors: Sequence[int]) -> int:
-        """The first of some executors that has room for so many bytes; the one that has most, where none has."""
+        """Return the first of some executors with `needed` free bytes; if none has, the executor with the most free bytes."""
         rooms = {e: int(self._free[e] * _FILL) - self._locations.held[e] for e in executors}
         fitting = (executor for executor, room in rooms.items() if room >= needed)
         return next(fitting, max(rooms, key=rooms.__getitem__))

@@ -22,23 +22,23 @@ from djinn_core.ir.costs import Link, NetworkTopology
 hide_frames_of(__name__)
 CLIENT: Final = "client"
 PINGS: Final = 7
-BULK: Final = 4 << 20  # bytes that are sent and fetched, if the device has room for them
-_LEAST: Final = 1 << 12  # sent even if a limit leaves less
+BULK: Final = 4 << 20  # bytes to send and fetch, if the device has room for them
+_LEAST: Final = 1 << 12  # bytes to send even if a memory limit leaves less
 _PART: Final = 8  # of a limit of memory
 _NAME: Final = "remote_accelerator"
-_links: dict[str, tuple[Link, ...]] = {}  # to the devices, by name of the session
+_links: dict[str, tuple[Link, ...]] = {}  # links to the devices, by name of the session
 
 
 @for_users
 def topology() -> NetworkTopology:
-    """The devices behind the session, with the links there and back, and what submissions lately waited for their turn.
+    """Return the session's devices, the links to and from them, and the recent queueing time of submissions.
 
-    Where there are several, the links between them are those that plans count on now. Connects if need be. Links are measured
-    at the first call in a session, with a few empty submissions and 4 MiB each way, less if `memory_limits` leave less room; on a link slower than 1 MB/s that takes
-    seconds.
+    Links between several devices are those that plans use now. Connects if no session is open. Links are measured at the first
+    call in a session, with a few empty submissions and 4 MiB each way, less if `memory_limits` leave less room; on a link slower
+    than 1 MB/s that takes seconds.
 
     Raises:
-        DjinnError: nothing can be reached, or the session was lost.
+        DjinnError: no device can be reached, or the session was lost.
     """
     client.init()
     session = client.session_name()
@@ -53,12 +53,12 @@ def topology() -> NetworkTopology:
 
 
 def queue_seconds() -> float:
-    """Seconds that a submission waited for its turn on the device, on average since the counters were reset."""
+    """Return the average seconds that a submission queued on the device since the counters were reset."""
     return context.stats.server_queue_us / 1e6 / max(1, context.stats.submissions)
 
 
 def _links_to(known: NetworkTopology) -> tuple[Link, ...]:
-    first = 0 if len(known.devices) == 1 else 1  # index 0 of a pool is none of its devices
+    first = 0 if len(known.devices) == 1 else 1  # index 0 of a pool stands for all of its devices
     limits = limits_of(client.settings(), [device.id for device in known.devices])
     sizes = {device: max(_LEAST, min(BULK, limit // _PART)) for device, limit in limits.items()}
     pairs = (
@@ -69,12 +69,12 @@ def _links_to(known: NetworkTopology) -> tuple[Link, ...]:
 
 
 def measure_links(device: str, name: str, nbytes: int = BULK) -> tuple[Link, Link]:
-    """The link to a device of the open session, which PyTorch calls `name`, and the one back, by ordinary submissions.
+    """Measure the links to and from a device of the open session, which PyTorch calls `name`, by ordinary submissions.
 
-    If the device has no room for `nbytes` beside what it holds, less is sent.
+    If fewer than `nbytes` are free on the device, send less.
 
     Raises:
-        DoesNotFit: it has no room for 4 KiB.
+        DoesNotFit: the device has no room for 4 KiB.
     """
     probe = torch.zeros((), device=name)
     probe.item()
@@ -90,7 +90,7 @@ def measure_links(device: str, name: str, nbytes: int = BULK) -> tuple[Link, Lin
 
 
 def _there_and_back(name: str, nbytes: int) -> tuple[float, float]:
-    """Seconds to upload new bytes, which no server has seen and no coding makes smaller, and to fetch them."""
+    """Return the seconds to upload and to fetch new random bytes, which no cache has and compression cannot shrink."""
     data = torch.frombuffer(bytearray(os.urandom(nbytes)), dtype=torch.uint8)
     started = time.perf_counter()
     remote = data.to(name)

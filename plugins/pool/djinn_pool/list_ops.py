@@ -1,7 +1,7 @@
 """Split ops over tensor lists, such as `_foreach_add_`, into parts whose tensors live on one executor each.
 
-An optimizer step writes all weights with one op, and an op runs on one executor: unsplit, it would move all weights there. What such an op
-does at one position of its lists does not depend on the other positions.
+An optimizer step writes all weights with one op, and an op runs on one executor: unsplit, it would move all weights there. Such
+an op treats each position of its lists independently.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Groups = tuple[tuple[int, ...], ...]  # positions of lists, by part
 
 _FEW: Final = 2  # positions: below, `itemgetter` returns no tuple
 _LIST_OP: Final = re.compile(r"aten::(_foreach_|_fused_(adagrad|adam|adamw|sgd)_(\.|$))")
-_PROGRAMS: Final = 64  # whose calls are remembered
+_PROGRAMS: Final = 64  # structures whose list positions are cached
 _PARTS: Final = 4096  # of calls
-_VARIANTS: Final = 16  # splits of one structure, which differ in where its inputs live
+_VARIANTS: Final = 16  # splits of one structure, which differ in the locations of its inputs
 
 
 def _taking(positions: Sequence[int]) -> Take:
@@ -40,7 +40,7 @@ def _taking(positions: Sequence[int]) -> Take:
 
 
 class ListOps:
-    """Splits the ops over lists of programs. Not thread-safe: the recorders' lock is held around it."""
+    """Splits the list ops of programs. Not thread-safe: the caller holds the recorders' lock."""
 
     def __init__(self) -> None:
         self._splits: PlanCache[_Split] = PlanCache()
@@ -48,7 +48,7 @@ class ListOps:
         self._parts: LruCache[tuple[Call, tuple[int, ...]], _CallPart] = LruCache(_PARTS)
 
     def split(self, program: Program, homes: Mapping[int, int]) -> Program:
-        """Return the program with an op for each executor in place of an op over lists; `homes`: executors by storage.
+        """Return the program with each list op split into one op per executor. `homes`: executors by storage.
 
         Positions whose tensors have no home yet get an op each, so that a policy can place each of them.
         """
@@ -90,7 +90,7 @@ class ListOps:
 
 @attrs.frozen
 class _CallPart:
-    """A call for some positions of the lists: which operands and results, and which slots, of the whole call it has."""
+    """The part of a list op's call for some positions: the operands, results and slots that it takes from the whole call."""
 
     call: Call
     operands: tuple[int, ...]
@@ -99,7 +99,7 @@ class _CallPart:
 
 @attrs.frozen
 class _Split:
-    """How programs of one structure are split if their inputs live at `where`."""
+    """Splits programs of one structure whose inputs live at `where`."""
 
     where: tuple[int | None, ...]
     groups: Mapping[int, Groups]  # by instruction
@@ -131,14 +131,14 @@ def _whole(call: Call) -> _CallPart:
 
 
 def _groups(program: Program, homes: Mapping[int, int]) -> dict[int, Groups]:
-    """By instruction the positions of its lists that belong together, for those that are to be split.
+    """Return the groups of list positions to keep together, for each instruction to split.
 
-    The tensors at one position of an op belong to one weight: its gradient, moments and temporaries. They go where the weight lives.
-    Positions of two ops that share a tensor belong to the same weight.
+    The tensors at one position of an op belong to one weight: its gradient, moments and temporaries. They go where the weight
+    lives. Positions of two ops that share a tensor belong to the same weight.
     """
     operands, calls = program.operands, program.calls
     starts = [0, *accumulate(call.operand_count + call.new_count for call in calls)]
-    weights: dict[int, int] = {}  # by storage another one of the same weight
+    weights: dict[int, int] = {}  # by storage another storage of the same weight
 
     def leader(storage: int) -> int:
         while (above := weights.get(storage, storage)) != storage:
@@ -146,7 +146,7 @@ def _groups(program: Program, homes: Mapping[int, int]) -> dict[int, Groups]:
             storage = above
         return storage
 
-    listed: dict[int, list[list[int]]] = {}  # storages at each position, those that are written first
+    listed: dict[int, list[list[int]]] = {}  # storages at each position, written ones first
     for index, call in enumerate(calls):
         storages = storages_of(operands[starts[index] : starts[index + 1]])
         if (found := _positions(call)) is None or not _are_independent(call, found, storages):
@@ -175,7 +175,7 @@ def _groups(program: Program, homes: Mapping[int, int]) -> dict[int, Groups]:
 
 
 def _positions(call: Call) -> Sequence[Sequence[int]] | None:
-    """The operands and results of a call at each position of its lists; None if it cannot be split."""
+    """Return the operands and results of a call at each list position; None if the call cannot be split."""
     if not _LIST_OP.match(call.op) or call.refused or call.changes or call.random:
         return None
     lists = [a for a in _arguments(call.signature.form) if isinstance(a, ListArg)]
@@ -187,7 +187,7 @@ def _positions(call: Call) -> Sequence[Sequence[int]] | None:
     if shared or (made and not made == len(call.results) == length):
         return None
     found: list[list[int]] = [[] for _ in range(length)]
-    beside: set[int] = set()  # operands that are in no list
+    beside: set[int] = set()  # operands outside of all lists
     operand = 0
     for argument in _arguments(call.signature.form):
         for position, item in enumerate(_items(argument)):
@@ -220,7 +220,7 @@ def _items(argument: Argument) -> Sequence[Argument]:
 
 
 def _part_of(call: Call, group: Sequence[int]) -> _CallPart:
-    """The part of a call for these positions of its lists. Arguments beside the lists are those of the whole call."""
+    """Return the part of a call for these list positions. It keeps all arguments that are not lists."""
     form, chosen = call.signature.form, frozenset(group)
     operands: list[int] = []
     slots: list[int] = []

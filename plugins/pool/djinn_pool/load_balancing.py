@@ -1,4 +1,4 @@
-"""Load balancing of independent programs: detects which programs follow from each other, and picks the executor."""
+"""Load balancing of independent programs: detects which programs depend on each other, and picks the executor."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ class ProgramFamily:
     """Programs of one structure, and the plans for them.
 
     Attributes:
-        plans: the latest last; they differ in where things are, in scalars, and in whose turn it was.
-        under_way: submissions whose results were asked for and that no thread has waited for.
-        takes_turns: whether it makes a difference to its plans whose turn it is.
-        passed_over: executors that plans left alone when it was their turn.
+        plans: the latest last; they differ in locations of values, in scalars, and in the executor chosen by turns.
+        under_way: submissions with requested results that no thread has waited for.
+        takes_turns: whether the plans depend on the executor chosen by turns.
+        passed_over: executors that plans did not use although it was their turn.
         last: the executor whose turn it was last.
         latest: the plan and the values of the last program.
-        tried: what is known of running them on one executor and over several; None if there is nothing to find out.
-        templates: what executors ran of them, by digest, while this is found out. is_new: whether the latest program was new there.
+        tried: trials of one executor against several; None if no trial is needed.
+        templates: digests of the templates that executors ran during trials. is_new: whether the latest program had a template that
+            was new to its executor.
     """
 
     plans: list[PooledPlan] = attrs.field(factory=list)
@@ -41,7 +42,7 @@ class ProgramFamily:
     is_new: bool = True
 
     def ran(self, plan: PooledPlan, values: Sequence[int]) -> None:
-        """`plan` is what the last program of the structure did, with those values."""
+        """Record that the last program of the structure ran by `plan`, with these values."""
         self.latest = plan, values
         if self.tried is not None:
             templates = {part.prepared.digest for part in plan.runs()}
@@ -53,20 +54,20 @@ class ProgramFamily:
             self.last = plan.executors[0]
 
     def planned(self, plan: PooledPlan, turn: int, follows: bool) -> None:
-        """`plan` was made when it was the turn of an executor; `follows`: whether plans depend on the turn."""
+        """Record that `plan` was made for the turn of an executor; `follows`: whether plans depend on the turn."""
         self.takes_turns = follows
         if follows and turn not in plan.executors:
             self.passed_over.add(turn)
 
     def carried(self, inputs: Sequence[int], locations: ValueLocations) -> frozenset[int]:
-        """Inputs that live somewhere because a program made them, and that the last one did not take."""
+        """Return the inputs that earlier programs computed and that the last program of this structure did not take."""
         plan, values = self.latest if self.latest is not None else (None, ())
         before = {storage_of(values[i]) for i in (plan.inputs if plan is not None else ())}
         fresh = [v for v in inputs if (s := storage_of(v)) not in before and s in locations.homes]
         return frozenset(v for v in fresh if storage_of(v) not in locations.given)
 
     def clock(self) -> Callable[[float], None] | None:
-        """The function to report the seconds of the latest program to; None if they do not matter, or executors have to compile it."""
+        """Return the function that takes the latest program's seconds; None if no trial needs them or executors have to compile."""
         plan, _ = self.latest if self.latest is not None else (None, ())
         if self.tried is None or plan is None or self.is_new or plan.turn is not None:
             return None
@@ -81,14 +82,11 @@ class LoadBalancer:
         self._unanswered: defaultdict[int, deque[int]] = defaultdict(deque)
 
     def asked(self, executor: int, number: int) -> None:
-        """An executor was asked something, by a submission of that number."""
+        """Record that the submission `number` asked an executor for a reply."""
         self._unanswered[executor].append(number)
 
     def next(self, alike: ProgramFamily) -> int | None:
-        """The executor that has least to do; of equal ones, the one after that whose turn it was last.
-
-        None if nothing is under way of the programs like the one that comes.
-        """
+        """Return the least loaded executor; among equals, the next in turn. None if no program of the same structure is under way."""
         if not alike.takes_turns or not alike.under_way:
             return None
         count = len(self._executors.members)

@@ -1,4 +1,4 @@
-"""From a schedule for several executors to the parts that the client has them do."""
+"""Lowers a schedule for several executors to the steps that the client sends."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class ProgramPlacement:
     """Decisions of the pipeline: the executor of each node and value, and the schedule.
 
     Attributes:
-        graph: of the program that runs. origin: of the one that was recorded, which may be another one.
-        names: handles of derived values, by what they are called in the program.
+        graph: the program that runs. origin: the recorded program, before rewriting.
+        names: handles of derived values, by their ids in the program.
     """
 
     graph: Graph
@@ -35,28 +35,28 @@ class ProgramPlacement:
 
     @property
     def values(self) -> tuple[int, ...]:
-        """Of the recorded program by first appearance, and of the one that runs."""
+        """Return the values of the recorded program by first appearance, then those of the rewritten program."""
         rewritten = self.schedule.rewritten
         return tuple(dict.fromkeys(self.origin.program.operands)) if rewritten is None else rewritten.values
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """Those of both programs."""
+        """Return the inputs of the recorded and of the rewritten program."""
         if self.schedule.rewritten is None:
             return self.graph.inputs
         return tuple(dict.fromkeys((*self.origin.inputs, *self.graph.inputs)))
 
     def called(self, values: Sequence[int]) -> list[int]:
-        """Handles of values, as the client knows them."""
+        """Return the client's handles of values."""
         return [self.names.get(v, v) for v in values] if self.names else list(values)
 
 
 def build_plan(planned: ProgramPlacement, locations: ValueLocations, random: int | None) -> PooledPlan:
-    """The parts of a program.
+    """Return the plan of a program: its steps and their effects on locations.
 
     Args:
-        planned: what was decided.
-        locations: of the values before the program.
+        planned: the placement and schedule.
+        locations: locations of the values before the program.
         random: the executor that has the random state; None if no random op has run yet.
     """
     graph = planned.graph
@@ -94,7 +94,7 @@ def _nbytes(graph: Graph, value: int) -> int:
 
 
 def _left_behind(planned: ProgramPlacement, ledger: _Ledger, locations: ValueLocations) -> tuple[tuple[int, int], ...]:
-    """Executors, each with the bytes of memory that is there when the program has run, and was nowhere before."""
+    """Return by executor the bytes of memory that the program allocates and leaves behind."""
     sizes: dict[int, tuple[int, int]] = {}
     for value, executor in ledger.made.items():
         storage = storage_of(planned.names.get(value, value))
@@ -107,7 +107,7 @@ def _left_behind(planned: ProgramPlacement, ledger: _Ledger, locations: ValueLoc
 
 
 class _Writer:
-    """Writes the parts of one executor after the other."""
+    """Collects the steps of one executor after the other."""
 
     def __init__(self, planned: ProgramPlacement, locations: ValueLocations) -> None:
         self.planned = planned
@@ -147,7 +147,7 @@ class _Writer:
             assert isinstance(step, Fetch)
 
     def _carry(self, source: int, target: int, value: int) -> TransferStep | None:
-        """Transfer of a value; None if it goes along with a value that shares its memory."""
+        """Return the transfer of a value; None if the value shares memory with a value that is sent already."""
         before = self.locations.homes.get(storage_of(self.planned.names.get(value, value)))
         move = before == source and self.planned.homes[value] == target
         if move:
@@ -158,13 +158,15 @@ class _Writer:
         return TransferStep(source, target, value, move)
 
     def _flush(self) -> None:
-        """Run what has gathered; what is freed dies with it where it occurs in it, and is dropped otherwise."""
+        """Emit the gathered ops as one part. It frees values that appear in it; other values are dropped by a separate step."""
         freed, nodes = frozenset(self.freed), self.nodes
         self.freed, self.nodes = [], []
         if nodes:
             schedule = self.planned.schedule
             rewritten = schedule.rewritten
-            equal = schedule.equal_slots if rewritten is not None else ()  # otherwise they are the whole plan's
+            equal = (
+                schedule.equal_slots if rewritten is not None else ()
+            )  # otherwise the slots are those of the whole plan
             prepared = make_template(self.program, nodes, schedule.replace, equal, freed, rewritten)
             graph, replace = self.planned.graph, schedule.replace
             used = {replace.get(v, v) for n in nodes for v in graph.nodes[n].inputs}
@@ -176,7 +178,7 @@ class _Writer:
 
 
 def _interleaved(parts: Mapping[int, Sequence[PoolStep]]) -> list[PoolStep]:
-    """Merge the parts of all executors into one order: an executor awaits a value only after another was told to send it."""
+    """Merge the steps of all executors into one order: an executor awaits a value only after the sender was told to send it."""
     order: list[PoolStep] = []
     at = dict.fromkeys(parts, 0)
     sent: dict[TransferStep, int] = defaultdict(int)
@@ -198,10 +200,10 @@ def _interleaved(parts: Mapping[int, Sequence[PoolStep]]) -> list[PoolStep]:
 
 
 def _join_frees(parts: Sequence[PoolStep]) -> list[PoolStep]:
-    """The parts, with what an executor frees told with the next part that it runs: a message of its own takes longer than a small op.
+    """Attach each free to the executor's next part, because a separate message takes longer than a small op.
 
-    It frees before it runs what the part does not use. A step of its own stays before an upload, which may need the room, before
-    the same memory arrives again, and where nothing runs any more.
+    Values that the part does not use are freed before it runs. A free stays separate before an upload, which may need the memory,
+    before the same memory arrives again, and after the last part.
     """
     joined: list[PoolStep] = []
     waiting: dict[int, list[int]] = {}
@@ -222,7 +224,7 @@ def _join_frees(parts: Sequence[PoolStep]) -> list[PoolStep]:
 
 
 class _Ledger:
-    """Bookkeeping of the location of each value after the parts of a plan."""
+    """Tracks the locations of values over the steps of a plan."""
 
     def __init__(self, planned: ProgramPlacement, locations: ValueLocations) -> None:
         self.planned = planned
@@ -257,7 +259,7 @@ class _Ledger:
         self.copied -= self.out_of_date
 
     def leftovers(self) -> list[FreeStep]:
-        """Steps that free stale copies, and dead inputs that executors still hold."""
+        """Return the steps that free stale copies, and the dead inputs that executors still hold."""
         left = self.out_of_date | {(v, e) for v, e in self.held | self.copied if v in self.dead}
         self.copied -= left
         by_executor: dict[int, list[int]] = defaultdict(list)
@@ -274,7 +276,7 @@ class _Ledger:
 
 
 def _by_position(part: PoolStep, positions: Mapping[int, int]) -> PoolStep:
-    """The same part with positions in place of values."""
+    """Return the same part with positions in place of value ids."""
     if isinstance(part, UploadStep | TransferStep):
         return attrs.evolve(part, value=positions[part.value])
     if isinstance(part, AwaitStep):
@@ -285,7 +287,7 @@ def _by_position(part: PoolStep, positions: Mapping[int, int]) -> PoolStep:
 
 
 def resident(program: Program, graph: Graph, locations: ValueLocations, random: int | None) -> dict[int, int]:
-    """By value the executor that has its memory, random state included."""
+    """Return by value the executor that holds its memory, random state included."""
     homes = {v: locations.homes.get(storage_of(v)) for v in graph.inputs}
     if random is not None and any(call.random for call in program.calls):
         homes[RANDOM_STATE] = random

@@ -14,14 +14,14 @@ from djinn_core.ir.program import Program, conditions_hold
 from djinn_core.ir.substitution import RewrittenProgram
 from djinn_pool.value_locations import Made, ValueLocations, Where
 
-# By value: the number of its storage in the plan; the position of a value of the recorded program that looks into the same
-# memory, or -1; and its number among those that do.
+# By value: the number of its storage in the plan; the position of a value of the recorded program that shares the
+# storage, or -1; and the value's number among those that share the storage.
 Own = tuple[tuple[int, int, int], ...]
 
 
 @attrs.frozen
 class UploadStep:
-    """An upload that waits goes to an executor."""
+    """Send a deferred upload to an executor."""
 
     executor: int
     value: int
@@ -29,7 +29,7 @@ class UploadStep:
 
 @attrs.frozen
 class RunPart:
-    """An executor runs a part of the program, after which it has forgotten what is `dead`; with it goes what to `free`."""
+    """An executor runs a part of the program. It frees the values `free` before and `dead` afterwards."""
 
     executor: int
     prepared: PreparedTemplate
@@ -39,7 +39,7 @@ class RunPart:
 
 @attrs.frozen
 class TransferStep:
-    """A value, or the memory that it looks into, goes from one executor to another."""
+    """Send a value, or its whole storage, from one executor to another."""
 
     source: int
     target: int
@@ -49,7 +49,7 @@ class TransferStep:
 
 @attrs.frozen
 class AwaitStep:
-    """An executor waits for what `carry` brings."""
+    """Have an executor wait for the values that `carry` brings."""
 
     executor: int
     carry: TransferStep
@@ -57,7 +57,7 @@ class AwaitStep:
 
 @attrs.frozen
 class FreeStep:
-    """An executor forgets values."""
+    """Have an executor free values."""
 
     executor: int
     values: tuple[int, ...]
@@ -71,27 +71,27 @@ _ON_NOTHING: Final[Relied] = ((), ())
 
 @attrs.define(eq=False)
 class PooledPlan:
-    """A program planned for several executors, good for every program of its structure whose inputs are where they were.
+    """A plan for several executors. It fits every program of its structure with the same input locations.
 
     Values are positions among the program's values by first appearance.
 
     Attributes:
-        parts: what to do, in order.
-        inputs: the values that the program does not make. where: where they were.
-        random: where random ops run; None if there are none. drew_from: where the random state was before.
+        parts: the steps, in order.
+        inputs: values that the program does not compute. where: locations of the inputs.
+        random: executor of the random ops; None without random ops. drew_from: executor that had the random state before.
         equal_slots: pairs of slots that have to be equal.
-        made: new values that outlive the program, where, and their bytes when it was planned.
-        leaves: executors that have more bytes afterwards, and how many; crowded: whether one had no room for them all the same.
-        moved: values whose memory is elsewhere now, and where.
-        copied: values of which there are copies, and where. dropped: copies that are gone.
-        written: values whose memory is written. dead: inputs that the program holds no more afterwards.
-        rewrite: how the program came of the recorded one, where it did. own: the values that it has beside that one's.
-        turn: whose turn it was when it was made, where that makes a difference.
-        link_changes: how often links had changed then. profile: what the first program was about.
+        made: new values that outlive the program, with executor and planned bytes.
+        leaves: bytes that each executor holds in addition afterwards; crowded: whether one had no room for them all the same.
+        moved: values whose memory moved, with their new executor.
+        copied: values with copies, and the copies' executors. dropped: copies that the plan frees.
+        written: values whose memory is written. dead: inputs that the program no longer holds afterwards.
+        rewrite: how the recorded program was rewritten; None if it was not. own: values that only the rewritten program has.
+        turn: executor whose turn it was; None if the plan does not depend on turns.
+        link_changes: number of link changes when the plan was made. profile: profile of the first program.
         relied: instructions and slots that have to be what they were, as in `relied_on`.
-        alone: whether it keeps to one executor where several were predicted to be faster.
-        executors: those that run its parts, in their order. uploads: whether uploads that wait are sent for it.
-        last_runs: by executor its last part, where that runs something: what is asked for can be asked for there.
+        alone: whether the plan uses one executor although several were predicted to be faster.
+        executors: executors that run parts, in order. uploads: whether the plan sends deferred uploads.
+        last_runs: the last run part of each executor, to which requests for values can be attached.
     """
 
     parts: tuple[PoolStep, ...]
@@ -138,15 +138,15 @@ class PooledPlan:
         return where == self.where and (not self.equal_slots or conditions_hold(self.equal_slots, program.slots))
 
     def runs(self) -> Iterator[RunPart]:
-        """The parts of the program."""
+        """Return the steps that run parts of the program."""
         return (part for part in self.parts if isinstance(part, RunPart))
 
 
-# --- values that only a rewritten program has: each run allots them new handles ----------------------------------------
+# --- values that only a rewritten program has: each run allocates new handles for them -------------------------------
 
 
 def own_values(rewritten: RewrittenProgram) -> Own:
-    """Those of a rewritten program that come after the recorded ones and the derived ones, in the order of its values."""
+    """Return the values of a rewritten program that are neither recorded nor derived, in the order of its values."""
     recorded = dict.fromkeys(rewritten.origin.operands)
     derived = {value for recipe in rewritten.recipes for value in recipe.makes}
     anchors: dict[int, int] = {}
@@ -157,7 +157,7 @@ def own_values(rewritten: RewrittenProgram) -> Own:
 
 
 def named(own: Own, values: Sequence[int]) -> list[int]:
-    """Handles for the values of a run, of which those of the recorded program are `values`."""
+    """Return the handles of a run's values. `values`: handles of the recorded program's values."""
     storages: dict[int, int] = {}
     made = []
     for storage, anchor, view in own:

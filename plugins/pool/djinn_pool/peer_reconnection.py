@@ -1,6 +1,6 @@
-"""Reconnection of the executors of a pool with one that was recovered: it is another process, with other addresses.
+"""Reconnection of a pool's executors to a recovered executor, which is a new process with new addresses.
 
-The client uses control channels for that, because sessions may be waiting for that very executor.
+The client uses control channels, because sessions may be waiting for the recovered executor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from djinn_core.wire.peer_messages import ConnectPeer, ConnectPeerReply, PeerTic
 
 _PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 1.0
-_PATIENCE_SECONDS: Final = 120.0  # the other one may have to be started again as well
+_PATIENCE_SECONDS: Final = 120.0  # the peer may have to be restarted as well
 _ANSWER_SECONDS: Final = 30.0
 _log = get_logger("djinn.pool")
 
@@ -37,7 +37,7 @@ def connect_request(source: int, target: int, ticket: PeerTicket, server: str) -
 
 
 def _placed(url: str, host: str) -> str:
-    """Listen address of an executor, with the host where this client reached it, except perhaps through a tunnel."""
+    """Return an executor's listen address with the host where this client reached it, unless that is a tunnel's end."""
     if not host or url.startswith("unix:"):
         return url
     if is_loopback(host) and not is_wildcard(urlsplit(url).hostname or ""):
@@ -47,27 +47,27 @@ def _placed(url: str, host: str) -> str:
 
 @attrs.frozen
 class _Member:
-    """An executor of the pool: how a control channel to it is made, and the address of its server."""
+    """An executor of the pool: how to open a control channel to it, and the address of its server."""
 
     reach: Reconnection
     server: str
 
 
 class PeerReconnection:
-    """Has executors connect again to an executor that was recovered, and that one to them."""
+    """Reconnects a recovered executor and its peers in both directions."""
 
     def __init__(
         self,
         pairs: Callable[[int], Sequence[tuple[int, int]]],
     ) -> None:
-        """`pairs`: sender and receiver of each connection that an executor of that number is part of."""
+        """`pairs`: returns the (sender, receiver) pairs of an executor's connections, by its number."""
         self._pairs = pairs
         self._instances: dict[int, str] = {}
         self._known: dict[int, _Member] = {}
         self._closed = threading.Event()
 
     def join(self, number: int, connection: ClientChannel, server: str, instance: str) -> None:
-        """Watch an executor. `instance`: of its present process."""
+        """Watch an executor. `instance`: identifies its present process."""
         self._instances[number] = instance
         if connection.reconnection is not None:
             self._known[number] = _Member(connection.reconnection, server)
@@ -79,7 +79,7 @@ class PeerReconnection:
         self._instances[number] = ""
 
     def _resumed(self, number: int, _seconds: float) -> None:
-        """Called when the connection to an executor was made again, maybe to another process."""
+        """Handle a resumed connection to an executor, whose process may be new."""
         known = self._known.get(number)
         found = known.reach.instance if known is not None else ""
         if found != self._instances[number]:
@@ -108,16 +108,16 @@ class PeerReconnection:
                     return
                 _log.debug("executors are not connected again yet", pair=waiting[0], reason=str(error))
                 self._closed.wait(backoff.pause())
-                waiting.append(waiting.pop(0))  # the other one may be there already
+                waiting.append(waiting.pop(0))  # the peer may have resumed already
             else:
                 waiting.pop(0)
                 backoff.reset()
 
     def _connect(self, source: int, target: int) -> None:
-        """Have one executor connect to another one that it sent values to before.
+        """Have one executor reconnect to a peer.
 
         Raises:
-            DjinnError: one of them cannot be reached, or does not reach the other.
+            DjinnError: the client cannot reach one of them, or the executor cannot reach its peer.
         """
         there = self._known[target]
         connection = there.reach.control_channel()

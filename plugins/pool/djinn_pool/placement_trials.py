@@ -1,8 +1,8 @@
-"""Trials of placements: programs that a policy would divide run on one executor first, then over several; the faster way stays.
+"""Trials of placements: a program that a policy would divide runs on one executor first, then over several. The faster way stays.
 
-Values stay where they live while both ways are tried, and copies of weights are kept until it is decided, so that changing from
-one way to the other moves nothing twice. A judge that a plugin offers gets the seconds from submission to results and decides. The
-other way is run again a few times, ever more seldom, because single runs mislead; then the decision holds.
+During a trial values do not move and copies of weights are kept, so that switching between the ways moves no value twice. A
+plugin's judge decides by the seconds from submission to results. The slower way is tried again at growing intervals, because
+single runs mislead. Then the decision is final.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ LOOKS: Final = (
     6,
     16,
     40,
-)  # measured runs of the way that is used, at each of which the other one is measured once more
+)  # measured runs of the chosen way per measured run of the other way
 UNMEASURED: Final = (
-    8  # runs in a row of the way that is not used, after which it is given up: no thread waits for its results
+    8  # consecutive unmeasured runs of the other way before it is abandoned: no thread waits for its results
 )
 _log = get_logger("djinn.trials")
 
 
 @attrs.define(eq=False)
 class MeasuredWay:
-    """One way to run a program: measured seconds, and runs since the last that was measured."""
+    """One way to run a program: its measured seconds, and the number of runs since the last measurement."""
 
     seconds: list[float] = attrs.field(factory=list)
     unmeasured: int = 0
@@ -51,12 +51,12 @@ class MeasuredWay:
 
 @attrs.define(eq=False)
 class TriedPlacement:
-    """Ways to run programs of one structure, with what was measured of each.
+    """Measurements of both ways to run programs of one structure.
 
     Attributes:
-        program: the first one. link_changes: how often links had changed then: it holds for these.
+        program: the first one. link_changes: number of link changes at the start; the trial is valid for these links.
         moving: as in `PlacementTrial`.
-        pays: the judge's last verdict. settled: whether it holds for good.
+        pays: the judge's last verdict. settled: whether the verdict is final.
     """
 
     program: Program
@@ -68,12 +68,12 @@ class TriedPlacement:
     settled: bool = False
 
     def clock(self, *, apart: bool) -> Callable[[float], None] | None:
-        """The function to report the seconds of a run to; None if they do not matter any more."""
+        """Return the function that takes the seconds of a run; None if the verdict is final."""
         return None if self.settled else (self.apart if apart else self.alone).took
 
 
 def next_way(tried: TriedPlacement, pays: bool | None) -> bool | None:
-    """True to run over several executors next, False on one; None if `pays` holds for good."""
+    """Return True to run over several executors next, False for one, None if the verdict `pays` is final."""
     alone, apart = tried.alone, tried.apart
     if pays is None:
         return bool(alone.seconds) if apart.unmeasured < UNMEASURED else None
@@ -85,13 +85,13 @@ def next_way(tried: TriedPlacement, pays: bool | None) -> bool | None:
 
 
 class PlacementTrials:
-    """Chooses between one executor and several. Not thread-safe: the recorders' lock is held around it."""
+    """Chooses between one executor and several. Not thread-safe: the caller holds the recorders' lock."""
 
     def __init__(self, judge: Judge, policy: str, stats: Stats, verdicts: Verdicts) -> None:
         self._judge, self._policy, self._stats, self._verdicts = judge, policy, stats, verdicts
 
     def choose(self, tried: TriedPlacement) -> bool:
-        """True to run the program over several executors this time."""
+        """Return True to run the program over several executors this time."""
         if tried.settled:
             return bool(tried.pays)
         trial = PlacementTrial(self._policy, tuple(tried.alone.seconds), tuple(tried.apart.seconds), tried.moving)
@@ -108,7 +108,7 @@ class PlacementTrials:
         return way
 
     def forget(self, tried: TriedPlacement) -> None:
-        """Drop the verdict: links or devices have changed."""
+        """Drop the verdict, because links or devices have changed."""
         self._verdicts.drop(tried.program, self._policy)
 
     def _tell(self, tried: TriedPlacement, trial: PlacementTrial, pays: bool | None) -> None:
@@ -128,27 +128,27 @@ class PlacementTrials:
 
 
 def reason_of(trial: PlacementTrial) -> str:
-    """Reason why a program runs on one executor."""
+    """Return the reason why a program runs on one executor."""
     one, several = (statistics.median(seconds) * 1e3 for seconds in (trial.alone, trial.apart))
     runs = f"medians of {len(trial.alone)} and {len(trial.apart)} runs"
     return f"on one executor by measurement: {one:.3g} ms there, {several:.3g} ms over several, {runs}"
 
 
-# --- errors of predictions, and the margin that follows from them ------------------------------------------------
+# --- prediction errors, and the required margin that follows from them --------------------------------------------
 
 PRIOR: Final = 0.3  # the margin before enough was measured
-MOST: Final = 0.4  # the greatest margin, and that of devices that were not calibrated: two executors save half at most
-ENOUGH: Final = 5  # programs whose errors tell something
-KEPT: Final = 64  # programs that count, the latest ones
-SHARE: Final = 0.75  # of the programs have a smaller error than the margin
-RUNS: Final = 3  # of a program, until its error is known; the first one does not count
-NOTICED: Final = 1e-3  # seconds; programs shorter than this, predicted and measured, gain nothing by several executors
+MOST: Final = 0.4  # the maximum margin, also used for uncalibrated devices: two executors save half at most
+ENOUGH: Final = 5  # measured programs before errors are used
+KEPT: Final = 64  # latest programs whose errors are used
+SHARE: Final = 0.75  # share of programs whose error is smaller than the margin
+RUNS: Final = 3  # runs of a program until its error is computed; the first run is excluded
+NOTICED: Final = 1e-3  # seconds; shorter programs gain nothing from several executors
 
 
 def margin_of(errors: Sequence[float], *, calibrated: bool) -> float:
-    """The share of its time that several executors have to be predicted to save a program.
+    """Return the share of a program's time that several executors must be predicted to save.
 
-    `errors`: |predicted - measured| / measured, of one program each.
+    `errors`: |predicted - measured| / measured, one per program.
     """
     if len(errors) < ENOUGH:
         return PRIOR if calibrated else MOST
@@ -158,12 +158,12 @@ def margin_of(errors: Sequence[float], *, calibrated: bool) -> float:
 
 @attrs.define(eq=False)
 class PredictionErrors:
-    """Errors of predictions so far, of programs that ran on one executor."""
+    """Records prediction errors of programs that ran on one executor."""
 
     found: deque[float] = attrs.field(factory=lambda: deque(maxlen=KEPT))
 
     def watch(self, prepared: PreparedTemplate, predicted: float) -> None:
-        """Measure what the executor takes for the first runs of a plan, which was predicted to take that many seconds."""
+        """Measure the first runs of a plan on its executor, to compare with the predicted seconds."""
         measured: list[float] = []
 
         def took(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Plans of programs for several devices: their rules, and what the stages of the pipeline make of them."""
+"""Planning of programs for several devices: the rules, and the pipeline's result."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ _log = get_logger("djinn.runtime")
 
 @attrs.frozen
 class PlanningInputs:
-    """Location of a program's inputs, by device id: their memory and copies of them; and what else is under way.
+    """Locations of a program's inputs and of their copies, by device id, and the devices' other load.
 
-    `occupied` is what is on the devices, `known` what earlier programs say of the inputs, `margin` as in `PlacementContext`.
+    `occupied`: bytes in use by device. `known`: facts about the inputs from earlier programs. `margin`: as in
+    `PlacementContext`.
     """
 
     resident: Mapping[int, str]
@@ -50,8 +51,8 @@ class PoolRules:
 
     Attributes:
         factor, unsure: as in `Planning`.
-        placements: tries placements, where the client chose the policy and a plugin judges.
-        learns_margin: whether such placements have to be predicted to save more where predictions were wrong.
+        placements: trials of placements; None if the user chose the policy or no plugin judges.
+        learns_margin: whether wrong predictions raise the saving that such placements must promise.
     """
 
     factor: int
@@ -61,11 +62,11 @@ class PoolRules:
 
 
 def rules_for(context: ClientContext) -> PoolRules:
-    """The rules for the open session's planner."""
+    """Return the rules for the open session's planner."""
     registry, settings = context.configured()
     assert context.planner is not None
     planning = context.planner.planning
-    if settings.placement_policy:  # a policy that was named is followed
+    if settings.placement_policy:  # an explicitly named policy is followed without trials
         return PoolRules(planning.factor, planning.unsure)
     trials = None
     if planning.judge is not None:
@@ -77,11 +78,11 @@ def rules_for(context: ClientContext) -> PoolRules:
 def plan_for_pool(
     graph: ProgramGraph, registry: Registry, settings: Settings, topology: NetworkTopology, where: PlanningInputs
 ) -> PipelineResult:
-    """Plan a program for several devices, with its inputs where they are.
+    """Plan a program for several devices, from the present locations of its inputs.
 
     Raises:
-        ConfigurationError: the setting `memory_limits` names a device that there is not.
-        InvalidStage: the devices cannot run it, or not within their limits.
+        ConfigurationError: the setting `memory_limits` names a device that does not exist.
+        InvalidStage: the devices cannot run the program within their limits.
     """
     limits = limits_of(settings, [device.id for device in topology.devices])
     topology, memory_limits = within(topology, limits, where.occupied)
@@ -100,7 +101,7 @@ def plan_for_pool(
         margin=where.margin,
         rewrite=rewrite,
     )
-    # What other programs of a machine take now, and what allocators can use again, is not quite known.
+    # The memory that other programs use, and that allocators can reuse, is not known exactly.
     blind = attrs.evolve(request, topology=unmeasured(topology))
     try:
         return plan(graph, registry, request, known=where.known)

@@ -1,4 +1,4 @@
-"""Plans each new program for the executors of a pool, and finds the plan again while things are where they were."""
+"""Plans each new program for the executors of a pool. A cached plan is reused while the locations of its values hold."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from djinn_pool.plan_for_pool import PlanningInputs, PoolRules
 from djinn_pool.pooled_derived_values import PooledDerivedValues, RunPlan
 from djinn_pool.value_locations import ValueLocations
 
-VARIANTS_LIMIT = 16  # plans of one structure that differ in where things are, in scalars, and in whose turn it was
+VARIANTS_LIMIT = 16  # cached plans per structure; they differ in locations, scalars and turns
 
 
 PlanForPool = Callable[[ProgramGraph, PlanningInputs], PipelineResult]
@@ -40,10 +40,10 @@ FreeCopies = Callable[[Sequence[tuple[int, int]]], None]
 
 
 class PoolPlanner:
-    """From programs to parts. Not thread-safe: the recorders' lock is held around it."""
+    """Turns programs into plans. Not thread-safe: the caller holds the recorders' lock."""
 
     derived: PooledDerivedValues
-    memory: Sequence[int | None] = ()  # bytes that may be on each executor; None if that is not known
+    memory: Sequence[int | None] = ()  # bytes that the session may use on each executor; None if unknown
     calibrated = False  # whether all devices were measured
 
     def __init__(
@@ -53,41 +53,41 @@ class PoolPlanner:
         locations: ValueLocations,
         rules: PoolRules,
     ) -> None:
-        """Executors `join`."""
+        """Start without executors; `join` adds them."""
         self._rules = rules
         self._plan = plan
-        self.devices: tuple[str, ...] = ()  # ids, by number of the executor
+        self.devices: tuple[str, ...] = ()  # device ids, by number of the executor
         self._stats = stats
         self._locations = locations
         self._plans: PlanCache[ProgramFamily] = PlanCache(rules.factor)
         self._recent: Recent = deque(maxlen=RECENT)
         self._earlier = ResidencyHistory(self._recent)
         self.random: int | None = None
-        self.link_changes = 0  # plans hold for links as they were when they were made
+        self.link_changes = 0  # number of link changes for which the plans hold
         self.errors = PredictionErrors()
         self._free: FreeCopies = lambda _: None
 
     def follow(self, rules: PoolRules) -> None:
-        """Make all plans again, by these rules."""
+        """Set the rules, and discard all plans."""
         self._rules = rules
         self._plans = PlanCache(rules.factor)
 
     def join(self, device: str) -> None:
-        """There is one more executor, with this device."""
+        """Add an executor with this device."""
         self.devices = (*self.devices, device)
         self.derived.join(device)
 
     def make_anew(self) -> None:
-        """Make all plans again: other executors are there."""
+        """Discard all plans, because the executors have changed."""
         self.follow(self._rules)
 
     def know_devices(self, devices: Sequence[DeviceCapabilities]) -> None:
-        """The devices were measured: what was predicted before says nothing of predictions from now on."""
+        """Note that the devices were measured. Errors of earlier predictions are discarded."""
         self.calibrated = all(device.calibration is not None for device in devices)
         self.errors = PredictionErrors()
 
     def find(self, program: Program) -> tuple[ProgramFamily, tuple[int, ...]]:
-        """The programs of its structure, and its values by first appearance."""
+        """Return the family of programs with this structure, and the program's values by first appearance."""
         alike, values = self._plans.find(program)
         if not alike:
             alike.append(ProgramFamily())
@@ -101,9 +101,9 @@ class PoolPlanner:
     def prepare(
         self, program: Program, alike: ProgramFamily, values: Sequence[int], turn: int | None
     ) -> tuple[PooledPlan, Sequence[int]]:
-        """The plan of a program that was found, and the values of the run.
+        """Return the plan of a program that `find` returned, and the values of the run.
 
-        `turn`: the executor whose turn it is; None if executors do not take turns.
+        `turn`: the executor whose turn it is; None without turns.
         """
         alone = self._keeps_to_one(alike, values)
         if (again := self._again(program, alike, values, (turn, alone))) is not None:
@@ -120,10 +120,7 @@ class PoolPlanner:
     def _again(
         self, program: Program, alike: ProgramFamily, values: Sequence[int], way: tuple[int | None, bool]
     ) -> tuple[PooledPlan, Sequence[int]] | None:
-        """A plan that was made while things were as they are; None without one.
-
-        `way`: whose turn it is, and whether the program keeps to one executor.
-        """
+        """Return a cached plan for the present locations, or None. `way`: the executor by turns, and whether one executor runs all."""
         for plan in reversed(alike.plans):
             if (plan.turn, plan.alone) != way or plan.link_changes != self.link_changes:
                 continue
@@ -139,7 +136,7 @@ class PoolPlanner:
         return None
 
     def _keeps_to_one(self, alike: ProgramFamily, values: Sequence[int]) -> bool:
-        """True if a program that a policy would divide is to run on one executor this time."""
+        """Return True if a program that a policy would divide runs on one executor this time."""
         tried, placements = alike.tried, self._rules.placements
         if tried is None or placements is None:
             return False
@@ -156,7 +153,7 @@ class PoolPlanner:
     def _make(self, program: Program, alike: ProgramFamily, turn: int | None, alone: bool) -> PooledPlan:
         graph = ProgramGraph(program)
         judged = self._rules.placements is not None
-        # Where inputs follow each other, nothing is measured that could say whether it pays to divide each of them.
+        # Programs that depend on each other have no separate time, so a trial of one program is impossible.
         together = alone or (judged and turn is not None and alike.tried is None)
         inputs = self.inputs(graph, self._stream(graph, alike, turn), 1.0 if together else self.margin)
         planning = partial(self._plan, graph)
@@ -178,7 +175,7 @@ class PoolPlanner:
         return plan
 
     def inputs(self, graph: ProgramGraph, stream: Stream, margin: float) -> PlanningInputs:
-        """Where the inputs of a program are now, and what else its plan depends on."""
+        """Return the locations of a program's inputs, and the other facts that its plan depends on."""
         names, locations, program = self.devices, self._locations, graph.program
         where = {v: names[e] for v, e in resident(program, graph, locations, self.random).items()}
         held = {v: locations.copies(v) for v in graph.inputs}
@@ -187,12 +184,12 @@ class PoolPlanner:
         return PlanningInputs(where, copies, stream, self.derived.places, self._occupied(graph), known, margin)
 
     def _lowered(self, program: Program, graph: ProgramGraph, result: PipelineResult) -> PooledPlan | None:
-        """The parts of what was planned; None if values derived from weights were missing, which have been made now."""
+        """Lower a plan to steps. Return None if derived values were missing: they are computed now, and planning must be repeated."""
         assert result.schedule is not None
         assert result.placement is not None
         rewritten = result.schedule.rewritten
         if rewritten is not None and self.derived.make_missing(rewritten, result.placement.values):
-            return None  # once more, now that it is known where those are
+            return None  # plan again, now that the derived values have a location
         called = {} if rewritten is None else self.derived.names(rewritten)
         executors = {name: number for number, name in enumerate(self.devices)}
         placed = {value: executors[device] for value, device in result.placement.values.items()}
@@ -215,9 +212,9 @@ class PoolPlanner:
         where: PlanningInputs,
         plan: Callable[[PlanningInputs], PipelineResult],
     ) -> tuple[PipelineResult, bool]:
-        """The plan of a program that one executor may be better at than several, and whether it keeps to one.
+        """Return the plan of a program that one executor may run faster than several, and whether it uses one.
 
-        A program that the policy divides for the first time runs on one executor first, if one can run it.
+        A program that the policy divides for the first time runs on one executor first, if it fits.
         """
         result, tried = plan(where), alike.tried
         if tried is None and _is_divided(result):
@@ -227,26 +224,26 @@ class PoolPlanner:
                 return one, True
         elif tried is not None and _is_divided(result):
             tried.moving += _moving_seconds(result, where)
-        elif tried is not None:  # now that its inputs live somewhere, the policy does not divide it any more
+        elif tried is not None:  # after its inputs have a location, the policy no longer divides it
             tried.settled, tried.pays = True, False
             return result, True
         return result, False
 
     @property
     def margin(self) -> float:
-        """The share of its time that several executors have to be predicted to save a program."""
+        """Return the share of its time that several executors must be predicted to save a program."""
         if not self._rules.learns_margin:
             return MARGIN
         return margin_of(self.errors.found, calibrated=self.calibrated)
 
     def _watch(self, plan: PooledPlan) -> None:
-        """Compare what one executor takes for a plan with what was predicted."""
+        """Compare the predicted seconds of a plan on one executor with the measured seconds."""
         runs = list(plan.runs())
         if len(runs) == 1 and (predicted := runs[0].prepared.predicted) is not None:
             self.errors.watch(runs[0].prepared, predicted)
 
     def _has_room(self, plan: PooledPlan) -> bool:
-        """True if the results of a plan fit on each executor, beside the values that it has received since the plan was made."""
+        """Return True if a plan's results fit on each executor, together with the values that arrived since the plan was made."""
         held = self._locations.held
         for executor, more in plan.leaves:
             room = self.memory[executor]
@@ -255,7 +252,7 @@ class PoolPlanner:
         return True
 
     def _occupied(self, graph: ProgramGraph) -> dict[str, MemoryInUse]:
-        """By device what is there, and what of it the program does not use."""
+        """Return by device the bytes in use, and how many of them the program does not use."""
         held, used = self._locations.held, self._locations.held_of({storage_of(v) for v in graph.inputs})
         return {name: MemoryInUse(held[e], held[e] - used[e]) for e, name in enumerate(self.devices)}
 
@@ -267,17 +264,17 @@ class PoolPlanner:
 
     @property
     def last_profile(self) -> WorkloadProfile | None:
-        """Profile of the program that was submitted last."""
+        """Return the profile of the program that was submitted last."""
         return self._recent[-1][0].profile if self._recent else None
 
 
 def _is_divided(result: PipelineResult) -> bool:
-    """True if several executors run parts of the program."""
+    """Return True if several executors run parts of the program."""
     return result.placement is not None and len({d.device for d in result.placement.decisions}) > 1
 
 
 def _moving_seconds(result: PipelineResult, where: PlanningInputs) -> float:
-    """Predicted time of bringing copies of inputs to where there are none, and of moving others there and back again."""
+    """Return the predicted seconds to copy inputs to devices without a copy, and to move other inputs there and back."""
     placement, seconds = result.placement, 0.0
     assert placement is not None
     for value, home in where.resident.items():

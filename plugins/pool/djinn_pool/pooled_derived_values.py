@@ -1,4 +1,4 @@
-"""Cache of values derived from weights in a pool, computed on the executor that the first plan uses them on."""
+"""Cache of values derived from weights in a pool. The executor of the first plan that uses them computes them."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class PooledDerivedValues:
     """Derived values of a pool. The caller holds the sink's lock."""
 
     def __init__(self, devices: Sequence[str], locations: ValueLocations, run: RunPlan) -> None:
-        """`run`: has a plan carried out."""
+        """`run`: carries a plan out."""
         self._devices = tuple(devices)
         self._locations = locations
         self._run = run
         self.values = DerivedValues(lambda _: 0)
 
     def join(self, device: str) -> None:
-        """There is one more executor, with this device."""
+        """Add an executor with this device."""
         self._devices = (*self._devices, device)
 
     def places(self, recipe: Recipe) -> RecipeLocations | None:
-        """Locations of a recipe's values; None if they were not made."""
+        """Return the locations of a recipe's values; None if they were not computed."""
         made = self.values.made((recipe.identity, recipe.sources))
         if made is None:
             return None
@@ -47,7 +47,7 @@ class PooledDerivedValues:
         return RecipeLocations(homes, tuple(tuple(self._devices[e] for e in sorted(h)) for h in held))
 
     def make_missing(self, rewritten: RewrittenProgram, placed: Mapping[int, str]) -> bool:
-        """Make what was not made yet, where a plan placed it; whether anything was missing."""
+        """Compute missing derived values on the executors that a plan chose. Return True if any was missing."""
         missing = [r for r in rewritten.recipes if self.values.made((r.identity, r.sources)) is None]
         for recipe in missing:
             executor = self._devices.index(placed[recipe.makes[0]])
@@ -55,14 +55,14 @@ class PooledDerivedValues:
         return bool(missing)
 
     def names(self, rewritten: RewrittenProgram) -> dict[int, int]:
-        """Handles of the values of its recipes."""
+        """Return the handles of the recipes' values."""
         names: dict[int, int] = {}
         for recipe in rewritten.recipes:
             names |= zip(recipe.makes, self.values.made((recipe.identity, recipe.sources)) or (), strict=True)
         return names
 
     def extended(self, plan: PooledPlan, values: Sequence[int]) -> Sequence[int]:
-        """The values of a run of `plan`, with those that are derived for it and those of its own."""
+        """Return the values of a run of `plan`, followed by its derived values and the plan's own values."""
         if plan.rewrite is None:
             return values
         extended = list(values)
@@ -75,7 +75,7 @@ class PooledDerivedValues:
 
     @staticmethod
     def _home(plan: PooledPlan, position: int) -> int:
-        """Executor on which a plan uses an input."""
+        """Return the executor on which a plan uses an input."""
         home = plan.where[0][plan.inputs.index(position)]
         return home if home is not None else 0
 
@@ -83,7 +83,7 @@ class PooledDerivedValues:
         return lambda submission: self._run(self._all_on(submission.program, executor), submission.program)
 
     def _all_on(self, program: Program, executor: int) -> PooledPlan:
-        """A plan in which one executor runs everything; weights that live elsewhere are lent to it."""
+        """Return a plan in which one executor runs everything. Weights on other executors are copied to it."""
         graph, names, device = ProgramGraph(program), self._devices, self._devices[executor]
         homes = {v: names[e] for v, e in resident(program, graph, self._locations, None).items()}
         nodes = tuple(node.id for node in graph.nodes)

@@ -1,4 +1,4 @@
-"""Questions to a pool: the executors that answer one, and the reply that theirs make together."""
+"""Requests to a pool: selects the executors that answer, and merges their replies."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from djinn_pool.value_locations import ValueLocations
 def ask(
     message: Message, kind: type[M], device: int, executors: Executors[ExecutorClient], locations: ValueLocations
 ) -> M:
-    """As `Sink.ask`. What has no rule of its own is asked of the first executor, or of the one with the index.
+    """Ask executors and merge their replies, as `Sink.ask`. By default the first executor or the indexed one answers.
 
     Raises:
         UnsupportedOperation: no executor has all values that the message is about.
-        WeightsUnavailable: executors find different weights at one address.
+        WeightsUnavailable: executors find different weights at the same address.
     """
     found: Any
     if isinstance(message, CacheRequest):
@@ -48,7 +48,7 @@ def ask(
 
 
 def _opened(message: OpenWeights, executors: Executors[ExecutorClient], device: int) -> OpenWeightsReply:
-    """What all executors find at an address, or the first reply that says something else."""
+    """Return the common reply of all executors about an address, or the first reply that differs."""
     members = executors.at(device)
     found: list[OpenWeightsReply] = []
     for member in members:
@@ -83,7 +83,7 @@ def _holder_of_all(message: SaveWeights, executors: Executors[ExecutorClient], l
 
 
 def _caches(message: CacheRequest, executors: Executors[ExecutorClient], locations: ValueLocations) -> CacheReply:
-    """The sums of what executors say, each of the values that it holds."""
+    """Add up the executors' replies about the values that each of them holds."""
     handles = unpack_handles(message.handles)
     held: dict[int, list[int]] = {} if handles else {number: [] for number in executors.present}
     for handle in handles:

@@ -1,4 +1,4 @@
-"""Relay of a pool's executor: transfers that pass through the client, and what the executor says of links and memory."""
+"""Relay of an executor: passes transfers through the client, and collects its reports about links and memory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from djinn_core.wire.peer_messages import LinkMeasurement, SendValues, TransferC
 
 
 class Relay:
-    """The frames of one transfer, as they come from an executor, and what it says of links and of its memory."""
+    """Receives the frames of one transfer, and link and memory reports, from an executor."""
 
     def __init__(self, session: ExecutorClient) -> None:
-        """`session`: with the executor."""
+        """`session`: the session with the executor."""
         self._session = session
-        self.has_news = False  # whether something was seen or told since it was taken
+        self.has_news = False  # whether a report arrived since the last take
         self._seen: list[LinkMeasurement] = []
         self._room: Room | None = None
         self._frames: list[Frame] = []
@@ -34,10 +34,10 @@ class Relay:
         self._session.replies.send(message)
 
     def take_over(self, ship: SendValues) -> list[Frame]:
-        """A transfer, as frames for another executor; waits for it. The caller holds the sink's lock.
+        """Wait for a transfer. Return its frames, to be sent to another executor. The caller holds the sink's lock.
 
         Raises:
-            SessionLost: the executor is gone.
+            SessionLost: the executor was lost.
         """
         self._session.replies.send_and_await(ship, self._is_complete)
         frames, self._frames = self._frames, []
@@ -50,7 +50,7 @@ class Relay:
         return seen
 
     def take_room(self) -> Room | None:
-        """Take what the executor said last of its memory; None if it said nothing since the last call."""
+        """Return the executor's last report of its memory; None if no report arrived since the last call."""
         room, self._room = self._room, None
         self.has_news = bool(self._seen)
         return room
@@ -75,10 +75,9 @@ class Relay:
 
 
 def look_after_each_other(sessions: Sequence[ExecutorClient]) -> None:
-    """Have the thread that waits for one executor read what the others say.
+    """Have the thread that waits for one executor also read the others' connections.
 
-    An executor that waits for a value of another one says nothing, and if that other one has died, no thread reads the
-    connection that says so.
+    An executor that waits for a value from a dead peer sends nothing. Only the peer's own connection shows that it died.
     """
     every = [session.replies for session in sessions]
 

@@ -1,4 +1,4 @@
-"""Router of a pool: each submission goes to the executors that have a part in it."""
+"""Router of a pool: sends each submission to the executors that run a part of it."""
 
 from __future__ import annotations
 
@@ -49,14 +49,12 @@ from djinn_pool.routes import Routes
 from djinn_pool.topology import PoolTopology
 from djinn_pool.value_locations import ValueLocations
 
-UNREAD: Final = (
-    1  # replies that may wait to be read: what executors say of their links counts for the plan of a whole program
-)
+UNREAD: Final = 1  # unread replies at most: link reports in them affect the plan of a whole program
 
 
 @attrs.define
 class _ExecutorRequest:
-    """Requests to one executor beside its parts: values to fetch, to describe and to free."""
+    """Requests to one executor in addition to its parts: values to fetch, to describe and to free."""
 
     fetch: list[int] = attrs.field(factory=list)
     describe: list[int] = attrs.field(factory=list)
@@ -70,12 +68,12 @@ class _ExecutorRequest:
         return Submission(program, tuple(self.free), tuple(self.fetch), tuple(self.describe), self.synchronize)
 
 
-_ExecutorRequests = defaultdict[int, _ExecutorRequest]  # by executor, where there are any
-Asked = list[tuple[Submission, ExecutorReply]]  # what executors were asked for, and their replies
+_ExecutorRequests = defaultdict[int, _ExecutorRequest]  # requests by executor; executors without requests are absent
+Asked = list[tuple[Submission, ExecutorReply]]  # requests of the executors, and their replies
 
 
 class PoolReply(JoinedReplies):
-    """Reply to a submission that asked executors of a pool for values. Forgotten once no thread has to wait for it."""
+    """Reply to a submission that requested values from executors of a pool. Dropped once no thread has to wait for it."""
 
     def __init__(
         self,
@@ -86,13 +84,13 @@ class PoolReply(JoinedReplies):
         took: Callable[[float], None] | None,
         begun: float,
     ) -> None:
-        """`alike`: the programs whose turns depend on it. `took`: is told the seconds from `begun` until all has come."""
+        """`alike`: the family of programs that share turns. `took`: receives the seconds from `begun` until all replies have arrived."""
         super().__init__(submission, parts)
         self._router, self._alike, self._took = router, alike, took
         members = router.executors.members
         self._begun = begun
         self._sent = [(member, member.submissions.last_number) for member in members]
-        # By executor the frames after which nothing is under way when all has come.
+        # By executor the number of frames after which no work is under way.
         self._synchronized = tuple([member.link.sent for member in members]) if submission.synchronize else ()
         self._late = submission.later is not None
         self._turn = object()
@@ -100,7 +98,7 @@ class PoolReply(JoinedReplies):
             alike.under_way.add(self._turn)
 
     def wait(self) -> SubmissionReply:
-        """As `PendingReply.wait`."""
+        """Wait for all replies, as `PendingReply.wait`."""
         try:
             reply = super().wait()
         except BaseException:
@@ -115,18 +113,18 @@ class PoolReply(JoinedReplies):
         return reply
 
     def failed(self, error: DjinnError) -> None:
-        """As `JoinedReplies.failed`: where it takes too long on one executor, all stop."""
+        """Handle a failure, as `JoinedReplies.failed`. A timeout on one executor stops all of them."""
         if isinstance(error, DeadlineExceeded):
             for member in self._router.executors.here:
                 member.replies.cancellation.stop_waiting()
 
     def discard(self) -> None:
-        """As `PendingReply.discard`."""
+        """Discard the replies, as `PendingReply.discard`."""
         self._forget()
         super().discard()
 
     def mark_unobserved(self) -> None:
-        """As `PendingReply.mark_unobserved`, on all executors."""
+        """Mark the replies of all executors, as `PendingReply.mark_unobserved`."""
         for member, number in self._sent:
             member.replies.mark_unobserved(number)
 
@@ -136,17 +134,17 @@ class PoolReply(JoinedReplies):
 
 
 class PoolRouter(Router):
-    """Runs each program over the executors of a pool by its plan, and knows where values are."""
+    """Runs each program over the executors of a pool by its plan, and tracks the locations of values."""
 
     name = "pool"
     preference = 0
 
     def begin(self, executors: Executors[ExecutorClient], held: Iterable[tuple[int, int]] | None = None) -> None:
-        """As `Router.begin`; the links between executors are measured.
+        """Begin the session and measure the links between executors, as `Router.begin`.
 
         Raises:
-            ConfigurationError: a limit of memory is for a device that there is not.
-            SessionLost: an executor is gone already.
+            ConfigurationError: a memory limit names a device that does not exist.
+            SessionLost: an executor was lost.
         """
         self.executors = executors
         self._tables = InterruptibleLock()  # uploads come from any thread, while another one submits
@@ -174,32 +172,32 @@ class PoolRouter(Router):
             context.planner, context.asked_by_size = before
             raise
         if held is not None:
-            planner.random = 0  # the only executor has made all random numbers so far
+            planner.random = 0  # the only executor has drawn all random numbers so far
             for handle, nbytes in held:
                 locations.add(handle, 0, nbytes)
             self._free_copies([(value, 0) for value in executors.members[0].submissions.take_derived()])
         self._calibrate()
 
     def plan_anew(self) -> None:
-        """As `Router.plan_anew`."""
+        """Discard all plans, as `Router.plan_anew`."""
         self._planner.follow(rules_for(context))
 
     def home(self, storage: int) -> int | None:
-        """As `Router.home`."""
+        """Return the executor that holds a value, as `Router.home`."""
         return self._locations.homes.get(storage)
 
     def topology(self) -> NetworkTopology:
-        """As `Router.topology`."""
+        """Return the devices and links, as `Router.topology`."""
         return self._links.topology
 
     def plan(self, graph: ProgramGraph) -> PipelineResult:
-        """As `Router.plan`."""
+        """Plan a program, as `Router.plan`."""
         program = self._list_ops.split(graph.program, self._locations.homes)
         graph = graph if program is graph.program else ProgramGraph(program)
         return self._planned(graph, self._planner.inputs(graph, ALONE, self._planner.margin), unseen=True)
 
     def _planned(self, graph: ProgramGraph, where: PlanningInputs, *, unseen: bool) -> PipelineResult:
-        """The plan of a program over the executors, or of a piece of one; `unseen`: no observer is told."""
+        """Return the plan of a program, or of a piece of it. `unseen`: do not notify observers."""
         started = time.monotonic()
         result = plan_for_pool(graph, *context.configured(), self._links.topology, where)
         if not unseen:
@@ -207,14 +205,14 @@ class PoolRouter(Router):
         return result
 
     def _calibrate(self) -> None:
-        """Measure devices that were never measured, in the background."""
+        """Measure unmeasured devices in the background."""
         registry, settings = context.configured()
         executors = self.executors
         opened = [executor.opened for executor in executors.here]
         calibrate_in_background(opened, settings, registry.cost_models, partial(self._measured, executors))
 
     def _measured(self, executors: Executors[ExecutorClient]) -> None:
-        """Plan with what was measured of the devices of a session, if it is still open."""
+        """Plan with the new measurements of a session's devices, if the session is still open."""
         with port.lock:
             session = context.session
             if session is not None and session.executors is executors and not port.forked:
@@ -223,13 +221,13 @@ class PoolRouter(Router):
                 self._planner.know_devices(devices)
 
     def last_profile(self) -> WorkloadProfile | None:
-        """As `Router.last_profile`."""
+        """Return the profile of the last program, as `Router.last_profile`."""
         return self._planner.last_profile
 
     # --- executors -----------------------------------------------------------------------------------------------
 
     def join(self, numbers: Sequence[int]) -> None:
-        """As `Router.join`, while no thread uploads."""
+        """Add executors, as `Router.join`. No thread uploads meanwhile."""
         with self._tables:
             try:
                 self.elastic.join(numbers)
@@ -239,7 +237,7 @@ class PoolRouter(Router):
                 raise
 
     def leave(self, numbers: Sequence[int]) -> None:
-        """As `Router.leave`, while no thread uploads.
+        """Remove executors, as `Router.leave`. No thread uploads meanwhile.
 
         Raises: as `ElasticExecutors.leave`.
         """
@@ -247,16 +245,16 @@ class PoolRouter(Router):
             self.elastic.leave(numbers)
 
     def watch(self) -> None:
-        """As `Router.watch`."""
+        """Watch the session's connections, as `Router.watch`."""
         drained_nodes.watch()
 
-    # --- out ---------------------------------------------------------------------------------------------------
+    # --- sending ---------------------------------------------------------------------------------------------------
 
     def submit(self, submission: Submission) -> PendingReply:
-        """As `Sink.submit`. The caller holds the sink's lock.
+        """Submit a program, as `Sink.submit`. The caller holds the sink's lock.
 
         Raises:
-            SessionLost: an executor is gone.
+            SessionLost: an executor was lost.
         """
         if interrupt_mask.depth:
             return self._submit_masked(submission)
@@ -269,11 +267,11 @@ class PoolRouter(Router):
         with self._tables:
             submission = self._split(submission)
             prepared = self._prepare(submission) if submission.program.calls else None
-            with interrupt_mask.uninterruptible:  # what all of them have to hear is said to all of them
+            with interrupt_mask.uninterruptible:  # send to all executors what each of them must hear
                 return self._submit(submission, prepared)
 
     def _split(self, submission: Submission) -> Submission:
-        """Split ops over lists by executor."""
+        """Split list ops by executor."""
         if not submission.program.calls or len(self.executors.present) == 1:
             return submission
         program = self._list_ops.split(submission.program, self._locations.homes)
@@ -292,13 +290,13 @@ class PoolRouter(Router):
         if prepared is not None:
             alike, plan, values = prepared
             if alike.tried is not None and not any(member.replies.pending for member in self.executors.here):
-                took = alike.clock()  # otherwise it would wait for what was before
+                took = alike.clock()  # otherwise the reply would wait for earlier work
             requests = self._requests(submission, self._account(plan, values))
             if self._planner.derived.values.some:
                 written = [values[i] for i in plan.written]
                 self._forget_derived(requests, submission.free, submission.program.dead, written)
             asked = self._do(plan, values, submission, requests)
-            if plan.dead and self._uploads:  # those that nothing has used which runs
+            if plan.dead and self._uploads:  # values that no running part has used
                 self._uploads.drop([values[i] for i in plan.dead])
         else:
             requests = self._requests(submission, [])
@@ -308,7 +306,7 @@ class PoolRouter(Router):
         for executor in self.executors.present if requests else ():
             request = requests[executor]
             if request.synchronize and members[executor].link.sent in self.synchronized[executor : executor + 1]:
-                request.synchronize = False  # it has heard nothing since it was asked the last time
+                request.synchronize = False  # the executor has received no message since its last reply
             if request:
                 asked += self._tell(executor, request)
         if submission.later is not None:
@@ -321,7 +319,7 @@ class PoolRouter(Router):
         )
 
     def _prepare(self, submission: Submission) -> tuple[ProgramFamily, PooledPlan, Sequence[int]]:
-        """The plan of a program, for the executor whose turn it is, and the programs like it."""
+        """Return the plan of a program for the executor whose turn it is, and the program's family."""
         planner, program = self._planner, submission.program
         planner.link_changes = self._links.listen()
         alike, values = planner.find(program)
@@ -330,29 +328,32 @@ class PoolRouter(Router):
         return alike, plan, extended
 
     def _carry_out(self, plan: PooledPlan, program: Program) -> None:
-        """Carry out a plan without asking for results."""
+        """Carry out a plan without requesting results."""
         values = tuple(dict.fromkeys(program.operands))
         with interrupt_mask.uninterruptible:
             self._account(plan, values)
             self._do(plan, values, Submission(program), defaultdict(_ExecutorRequest))
 
     def _free_copies(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Free copies, as value and executor, that nothing is planned to use any more."""
+        """Free (value, executor) copies that no plan will use."""
         with interrupt_mask.uninterruptible:
             for executor in {executor for _, executor in copies}:
                 self._tell(executor, _ExecutorRequest(free=[value for value, where in copies if where == executor]))
 
     def _forget_derived(self, requests: _ExecutorRequests, *touched: Iterable[int]) -> None:
-        """Free values derived from weights that were written, or that the program holds no more."""
+        """Free derived values whose weights were written or dropped."""
         derived = self._planner.derived.values
         derived.touched([*itertools.chain(*touched)])
         for executor, freed in self._locations.forget(derived.take_stale()).items():
             requests[executor].free += freed
 
     def _account(self, plan: PooledPlan, values: Sequence[int]) -> list[tuple[int, int]]:
-        """Note where things are when the plan has been done; copies that are out of date then, as value and executor."""
+        """Record the locations of values after the plan. Return outdated (value, executor) copies."""
         locations = self._locations
-        for i, executor in plan.moved:  # before copies end: a copy that the memory moves to is no copy any more
+        for (
+            i,
+            executor,
+        ) in plan.moved:  # must precede the end of copies: a copy that the memory moves to becomes the home
             locations.move(values[i], executor)
         stale = locations.end_copies([values[i] for i in plan.written]) if plan.written else []
         locations.add_all(values, plan.made)
@@ -383,12 +384,14 @@ class PoolRouter(Router):
         return requests
 
     def _home(self, value: int) -> int:
-        """The executor that has a value's memory, or is given it by the plan; an upload that no plan gives goes to one now."""
+        """Return the executor that holds a value, or will hold it by the plan. A deferred upload that the plan does not send goes now."""
         homes, storage = self._locations.homes, storage_of(value)
         if storage not in homes and value in self._uploads:
             self._place(value)
         home = homes.get(storage)
-        return home if home is not None else self.executors.present[0]  # which says that it has no such value
+        return (
+            home if home is not None else self.executors.present[0]
+        )  # that executor replies that it has no such value
 
     def _place(self, value: int) -> None:
         executor = self._uploads.roomy(value)
@@ -398,7 +401,7 @@ class PoolRouter(Router):
     def _do(
         self, plan: PooledPlan, values: Sequence[int], submission: Submission, requests: _ExecutorRequests
     ) -> Asked:
-        """Have every executor do its parts; what an executor's last part can be asked for is asked there."""
+        """Have each executor run its parts. Requests for values are attached to an executor's last part."""
         asked: Asked = []
         begun = self._begin_reads(plan, values) if plan.uploads and self._uploads.reads else ()
         for index, part in enumerate(plan.parts):
@@ -417,9 +420,9 @@ class PoolRouter(Router):
         return asked
 
     def _begin_reads(self, plan: PooledPlan, values: Sequence[int]) -> set[int]:
-        """Have all executors begin to read what a program needs, before any of them computes; the steps that are done so.
+        """Have all executors start reading the program's weights before any of them computes.
 
-        What comes after a step that frees values of the same executor may need the room that it makes.
+        Return the steps done this way. A read after a free on the same executor may need the freed memory, and stays in its place.
         """
         begun, freed = set[int](), set[int]()
         for index, part in enumerate(plan.parts):
@@ -440,7 +443,7 @@ class PoolRouter(Router):
             follow_reads(members, context.observers, submission)
 
     def _do_between(self, part: UploadStep | TransferStep | AwaitStep | FreeStep, values: Sequence[int]) -> None:
-        """Carry out a step between the runs of the parts of a program."""
+        """Carry out a step between two runs of parts."""
         if isinstance(part, UploadStep):
             self._uploads.give(values[part.value], part.executor)
             self._locations.given.add(storage_of(values[part.value]))
@@ -461,7 +464,7 @@ class PoolRouter(Router):
         prepared: PreparedTemplate | None = None,
         values: Sequence[int] | Words = NO_VALUES,
     ) -> Asked:
-        """Send one executor its part of a submission; what it was asked for."""
+        """Send one executor its part of a submission. Return the pending request."""
         member = self.executors.members[executor]
         number = member.submissions.run(submission, prepared, values)
         if not submission.is_answered:
@@ -470,14 +473,12 @@ class PoolRouter(Router):
         return [(submission, ExecutorReply(member.replies, number))]
 
     def upload(self, handle: int, source: torch.Tensor | StoredTensor, device: int = 0) -> None:
-        """As `Sink.upload`: it goes to where it is first used, when that is known, or to the device of its index."""
+        """Upload a value, as `Sink.upload`, to its first user if that is known, otherwise to the device of its index."""
         for member in self.executors.here:
             member.link.check()
         source = source if device or isinstance(source, StoredTensor) else source.detach().clone()
         with interrupt_mask.uninterruptible, self._tables:
-            self._locations.forget(
-                (handle,)
-            )  # where it counted as there already, because there was one executor until now
+            self._locations.forget((handle,))  # a single executor counted it as present already
             if device:
                 executor = self.executors.number_at(device)
                 self.executors.members[executor].upload(handle, source)
@@ -488,12 +489,12 @@ class PoolRouter(Router):
                 self._place(waiting)
 
     def expect(self, tensors: Sequence[torch.Tensor]) -> None:
-        """As `Sink.expect`. Uploads are copied as they come, so that nothing is gained by knowing of them."""
+        """Ignore announced uploads (`Sink.expect`). Each upload is copied on arrival, so an announcement gains nothing."""
 
     def ask(self, message: Message, kind: type[M], device: int = 0) -> M:
-        """As `Sink.ask`."""
+        """Ask executors, as `Sink.ask`."""
         return questions.ask(message, kind, device, self.executors, self._locations)
 
     def close(self) -> None:
-        """As `Router.close`."""
+        """Close all sessions, as `Router.close`."""
         self._peer_reconnection.close()

@@ -1,4 +1,4 @@
-"""Ways between the executors of a pool: opened when they are first needed, and measured then."""
+"""Routes between the executors of a pool: opened and measured at first use."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from djinn_pool.peer_reconnection import connect_request
 from djinn_pool.relay import Relay
 from djinn_pool.topology import HANDLING
 
-EVERY_LINK: Final = 16  # executors of a pool of which all links are measured: their number grows with the square
-ROUNDABOUT = (5e7, 0.01)  # bytes a second and seconds, a guess: through the client and with a wait
+EVERY_LINK: Final = 16  # maximum executors of a pool to measure all links of: the number of links grows quadratically
+ROUNDABOUT = (5e7, 0.01)  # bytes a second and seconds, a guess for a transfer through the client
 log = get_logger("djinn.pool")
 
 
@@ -37,7 +37,7 @@ class Routes:
     """Open routes between executors, and the transfers under way."""
 
     def __init__(self, executors: Executors[ExecutorClient], relays: Sequence[Relay], observers: Observers) -> None:
-        """`relays`: by number of the executor; those that join are added by the caller."""
+        """`relays`: by number of the executor. The caller adds the relays of joining executors."""
         self._executors = executors
         self._members = executors.members
         self._observers = observers
@@ -47,7 +47,7 @@ class Routes:
         self._under_way: dict[TransferStep, list[int]] = {}
 
     def connect_peers(self, source: int, target: int) -> ConnectPeerReply:
-        """Have one executor connect to another; what it found. Once for each pair."""
+        """Have one executor connect to another, once per pair. Return the measured link."""
         reply = self._connections.get((source, target))
         if reply is None and any(self._members[one].link.channel.logged for one in (source, target)):
             reply = self._connections[source, target] = ConnectPeerReply(
@@ -74,7 +74,7 @@ class Routes:
         return reply
 
     def pairs_of(self, executor: int) -> list[tuple[int, int]]:
-        """Pairs of sender and receiver with a direct route, of those that an executor is part of."""
+        """Return the (sender, receiver) pairs with a direct route that an executor is part of."""
         here = set(self._executors.present)
         return [
             pair
@@ -83,10 +83,10 @@ class Routes:
         ]
 
     def links(self, devices: Sequence[str]) -> tuple[Link, ...]:
-        """The measured links between all that are there; `devices`: their devices, by number.
+        """Return the measured links between all present executors.
 
-        Of more than `EVERY_LINK` executors, those of each one to the next and back are measured, and all others count as the middle
-        one of these.
+        `devices`: their devices, by number. With more than `EVERY_LINK` executors, only links between neighbours are measured.
+        The median of these stands for all other links.
         """
         here = self._executors.present
         if len(here) <= EVERY_LINK:
@@ -104,12 +104,12 @@ class Routes:
         )
 
     def ship(self, carry: TransferStep, value: int) -> None:
-        """Have a value sent."""
+        """Have an executor send a value to another."""
         transfer = self._send(carry.source, carry.target, [value], move=carry.move)
         self._under_way.setdefault(carry, []).append(transfer)
 
     def expect(self, carry: TransferStep, value: int) -> None:
-        """Have the receiver wait for what `ship` sent."""
+        """Have the receiver wait for the value that `ship` sent."""
         waiting = self._under_way[carry]
         transfer = waiting.pop(0)
         if not waiting:
@@ -117,7 +117,7 @@ class Routes:
         self._await(transfer, carry.source, carry.target, [value])
 
     def move(self, source: int, target: int, values: Sequence[int]) -> None:
-        """Have the memory of values, with all that looks into it, brought from one executor to another."""
+        """Move the memory of values, with all views of it, from one executor to another."""
         transfer = self._send(source, target, values, move=True)
         self._await(transfer, source, target, values)
 

@@ -1,4 +1,4 @@
-"""`djinn.scale`: executors join the open session, and leave it, while the program goes on."""
+"""`djinn.scale`: executors join and leave the open session while the program runs."""
 
 from __future__ import annotations
 
@@ -31,22 +31,21 @@ _log = get_logger("djinn.client")
 
 @for_users
 def scale(executors: int | None = None, servers: Sequence[str] | None = None) -> None:
-    """Have as many executors work for the open session, or these servers; begins a session where none is open.
+    """Set the number of executors, or the servers, of the open session. Begins a session if none is open.
 
-    Executors that join are started and their links measured; those that leave, the last to join first, do so when the others have
-    what they hold. Tensors stay what they are, and programs are planned anew. Other threads of the program go on meanwhile, but for
-    the moment in which values move. Where it raises, the session has the executors that it had, except for `SessionLost`;
-    after an interrupt, those that were to join may have joined.
+    Joining executors are started and their links measured. The last executors to join leave first, after their values have moved to
+    the others. Tensors stay valid, and programs are planned anew. Other threads of the program continue, except while values move. If
+    `scale` raises anything but `SessionLost`, the session keeps its executors. After an interrupt, new executors may have joined.
 
     Args:
-        executors: how many, of those that this program starts for itself on this machine or with an engine.
-        servers: URLs or log-ins of all servers that are to work for the session, as in `configure`.
+        executors: their number. The program starts these executors itself, on this machine or with an engine.
+        servers: URLs or log-ins of all servers of the session, as in `configure`.
 
     Raises:
-        ConfigurationError: neither or both are given, or the session has executors of the other kind.
-        StartupError, TransportError, AccessRefused: those that are to join cannot be had.
-        DoesNotFit: those that would stay have no memory for what the others hold.
-        UnsupportedOperation: an executor that is to leave holds what cannot go elsewhere.
+        ConfigurationError: neither or both arguments are given, or the session has executors of the other kind.
+        StartupError, TransportError, AccessRefused: a new executor cannot be started or reached.
+        DoesNotFit: the remaining executors have too little memory for the values of the leaving executors.
+        UnsupportedOperation: a leaving executor holds a value that cannot move.
         SessionLost: an executor was lost, and its values with it.
     """
     given = {"executors": executors} if servers is None else {"servers": tuple(servers)}
@@ -58,11 +57,11 @@ def scale(executors: int | None = None, servers: Sequence[str] | None = None) ->
         else:
             _scale(given)
     if is_new:
-        client.init()  # without the lock, for which threads of hooks may wait
+        client.init()  # without the lock, because hook threads may wait for it
 
 
 def _scale(given: Mapping[str, Any]) -> None:
-    """As `scale`, of the open session, by the settings that are `given`. The caller holds the context's lock."""
+    """Scale the open session, by the settings that are `given`. The caller holds the context's lock."""
     executors = given.get("executors")
     resolved = resolve({**context.overrides, **given}).settings
     _check(executors)
@@ -77,7 +76,7 @@ def _scale(given: Mapping[str, Any]) -> None:
             _scale_over(found)
         is_done = True
     finally:
-        if is_done or (context.is_open and context.opened != before):  # Ctrl-C may come after the change
+        if is_done or (context.is_open and context.opened != before):  # Ctrl-C may arrive after the change
             context.overrides = {**context.overrides, **given}
             context.settings = resolved
 
@@ -100,7 +99,7 @@ def _check(executors: int | None) -> None:
 
 
 def _scale_to(count: int) -> None:
-    """Have `count` executors of this program's own."""
+    """Scale to `count` executors that this program starts."""
     opened = context.opened
     if count > len(opened):
         with numbers_for(count - len(opened)) as numbers:
@@ -110,7 +109,7 @@ def _scale_to(count: int) -> None:
 
 
 def _scale_over(wanted: Servers) -> None:
-    """Have these servers, and no others."""
+    """Scale to exactly these servers."""
     known = context.opened
     members = {urls: [one for one in known if _is_at(one, urls)] for urls in wanted.members}
     more = tuple(urls for urls, found in members.items() if not found)
@@ -129,7 +128,7 @@ def _scale_over(wanted: Servers) -> None:
 
 
 def _open(joining: Sequence[EmbeddedExecutor] | Servers) -> tuple[OpenSession, ...]:
-    """Begin sessions with executors that were started, or with servers."""
+    """Begin sessions with started executors, or with servers."""
     registry, settings = context.configured()
     return open_more(settings, registry, joining, context.opened)
 
@@ -162,17 +161,17 @@ def join(more: tuple[OpenSession, ...]) -> None:
     """Have executors whose sessions have begun join the open session. The caller holds the context's lock.
 
     Raises:
-        DjinnError: they cannot; the session goes on as it was, and they are closed.
-        KeyboardInterrupt: as `DjinnError`, unless they have joined before.
+        DjinnError: the executors cannot join. They are closed, and the session continues without them.
+        KeyboardInterrupt: as `DjinnError`, unless the executors have joined already.
     """
     try:
-        # Not under the sink's lock: a plugin may use the device while it is imported.
+        # Without the sink's lock: a plugin may use the device while it is imported.
         context.configured()[0].load("routers", *PLANNING)
         current().asked(lambda: _join(more))
     except BaseException:
         members = context.opened
         for one in more:
-            if one not in members:  # interrupted after it has joined, it may hold values
+            if one not in members:  # if the interrupt came after the join, the executor may hold values
                 one.close()
         raise
     _log.info("executors have joined", executors=len(context.opened), joined=[one.server for one in more])
@@ -186,10 +185,10 @@ def _join(more: tuple[OpenSession, ...]) -> None:
 
 
 def leave(leaving: Sequence[OpenSession]) -> None:
-    """Move what executors hold to the others, and have them leave the open session. The caller holds the context's lock.
+    """Move the executors' values to the others, then remove the executors from the session. The caller holds the context's lock.
 
     Raises:
-        DjinnError: they cannot; as `scale`.
+        DjinnError: the executors cannot leave, for a reason listed at `scale`.
     """
     session = context.session
     assert session is not None

@@ -1,9 +1,9 @@
-"""The links between the executors of a pool and their memory, as they are now: what executors say, and what plans are made for.
+"""Links and free memory of a pool's executors: the present reports of executors, and the values that plans use.
 
-Executors tell what large transfers took, and measure a link when the client asks for it, because nothing large was on it for a
-while. Plans are made for one speed of each link; when what was seen since is another by a factor of two, it is replaced, and
-programs are replanned. Plans are made for the memory that executors said last; those that there are hold until what a program
-can have on a device has changed by a factor of two, or an op got no memory there.
+Executors report the duration of large transfers. The client asks them to measure a link that had no large transfer for a while. Plans
+use one speed for each link. If observed speeds differ from it by a factor of two, it is replaced and programs are replanned. Plans
+use the memory that executors reported last. Cached plans are valid until the memory available on a device changes by a factor of
+two, or an allocation fails there.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from djinn_core.wire.messages import Room
 from djinn_core.wire.peer_messages import LinkMeasurement, MeasureLink
 from djinn_pool.relay import Relay
 
-# Seconds that a transfer between executors takes beside the wire: a part of the program ends for it, it is packed, handed from thread to
-# thread, and the next part begins. Measured between ops of milliseconds, which leave none of this code in the caches; between ops that take
-# no time it is 0.2 ms (2026-11-27, two shared cores).
+# Overhead in seconds of a transfer between executors besides the wire: a part of the program ends, data is packed and passed between
+# threads, and the next part begins. Measured between ops of milliseconds, which evict this code from the caches; between empty ops
+# the overhead is 0.2 ms (2026-11-27, two shared cores).
 HANDLING: Final = 1e-3
-FACTOR: Final = 2.0  # by which a link is another one
-LESS: Final = 0.95  # of the memory that plans were made for, below which it is less if an op got none
+FACTOR: Final = 2.0  # factor by which a link counts as changed
+LESS: Final = 0.95  # share of the planned memory: less free memory counts as changed if an allocation failed
 ENOUGH: Final = 3  # sightings that agree
-KEPT: Final = 5  # sightings of which the middle one counts
-QUIET: Final = 30.0  # seconds without a transfer that was timed, after which a link is measured
+KEPT: Final = 5  # observations per median
+QUIET: Final = 30.0  # seconds without a timed transfer, after which a link is measured
 DOUBTED: Final = 0.2  # seconds between measurements of a link that seems to have changed
-SETTLED: Final = 5.0  # seconds for which a link stays what it was found to be
-NOTICED: Final = 5e-4  # seconds of latency, below which differences do not matter
+SETTLED: Final = 5.0  # seconds for which a settled link is kept
+NOTICED: Final = 5e-4  # seconds of latency, below which differences are ignored
 _log = get_logger("djinn.pool")
 
 
 @attrs.define(eq=False)
 class SeenLink:
-    """One link: what plans count on, and what was seen of it since."""
+    """One link: the speed that plans use, and observations since."""
 
     link: Link
     heard: float
@@ -48,7 +48,7 @@ class SeenLink:
     latencies: deque[float] = attrs.field(factory=lambda: deque(maxlen=KEPT))
 
     def see(self, seen: LinkMeasurement, now: float) -> None:
-        """Something was on the link."""
+        """Record an observed transfer on the link."""
         self.heard = now
         if seen.seconds > 0:
             self.rates.append(seen.nbytes / seen.seconds)
@@ -56,12 +56,12 @@ class SeenLink:
             self.latencies.append(seen.latency + HANDLING)
 
     def is_due(self, now: float) -> bool:
-        """True if the link should be measured: it was idle for long, or its bandwidth may have changed."""
+        """Return True if the link should be measured: it was idle for long, or its bandwidth may have changed."""
         doubted = bool(self.rates) and _differs(self.rates[-1], self.link.bandwidth)
         return now - self.heard > (DOUBTED if doubted else QUIET)
 
     def settle(self, now: float) -> bool:
-        """Count on what was seen, where it is something else; whether it was."""
+        """Adopt the observed speed if it differs from the planned one. Return True if it did."""
         if now - self.changed < SETTLED:
             return False
         rate, latency = self.link.bandwidth, self.link.latency
@@ -82,7 +82,7 @@ class SeenLink:
 
 
 def _ignored(_: Sequence[DeviceCapabilities]) -> None:
-    """Ignore rooms: nothing else depends on them."""
+    """Ignore changes of free memory: default of `when_room_changed`."""
 
 
 def _differs(one: float, other: float) -> bool:
@@ -93,8 +93,8 @@ class PoolTopology:
     """Links and free memory of a pool. The caller holds the sink's lock.
 
     Attributes:
-        topology: for which plans are made now.
-        when_room_changed: told of `devices` as they are now, if the memory of one of them is another.
+        topology: the links that plans use now.
+        when_room_changed: called with the present `devices` after the free memory of one of them changed.
     """
 
     def __init__(
@@ -111,14 +111,14 @@ class PoolTopology:
         self._clock = clock
         self._links: dict[tuple[int, int], SeenLink] = {}
         self._next = clock() + DOUBTED
-        self._planned_room = [device.memory_free for device in devices]  # that the plans there are were made for
+        self._planned_room = [device.memory_free for device in devices]  # memory that the cached plans were made for
         self.when_room_changed: Callable[[Sequence[DeviceCapabilities]], None] = _ignored
         self.changes = 0
         self._adopt(measured)
         self.topology = NetworkTopology(tuple(devices), tuple(measured))
 
     def _adopt(self, measured: Sequence[Link]) -> None:
-        """Keep what is known of links that were there; drop those that are there no more."""
+        """Keep observations of links that still exist; drop all others."""
         now, before = self._clock(), self._links
         numbers = {self._devices[number].id: number for number in self._present}
         self._assumed = [link for link in measured if link.source not in numbers]
@@ -126,12 +126,12 @@ class PoolTopology:
         self._links = {pair: before.get(pair) or SeenLink(link, now) for pair, link in pairs.items()}
 
     def know(self, device: DeviceCapabilities) -> None:
-        """The executor with the next number has this device."""
+        """Add the device of the executor with the next number."""
         self._devices.append(device)
         self._planned_room.append(device.memory_free)
 
     def among(self, executors: frozenset[int]) -> list[Link]:
-        """The links between some executors, and what others count as."""
+        """Return the links between some executors, and the default for other links."""
         known = [link.link for pair, link in self._links.items() if executors.issuperset(pair)]
         return [*known, *self._assumed]
 
@@ -139,9 +139,9 @@ class PoolTopology:
         """Executors have joined or left.
 
         Args:
-            present: numbers of those that are there.
-            measured: the links between these, as they were when they were measured first.
-            indexes: numbers of the executors that the indexes from 1 on stand for.
+            present: numbers of the present executors.
+            measured: the links between these, as first measured.
+            indexes: numbers of the executors at the device indexes from 1 on.
         """
         self._present = list(present)
         self._adopt(measured)
@@ -156,19 +156,19 @@ class PoolTopology:
 
     @property
     def devices(self) -> Sequence[DeviceCapabilities]:
-        """The devices of all executors that there ever were, by number, as they are known now."""
+        """Return the devices of all executors so far, by number, with their present capabilities."""
         return self._devices
 
     def replace_devices(self, devices: Sequence[DeviceCapabilities]) -> None:
-        """Other facts are known of some devices: plans are made anew."""
+        """Replace the capabilities of some devices, and plan anew."""
         known = {device.id: device for device in devices}
-        self._devices = [  # with the memory that executors told since the session began
+        self._devices = [  # with the free memory that executors reported since the session began
             attrs.evolve(known.get(d.id, d), memory_free=d.memory_free) for d in self._devices
         ]
         self._count_on_these()
 
     def listen(self) -> int:
-        """Take in the executors' measurements, and request missing ones; return the number of changes of links so far."""
+        """Read the executors' measurements and request missing ones. Return the number of link changes so far."""
         now, told = self._clock(), False
         for number in self._present:
             relay = self._relays[number]
@@ -179,7 +179,7 @@ class PoolTopology:
             if (room := relay.take_room()) is not None:
                 self._note_room(number, room)
                 told = True
-        if told:  # once for all of them: it looks at all devices
+        if told:  # one call for all changes, because it reads all devices
             self.topology = attrs.evolve(self.topology, devices=tuple([self._devices[n] for n in self._present]))
             self.when_room_changed(self._devices)
         if now > self._next:
@@ -199,7 +199,7 @@ class PoolTopology:
             self._count_on_these()
 
     def _note_room(self, number: int, room: Room) -> None:
-        """Plan for the memory that an executor has now; make the plans there are again if it is another."""
+        """Set the free memory of an executor. Discard cached plans if it has changed enough."""
         device = self._devices[number] = attrs.evolve(self._devices[number], memory_free=room.nbytes)
         planned = self._planned_room[number]
         if planned is None or _differs(room.nbytes, planned) or (room.short and room.nbytes < LESS * planned):

@@ -1,4 +1,4 @@
-"""Locations of values: the executor that has the memory of each, and those that hold copies."""
+"""Locations of values: the executor that holds the memory of each value, and the executors that hold copies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import attrs
 
 from djinn_core.ir.handles import storage_of, storages_of
 
-Made = tuple[tuple[int, int, int], ...]  # by new value: its position among those of a run, its executor, its bytes
+Made = tuple[tuple[int, int, int], ...]  # by new value: its position in the run, its executor, its bytes
 Where = tuple[tuple[int | None, ...], tuple[frozenset[int] | None, ...]]
 
 
@@ -18,39 +18,39 @@ class ValueLocations:
     """Table of the locations of values and copies; executors are numbered from 0.
 
     Attributes:
-        homes: by storage the executor that has its memory, and where writes to it happen.
-        given: storages of which it was the client who gave the content.
-        held: by executor the bytes of all memory there, copies included, as far as sizes were told.
+        homes: by storage, the executor that holds its memory and executes writes to it.
+        given: storages whose content the client uploaded.
+        held: by executor, the known bytes of all memory there, copies included.
     """
 
     homes: dict[int, int] = attrs.field(factory=dict)
     given: set[int] = attrs.field(factory=set)
     held: Counter[int] = attrs.field(factory=Counter)
     _sizes: dict[int, int] = attrs.field(factory=dict)  # by storage
-    _values: dict[int, set[int]] = attrs.field(factory=dict)  # by storage, which values look into it
+    _values: dict[int, set[int]] = attrs.field(factory=dict)  # by storage, the values that share its memory
     _copies: dict[int, dict[int, frozenset[int]]] = attrs.field(factory=dict)
 
     def of(self, values: Iterable[int]) -> Where:
-        """Homes and copies of values, to compare with; None if there are none."""
+        """Return the homes and copies of values, to compare with."""
         values = tuple(values)
         homes = tuple(map(self.homes.get, storages_of(values)))
         return homes, tuple(map(self.copies, values)) if self._copies else ()
 
     def copies(self, value: int) -> frozenset[int] | None:
-        """The executors that hold a copy of a value."""
+        """Return the executors that hold a copy of a value."""
         alike = self._copies.get(storage_of(value))
         return alike.get(value) if alike is not None else None
 
     def size(self, storage: int) -> int:
-        """Bytes of a storage, as far as they were told."""
+        """Return the known bytes of a storage."""
         return self._sizes.get(storage, 0)
 
     def add(self, value: int, executor: int, nbytes: int = 0) -> None:
-        """There is a new value, whose memory is there; `nbytes` of it are as many as it looks into."""
+        """Add a new value with its memory on `executor`; `nbytes`: the size of its storage as far as the value covers it."""
         self.add_all((value,), ((0, executor, nbytes),))
 
     def add_all(self, values: Sequence[int], made: Made) -> None:
-        """As `add`, for all that a program made: `values` are those of its run. Without a call for each, as submissions are waited for."""
+        """Add all results of a program; `values`: handles of its run. Makes no call per value, because submissions wait for it."""
         homes, sizes, alike, held = self.homes, self._sizes, self._values, self.held
         new = [values[position] for position, _, _ in made]
         for value, storage, (_, executor, nbytes) in zip(new, storages_of(new), made, strict=True):
@@ -78,22 +78,22 @@ class ValueLocations:
             self.held[executor] += more
 
     def move(self, value: int, executor: int) -> None:
-        """The memory of a value is there now; a copy of it that was there is a copy no more."""
+        """Record that the memory of a value moved to an executor. A copy on that executor becomes the home."""
         storage = storage_of(value)
         self._rehome(storage, executor)
         for handle, holders in list(self._copies.get(storage, {}).items()):
             self._keep(handle, holders - {executor})
 
     def copy(self, value: int, executors: Iterable[int]) -> None:
-        """These executors hold a copy of a value, too."""
+        """Record that these executors also hold a copy of a value."""
         self._keep(value, (self.copies(value) or frozenset()) | frozenset(executors))
 
     def drop(self, value: int, executor: int) -> None:
-        """That executor's copy is gone."""
+        """Remove the record of an executor's copy."""
         self._keep(value, (self.copies(value) or frozenset()) - {executor})
 
     def end_copies(self, values: Iterable[int]) -> list[tuple[int, int]]:
-        """The memory of values was written: copies of all that look into it, as value and executor, are out of date and forgotten."""
+        """Forget all copies of written storages. Return the outdated copies as (value, executor)."""
         ended: list[tuple[int, int]] = []
         for storage in storages_of(values) if self._copies else ():
             copies = [(value, e) for value, holders in self._copies.pop(storage, {}).items() for e in sorted(holders)]
@@ -103,10 +103,11 @@ class ValueLocations:
         return ended
 
     def forget(self, values: Iterable[int]) -> dict[int, list[int]]:
-        """Forget values that the program holds no more; return them by the executors that have them. Other values may share their memory.
+        """Forget values that the program no longer holds.
 
-        Values that were never added, such as those that were made while a program was rewritten, are unknown here. As `add_all`, it makes
-        no call for each.
+        Return them by the executors that hold them. Other values may share their memory.
+
+        Ignores values that were never added, such as values of a rewritten program. Makes no call per value.
         """
         homes, sizes, looking, held, given = self.homes, self._sizes, self._values, self.held, self.given
         copies = self._copies
@@ -136,18 +137,18 @@ class ValueLocations:
         self._keep(value, frozenset())
 
     def values_in(self, storage: int) -> list[int]:
-        """The values that look into a storage."""
+        """Return the values that share a storage."""
         return sorted(self._values[storage])
 
     def leave(self, executor: int) -> None:
-        """An executor is there no more, which is no value's home; its copies are gone."""
+        """Remove an executor that is no value's home, with its copies."""
         for alike in list(self._copies.values()):
             for value, holders in list(alike.items()):
                 self._keep(value, holders - {executor})
         del self.held[executor]
 
     def held_of(self, storages: Iterable[int]) -> Counter[int]:
-        """By executor the bytes of these storages there, copies included."""
+        """Return by executor the bytes of these storages, copies included."""
         found: Counter[int] = Counter()
         for storage in storages:
             copies = (e for holders in self._copies.get(storage, {}).values() for e in holders)

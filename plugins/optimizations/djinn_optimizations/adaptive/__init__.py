@@ -1,4 +1,4 @@
-"""Switches off optimizations that do not pay, by measured runs."""
+"""Switches off optimizations that measured runs show to be slower."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ djinn_api_version = "2.0"
 
 @attrs.frozen
 class Settings:
-    """`least`: the share of a program's time that an optimization has to cost before it is switched off."""
+    """`least`: an optimization is switched off if it costs at least this share of a program's time."""
 
     least: float = attrs.field(default=LEAST, validator=[attrs.validators.ge(0), attrs.validators.lt(1)])
 
@@ -24,5 +24,5 @@ djinn_settings = Settings
 
 @hookimpl
 def djinn_register_optimizations(settings: Settings) -> Iterable[Optimization]:
-    """The optimization `adaptive`, which judges the others."""
+    """Register the optimization `adaptive`, which judges the others."""
     return [Adaptive(settings.least)]

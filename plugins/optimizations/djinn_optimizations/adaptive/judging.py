@@ -1,4 +1,4 @@
-"""Decisions whether an optimization, or a placement over several executors, pays, from runs with it and without it."""
+"""Decides from runs with and without it if an optimization, or a placement over several executors, saves time."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from djinn.hooks import Judge, OptimizationContext, PlacementTrial, Trial
 from djinn.planning import OptimizationResult
 from djinn_optimizations.adaptive.ranks import chance_of_being_less
 
-LOOKS: Final = (8, 16, 24, 40)  # runs of each way after which the test is made
-CHANCE: Final = 0.05 / len(LOOKS)  # of a wrong decision at one look; over all looks together one in twenty
-LEAST: Final = 0.02  # the smallest share of the time that is worth saving, unless the setting `least` says otherwise
-CLEARLY: Final = 1.5  # times as long in each of the first four runs: no more runs are needed
-FEW: Final = (
-    0.25  # share of the time that has to be saved after a single run of each way; after n runs each, an n-th of it
-)
-RUNS: Final = 8  # of a program in which several executors have to save the time for moving its weights
+LOOKS: Final = (8, 16, 24, 40)  # runs of each way before the test
+CHANCE: Final = 0.05 / len(LOOKS)  # of a wrong decision at one look; over all looks together 0.05
+LEAST: Final = 0.02  # the smallest share of the time worth saving, unless the setting `least` is given
+CLEARLY: Final = 1.5  # factor by which each of the first four runs must be slower to decide without more runs
+FEW: Final = 0.25  # share of the time to save after one run of each way; after n runs each, one n-th of it
+RUNS: Final = 8  # runs of a program in which several executors must save the time for moving its weights
 
 
 class Adaptive(Judge):
-    """Rewrites nothing. It is given the executor's times with and without another optimization, and decides if that one pays.
+    """Judges other optimizations and rewrites nothing.
 
-    It decides the same of placements, by times of programs on one executor and over several.
+    It gets the executor's times with and without another optimization, and decides if that optimization saves time. It compares
+    placements in the same way: one executor against several.
 
-    The comparison is the rank test of Mann and Whitney, on which a slow run now and then has no effect. It is made after a few fixed
-    numbers of runs, among which the chance of a wrong decision is shared. If the last look decides nothing, the optimization stays.
+    The comparison is the Mann-Whitney rank test, which is robust against outliers. It is made after a few fixed numbers of runs,
+    and these looks share the error probability. If the last look decides nothing, the optimization stays.
     """
 
     name = "adaptive"
@@ -35,14 +34,14 @@ class Adaptive(Judge):
         self._least = least
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """Nothing: it judges what the others do."""
+        """Return no rewrite."""
         del context
         return OptimizationResult(self.name, applied=False, reason="it only measures whether the others pay")
 
     def pays(self, trial: Trial) -> bool | None:
-        """True if the optimization saves time, or the last look does not tell; False if it costs time.
+        """Return True to keep the optimization, False if it costs time, None if more runs are needed.
 
-        None if more runs are needed.
+        The optimization stays if it saves time or the last look is undecided.
         """
         counted = min(len(trial.with_it), len(trial.without))
         if counted < LOOKS[0]:
@@ -57,10 +56,10 @@ class Adaptive(Judge):
         return True if looks[-1] == LOOKS[-1] else None
 
     def spreads(self, trial: PlacementTrial) -> bool | None:
-        """True if several executors save time, by medians, and within a few runs as much as moving weights takes.
+        """Return True if several executors save time by medians, and regain the time for moving weights within a few runs.
 
-        The fewer runs were measured, the more time has to be saved, because single runs mislead; in doubt one executor is chosen. The
-        decision is made again with each later run, and the other way is tried again now and then.
+        Fewer measured runs require a larger saving, because single runs mislead. In doubt one executor is chosen. Each later run
+        renews the decision, and the other way is retried at times.
         """
         if not trial.alone or not trial.apart:
             return None
@@ -70,5 +69,5 @@ class Adaptive(Judge):
 
 
 def _clearly_less(ours: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    """True if every run of one way took much less time than any run of the other, so that no more runs are needed."""
+    """Return True if every run of one way was so much faster than any run of the other that more runs are not needed."""
     return CLEARLY * max(ours) < min(other)

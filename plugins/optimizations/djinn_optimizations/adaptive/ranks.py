@@ -1,4 +1,4 @@
-"""The rank test of Mann and Whitney."""
+"""The Mann-Whitney rank test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 
 def chance_of_being_less(ours: Sequence[float], other: Sequence[float]) -> float:
-    """One-sided p-value: the probability that `ours` is as small as it is compared with `other`, if both are of one distribution.
+    """One-sided p-value: the probability that `ours` is this small compared with `other`, if both have one distribution.
 
     Computed by the normal approximation with corrections for ties and continuity, which is good from eight values of each.
     """
@@ -19,7 +19,7 @@ def chance_of_being_less(ours: Sequence[float], other: Sequence[float]) -> float
     for place, value in enumerate(everything, 1):
         places.setdefault(value, place)
     ties = Counter(everything)
-    # Equal ones share the middle of their places.
+    # Ties share their mean rank.
     ranks = {value: place + (ties[value] - 1) / 2 for value, place in places.items()}
     greater = sum(ranks[value] for value in ours) - first * (first + 1) / 2
     total = first + second

@@ -1,4 +1,4 @@
-"""Drops dead code and common subexpressions."""
+"""Removes dead code and common subexpressions."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ djinn_settings = Settings
 
 @hookimpl
 def djinn_register_optimizations(settings: Settings) -> Iterable[Optimization]:
-    """The optimizations `common_subexpressions` and `dead_code`, in this order."""
+    """Register the optimizations `common_subexpressions` and `dead_code`, in this order."""
     return [CommonSubexpressions(on=settings.on), DeadCode(on=settings.on)]

@@ -1,4 +1,4 @@
-"""Dead code: found by walking back from what is kept."""
+"""Dead code elimination: walks back from the values that are kept."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from djinn.planning import Graph, Node, OptimizationPlan, storage_of
 
 
 def dead_nodes(graph: Graph, plan: OptimizationPlan, kept: frozenset[int]) -> frozenset[int]:
-    """Ids of the nodes of `plan` that can be left out.
+    """Return the ids of the nodes of `plan` that can be removed.
 
-    A node lives if it is random, is there for its effect, makes a value that is kept or used by a living node, or writes
-    memory that outlives the program or that a living node looks into later.
+    A node is live if it is random, has a side effect, computes a value that is kept or that a live node uses, or writes memory that
+    outlives the program or that a live node reads later.
     """
     needed = set(kept)
     storages = {storage_of(v) for v in (*kept, *graph.inputs)}

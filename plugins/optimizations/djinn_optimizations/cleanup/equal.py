@@ -11,15 +11,13 @@ import attrs
 
 from djinn.planning import Graph, Node, OptimizationPlan, slot_positions, storage_of
 
-CANDIDATES: Final = 16  # equal nodes that may stand in for others; where none may, more would not help
-FILLED: Final = (
-    4096  # bytes up to which memory is filled sooner than a plan is made again because the number has changed
-)
+CANDIDATES: Final = 16  # equal nodes to remember per key as replacements; more would not help
+FILLED: Final = 4096  # bytes of a tensor below which refilling it costs less than replanning when the number changes
 
 
 @attrs.define
 class MergedNodes:
-    """Nodes that repeat others, which values stand in for theirs, and the pairs of scalars that were compared."""
+    """Nodes that repeat earlier nodes, the values that replace theirs, and the pairs of scalars that were compared."""
 
     drop: set[int] = attrs.field(factory=set)
     replace: dict[int, int] = attrs.field(factory=dict)
@@ -27,7 +25,7 @@ class MergedNodes:
 
 
 def merge(graph: Graph, plan: OptimizationPlan, kept: frozenset[int]) -> MergedNodes:
-    """Find the nodes of `plan` that compute what an earlier node has computed."""
+    """Return the nodes of `plan` that repeat the computation of an earlier node."""
     search = _Search(graph, plan, kept)
     for node_id in plan.nodes:
         search.take(graph.nodes[node_id])
@@ -35,7 +33,7 @@ def merge(graph: Graph, plan: OptimizationPlan, kept: frozenset[int]) -> MergedN
 
 
 class _Search:
-    """Walks the program once and remembers every computation under what it depends on."""
+    """Walks the program once and indexes every computation by its inputs."""
 
     def __init__(self, graph: Graph, plan: OptimizationPlan, kept: frozenset[int]) -> None:
         self.graph, self.kept = graph, kept
@@ -68,11 +66,11 @@ class _Search:
             self.versions[storage_of(value)] += 1
 
     def _fills_little(self, node: Node) -> bool:
-        """True if the node fills a small tensor with a number, such as a flag that the last step of a loop sets."""
+        """Return True if the node fills a small tensor with a number, such as a flag that the last step of a loop sets."""
         return node.op == "aten::full" and self.graph.meta(node.outputs[0]).nbytes <= FILLED
 
     def _key(self, node: Node) -> Hashable:
-        """Key of the results: the form, the scalars with their types, the operands and their numbers of writes."""
+        """Return the key of a node's results: call form, typed scalars, operands and their write counts."""
         inputs = tuple(self.replace.get(v, v) for v in node.inputs)
         versions = tuple(self.versions[storage_of(v)] for v in inputs)
         return (node.form, tuple((type(s), repr(s)) for s in node.slots), inputs, versions)
@@ -81,7 +79,7 @@ class _Search:
         return all(self._indistinguishable(a, b) for a, b in zip(first.outputs, second.outputs, strict=True))
 
     def _indistinguishable(self, first: int, second: int) -> bool:
-        """True if replacing `second` by `first` is not observable: `second` is not kept, and neither is written alone."""
+        """Return True if replacing `second` by `first` is not observable: `second` is not kept, and neither is written alone."""
         if second in self.kept or self.graph.meta(first) is not self.graph.meta(second):
             return False
         own, other = storage_of(second), storage_of(first)
@@ -99,5 +97,5 @@ class _Search:
 
 
 def _comparable(node: Node) -> bool:
-    """True if the scalars of a node can be compared later; NaN equals nothing."""
+    """Return True if the scalars of a node can be compared later. NaN is never equal."""
     return not any(math.isnan(slot) for slot in node.slots)

@@ -1,4 +1,4 @@
-"""The two optimizations as the core calls them."""
+"""The optimizations `common_subexpressions` and `dead_code` behind the core's interface."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from djinn.planning import OptimizationResult, Rewrite
 from djinn_optimizations.cleanup.dead import dead_nodes
 from djinn_optimizations.cleanup.equal import merge
 
-_MARK = "djinn::mark"  # an event that the program records: what comes before it is being timed
+_MARK = "djinn::mark"  # an event that the program records: the ops before it are being timed
 _OFF = "it is off by default, because it saves little; the setting `plugins.cleanup.on` switches it on"
 _TIMED = "the program records events: what is timed runs as it was written"
 
 
 class _Cleanup(Optimization):
-    """What both have in common: a reason to leave a program as it is."""
+    """Base class of both optimizations: refuses programs that must stay unchanged."""
 
     tolerates_growth = True
 
     def __init__(self, *, on: bool = True) -> None:
-        """`on`: False if it leaves all programs as they are."""
+        """`on`: False leaves all programs unchanged."""
         self._on = on
 
     def wants(self, ops: frozenset[str]) -> bool:
-        """Return False: a plan for this alone saves less than it costs."""
+        """Return False: this rewrite alone saves less time than planning costs."""
         del ops
         return False
 
@@ -33,7 +33,7 @@ class _Cleanup(Optimization):
 
 
 class CommonSubexpressions(_Cleanup):
-    """Computes once what is computed twice."""
+    """Computes repeated expressions once."""
 
     name = "common_subexpressions"
     before = frozenset({"dead_code"})
@@ -51,12 +51,12 @@ class CommonSubexpressions(_Cleanup):
 
 
 class DeadCode(_Cleanup):
-    """Drops work without observable results."""
+    """Removes ops without observable results."""
 
     name = "dead_code"
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """Drop every op that neither leads to a kept value nor has an effect."""
+        """Drop every op that leads to no kept value and has no effect."""
         if refused := self._refused(context):
             return refused
         dead = dead_nodes(context.graph, context.plan, context.kept)

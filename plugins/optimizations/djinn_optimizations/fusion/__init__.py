@@ -1,4 +1,4 @@
-"""Fuses products of one input, and folds batch norms into the convolutions before them."""
+"""Fuses linear layers with a common input, and folds batch norms into the convolutions before them."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_optimizations() -> Iterable[Optimization]:
-    """The optimizations `fuse_projections` and `fold_batch_norms`."""
+    """Register the optimizations `fuse_projections` and `fold_batch_norms`."""
     return [FuseProjections(), FoldBatchNorms()]

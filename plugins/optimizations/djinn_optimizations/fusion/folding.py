@@ -1,4 +1,4 @@
-"""Batch norms in evaluation are a scale and a shift for each channel: the convolution before one can do both."""
+"""Folding of batch norms: in evaluation a batch norm is a scale and shift per channel, which the convolution before it can apply."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _NORMS = ("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_traini
 
 
 class FoldBatchNorms(Optimization):
-    """The norm's scale and shift go into the weights of the convolution, once; the norm itself is gone.
+    """Multiplies the norm's scale and shift into the convolution's weights once, and removes the norm.
 
-    It is always faster, by one pass over the output. Weights are folded again when they or the statistics change.
+    This always saves one pass over the output. Weights are folded again when they or the statistics change.
     """
 
     name = "fold_batch_norms"
     exact = False
-    tolerates_growth = True  # it substitutes only the calls that it looked at, so plans for other sizes stay right
+    tolerates_growth = True  # it substitutes only the calls that it inspected, so plans for other sizes stay correct
 
     def wants(self, ops: frozenset[str]) -> bool:
         """Return True if there are convolutions and batch norms."""
         return "aten::convolution" in ops and not ops.isdisjoint(f"aten::{norm}" for norm in _NORMS)
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """Substitutions for all convolutions with nothing but a norm after them."""
+        """Return substitutions for all convolutions whose result only a norm reads."""
         running = frozenset(context.plan.nodes)
         norms = [context.graph.nodes[n] for op in _NORMS for n in context.graph.by_op.get(op, ()) if n in running]
         found = [s for norm in norms if (s := _folded(context, norm)) is not None]
@@ -62,7 +62,7 @@ def _folded(context: OptimizationContext, norm: Node) -> Substitution | None:
 
 
 def _alone(context: OptimizationContext, convolution: Node, norm: Node) -> bool:
-    """True if the norm is the only reader of the convolution's result, and the norm's other results are unused."""
+    """Return True if only the norm reads the convolution's result, and the norm's other results are unused."""
     graph, made = context.graph, (*convolution.outputs, *norm.outputs[1:])
     users = {user.id for value in made for user in graph.consumers(value)}
     return users <= {norm.id} and context.kept.isdisjoint(made) and not norm.writes

@@ -1,4 +1,4 @@
-"""Linear layers of one input become one: query, key and value of attention; gate and up of a gated MLP."""
+"""Fuses linear layers with a common input: query, key and value of attention; gate and up of a gated MLP."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ import torch
 from djinn.hooks import Optimization, OptimizationContext
 from djinn.planning import DataResidency, Node, OptimizationResult, Rewrite, Substitution, arguments
 
-# A product with as many rows is bound by arithmetic, and gains nothing from being wider.
+# A product with this many rows is compute-bound, and a wider product gains nothing.
 ROWS: Final = 64
-# On a CPU, starting an op takes a microsecond or two, and parting the results of several rows takes as long as products of so
-# few rows. One row needs no parting; and a product of larger weights takes so long that it makes no difference.
+# On a CPU, starting an op takes 1 to 2 us, and splitting the results of several rows takes as long as products of so
+# few rows. A single row needs no split. With larger weights the product takes so long that the op's start does not matter.
 CPU_ROWS: Final = 1
 CPU_BYTES: Final = 1 << 20
 
 
 class FuseProjections(Optimization):
-    """One wide product in place of several products that read the same input.
+    """Replaces several products of the same input with one wide product.
 
-    It is faster if the input has few rows, as in decoding: then reading the weights takes most of a product's time, and starting each
-    op takes some. On a CPU it is faster for one row and small weights. Weights are concatenated once.
+    It is faster if the input has few rows, as in decoding: such products are bound by reading weights and by launches. On a CPU it
+    is faster for one row and small weights. Weights are concatenated once.
     """
 
     name = "fuse_projections"
     exact = False
-    tolerates_growth = True  # it substitutes only the calls that it looked at, so plans for other sizes stay right
+    tolerates_growth = True  # it substitutes only the calls that it inspected, so plans for other sizes stay correct
 
     def wants(self, ops: frozenset[str]) -> bool:
         """Return True if there are linear layers."""
         return "aten::linear" in ops
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """Substitutions for all groups of products that can be one."""
+        """Return substitutions for all groups of products that can be fused."""
         groups = [_substitution(context, group) for group in _groups(context)]
         if not groups:
             return OptimizationResult(
@@ -93,8 +93,8 @@ def _substitution(context: OptimizationContext, group: Sequence[Node]) -> Substi
         weight = torch.cat(list(parts[: len(weights)]))
         bias = torch.cat(list(parts[len(weights) :])) if biases else None
         wide = torch.nn.functional.linear(rows, weight, bias)
-        # Copies, laid out as what they stand for: what comes after them stays as it is, and the plan holds when caches have grown.
-        split: Any = torch.split_with_sizes_copy  # its stub says that it returns nothing
+        # Copies with the layout of the replaced results: later ops stay unchanged, and the plan holds when caches have grown.
+        split: Any = torch.split_with_sizes_copy  # its stub has the return type None
         return list(split(wide, sizes, -1))
 
     return Substitution(

@@ -1,4 +1,4 @@
-"""Pools before what can be done for the pooled elements alone."""
+"""Moves pooling before ops that can run on the pooled elements alone."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_optimizations() -> Iterable[Optimization]:
-    """The optimization `pool_first`."""
+    """Register the optimization `pool_first`."""
     return [PoolFirst()]

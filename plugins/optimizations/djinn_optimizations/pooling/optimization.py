@@ -1,4 +1,4 @@
-"""Poolings leave few elements: what is done with each element by itself had better be done with those."""
+"""Moves pooling before elementwise ops and pointwise convolutions, which then process fewer elements."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from djinn_optimizations.pooling.pooling import POOLINGS, pooling_of
 
 
 class PoolFirst(Optimization):
-    """Swaps a pooling with the op before it, or does two poolings as one.
+    """Swaps a pooling with the op before it, or merges two poolings.
 
-    - The average of a pointwise convolution's results is the convolution of the average: a fraction of the products.
-    - The maximum of an increasing activation's results is the activation of the maximum: a fraction of the elements.
-    - Pooling adjacent windows of windows is pooling larger windows: one pass over the elements less.
+    - `avg_pool(conv1x1(x))` becomes `conv1x1(avg_pool(x))`: a fraction of the products.
+    - `max_pool(f(x))` with an increasing `f` becomes `f(max_pool(x))`: a fraction of the elements.
+    - Two poolings with adjacent windows become one with larger windows: one pass less.
 
-    It is always faster if the pooling leaves fewer elements, and is done only then. Sums are rounded in another order, and zeros may
-    have another sign.
+    The rewrite is done only if the pooling leaves fewer elements, and is then always faster. Sums are rounded in another order, and
+    zeros may have another sign.
     """
 
     name = "pool_first"
     before = frozenset({"split_batches"})
     after = frozenset({"fold_batch_norms"})
     exact = False
-    tolerates_growth = True  # it substitutes only the calls that it looked at, so plans for other sizes stay right
+    tolerates_growth = True  # it substitutes only the calls that it inspected, so plans for other sizes stay correct
 
     def wants(self, ops: frozenset[str]) -> bool:
         """Return True if there are poolings."""
         return not ops.isdisjoint(POOLINGS)
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """Substitutions for all poolings that had better come first."""
+        """Return substitutions for all poolings that should come first."""
         graph, running, taken = context.graph, frozenset(context.plan.nodes), set(context.plan.substituted)
         found: list[tuple[Substitution, str]] = []
         for node in (graph.nodes[n] for n in context.plan.nodes):
@@ -49,7 +49,7 @@ class PoolFirst(Optimization):
 
 
 def _is_alone(context: OptimizationContext, pair: Pair) -> bool:
-    """True if neither intermediate values nor the positions of the maxima are used elsewhere, and neither is written meanwhile."""
+    """Return True if the intermediate values and the argmax positions are unused elsewhere, and neither is written meanwhile."""
     graph = context.graph
     nodes: list[Node] = [graph.nodes[n] for n in sorted(pair.nodes)]
     gone = {v for node in nodes for v in node.outputs} - {pair.pooling.node.outputs[0]}

@@ -1,4 +1,4 @@
-"""Pairs of a pooling and the op before it, done in the other order or at once."""
+"""Pairs of a pooling and the op before it, which can be swapped or merged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from djinn.planning import Graph, Node, arguments, call_again
 from djinn_optimizations.pooling.pooling import Pooling, pooling_of
 
 Compute = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
-# Increasing functions, with the arguments that they must have for that.
+# Increasing functions, with the arguments that make them increasing.
 _INCREASING: Final[dict[str, Callable[[dict[str, Any]], bool]]] = {
     "relu": lambda _: True,
     "hardtanh": lambda _: True,
@@ -25,12 +25,12 @@ _INCREASING: Final[dict[str, Callable[[dict[str, Any]], bool]]] = {
 
 @attrs.frozen(eq=False)
 class Pair:
-    """A pooling and another op, and `compute`, which does both in another way.
+    """A pooling and another op, with `compute`, an equivalent of both.
 
     Attributes:
-        name: what is done, in words.
-        pooling: the last of them.
-        nodes, inputs: ids of all, and the values that they start from.
+        name: the rewrite, in words.
+        pooling: the last pooling.
+        nodes, inputs: ids of all nodes, and the pair's input values.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Pair:
 
 
 def pair_of(graph: Graph, pooling: Pooling) -> Pair | None:
-    """Rewrite of a pooling; None if nothing can."""
+    """Return the rewrite of a pooling; None if no rule applies."""
     for rule in (_after_activation, _after_convolution, _after_pooling):
         if (pair := rule(graph, pooling)) is not None:
             return pair
@@ -49,7 +49,7 @@ def pair_of(graph: Graph, pooling: Pooling) -> Pair | None:
 
 
 def _after_activation(graph: Graph, pooling: Pooling) -> Pair | None:
-    """The maximum of an increasing function. An in-place function comes with the tensor that it writes into."""
+    """Rewrite `max_pool(f(x))` as `f(max_pool(x))` for increasing `f`. An in-place `f` also yields the tensor that it writes."""
     before = _last_change(graph, pooling)
     condition = _INCREASING.get(before.operation.removesuffix("_")) if before is not None else None
     if before is None or condition is None or pooling.kind != "largest" or len(before.inputs) != 1:
@@ -72,7 +72,7 @@ def _after_activation(graph: Graph, pooling: Pooling) -> Pair | None:
 
 
 def _after_convolution(graph: Graph, pooling: Pooling) -> Pair | None:
-    """The average of a pointwise convolution."""
+    """Rewrite `avg_pool(conv1x1(x))` as `conv1x1(avg_pool(x))`."""
     before = _last_change(graph, pooling)
     if before is None or before.operation != "convolution" or pooling.kind != "average" or not pooling.inside:
         return None
@@ -89,7 +89,7 @@ def _after_convolution(graph: Graph, pooling: Pooling) -> Pair | None:
 
 
 def _after_pooling(graph: Graph, pooling: Pooling) -> Pair | None:
-    """Windows over adjacent windows."""
+    """Merge two poolings with adjacent windows."""
     before = _last_change(graph, pooling)
     first = pooling_of(graph, before) if before is not None else None
     if first is None or first.kind != pooling.kind or not (first.inside and pooling.inside):
@@ -109,6 +109,6 @@ def _pooled(pooling: Pooling, tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _last_change(graph: Graph, pooling: Pooling) -> Node | None:
-    """The op that made the pooled value, or wrote into it last."""
+    """Return the last op that computed or wrote the pooled value."""
     writers = [n for n in graph.consumers(pooling.source) if pooling.source in n.writes and n.id < pooling.node.id]
     return writers[-1] if writers else graph.producer(pooling.source)

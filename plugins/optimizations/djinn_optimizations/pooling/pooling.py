@@ -18,9 +18,9 @@ class Pooling:
     """A pooling over the last two dimensions.
 
     Attributes:
-        node, source: the op, and the value that it takes.
+        node, source: the op, and its input value.
         kind: maximum or average.
-        window, step: elements along each dimension; empty if windows are not all of one size.
+        window, step: elements along each dimension; empty if window sizes differ.
         inside: whether all windows lie within the input.
     """
 
@@ -33,7 +33,7 @@ class Pooling:
 
 
 def pooling_of(graph: Graph, node: Node) -> Pooling | None:
-    """The pooling that a node does, if it leaves fewer elements; None otherwise."""
+    """Return the pooling of a node if it reduces the number of elements; None otherwise."""
     if node.operation not in _OPERATIONS:
         return None
     if not node.inputs or not node.outputs or len(graph.meta(node.inputs[0]).shape) != 4:

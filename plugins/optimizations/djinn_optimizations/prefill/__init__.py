@@ -1,4 +1,4 @@
-"""Divides one long prompt among several devices."""
+"""Divides the prefill of a long prompt among several devices."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_optimizations() -> Iterable[Optimization]:
-    """The optimization `prefill`."""
+    """Register the optimization `prefill`."""
     return [DivideSequences()]

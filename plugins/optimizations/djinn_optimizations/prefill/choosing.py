@@ -1,4 +1,4 @@
-"""Number and length of chunks, by predicted times."""
+"""Chooses the number and length of prefill chunks by predicted times."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from djinn.hooks import OptimizationContext
 from djinn.planning import DataResidency, storage_of
 from djinn_optimizations.prefill.rows import NotDivisible, Rows
 
-PAYS: Final = 0.9  # of the time on one device: predictions are not exact
-PART: Final = 4e-4  # seconds for each transfer that is waited for
-PLANNING: Final = 1e-4  # seconds for an op and a chunk, when prompts of a length come for the first time
-RUNS: Final = 8  # prompts of that length that share the time for planning
-STEP: Final = 8  # chunks are so many rows, or several times as many
-FULL: Final = 0.9  # of a device's free memory that weights may fill
+PAYS: Final = 0.9  # maximum time as a share of the single-device time, because predictions are inexact
+PART: Final = 4e-4  # seconds of waiting per transfer
+PLANNING: Final = 1e-4  # seconds of planning per op and chunk, for a new prompt length
+RUNS: Final = 8  # prompts of one length that share the planning time
+STEP: Final = 8  # chunk lengths are multiples of this number of rows, except for the last chunk
+FULL: Final = 0.9  # share of a device's free memory that weights may fill
 
 
 @attrs.frozen
@@ -30,28 +30,28 @@ class ChunkChoice:
 
 @attrs.frozen
 class _Times:
-    """Seconds on the quickest device: of what each row takes by itself, of attention, and of what cannot be divided."""
+    """Seconds on the fastest device: work that scales with rows, attention, and indivisible work."""
 
     linear: float
     attention: float
     whole: float
 
     def between(self, start: float, end: float) -> float:
-        """Of a chunk of the rows (shares of all); with a mask, attention computes what it does not use as well."""
+        """Return the seconds of a chunk between two shares of the rows. With a mask, attention also computes masked scores."""
         seen = end * end if not start else 2 * end * (end - start)
         return self.linear * (end - start) + self.attention * seen
 
     @property
     def alone(self) -> float:
-        """Seconds on one device."""
+        """Return the seconds on one device."""
         return self.between(0.0, 1.0) + self.whole
 
 
 def choose(context: OptimizationContext, rows: Rows) -> ChunkChoice:
-    """The number of chunks with the earliest predicted end.
+    """Return the number of chunks with the earliest predicted end.
 
     Raises:
-        Refused: none is enough faster than one device.
+        Refused: no number of chunks is enough faster than one device.
     """
     times = _times(context, rows)
     offered = [
@@ -88,7 +88,7 @@ def _times(context: OptimizationContext, rows: Rows) -> _Times:
 def _divided(
     context: OptimizationContext, rows: Rows, times: _Times, count: int
 ) -> tuple[float, tuple[int, ...]] | None:
-    """Seconds until `count` chunks are computed, and their ends; None if that is not possible."""
+    """Return the seconds to compute `count` chunks, and the ends of the chunks; None if that is not possible."""
     if rows.rows < 2 * STEP * count or not _weights_fit(context, count):
         return None
     ends = _ends(rows.rows, times, count)
@@ -98,15 +98,15 @@ def _divided(
     bandwidth, latency = _slowest(context)
     layers = max(1, len(rows.attention))
     sending = sent / bandwidth if bandwidth else 0.0
-    behind = (sending + latency) / layers + latency  # what the last chunk still waits for in the last layer
+    behind = (sending + latency) / layers + latency  # waiting time of the last chunk in the last layer
     handing = PART * 2 * layers * (count - 1)
     return max(busiest, sending) + behind + handing + times.whole, ends
 
 
 def _ends(rows: int, times: _Times, count: int) -> tuple[int, ...]:
-    """Ends of chunks that take about the same time, where each chunk attends to all rows before it."""
+    """Return chunk ends for equal times per chunk, where each chunk attends to all rows before it."""
     low, high = 0.0, times.between(0.0, 1.0)
-    for _ in range(30):  # bisection for the least time of each chunk in which all rows are covered
+    for _ in range(30):  # bisection for the least time per chunk that covers all rows
         middle = (low + high) / 2
         low, high = (low, middle) if _reached(times, count, middle)[-1] >= 1.0 else (middle, high)
     ends = [round(share * rows / STEP) * STEP for share in _reached(times, count, high)[:-1]]
@@ -114,7 +114,7 @@ def _ends(rows: int, times: _Times, count: int) -> tuple[int, ...]:
 
 
 def _reached(times: _Times, count: int, seconds: float) -> list[float]:
-    """Rows that chunks cover when each takes `seconds`."""
+    """Return the ends of chunks that each take `seconds`, as shares of the rows."""
     ends, start = [], 0.0
     for _ in range(count):
         low, high = start, 1.0
@@ -134,7 +134,7 @@ def _bytes_of_keys_and_values(rows: Rows) -> int:
 
 
 def _slowest(context: OptimizationContext) -> tuple[float, float]:
-    """Bandwidth and latency of the slowest link between two devices; 0 if none was measured."""
+    """Return the bandwidth and latency of the slowest link between two devices; 0 if no link was measured."""
     ids = {device.id for device in context.topology.devices}
     links = [link for link in context.topology.links if {link.source, link.target} <= ids]
     bandwidth = min((link.bandwidth for link in links if link.bandwidth), default=0.0)
@@ -142,7 +142,7 @@ def _slowest(context: OptimizationContext) -> tuple[float, float]:
 
 
 def _weights_fit(context: OptimizationContext, count: int) -> bool:
-    """True if `count` devices can each hold all weights."""
+    """Return True if each of `count` devices can hold all weights."""
     weights: dict[int, int] = {}
     for value in context.graph.inputs:
         if context.profile.residency.get(value) is DataResidency.PERSISTENT_WEIGHT:

@@ -1,4 +1,4 @@
-"""The divided part of a program as PyTorch code: each chunk of rows through all layers, as a group of its own."""
+"""Executes the divided part of a program as PyTorch code: each chunk of rows passes all layers as a group of ops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from djinn_optimizations.prefill.rules import aligned_dim
 
 @attrs.frozen
 class Chunks:
-    """Begin of each chunk of rows, and end of the last one."""
+    """The start of each chunk of rows, and the end of the last chunk."""
 
     ends: tuple[int, ...]
 
@@ -23,11 +23,11 @@ class Chunks:
         return len(self.ends)
 
     def start(self, chunk: int) -> int:
-        """Its first row."""
+        """Return the first row of a chunk."""
         return self.ends[chunk - 1] if chunk else 0
 
     def length(self, chunk: int) -> int:
-        """Its number of rows."""
+        """Return the number of rows of a chunk."""
         return self.ends[chunk] - self.start(chunk)
 
 
@@ -36,9 +36,9 @@ class ChunkedRun:
     """One run of the code.
 
     Attributes:
-        cut: nodes that take rows of the last chunk alone.
-        whole: tensors by value, those of a sequence with all of its rows.
-        parts: by value its chunks.
+        cut: nodes that take only rows of the last chunk.
+        whole: complete tensors, by value.
+        parts: chunks, by value.
     """
 
     rows: Rows
@@ -49,7 +49,7 @@ class ChunkedRun:
     masks: dict[tuple[int, torch.dtype], torch.Tensor] = attrs.field(factory=dict)
 
     def run(self, nodes: Sequence[Node]) -> None:
-        """Compute nodes in order: by chunks where that is possible."""
+        """Compute nodes in order, by chunks if possible."""
         for node in nodes:
             if node.id in self.rows.attention:
                 self._attend(node, self.rows.attention[node.id])
@@ -62,14 +62,14 @@ class ChunkedRun:
                 self.whole.update(zip(node.outputs, made, strict=True))
 
     def all_of(self, value: int) -> torch.Tensor:
-        """A value with all of its rows: on the last chunk's device."""
+        """Return all rows of a value, on the last chunk's device."""
         if value not in self.whole:
             with group(len(self.chunks) - 1):
                 self.whole[value] = torch.cat(self.parts[value], self.rows.dims[value])
         return self.whole[value]
 
     def part(self, value: int, chunk: int) -> torch.Tensor:
-        """A chunk of a value; what was there before is cut where it lies."""
+        """Return a chunk of a value. A complete tensor is sliced on its own device."""
         if value not in self.parts:
             self.parts[value] = [self._narrow(self.whole[value], self.rows.dims[value], c) for c in self._numbers]
         return self.parts[value][chunk]
@@ -101,7 +101,7 @@ class ChunkedRun:
             self.parts[value] = [results[index] for results in made]
 
     def _operand(self, node: Node, value: int, dim: int, chunk: int) -> torch.Tensor:
-        """Operands of an op for a chunk: rows of what has rows, and of what is broadcast against them."""
+        """Return an op's operand for a chunk: slice operands with rows, and operands that broadcast against them."""
         if value in self.rows.dims:
             return self.part(value, chunk)
         graph, tensor = self.rows.graph, self.all_of(value)
@@ -111,7 +111,7 @@ class ChunkedRun:
         return tensor if at is None else self._narrow(tensor, at, chunk)
 
     def _attend(self, node: Node, attention: CausalAttention) -> None:
-        """Rows of a chunk look at those of all chunks up to it."""
+        """Compute a chunk of attention: its rows attend to all rows up to the chunk's end."""
         results: list[torch.Tensor] = []
         names = [self.part(attention.query, c) for c in self._numbers]
         for chunk, query in enumerate(names):
@@ -130,7 +130,7 @@ class ChunkedRun:
         return torch.cat(before, self.rows.dims[value]) if chunk else before[0]
 
     def _mask(self, chunk: int, query: torch.Tensor) -> torch.Tensor:
-        """Mask added to the scores of a chunk's attention: rows do not look at those after them."""
+        """Return the mask for a chunk's attention scores: rows do not attend to later rows."""
         key = (chunk, query.dtype)
         if key not in self.masks:
             size = (self.chunks.length(chunk), self.chunks.ends[chunk])
@@ -139,7 +139,7 @@ class ChunkedRun:
         return self.masks[key]
 
     def _cut_out(self, node: Node) -> torch.Tensor:
-        """Rows that lie in the last chunk, from there."""
+        """Take rows that lie in the last chunk from that chunk."""
         value, last = node.inputs[0], len(self.chunks) - 1
         dim = self.rows.dims[value]
         length = self.rows.graph.meta(node.outputs[0]).shape[dim]

@@ -1,4 +1,4 @@
-"""A long prompt is divided: each device takes a chunk of its rows through all layers."""
+"""Divides long prompts: each device runs a chunk of rows through all layers."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ Chooser = Callable[[OptimizationContext, Rows], ChunkChoice]
 
 
 class DivideSequences(Optimization):
-    """Sends keys and values of each chunk to the devices of later chunks; caches, and ops after the layers, are on the last chunk's device.
+    """Divides a prompt into chunks.
 
-    It is faster for prompts so long that the time saved exceeds the time for sending keys and values and for submitting more parts.
+    Each chunk's keys and values go to the devices of later chunks. Caches, and ops after the layers, are on the last chunk's
+    device. Dividing saves time if the prompt is long enough to outweigh these transfers and the additional submissions.
     """
 
     name = NAME
     tolerates_growth = True
-    # Other optimizations, which see the result of this one.
+    # Other optimizations, which run on the result of this one.
     before: frozenset[str] = frozenset({"common_subexpressions", "dead_code", "fuse_projections", "split_batches"})
     exact = False
 
     def __init__(self, chooser: Chooser = choose) -> None:
-        """`chooser`: says how many chunks, and how long."""
+        """`chooser`: chooses the number and length of chunks."""
         self._choose = chooser
 
     def wants(self, ops: frozenset[str]) -> bool:
-        """Return False: it acts over several devices only."""
+        """Return False: it needs several devices."""
         del ops
         return False
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """One substitution for all layers, or the reason why there is none."""
+        """Return one substitution for all layers, or the reason for none."""
         if len(context.topology.devices) < 2:
             return OptimizationResult(self.name, applied=False, reason="there is one device")
         try:
@@ -75,7 +76,7 @@ def _substitution(context: OptimizationContext, rows: Rows, choice: ChunkChoice)
 
 
 def _is_cut_from(context: OptimizationContext, rows: Rows, chunks: Chunks, node: Node) -> bool:
-    """True if a node selects rows of the last chunk only, such as the last token's, and neither it nor its input is kept."""
+    """Return True if a node selects rows of the last chunk only, such as the last token's, and neither it nor its input is kept."""
     if node.operation != "slice" or any(v in context.kept for v in (*node.inputs, *node.outputs)):
         return False
     value, given = node.inputs[0], arguments(node)
@@ -84,7 +85,7 @@ def _is_cut_from(context: OptimizationContext, rows: Rows, chunks: Chunks, node:
 
 
 def _check_memory(context: OptimizationContext, outputs: Sequence[int]) -> None:
-    """Check kept values: if the program may write into one later, values that share its memory must show that."""
+    """Check kept values: if a later program may write into one, values that share its memory must see the write."""
     before = {storage_of(v) for v in context.graph.inputs}
     several = Counter(map(storage_of, outputs))
     for value in outputs:
@@ -95,7 +96,7 @@ def _check_memory(context: OptimizationContext, outputs: Sequence[int]) -> None:
 
 
 def _with_what_they_need(rows: Rows, cut: frozenset[int]) -> list[Node]:
-    """The divided nodes, and nodes between them that they need: all inputs of a substitution must exist before its first node."""
+    """Return the divided nodes and their dependencies among them: a substitution's inputs must exist before its first node."""
     graph, first = rows.graph, rows.nodes[0]
     needed = {*rows.nodes, *cut}
     for node in reversed(graph.nodes[first:]):
@@ -110,7 +111,7 @@ def _with_what_they_need(rows: Rows, cut: frozenset[int]) -> list[Node]:
 
 
 def _from_rows(rows: Rows, run: Sequence[Node]) -> frozenset[int]:
-    """The nodes that depend on divided values."""
+    """Return the nodes that depend on divided values."""
     divided, values = frozenset(rows.nodes), set(rows.dims)
     found = set()
     for node in run:
@@ -121,7 +122,7 @@ def _from_rows(rows: Rows, run: Sequence[Node]) -> frozenset[int]:
 
 
 def _not_wanted_elsewhere(context: OptimizationContext, run: Sequence[Node], divided: frozenset[int]) -> frozenset[int]:
-    """The divided nodes, and nodes whose results only they need."""
+    """Return the divided nodes, and the nodes whose results only they use."""
     gone = set(divided)
     for node in reversed(run):
         if node.id not in gone and not any(_is_wanted(context, v, gone) for v in node.outputs):

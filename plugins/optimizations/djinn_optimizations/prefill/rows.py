@@ -1,4 +1,4 @@
-"""Part of a program that can be divided by rows of a sequence: what leads from token embeddings through causal attention."""
+"""Finds the part of a program to divide by rows of a sequence: the path from token embeddings through causal attention."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ATTENTION: Final = "scaled_dot_product_attention"
 
 
 class NotDivisible(Exception):  # noqa: N818 - a reason, not a failure
-    """Reason why a program is left as it is, in words."""
+    """Reason, in words, why a program cannot be divided."""
 
 
 @attrs.frozen
 class CausalAttention:
-    """A node in which each row looks at itself and those before it."""
+    """A node in which each row attends to itself and earlier rows."""
 
     query: int
     key: int
@@ -30,13 +30,13 @@ class CausalAttention:
 
 @attrs.define(eq=False)
 class Rows:
-    """The rows of a program: which values have them, and how nodes run for some of them.
+    """The sequence dimension of a program: the values that have it, and rules to run nodes for some rows.
 
     Attributes:
-        rows: how many there are.
-        dims: by value the dimension of the rows.
-        splits: by node how it runs for some of the rows.
-        attention: by node, where rows attend to each other.
+        rows: number of rows.
+        dims: row dimension, by value.
+        splits: how to run a node for some rows, by node.
+        attention: attention nodes.
         whole: nodes that need all rows at once.
     """
 
@@ -48,7 +48,7 @@ class Rows:
     whole: list[int] = attrs.field(factory=list)
 
     def take(self, node: Node) -> None:
-        """Follow the rows through a node."""
+        """Propagate the row dimension through a node."""
         if not any(v in self.dims for v in node.inputs):
             return
         given = arguments(node)
@@ -74,15 +74,15 @@ class Rows:
 
     @cached_property
     def nodes(self) -> tuple[int, ...]:
-        """Divided nodes, in order."""
+        """Return the divided nodes, in order."""
         return tuple(sorted((*self.splits, *self.attention)))
 
 
 def rows_of(context: OptimizationContext) -> Rows:
-    """The rows of a program.
+    """Return the rows of a program.
 
     Raises:
-        Refused: it has none, or they cannot be divided.
+        Refused: the program has no rows, or they cannot be divided.
     """
     graph = context.graph
     nodes = [graph.nodes[n] for n in context.plan.nodes]
@@ -103,7 +103,7 @@ def rows_of(context: OptimizationContext) -> Rows:
 
 
 def _check(context: OptimizationContext, found: Rows) -> None:
-    """Check that omitted nodes are not used by others and do not change meanwhile."""
+    """Check that no other node uses the omitted nodes, and that their values do not change meanwhile."""
     graph = found.graph
     looked_at = {storage_of(v) for n in found.nodes for v in (*graph.nodes[n].inputs, *graph.nodes[n].outputs)}
     for node in graph.nodes[found.nodes[0] :]:
@@ -121,11 +121,11 @@ def _has_effects(node: Node) -> bool:
 
 
 def inside(node: Node) -> str:
-    """Location of a node in the model, for reasons."""
+    """Return the location of a node in the model, for messages."""
     return f" in {node.module}" if node.module else ""
 
 
 def first_row(rows: Rows, node: Node) -> int:
-    """The first row that a slice of rows takes."""
+    """Return the first row of a slice."""
     start = arguments(node).get("start") or 0
     return int(start + rows.rows if start < 0 else start)

@@ -1,7 +1,7 @@
 """Propagation rules of the sequence dimension: from the operands of an op to its result.
 
-A rule gets a node, its arguments by name, and by value the dimension of the rows. It returns the dimension for each result, and the
-arguments that differ for a part of the rows; or None if parts of the rows do not give the same parts of the results.
+A rule gets a node, its arguments by name, and the row dimension of each value. It returns the row dimension of each result, and
+the arguments to change for a part of the rows. It returns None if a part of the rows does not give the same part of the results.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Split:
     """A node that can run for some of the rows.
 
     Attributes:
-        dims: by result the dimension of the rows.
-        sizes: the name of the argument that holds the sizes of the result, where one does.
-        broadcast: whether operands without rows are stretched against those with rows, and cut where they have as many.
-        passes: whether the rows of the result are those of the operand that has rows.
+        dims: row dimension, by result.
+        sizes: name of the argument with the result's sizes, if the op has one.
+        broadcast: whether operands broadcast: those without rows are stretched, those of equal size are sliced.
+        passes: whether the op passes the rows of its operand on unchanged.
     """
 
     dims: tuple[int, ...]
@@ -46,20 +46,20 @@ class Case:
     rows: int
 
     def shape(self, value: int) -> tuple[int, ...]:
-        """The sizes of a value."""
+        """Return the sizes of a value."""
         return self.graph.meta(value).shape
 
     def dim(self, value: Any) -> int | None:
-        """The dimension of the rows of a value; None if it has none."""
+        """Return the row dimension of a value; None if it has no rows."""
         return self.dims.get(value) if isinstance(value, int) else None
 
     @property
     def made(self) -> tuple[int, ...]:
-        """The sizes of the first result."""
+        """Return the sizes of the first result."""
         return self.shape(self.node.outputs[0])
 
     def others_are_whole(self, *names: str) -> bool:
-        """True if none of these arguments has rows."""
+        """Return True if none of these arguments has rows."""
         return all(self.dim(self.given.get(name)) is None for name in names)
 
 
@@ -67,7 +67,7 @@ Rule = Callable[[Case], Split | None]
 
 
 def split_of(case: Case) -> Split | None:
-    """Way to run a node for some of the rows; None if there is no rule for it, or the rule says that it cannot."""
+    """Return how to run a node for some rows; None if no rule can."""
     rule = _RULES.get(case.node.operation) or (_aligned if _is_elementwise(case.node.op) else None)
     return rule(case) if rule is not None and case.node.outputs else None
 
@@ -81,20 +81,23 @@ def _is_elementwise(op: str) -> bool:
 
 
 def aligned_dim(shape: Sequence[int], made: int, dim: int, rows: int) -> int | None:
-    """The dimension of an operand that meets dimension `dim` of a result with `made` dimensions, if it has rows there."""
+    """Return the dimension of an operand that aligns with result dimension `dim`, if the operand has rows in it.
+
+    `made`: number of result dimensions.
+    """
     at = dim - made + len(shape)
     return at if at >= 0 and shape[at] == rows else None
 
 
 def _aligned(case: Case) -> Split | None:
-    """Pointwise ops, with operands broadcast from the right."""
+    """Split pointwise ops, with operands broadcast from the right."""
     ends = {len(case.shape(v)) - case.dims[v] for v in case.node.inputs if v in case.dims}
     dim = len(case.made) - next(iter(ends))
     return Split((dim,), broadcast=True) if len(ends) == 1 and case.made[dim] == case.rows else None
 
 
 def _same(*whole: str) -> Rule:
-    """Rows are where they are in the first operand, which the op does not mix; other arguments have none."""
+    """Split ops that keep the rows of the first operand in place; other arguments have no rows."""
 
     def rule(case: Case) -> Split | None:
         first = case.node.inputs[0]
@@ -105,7 +108,7 @@ def _same(*whole: str) -> Rule:
 
 
 def _product(left: str, right: str, *added: str) -> Rule:
-    """A matrix product, or a linear layer, with rows on the left that the product does not sum over."""
+    """Split a matrix product or linear layer with rows on the left that are not the summed dimension."""
 
     def rule(case: Case) -> Split | None:
         dim = case.dim(case.given[left])
@@ -113,7 +116,7 @@ def _product(left: str, right: str, *added: str) -> Rule:
         if dim is None or not whole or dim == len(case.shape(case.given[left])) - 1:
             return None
         if right != "weight" and len(case.shape(case.given[right])) > 2 and dim != len(case.made) - 2:
-            return None  # the right side has a matrix for each of the rows
+            return None  # the right side has one matrix per row
         return Split((dim,)) if len(case.made) == len(case.shape(case.given[left])) else None
 
     return rule
@@ -128,7 +131,7 @@ def _normalised(case: Case) -> Split | None:
 
 
 def _reduced(case: Case) -> Split | None:
-    """Sums and the like over other dimensions than that of the rows."""
+    """Split reductions over dimensions other than the rows."""
     value = case.node.inputs[0]
     dim, count, over = case.dim(value), len(case.shape(value)), case.given.get("dim")
     if dim is None or over is None:
@@ -140,14 +143,14 @@ def _reduced(case: Case) -> Split | None:
 
 
 def _within(case: Case) -> Split | None:
-    """Ops along one dimension other than that of the rows, with a result of the same shape, such as softmax and cumulative sums."""
+    """Split ops along another dimension than the rows that keep the shape, such as softmax and cumulative sums."""
     value = case.node.inputs[0]
     dim = case.dim(value)
     return Split((dim,)) if dim is not None and case.given["dim"] % len(case.shape(value)) != dim else None
 
 
 def _reshaped(case: Case) -> Split | None:
-    """Rows stay a dimension of their own, with as many elements before them as there were."""
+    """Split a reshape that keeps the rows as one dimension, with the same number of elements before it."""
     value = case.node.inputs[0]
     before = math.prod(case.shape(value)[: case.dims[value]])
     for dim, size in enumerate(case.made):
@@ -214,7 +217,7 @@ def _parted(case: Case) -> Split | None:
 
 
 def _joined(case: Case) -> Split | None:
-    """Concatenation along another dimension than that of the rows, or along it with nothing before them, as of an empty cache."""
+    """Split a concatenation along another dimension, or along the rows if all earlier parts are empty, as with an empty cache."""
     along = case.given["dim"] % len(case.made)
     dims = {case.dims[v] for v in case.node.inputs if v in case.dims}
     whole = [v for v in case.node.inputs if v not in case.dims]

@@ -1,4 +1,4 @@
-"""Computes values again on the device that needs them, if that is quicker than sending them."""
+"""Recomputes values on the device that uses them if that is faster than sending them."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_optimizations() -> Iterable[Optimization]:
-    """The optimization `recomputation`."""
+    """Register the optimization `recomputation`."""
     return [Recomputation()]

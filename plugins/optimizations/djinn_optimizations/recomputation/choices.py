@@ -1,4 +1,4 @@
-"""Options for values that devices send to each other: recompute some, evaluated by predicted end times."""
+"""Choices of values to recompute instead of sending, evaluated by predicted end times."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from djinn_core.planning.units import duration, size
 from djinn_optimizations.recomputation.cone import RUNS, Cone
 from djinn_optimizations.recomputation.cut import cheapest
 
-# Weights of a second of computing against a second of sending: the same, or none, for devices that would wait meanwhile.
+# Weights of a computing second against a sending second: equal, or zero for devices that would idle.
 WEIGHTS = (1.0, 0.0)
-SPARE = 0.1  # of a device's memory, which copies of weights may not take
+SPARE = 0.1  # share of a device's memory that copies of weights must leave free
 
 
 @attrs.frozen(eq=False)
@@ -41,7 +41,7 @@ class ReplicaChoice:
 
 
 def choices(context: OptimizationContext, placement: Placement, found: Sequence[Cone]) -> list[ReplicaChoice]:
-    """Choices, the one without replicas first."""
+    """Return the choices, the one without replicas first."""
     made, seen = [_simulated(context, placement, ())], set[frozenset[tuple[int, str]]]()
     for weight in WEIGHTS:
         runs = [(cone, nodes) for cone in found if (nodes := cheapest(cone, weight))]
@@ -62,13 +62,13 @@ def choices(context: OptimizationContext, placement: Placement, found: Sequence[
 
 
 def _spared(cone: Cone, nodes: frozenset[int]) -> list[int]:
-    """Values that need not be sent when the nodes run."""
+    """Return the values that need not be sent if the nodes run."""
     made = {v for n in nodes for v in cone.makes[n]}
     return [v for v in cone.wanted if v in made]
 
 
 def _replicas(context: OptimizationContext, cone: Cone, nodes: frozenset[int]) -> Iterator[PlacementDecision]:
-    """The nodes of a cone with the reason, which is one for those that hang together."""
+    """Return replicas for the nodes of a cone. Connected nodes share one reason."""
     import networkx as nx
 
     hanging = nx.Graph()
@@ -88,7 +88,7 @@ def _replicas(context: OptimizationContext, cone: Cone, nodes: frozenset[int]) -
 def _simulated(
     context: OptimizationContext, placement: Placement, replicas: tuple[PlacementDecision, ...]
 ) -> ReplicaChoice:
-    """The program in its order, as it is from its second run on: uploads, which are the same whatever is chosen, are through."""
+    """Simulate the program in order, from its second run on: uploads, which no choice changes, have finished."""
     graph, program = context.graph, context.graph.program  # type: ignore[attr-defined]
     plan = attrs.evolve(context.plan, replicas=replicas)
     placed = with_replicas(graph, placement, plan, context.profile)
@@ -109,7 +109,7 @@ def _simulated(
 
 
 def _fits(context: OptimizationContext, placement: Placement, replicas: Sequence[PlacementDecision]) -> bool:
-    """True if the devices have room for the inputs of the replicas beside their resident values."""
+    """Return True if the devices have room for the replicas' inputs in addition to their resident values."""
     graph = context.graph
     plan = attrs.evolve(context.plan, replicas=tuple(replicas))
     placed = with_replicas(graph, placement, plan, context.profile)

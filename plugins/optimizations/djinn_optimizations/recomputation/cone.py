@@ -1,4 +1,4 @@
-"""The nodes that a device would have to run itself instead of receiving its inputs from others."""
+"""The nodes that a device could run itself instead of receiving their results from other devices."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from djinn.hooks import OptimizationContext
 from djinn.planning import DataResidency, DeviceCapabilities, Node, Placement, storage_of
 from djinn_core.ir.replicas import repeatable
 
-# Recomputing may take this many times as long as sending: it runs while the other device computes the same.
+# Recomputing may take this many times as long as sending: it runs while the other device computes the same values.
 DEPTH = 16.0
-SIZE = 512  # nodes that are looked at for one device
-RUNS = 8  # a weight stays where it was copied to, so this many runs share the time of its transfer
+SIZE = 512  # nodes to visit per device at most
+RUNS = 8  # runs that share the time of copying a weight, because the copy stays
 
 
 @attrs.frozen(eq=False)
 class Cone:
-    """The nodes from which a device could make what others send to it.
+    """The nodes with which a device could compute the values that other devices send to it.
 
     Attributes:
-        device: who uses the values.
-        wanted: values that it uses, and that others make.
-        makes: by node that may run there as well, what it makes.
-        needs: by the same nodes the values that they use, and that are not there.
-        sending: seconds that a value takes to get there, by value; those that are there already are not listed.
-        seconds: time of the nodes there.
-        home: where each value lives.
+        device: the user of the values.
+        wanted: values that it uses and other devices compute.
+        makes: results of each node that may also run on the device.
+        needs: operands of these nodes that are not on the device.
+        sending: seconds to send a value to the device, by value; values on the device are not listed.
+        seconds: time of the nodes on the device.
+        home: device of each value.
     """
 
     device: str
@@ -41,20 +41,20 @@ class Cone:
 
 
 def cones(context: OptimizationContext, placement: Placement) -> list[Cone]:
-    """One for each device that is sent something which it could make itself."""
+    """Return a cone for each device that receives values which it could compute itself."""
     makes = {d.id: _make(d) for d in context.topology.devices}
     fixed = _Fixed(context, placement, makes)
     return [cone for device, values in fixed.wanted().items() if (cone := _Search(fixed, device, values).cone())]
 
 
 def _make(device: DeviceCapabilities) -> tuple[str, str]:
-    """The make of a device: devices of one make give the same results."""
+    """Return the model of a device: devices of one model give equal results."""
     return device.kind, device.name
 
 
 @attrs.frozen(eq=False)
 class _Fixed:
-    """Decisions made already."""
+    """Decisions of earlier stages."""
 
     context: OptimizationContext
     placement: Placement
@@ -77,11 +77,11 @@ class _Fixed:
         return frozenset(self.context.graph.inputs)
 
     def used(self, value: int) -> int:
-        """The value that stands for another one."""
+        """Return the value that replaces another value."""
         return self.context.plan.replace.get(value, value)
 
     def wanted(self) -> dict[str, tuple[int, ...]]:
-        """By device the values that it uses and that nodes on other devices make."""
+        """Return by device the values that it uses and that nodes on other devices compute."""
         found: dict[str, dict[int, None]] = defaultdict(dict)
         home, replace = self.placement.values, self.context.plan.replace
         for node_id in self.context.plan.nodes:
@@ -93,7 +93,7 @@ class _Fixed:
         return {device: tuple(values) for device, values in found.items()}
 
     def maker(self, value: int) -> Node | None:
-        """The node that makes a value and may run on any device of its make."""
+        """Return the node that computes a value and may run on any device of the same model."""
         node = self.context.graph.producer(value)
         if node is None or not repeatable(node):
             return None
@@ -102,7 +102,7 @@ class _Fixed:
 
 
 class _Search:
-    """One walk back from what a device wants."""
+    """Walks back from the values that a device needs."""
 
     def __init__(self, fixed: _Fixed, device: str, wanted: tuple[int, ...]) -> None:
         self.fixed, self.device, self.wanted = fixed, device, wanted
@@ -111,7 +111,7 @@ class _Search:
         self.needs: dict[int, tuple[int, ...]] = {}
 
     def cone(self) -> Cone | None:
-        """The nodes that cost no more than they would save; None if there are none."""
+        """Return the nodes that cost no more than they would save; None if there are none."""
         for value in self.wanted:
             self.sending[value] = self._sent(value)
         budget = DEPTH * sum(self.sending.values())

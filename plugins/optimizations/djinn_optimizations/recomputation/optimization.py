@@ -1,4 +1,4 @@
-"""The optimization as the core calls it."""
+"""The optimization `recomputation` behind the core's interface."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from djinn_core.planning.units import duration, size
 from djinn_optimizations.recomputation.choices import ReplicaChoice, choices
 from djinn_optimizations.recomputation.cone import cones
 
-PAYS = 0.8  # predicted time with replicas, as a share of the time without, at most
-WORTH = 0.2  # seconds that a second of recomputing has to save: devices have other things to do
-MATTERS = 0.02  # of the program's time, which sending has to take for choices to be evaluated
-_MARK = "djinn::mark"  # an event that the program records: what comes before it is being timed
+PAYS = 0.8  # maximum predicted time with replicas, as a share of the time without
+WORTH = 0.2  # seconds to save per second of recomputing: devices have other work
+MATTERS = 0.02  # share of the program's time that sending must take before choices are evaluated
+_MARK = "djinn::mark"  # an event that the program records: the ops before it are being timed
 
 Judge = Callable[[Sequence[ReplicaChoice], bool], ReplicaChoice]
 
 
 def quickest(found: Sequence[ReplicaChoice], streaming: bool) -> ReplicaChoice:
-    """The choice with the shortest time; the one without replicas, if no other pays."""
+    """Return the choice with the shortest time; the one without replicas if no other saves enough."""
     takes = [choice.interval if streaming else choice.seconds for choice in found]
     best = min(range(len(found)), key=lambda i: (takes[i], found[i].computing))
     saved = takes[0] - takes[best]
@@ -27,7 +27,7 @@ def quickest(found: Sequence[ReplicaChoice], streaming: bool) -> ReplicaChoice:
 
 
 class Recomputation(Optimization):
-    """Has a device compute values itself that another device makes, if that is quicker than receiving them."""
+    """Has a device recompute values of another device if that is faster than receiving them."""
 
     name = "recomputation"
     tolerates_growth = True
@@ -35,16 +35,16 @@ class Recomputation(Optimization):
     after_placement = True
 
     def __init__(self, judge: Judge = quickest) -> None:
-        """`judge`: chooses among them."""
+        """`judge`: chooses among the choices."""
         self._judge = judge
 
     def wants(self, ops: frozenset[str]) -> bool:
-        """Return False: it acts over several devices only."""
+        """Return False: it needs several devices."""
         del ops
         return False
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """Replicas, by predicted times of computing and of sending over the links as they are now."""
+        """Return replicas, by predicted times of computing and of sending over the present links."""
         placement = context.placement
         if placement is None:
             return self._not("nothing is sent before it is known where things are")
@@ -78,7 +78,7 @@ _NOTHING = "nothing that is sent can be computed where it is used"
 
 
 def _least(context: OptimizationContext) -> float:
-    """Seconds that the program would take if all devices that it is placed on were busy all the time."""
+    """Return the seconds of the program if all of its devices were busy all the time."""
     placement = context.placement
     rows = context.costs.by_device
     return (
@@ -87,7 +87,7 @@ def _least(context: OptimizationContext) -> float:
 
 
 def _sent(thought: Sequence[ReplicaChoice], sending: float) -> str:
-    """Reason why all values are sent."""
+    """Return the reason why all values are sent."""
     if len(thought) == 1:
         return f"sent in {duration(sending)}: nothing cheaper can be computed where it is used"
     other = min(thought[1:], key=lambda choice: choice.seconds)
