@@ -208,6 +208,17 @@ def _other(pair):
     pair.compare(cache)
 
 
+def test_products_of_a_tensor_that_grows_in_its_batch_round_as_the_dense_one():
+    """The batch of the dense tensor is contiguous, so its product takes the transposed matrices as they are."""
+    product = [(APPEND, (1, 2, 3)), (TRANSPOSE, (3, 4)), (form("matmul", T, T), (0, 4, 5))]
+    compiled, pair = template(product, 3, (3, 5)), Pair(0, torch.float64)
+    query, cache, row = pair.upload(2, 101, 5, 48), pair.upload(2, 100, 32, 48), pair.upload(2, 1, 32, 48)
+    first = copied()
+    made = pair.run(compiled, [query, cache, row], [pair.new(), pair.new()], [1, 2, 3])
+    assert copied() > first
+    pair.compare(made[1])
+
+
 def test_programs_that_show_strides_or_write_do_not_grow():
     as_strided = form("as_strided", T, ListArg((S, S)), ListArg((S, S)))
     for more, outputs in (

@@ -94,7 +94,6 @@ at::Tensor prefix(const c10::Storage& storage, const at::Tensor& like, int64_t d
 // Whether `tensor` is the whole prefix of its buffer along `dim`.
 bool is_prefix(const at::Tensor& tensor, const Buffer& buffer, int64_t dim) {
   if (tensor.storage_offset() != 0 || tensor.stride(dim) != buffer.row) return false;
-  if (static_cast<int64_t>(tensor.storage().nbytes()) % tensor.element_size() != 0) return false;
   int64_t stride = 1;
   for (int64_t i = tensor.dim(); i-- > 0;) {
     if (tensor.stride(i) != stride) return false;
@@ -169,10 +168,13 @@ at::Tensor dense(const at::Tensor& tensor) {
   return copy.as_strided(tensor.sizes(), strides, 0);
 }
 
-// Whether kernels that work on matrices of the last two dimensions find these as in a dense tensor.
+// Whether a tensor grows inside its matrices of the last two dimensions, and these are as in a dense tensor. A product copies a tensor that
+// grows in its batch; it takes the dense tensor as it is, perhaps transposed, for which kernels round otherwise.
 bool has_dense_matrices(const at::Tensor& tensor) {
   const Buffer* buffer = buffer_of(tensor);
-  return buffer == nullptr || (tensor.stride(-1) < buffer->block() && tensor.stride(-2) < buffer->block());
+  const auto fits = [&](int64_t dim) { return tensor.stride(dim) < buffer->block(); };
+  const auto grows = [&](int64_t dim) { return tensor.stride(dim) == buffer->row && tensor.size(dim) > 1; };
+  return buffer == nullptr || (fits(-1) && fits(-2) && (grows(-1) || grows(-2)));
 }
 
 at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& attn_mask,
