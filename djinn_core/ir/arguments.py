@@ -1,4 +1,4 @@
-"""The arguments of a call by name, as the op's schema names them."""
+"""Arguments of a call, by their names in the op's schema."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from djinn_core.ir.operators import split_name
 
 
 def arguments(node: Node) -> dict[str, Any]:
-    """Arguments of the call of `node`, by the names in the op's schema, defaults included.
+    """Return the arguments of the call of `node` by their schema names, defaults included.
 
     Tensors appear as value ids, numbers as numbers, dtypes and the like by name, devices as `device`, generators as None.
     A node without a form has none.
@@ -49,12 +49,12 @@ def arguments(node: Node) -> dict[str, Any]:
 
 
 def parameter_names(op: str) -> tuple[str, ...]:
-    """The names of an op's parameters, in order; none for ops that this PyTorch does not have."""
+    """Return the names of an op's parameters, in order; empty for ops that this PyTorch lacks."""
     return _parameters(op)[0]
 
 
 def slot_positions(nodes: tuple[Node, ...]) -> Iterator[range]:
-    """For each node, in program order, the positions of its slots in the program's slot list."""
+    """Return for each node, in program order, the positions of its slots in the program's slot list."""
     at = 0
     for node in nodes:
         yield range(at, at + len(node.slots))
@@ -63,12 +63,13 @@ def slot_positions(nodes: tuple[Node, ...]) -> Iterator[range]:
 
 _FORMS_LIMIT = 16384
 Read = Callable[[tuple[int, ...], tuple[int | float, ...]], Any]
-# By identity of a form, which is here as well, so that nothing else can have it: how to read a node of that form.
+# How to read a node of a form, by identity of the form. The entry keeps the form alive, so no other object gets its
+# identity.
 _readers: dict[int, tuple[Form, dict[str, Any], tuple[tuple[str, Read], ...]]] = {}
 
 
 def _reader(form: Form) -> tuple[dict[str, Any], tuple[tuple[str, Read], ...]]:
-    """Default arguments of a call of `form`, and a reader for each argument that is given."""
+    """Return the default arguments of a call of `form`, and a reader for each argument that is given."""
     names, defaults = _parameters(form.op)
     making = _ReaderMaker(itertools.count(), itertools.count())
     readers = [
@@ -80,7 +81,7 @@ def _reader(form: Form) -> tuple[dict[str, Any], tuple[tuple[str, Read], ...]]:
 
 
 class _ReaderMaker:
-    """Makes readers; counts operands and slots in the order in which a form mentions them."""
+    """Makes readers. It counts operands and slots in the order of the form."""
 
     def __init__(self, operands: Iterator[int], slots: Iterator[int]) -> None:
         self._operands, self._slots = operands, slots
@@ -126,7 +127,7 @@ def _list(items: list[Read]) -> Read:
 
 @functools.cache
 def _parameters(op: str) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Parameter names of an op in order, and its defaults; nothing for ops that this PyTorch does not have."""
+    """Return the parameter names of an op in order, and its defaults; empty for ops that this PyTorch lacks."""
     if not op.startswith("aten::"):
         return (), {}
     packet, overload = split_name(op)

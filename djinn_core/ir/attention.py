@@ -1,4 +1,4 @@
-"""Ops that attention is made of: PyTorch's fused kernels and softmaxes."""
+"""Ops of attention: PyTorch's fused kernels and softmaxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Validators and converters for fields of plugin results. They run in the constructor, so that a traceback names the plugin's line."""
+"""Validators and converters for fields of plugin results.
+
+The constructor runs them, so that a traceback names the plugin's line.
+"""
 
 from __future__ import annotations
 

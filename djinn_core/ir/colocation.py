@@ -1,4 +1,4 @@
-"""Colocation constraints: values that share storage, ops that make or write them, and random ops belong on one device."""
+"""Colocation constraints: values that share storage, ops that write them, and random ops belong on one device."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Homes = Mapping[int, str]
 
 @attrs.define(eq=False)
 class Colocation:
-    """Blocks of storages, each of which has one home, and the nodes that run there.
+    """Blocks of storages, and the nodes that run with them. Each block has one home device.
 
-    A block is called by the number of one of its storages, its leader. A node that makes and writes nothing has no block:
-    it may run anywhere.
+    Its key is the number of one of its storages, the leader. A node without outputs and writes has no block: it may run
+    anywhere.
 
     Attributes:
         nodes: block by node, for the nodes that have one.
@@ -27,7 +27,7 @@ class Colocation:
     _leaders: dict[int, int] = attrs.field(factory=dict)
 
     def leader(self, storage: int) -> int:
-        """The block that a storage belongs to."""
+        """Return the block that a storage belongs to."""
         leaders = self._leaders
         if storage not in leaders:
             return storage
@@ -38,17 +38,17 @@ class Colocation:
         return end
 
     def block(self, value: int) -> int:
-        """The block that a value lives in."""
+        """Return the block of a value."""
         storage = storage_of(value)
         return self.leader(storage) if storage in self._leaders else storage
 
     def node(self, node: int) -> int | None:
-        """The block that a node runs with."""
+        """Return the block of a node."""
         block = self.nodes.get(node)
         return None if block is None else self.leader(block)
 
     def unite(self, one: int, other: int) -> int:
-        """Make one block of the blocks of two storages; returns it."""
+        """Merge the blocks of two storages, and return the merged block."""
         leaders = self._leaders
         first = self.leader(one) if one in leaders else one
         second = self.leader(other) if other in leaders else other
@@ -57,7 +57,7 @@ class Colocation:
         return first
 
     def bind(self, node: Node, replace: Mapping[int, int]) -> None:
-        """Unite the blocks of a node's outputs and writes: it makes and writes them on the device where it runs."""
+        """Merge the blocks of a node's outputs and writes: all of them are on the device of the node."""
         bound = [storage_of(v) for v in node.outputs]
         if node.writes:
             bound += [storage_of(replace.get(v, v)) for v in node.writes]
@@ -71,7 +71,7 @@ class Colocation:
 
 
 def together(graph: Graph, nodes: Iterable[int], replace: Mapping[int, int]) -> Colocation:
-    """Colocation blocks of the nodes of a graph that run, where values in `replace` stand for others."""
+    """Return the colocation blocks of the running nodes. `replace`: substitutes of replaced values."""
     found = Colocation()
     every, bound = graph.nodes, found.nodes
     for number in nodes:
@@ -84,7 +84,7 @@ def together(graph: Graph, nodes: Iterable[int], replace: Mapping[int, int]) -> 
 
 
 def resident_blocks(blocks: Colocation, inputs: Sequence[int], resident: Homes) -> dict[int, str]:
-    """Device by block, for blocks with storages that already live somewhere; the first of them where they disagree."""
+    """Return the device of each block with storages that already live on a device; the first device if several differ."""
     homes: dict[int, str] = {}
     if RANDOM_STATE in resident:
         homes[blocks.leader(RANDOM_STATE)] = resident[RANDOM_STATE]
@@ -96,7 +96,7 @@ def resident_blocks(blocks: Colocation, inputs: Sequence[int], resident: Homes) 
 
 
 def storage_sizes(graph: Graph, values: Iterable[int]) -> dict[int, int]:
-    """Bytes by storage, as far as the program looks into them."""
+    """Return the bytes of each storage, as far as the program accesses it."""
     sizes: dict[int, int] = {}
     known: dict[int, int] = {}
     for value in values:
@@ -111,7 +111,7 @@ def storage_sizes(graph: Graph, values: Iterable[int]) -> dict[int, int]:
 
 
 def homes_of_values(graph: Graph, nodes: Iterable[int], blocks: Colocation, homes: Homes) -> dict[int, str]:
-    """Device by value, for the inputs of a graph and what those of its nodes make: that of the value's block."""
+    """Return the device of each input, and of each result of a running node: the home of its block."""
     every = graph.nodes
     block = blocks.block
     values = {v: homes[block(v)] for v in graph.inputs}

@@ -10,7 +10,7 @@ import attrs
 
 from djinn_core.ir.short_repr import ShortRepr
 
-CLIENT: Final = "client"  # where programs come from, in links
+CLIENT: Final = "client"  # the origin of programs, in links
 EVERYWHERE: Final = "*"  # the group of all devices
 
 
@@ -19,14 +19,13 @@ class CostEstimate:
     """Predicted cost of one node on one device.
 
     Attributes:
-        flops: floating-point operations as `torch.utils.flop_counter` counts them on the meta device: those of products,
-            convolutions and attention (a multiply-add counts as two).
+        flops: floating-point operations as `torch.utils.flop_counter` counts them on the meta device: products,
+            convolutions and attention only (a multiply-add counts as two).
         bytes_read, bytes_written: memory traffic in bytes.
         seconds: predicted time.
-        model: name of the cost model that said so.
+        model: name of the cost model.
         operations: arithmetic of every kind, elementwise ops and reductions included.
-        workspace: bytes that the op takes on its device while it runs, beside what it reads and makes. Placements reserve
-            this memory.
+        workspace: temporary bytes on the device, without operands and results. Placements reserve this memory.
     """
 
     flops: float
@@ -40,12 +39,12 @@ class CostEstimate:
 
 @attrs.frozen
 class Calibration:
-    """Measurements of a device: for each cost model that can be calibrated, the parameters fitted to its measurements.
+    """Measurements of a device, as fitted parameters for each cost model that supports calibration.
 
     Attributes:
-        digest: of all that follows; two of the same digest are the same.
-        measured: when, as ISO 8601.
-        models: by name of the cost model its parameters, as JSON holds them.
+        digest: digest of the other fields; equal digests mean equal calibrations.
+        measured: time of the measurement, as ISO 8601.
+        models: parameters as JSON values, by name of the cost model.
     """
 
     digest: str
@@ -61,17 +60,17 @@ class DeviceCapabilities:
         id: `server/kind:index`, unique among the devices that a client knows; `kind:index` on the server itself.
         kind: `cpu`, `cuda` or the name that a device plugin gives.
         name: the hardware's own name.
-        memory: bytes in total; 0 if that is not known.
-        memory_free: bytes that were free when it was measured; 0 if none were, None if that is not known.
-        spill: bytes beyond its memory that its executor can keep elsewhere and bring back.
+        memory: total bytes; 0 if unknown.
+        memory_free: free bytes at the time of measurement; None if unknown.
+        spill: bytes that its executor can spill from device memory and restore.
         flops: peak floating-point operations a second (0: unknown).
         bandwidth: memory bandwidth in bytes a second (0: unknown).
-        dtypes: names of the dtypes that it computes with; empty means all.
-        unsupported: names of ops that it does not run: `aten::sort` for all overloads, or `aten::sort.stable` for one.
-            No placement may put an op on a device that does not run it or lacks one of its dtypes.
+        dtypes: names of supported dtypes; empty means all.
+        unsupported: names of unsupported ops: `aten::sort` for all overloads, or `aten::sort.stable` for one. No
+            placement may put an op on a device that lacks the op or one of its dtypes.
         calibration: measurements of `djinn calibrate`; None if the device was not calibrated.
-        group: the groups of devices that it is in, outermost first, such as `rack0/node3`; links may name groups.
-        queue: seconds that a submission waited there for its turn, on average, as its replies said.
+        group: its device groups, outermost first, such as `rack0/node3`; links may name groups.
+        queue: average seconds that a submission waited for its turn on the device, from the replies.
     """
 
     id: str
@@ -86,16 +85,19 @@ class DeviceCapabilities:
     group: str = ""
     spill: int = 0
     unsupported: frozenset[str] = frozenset()
-    queue: float = attrs.field(default=0.0, eq=False)  # changes all the time, and plans do not depend on it
+    queue: float = attrs.field(default=0.0, eq=False)  # changes often, and plans do not depend on it
 
     @property
     def speeds(self) -> tuple[float, float]:
-        """Operations and bytes a second, assumed by its kind if it does not say them: a laptop's core, or a mid-range accelerator."""
+        """Operations and bytes a second.
+
+        Unknown values are assumed by kind: a laptop's core, or a mid-range accelerator.
+        """
         flops, bandwidth = (5e10, 1e10) if self.kind == "cpu" else (2e13, 5e11)
         return self.flops or flops, self.bandwidth or bandwidth
 
     def runs(self, op: str) -> bool:
-        """False if it does not run an op, such as `aten::sort.stable`: this overload, or any."""
+        """Return False if the device lacks an op, such as `aten::sort.stable`, or all overloads of it."""
         return not self.unsupported or not {op, op.partition(".")[0]} & self.unsupported
 
 
@@ -115,7 +117,7 @@ class Link:
     latency: float
 
     def transfer_seconds(self, size: int) -> float:
-        """Time to move `size` bytes."""
+        """Return the seconds to transfer `size` bytes."""
         return self.latency + (size / self.bandwidth if self.bandwidth else 0.0)
 
 
@@ -123,15 +125,16 @@ class Link:
 class NetworkTopology(ShortRepr):
     """Devices and the links between them.
 
-    A link may name groups instead of devices: one from `rack0` to `rack0` is between any two devices in that group, one from
-    `client` to `*` between the client and any device. Links of devices go before those of groups, inner groups before
-    outer ones. `djinn.topology()` returns the topology of the session; its links are measured at the first call.
+    A link may name groups instead of devices. A link from `rack0` to `rack0` connects any two devices in that group. A
+    link from `client` to `*` connects the client and any device. Links of devices take precedence over links of groups,
+    and inner groups over outer groups. `djinn.topology()` returns the topology of the session; its links are measured
+    at the first call.
 
     Attributes:
         devices: in the order of their indexes, unless `indexes` says otherwise.
-        links: those that were measured or configured.
-        indexes: ids of the devices that the indexes of `remote_accelerator` from 1 on stand for, where those are not the
-            devices in their order, because executors have joined or left.
+        links: measured and configured links.
+        indexes: device ids for `remote_accelerator:1`, `:2` and so on. Empty if they are the devices in order; set once
+            executors have joined or left.
     """
 
     devices: tuple[DeviceCapabilities, ...]
@@ -140,11 +143,11 @@ class NetworkTopology(ShortRepr):
 
     @property
     def by_index(self) -> tuple[str, ...]:
-        """Ids of the devices of the indexes 1, 2 and so on."""
+        """Device ids of the indexes 1, 2 and so on."""
         return self.indexes or tuple([device.id for device in self.devices])
 
     def link(self, source: str, target: str) -> Link:
-        """The link between two devices; free within one device, unknown links cost nothing."""
+        """Return the link between two devices. Transfers within a device and over unknown links cost nothing."""
         direct = self._links.get((source, target))
         if direct is not None:
             return direct
@@ -156,7 +159,7 @@ class NetworkTopology(ShortRepr):
         return Link(source, target, 0.0, 0.0)
 
     def device(self, device_id: str) -> DeviceCapabilities:
-        """The device of that id.
+        """Return the device of that id.
 
         Raises:
             KeyError: there is none.
@@ -164,7 +167,7 @@ class NetworkTopology(ShortRepr):
         return self._devices[device_id]
 
     def _shared_groups(self, source: str, target: str) -> Iterator[str]:
-        """Groups that both are in, innermost first; the client is in all."""
+        """Return the groups of both devices, innermost first. The client is in every group."""
         ends = [self._devices[end].group for end in (source, target) if end in self._devices]
         path = min(ends, key=len, default="")
         while path:
@@ -187,16 +190,16 @@ class Costs(ShortRepr):
     """Result of `estimate`.
 
     Attributes:
-        by_device: by device id one estimate per node.
+        by_device: estimates of all nodes, by device id.
     """
 
     by_device: Mapping[str, tuple[CostEstimate, ...]]
 
     def seconds(self, device: str) -> float:
-        """Time of the whole program on one device, one op after the other."""
+        """Return the seconds of the whole program on one device, run sequentially."""
         return sum(e.seconds for e in self.by_device[device])
 
     @property
     def flops(self) -> float:
-        """Floating-point operations of the whole program."""
+        """Return the floating-point operations of the whole program."""
         return sum(e.flops for e in next(iter(self.by_device.values()), ()))

@@ -17,16 +17,16 @@ _SCALINGS = frozenset({"div", "mul"})
 
 
 def origin(graph: Graph, value: int) -> int:
-    """The value that `value` was viewed, cast or copied from, as far back as the graph goes."""
+    """Return the value that `value` was viewed, cast or copied from, followed back to the first value in the graph."""
     while (node := graph.producer(value)) is not None and node.inputs and (is_view(node) or node.operation in COPIES):
         value = node.inputs[0]
     return value
 
 
 def chain(graph: Graph, value: int, through: frozenset[str] = COPIES) -> Iterator[int]:
-    """`value`, what it was viewed from or made from by an op in `through` (its first input), and so on backwards.
+    """Return `value` and its predecessors through views and ops in `through` (their first input), backwards.
 
-    `mul` and `div` in `through` are followed only where they scale by a number.
+    `mul` and `div` in `through` are followed only if they scale by a number.
     """
     yield value
     while (node := graph.producer(value)) is not None and (is_view(node) or node.operation in through):
@@ -39,9 +39,9 @@ def chain(graph: Graph, value: int, through: frozenset[str] = COPIES) -> Iterato
 def ancestors(
     graph: Graph, value: int, stop: frozenset[str] = frozenset(), limit: int = 256
 ) -> Iterator[tuple[int, Node | None]]:
-    """Values that `value` is computed from, nearest first, each with its maker (None for an input of the graph).
+    """Return the ancestors of `value`, nearest first, each with its producer (None for an input of the graph).
 
-    The walk does not go past ops in `stop`, and ends after `limit` values.
+    The walk stops at ops in `stop` and after `limit` values.
     """
     queue, seen = deque([value]), {value}
     while queue and limit:
@@ -56,9 +56,9 @@ def ancestors(
 
 
 def users(graph: Graph, value: int, through: frozenset[str] = COPIES, limit: int = 256) -> Iterator[tuple[Node, int]]:
-    """Nodes that use `value` and do more than look at or pass it on, with the value as they see it, nearest first.
+    """Return the nodes that compute with `value`, nearest first, each with the view of `value` that it reads.
 
-    Views and ops in `through` pass it on. The walk ends after `limit` nodes.
+    Views and ops in `through` are skipped. The walk ends after `limit` nodes.
     """
     queue, seen = deque([value]), {value}
     while queue and limit:
@@ -74,11 +74,11 @@ def users(graph: Graph, value: int, through: frozenset[str] = COPIES, limit: int
 
 
 def query_shape(graph: Graph, query: int) -> tuple[int, ...]:
-    """Shape (batch, heads, queries, width) of a query operand before it was folded for a matrix product.
+    """Return the shape (batch, heads, queries, width) of a query operand before it was folded for a matrix product.
 
-    Products fold batch and heads into one dimension, and, where query heads share key heads, heads and queries. The shape
-    is that of the last value with four dimensions before heads and queries were swapped into place; where there is none,
-    the operand's own.
+    Products fold batch and heads into one dimension. If query heads share key heads, they also fold heads and queries.
+    The result is the shape of the last 4-dimensional value before the fold, with heads before queries; else the
+    operand's own shape.
     """
     shape = graph.meta(query).shape
     for value in chain(graph, query, _SCALED):

@@ -1,8 +1,8 @@
 """Data flow (use-def chains) of a graph from op to op, past views, casts and copies.
 
-A value names the node that made a tensor, but not the nodes that wrote into it since. Here every operand of a node has one
-*source*: the node that last wrote the data that it reads, or the value from outside. Sources are integers: `n >= 0` is the node
-`n`, and a negative one is `~position` of an input in `graph.inputs`. All tables are built in linear time, once a graph.
+A value names the node that made a tensor, but not later in-place writers. The *source* of an operand is the node that
+last wrote its data, or a graph input. Sources are integers: `n >= 0` is the node `n`, and a negative one is `~position`
+of an input in `graph.inputs`. All tables are built in linear time, once a graph.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from djinn_core.ir.handles import storage_of
 if TYPE_CHECKING:
     from djinn_core.ir.graph import Graph, Node
 
-# These copy without computing: what comes out is what went in, in another dtype or layout.
+# These ops copy without computing: only dtype or layout of the data changes.
 COPIES = frozenset({
     "_reshape_alias_copy", "_reshape_copy", "_to_copy", "_unsafe_view", "alias_copy", "as_strided_copy", "clone",
     "contiguous", "detach_copy", "expand_copy", "flatten", "lift_fresh", "lift_fresh_copy", "permute_copy", "reshape",
@@ -30,7 +30,7 @@ COPIES = frozenset({
 _BLANK = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 _DROPOUTS = frozenset({"alpha_dropout", "dropout", "feature_dropout", "native_dropout"})
 _SEVERAL = 2  # operands
-_WRITERS_KEPT = 16  # writes into one storage that are distinguished by where they write
+_WRITERS_KEPT = 16  # writes into one storage that are distinguished by position
 
 T = TypeVar("T")
 
@@ -40,10 +40,10 @@ class Flow:
     """The data flow of a graph.
 
     Attributes:
-        sources: for each node, by operand, the source of what it reads there.
-        looks: for each node whether it only passes its data on: views, casts, copies, dropout that is off.
-        computed: for each node the source of its result past all such nodes: itself, where it computes.
-        effective: for each node, by operand, its source past all such nodes.
+        sources: for each node, the source of each operand.
+        looks: for each node, True if it only passes data on: views, casts, copies, dropout in evaluation mode.
+        computed: for each node, the source of its result past pass-through nodes; a computing node itself.
+        effective: for each node, the source of each operand past pass-through nodes.
     """
 
     graph: Graph
@@ -65,37 +65,37 @@ class Flow:
             computed.append(node.id if passed is None else effective[passed])
 
     def shared(self, make: Callable[[Graph], T]) -> T:
-        """Result of `make` for this graph, computed once for all matchers. They share it, so no caller may change it."""
+        """Return `make(graph)`, cached for all matchers. Callers must not change the result."""
         if make not in self._shared:
             self._shared[make] = make(self.graph)
         found: T = self._shared[make]
         return found
 
     def beyond(self, source: int) -> int:
-        """The source that `source` shows, past nodes that only pass data on."""
+        """Skip pass-through nodes back to the source that computed the data."""
         return self.computed[source] if source >= 0 else source
 
     def operands(self, node: Node) -> Sequence[int]:
-        """Sources of `node`'s operands, past nodes that only pass data on."""
+        """Return the sources of `node`'s operands, past pass-through nodes."""
         return self.effective[node.id]
 
     def node(self, source: int) -> Node | None:
-        """The node that a source is; None if it comes from outside."""
+        """Return the node of a source; None for a graph input."""
         return self.graph.nodes[source] if source >= 0 else None
 
     def value(self, source: int) -> int:
-        """A value that a source is: the first result of the node, what it writes, or the input of the graph."""
+        """Return the value of a source: the first result of the node, its written value, or the graph input."""
         if source < 0:
             return self.graph.inputs[~source]
         node = self.graph.nodes[source]
         return (*node.outputs, *node.writes, *node.inputs)[0]
 
     def operand(self, node: Node, value: int) -> int:
-        """The source of `value` where `node` reads it, past nodes that only pass data on."""
+        """Return the source of `value` as `node` reads it, past pass-through nodes."""
         return self.effective[node.id][node.inputs.index(value)]
 
     def source(self, value: int) -> int:
-        """The source that made `value`, past nodes that only pass data on. Later writes into it do not count."""
+        """Return the source that made `value`, past pass-through nodes. Later writes into it do not count."""
         maker = self.graph.producer(value)
         return self.computed[maker.id] if maker is not None else self._outside[value]
 
@@ -105,7 +105,7 @@ class Flow:
 
     @cached_property
     def _direct(self) -> tuple[list[list[int]], list[list[int]]]:
-        """Ids of the nodes that read each node's result, and of those that read each input, as it is."""
+        """Return the direct readers of each node's result and of each input, as node ids."""
         nodes: list[list[int]] = [[] for _ in self.graph.nodes]
         outside: list[list[int]] = [[] for _ in self.graph.inputs]
         for user, sources in enumerate(self.sources):
@@ -115,7 +115,7 @@ class Flow:
 
     @cached_property
     def _effective(self) -> tuple[list[list[int]], list[list[int]]]:
-        """The same past nodes that only pass data on."""
+        """Return the readers of each node and input past pass-through nodes."""
         nodes: list[list[int]] = [[] for _ in self.graph.nodes]
         outside: list[list[int]] = [[] for _ in self.graph.inputs]
         for user, (sources, looks) in enumerate(zip(self.effective, self.looks, strict=True)):
@@ -126,19 +126,19 @@ class Flow:
         return nodes, outside
 
     def readers(self, source: int) -> Sequence[int]:
-        """Ids of the nodes that read a source's result as it is, views and copies among them, in order."""
+        """Return the ids of the direct readers of a source's result, including views and copies, in order."""
         nodes, outside = self._direct
         return nodes[source] if source >= 0 else outside[~source]
 
     def users(self, source: int) -> Sequence[int]:
-        """Ids of the nodes that compute with a source's result, past nodes that only pass data on, in order."""
+        """Return the ids of the nodes that compute with a source's result, past pass-through nodes, in order."""
         nodes, outside = self._effective
         return nodes[source] if source >= 0 else outside[~source]
 
     def ancestors(self, source: int, stop: frozenset[str] = frozenset(), limit: int = 256) -> Iterator[int]:
-        """Sources that `source` is computed from, itself first, nearest first, past nodes that only pass data on.
+        """Return `source` and its ancestors, nearest first, past pass-through nodes.
 
-        The walk does not go past ops in `stop`, and ends after `limit` sources.
+        The walk stops at ops in `stop` and after `limit` sources.
         """
         start = self.beyond(source)
         queue, seen = deque([start]), {start}
@@ -154,7 +154,7 @@ class Flow:
                     queue.append(earlier)
 
     def descendants(self, source: int, stop: frozenset[str] = frozenset(), limit: int = 256) -> Iterator[int]:
-        """Ids of nodes that compute with `source`'s result, directly or through others, nearest first; bounds as above."""
+        """Return the ids of nodes that depend on `source`'s result, nearest first; bounds as for `ancestors`."""
         queue, seen = deque([self.beyond(source)]), {self.beyond(source)}
         while queue and limit:
             for user in self.users(queue.popleft()):
@@ -175,7 +175,7 @@ class _SourceWalk:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._makers: dict[int, int] = {value: ~position for position, value in enumerate(graph.inputs)}
-        self._writes: dict[int, list[tuple[int, int]]] = {}  # by storage: nodes that wrote into it, and which value
+        self._writes: dict[int, list[tuple[int, int]]] = {}  # by storage: its writers, with the written value
 
     def take(self, node: Node) -> tuple[int, ...]:
         makers, writes = self._makers, self._writes
@@ -194,7 +194,7 @@ class _SourceWalk:
         return sources
 
     def _written(self, own: frozenset[int], value: int) -> int:
-        """Last writer of the data that `value` views; for values in `own`, which the node writes, of any part of the storage."""
+        """Return the last writer of the data of `value`; for values in `own` (written by the node), of the storage."""
         maker = self._makers[value]
         everything = value in own
         for writer, written in reversed(self._writes[storage_of(value)]):
@@ -205,13 +205,13 @@ class _SourceWalk:
         return maker
 
     def _meet(self, one: int, other: int) -> bool:
-        """True if two values of one storage may share elements."""
+        """Return True if two values of one storage may share elements."""
         a, b = self._graph.meta(one), self._graph.meta(other)
         return a.offset < b.extent and b.offset < a.extent
 
 
 def is_view(node: Node) -> bool:
-    """True if `node` makes nothing but views of its first input."""
+    """Return True if all results of `node` are views of its first input."""
     outputs = node.outputs
     if not outputs or node.writes or not node.inputs:
         return False
@@ -222,7 +222,7 @@ def is_view(node: Node) -> bool:
 
 
 def _passed_on(graph: Graph, node: Node, sources: tuple[int, ...]) -> int | None:
-    """The position of the operand that `node` passes on without computing; None if it computes."""
+    """Return the position of the operand that `node` passes on; None if `node` computes."""
     if not sources:
         return None
     operation = node.operation
@@ -236,6 +236,6 @@ def _passed_on(graph: Graph, node: Node, sources: tuple[int, ...]) -> int | None
 
 
 def _overwrites(graph: Graph, node: Node) -> bool:
-    """True if a `copy_` fills a tensor that was allocated for that."""
+    """Return True if a `copy_` fills a tensor that was allocated for this copy."""
     maker = graph.producer(node.writes[0]) if node.writes else None
     return maker is not None and maker.operation in _BLANK

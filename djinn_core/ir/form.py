@@ -1,8 +1,8 @@
 """Call forms: the op, and the positions of its operands, scalars and constants.
 
-A form holds everything about a call that does not change from one decode step to the next. Tensors are *operands*, taken
-from the program in order; numbers are *slots*, taken from the program's slot list in order. Forms go over the wire, so
-they are msgspec structs with a closed set of argument kinds: nothing in them can name a function or carry code.
+A form holds everything about a call that does not change from one decode step to the next. Tensors are *operands*,
+taken from the program in order; numbers are *slots*, taken from the program's slot list in order. Forms go over the
+wire, so they are msgspec structs with a closed set of argument kinds: a form cannot name a function or carry code.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Form(msgspec.Struct, frozen=True):
         op: overload name, such as `aten::add.Tensor`.
         args: positional arguments.
         kwargs: keyword arguments, in the order in which they take operands and slots.
-        results: for each result, `new` (a value of its own), `none` (nothing to keep: undefined, or the result is one of
-            the operands, written in place).
+        results: for each result, `new` (a value of its own), `none` (nothing to keep: undefined, or the result is one
+            of the operands, written in place).
         sequence: whether the op returns a list or tuple of results.
     """
 
@@ -84,19 +84,19 @@ class Form(msgspec.Struct, frozen=True):
     sequence: bool
 
     def arguments(self) -> Sequence[Argument]:
-        """Every leaf argument in the order in which operands and slots are taken."""
+        """Every leaf argument, in the order of operands and slots."""
         found: list[Argument] = []
         _gather((*self.args, *[argument for _, argument in self.kwargs]), found)
         return found
 
     @property
     def operand_count(self) -> int:
-        """Number of tensors that a call takes."""
+        """Number of tensors that a call consumes."""
         return len([a for a in self.arguments() if type(a) is Operand])
 
     @property
     def slot_count(self) -> int:
-        """Number of slots that a call takes."""
+        """Number of slots that a call consumes."""
         return sum([slots_taken(a) for a in self.arguments() if type(a) is not Operand])
 
     @property
@@ -114,7 +114,7 @@ def _gather(arguments: Iterable[Argument], found: list[Argument]) -> None:
 
 
 def slots_taken(argument: Argument) -> int:
-    """Number of slots that a leaf argument takes."""
+    """Return the number of slots that a leaf argument consumes."""
     if isinstance(argument, SlotArg):
         return 1
     if isinstance(argument, ComplexSlot):

@@ -1,4 +1,4 @@
-"""The graph: a view of a program with data edges and the ordering that mutation and randomness demand."""
+"""The graph: a view of a program with data edges and the ordering edges of mutation and randomness."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from djinn_core.ir.values import TensorMeta
 EdgeKind = Literal["data", "order"]
 
 
-_NAMED = 8  # kinds of ops that a graph shows of itself
+_NAMED = 8  # kinds of ops in a graph's `repr`
 
 
 @attrs.frozen
@@ -36,11 +36,11 @@ class Node:
         op: overload name, such as `aten::mm`.
         inputs, outputs: value ids; an output that is one of the inputs (in place) is not listed.
         writes: value ids that the op writes into.
-        slots: its scalars.
-        random: whether it reads and advances the random state.
-        module: path of the `nn.Module` that issued it, or an empty string.
+        slots: scalars of the op.
+        random: True if the op reads and advances the random state.
+        module: path of the `nn.Module` that issued the op, or an empty string.
         form: the form of the call: where inputs and slots go, and what is constant. `djinn.planning.arguments(node)`
-            reads it as arguments by the names of the op's schema.
+            returns the arguments by their schema names.
         operation: the op without its namespace and overload: `mm` for `aten::mm`.
     """
 
@@ -53,7 +53,7 @@ class Node:
     random: bool = False
     module: str = ""
     form: Form | None = attrs.field(default=None, repr=False)
-    operation: str = attrs.field(init=False, repr=False, eq=False)  # kept, because matchers ask for little else
+    operation: str = attrs.field(init=False, repr=False, eq=False)  # cached, because matchers mostly ask for this
 
     @operation.default
     def _named(self) -> str:
@@ -67,11 +67,11 @@ def _operation(op: str) -> str:
 
 @attrs.frozen
 class Edge:
-    """`target` must run after `source`: it uses its data, or mutation or randomness orders them.
+    """`target` must run after `source`, because of data flow, mutation or randomness.
 
     Attributes:
         source, target: node ids.
-        kind: `data`, or `order` where mutation or randomness demands the order.
+        kind: `data`, or `order` for mutation and randomness.
     """
 
     source: int
@@ -97,7 +97,7 @@ class Graph(Protocol):
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """Values that the graph makes and the client still holds at its end."""
+        """Values that the graph makes and that the client holds after it."""
 
     @property
     def by_op(self) -> Mapping[str, Sequence[int]]:
@@ -148,7 +148,7 @@ class ProgramGraph(ShortRepr):
 
     @property
     def module_classes(self) -> tuple[str, ...]:
-        """Names of the classes of the modules that issued the ops, where they are still there; outermost first."""
+        """Class names of the modules that issued the ops, outermost first, for modules that still exist."""
         return self._names.classes
 
     @cached_property
@@ -178,7 +178,7 @@ class ProgramGraph(ShortRepr):
 
     @cached_property
     def refused(self) -> frozenset[int]:
-        """Nodes that PyTorch refuses and that the executor is asked about: their results are not known."""
+        """Nodes that PyTorch rejects on the client. Their results are unknown until the executor answers."""
         return frozenset([index for index, call in enumerate(self.program.calls) if call.refused])
 
     @cached_property
@@ -201,7 +201,7 @@ class ProgramGraph(ShortRepr):
         for node, call in zip(self.nodes, self.program.calls, strict=True):
             for value, meta in zip(node.inputs, call.operands, strict=True):
                 known = metas.get(value)
-                # Where a shape depends on data, only those who use the result know it.
+                # If a shape depends on data, only users of the result know it.
                 if known is None or (known is not meta and not known.shape):
                     metas[value] = meta
             if node.outputs:
@@ -211,12 +211,12 @@ class ProgramGraph(ShortRepr):
 
     @cached_property
     def kinds(self) -> frozenset[TensorMeta]:
-        """The different metadata that values have."""
+        """The distinct metadata of the values."""
         return frozenset(self._metas.values())
 
     @cached_property
     def bytes_of_storages(self) -> int:
-        """Bytes of all storages together, as far as the program looks into them."""
+        """Bytes of all storages together, as far as the program accesses them."""
         sizes: dict[int, int] = {}
         known: dict[TensorMeta, int] = {}
         metas = self._metas
@@ -309,7 +309,7 @@ class _Flow:
         """Add the edges into `node`, and remember what it reads, writes and makes."""
         edges, makers, writers, target = self.edges, self.makers, self.writers, node.id
         for value in node.inputs:
-            source = makers.get(value)  # of the value itself: a view exists only once the view op has run
+            source = makers.get(value)  # the value itself: a view exists only once the view op has run
             if source is not None:
                 edges[source, target] = "data"
         read = storages_of(node.inputs)
@@ -324,7 +324,7 @@ class _Flow:
         looked_into = read if len(node.outputs) < 2 else frozenset(read)
         for value, storage in zip(node.outputs, storages_of(node.outputs), strict=True):
             makers[value] = target
-            if storage not in writers and storage not in looked_into:  # a view does not write what it looks into
+            if storage not in writers and storage not in looked_into:  # a view does not write its base
                 writers[storage] = target
 
     def _write(self, node: Node, read: Sequence[int]) -> None:
@@ -340,7 +340,7 @@ class _Flow:
 
 
 def storages_written(node: Node) -> dict[int, None]:
-    """Storages that `node` writes into in place, the random state included; an ordered set."""
+    """Return the storages that `node` writes in place, including the random state, as an ordered set."""
     if not node.writes and not node.random:
         return {}
     random = (RANDOM_STATE,) if node.random else ()
@@ -355,9 +355,10 @@ def _edges(nodes: Sequence[Node]) -> dict[tuple[int, int], EdgeKind]:
 
 
 def topology_hash(graph: Graph) -> str:
-    """BLAKE2 over forms and data flow, with values and storages numbered by first appearance.
+    """Return the BLAKE2 hash over forms and data flow, with values and storages numbered by first appearance.
 
-    Stable across runs and processes. Which values share memory is part of it, because mutation edges follow from that.
+    Stable across runs and processes. The hash includes which values share memory, because mutation edges follow from
+    that.
     """
     values: dict[int, int] = {}
     storages: dict[int, int] = {}
@@ -366,7 +367,7 @@ def topology_hash(graph: Graph) -> str:
     for node in graph.nodes:
         if node.form is None:
             digest.update(node.op.encode())
-        else:  # forms are shared by many nodes, so they are looked up by identity
+        else:  # many nodes share a form, so forms are looked up by identity
             digest.update(forms.get(id(node.form)) or forms.setdefault(id(node.form), _encode_form(node.form)))
         for group in (node.inputs, node.outputs, node.writes):
             flow = [
@@ -381,7 +382,7 @@ _encode_form = msgspec.msgpack.Encoder().encode
 
 
 def shape_hash(graph: Graph, metas: Mapping[int, TensorMeta]) -> str:
-    """BLAKE2 over the metadata of all values in order of first appearance."""
+    """Return the BLAKE2 hash over the metadata of all values in order of first appearance."""
     digest = hashlib.blake2b(digest_size=16)
     for value in dict.fromkeys(v for node in graph.nodes for v in (*node.inputs, *node.outputs)):
         digest.update(f"{fields(metas[value])};".encode())
@@ -389,5 +390,5 @@ def shape_hash(graph: Graph, metas: Mapping[int, TensorMeta]) -> str:
 
 
 def fields(meta: TensorMeta) -> tuple[object, ...]:
-    """Fields of `meta`; metadata with equal fields is equal even when it was not interned together."""
+    """Return the fields of `meta`. Metadata with equal fields is equal, even if it was interned separately."""
     return (meta.shape, meta.stride, meta.offset, str(meta.dtype), meta.device, meta.conj, meta.neg)

@@ -1,7 +1,7 @@
 """Logical devices that are bound to one executor: index 0 is the whole pool, index k the k-th device.
 
-Tensors of different indexes share no memory, and an op makes and writes tensors of one index only. So the nodes and values
-of an index can be put on its device independently of the placement of index 0.
+Tensors of different indexes share no memory, and an op makes and writes tensors of one index only. So nodes and values
+of an index are placed on its device, independently of index 0.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from djinn_core.ir.graph import Graph, Node, ProgramGraph
 from djinn_core.ir.placement import Placement, PlacementDecision
 from djinn_core.ir.values import TensorMeta
 
-POOL = 0  # the index whose placement is decided by policies
+POOL = 0  # placement policies decide about this index
 
 
 def index_of_node(graph: Graph, node: Node) -> int:
-    """The logical device on which a node makes and writes; where it does neither, the one that it looks at."""
+    """Return the logical device of a node's results and writes; without any, the device of its operands."""
     for values in (node.outputs, node.writes, node.inputs):
         if values:
             return graph.meta(values[0]).device
@@ -26,7 +26,7 @@ def index_of_node(graph: Graph, node: Node) -> int:
 
 
 def bound_nodes(graph: Graph, nodes: Sequence[int]) -> dict[int, int]:
-    """Index by node, for those that are bound to a device."""
+    """Return the index of each node that is bound to a device."""
     every = graph.nodes
     if not nodes or not any(meta.device for meta in _metas(graph, nodes)):
         return {}
@@ -35,7 +35,7 @@ def bound_nodes(graph: Graph, nodes: Sequence[int]) -> dict[int, int]:
 
 
 def bind(graph: Graph, placement: Placement, bound: Mapping[int, int], devices: Sequence[str]) -> Placement:
-    """The placement with nodes and values of bound indexes on their devices; the k-th of `devices` is that of index k."""
+    """Return the placement with nodes and values of bound indexes on their devices. `devices[k]` belongs to index k."""
     decisions = tuple([
         PlacementDecision(d.node, devices[bound[d.node] - 1], f"its tensors are on index {bound[d.node]}")
         if d.node in bound else d
@@ -49,14 +49,14 @@ def bind(graph: Graph, placement: Placement, bound: Mapping[int, int], devices: 
 
 
 def only_bound(graph: Graph, nodes: Sequence[int], bound: Mapping[int, int], devices: Sequence[str]) -> Placement:
-    """The placement of a program of which every node is bound: there is nothing to decide."""
+    """Return the placement of a program in which every node is bound to a device."""
     decisions = tuple(PlacementDecision(node, "", "") for node in nodes)
     values = dict.fromkeys(_values(graph, nodes), devices[0])
     return bind(graph, Placement(decisions, values, "the indexes of its tensors"), bound, devices)
 
 
 def _metas(graph: Graph, nodes: Sequence[int]) -> Collection[TensorMeta]:
-    """The different metadata of what these nodes may take and make."""
+    """Return the distinct metadata of operands and results of these nodes."""
     return graph.kinds if isinstance(graph, ProgramGraph) else {*map(graph.meta, _values(graph, nodes))}
 
 

@@ -25,21 +25,21 @@ PER_TENSOR: Final = "quantized_per_tensor"
 PER_CHANNEL: Final = "quantized_per_channel"
 NESTED: Final = "nested"
 NESTED_VIEW: Final = "nested_view"
-QUANTIZED: Final = (("qint8", "int8"), ("quint8", "uint8"), ("qint32", "int32"))  # and what their elements are
+QUANTIZED: Final = (("qint8", "int8"), ("quint8", "uint8"), ("qint32", "int32"))  # and the element types
 
 PLACES: Final = 4  # the header, and tensors in the order above; a strided result is the first
 
 # Kinds of results: the first number of a header.
 STRIDED_RESULT: Final = 0
 COO_RESULT: Final = 1  # [kind, in place, is_coalesced, *sizes]
-NO_RESULT: Final = 2  # undefined, as a gradient that no input needs
+NO_RESULT: Final = 2  # undefined, such as an unneeded gradient
 COMPRESSED_RESULT: Final = 3  # [kind, in place, place in COMPRESSED, *sizes]
 PER_TENSOR_RESULT: Final = 4  # [kind, in place, place in QUANTIZED, zero point, bits of the scale]
 PER_CHANNEL_RESULT: Final = 5  # [kind, in place, place in QUANTIZED, axis]
 NESTED_RESULT: Final = 6  # [kind, in place, dimensions of each tensor, *sizes of all]
 NESTED_VIEW_RESULT: Final = 7  # [kind, in place, dimensions of each tensor, how many, *sizes, *strides, *offsets]
 
-# From strided tensors alone.
+# Ops that take only strided tensors.
 CONVERSIONS: Final = frozenset({
     "aten::_to_sparse",
     "aten::_to_sparse.sparse_dim",
@@ -197,7 +197,7 @@ _OF_NESTED = {
     ).split()
 }
 
-# What each kind of tensor may be given to.
+# The ops that accept each kind of tensor.
 OPERATORS_OF: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
         **dict.fromkeys((COO, *COMPRESSED), CONVERSIONS | _OF_SPARSE),

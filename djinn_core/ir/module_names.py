@@ -1,4 +1,4 @@
-"""Paths of the modules that issued a program's instructions, for all of them at once, in linear time."""
+"""Paths of the modules that issued a program's instructions, in linear time."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class ModuleNames:
     """Module paths and classes of a program's instructions.
 
     Attributes:
-        paths: by instruction, such as `model.layers.0.mlp`; those issued outside all modules are not listed.
-        classes: names of the modules' classes, in the order in which they came.
-        runs: by instruction the number of the call of an outermost module in which it was issued, in the order of the calls.
-        called: class by number of that call and by path, for each module that was called there.
+        paths: by instruction, such as `model.layers.0.mlp`; instructions outside all modules are missing.
+        classes: class names of the modules, in order of first call.
+        runs: by instruction, the number of the outermost module call that issued it.
+        called: class of each called module, by number of the outermost call and by path.
     """
 
     paths: dict[int, str] = attrs.field(factory=dict)
@@ -28,12 +28,12 @@ class ModuleNames:
 
     @property
     def key(self) -> Hashable:
-        """All of it, as a key of a cache."""
+        """Return a hashable cache key."""
         return tuple(self.paths.items()), self.classes, tuple(self.runs.items()), tuple(self.called.items())
 
 
 def module_names(calls: Sequence[ModuleCall | None]) -> ModuleNames:
-    """The names for the calls that a program was recorded in, as the modules are named now."""
+    """Return the names for the module calls of a program. Modules have their current names."""
     reader = _CallNamer()
     for index, call in enumerate(calls):
         if call is not None:
@@ -61,7 +61,7 @@ class _CallNamer:
             self.found.runs[index] = known[1]
 
     def _name(self, call: ModuleCall) -> tuple[str, int]:
-        """The path of a call, and the number of the call of the outermost module that it is in."""
+        """Return the path of a call, and the number of its outermost module call."""
         modules = module_chain(call)
         if not modules:
             return "", -1
@@ -72,7 +72,7 @@ class _CallNamer:
             if id(module) in table:
                 self.found.called.setdefault((run, table[id(module)]), type(module).__name__)
         path = table.get(id(modules[-1]))
-        if path is None:  # a module that is no part of the outermost one
+        if path is None:  # a module outside of the outermost one
             found = module_path(call)
             path = found.path if found is not None else ""
             self.found.called.setdefault((run, path), type(modules[-1]).__name__)

@@ -16,10 +16,10 @@ import attrs
 import torch
 
 CALLS_REMEMBERED = (
-    16384  # entries and exits of modules, in each thread, that backward passes can surely be traced back to
+    16384  # entries and exits of modules, per thread, that backward passes can reliably be traced back to
 )
-BACKWARD: Final = "backward"  # what a thread is in while the autograd engine runs, as the modules around it are
-_NO_NODE = 1 << 63  # from here on sequence numbers belong to no op: nodes that accumulate gradients have the largest
+BACKWARD: Final = "backward"  # the thread's current call while the autograd engine runs
+_NO_NODE = 1 << 63  # no op has these sequence numbers: nodes that accumulate gradients have the largest
 
 
 class ForwardCalls:
@@ -28,7 +28,7 @@ class ForwardCalls:
     One thread appends, and its numbers only grow; any thread may look.
 
     Attributes:
-        kept: what would have been forgotten, while a timeline is recorded, which looks at its end; None: nothing is kept.
+        kept: dropped calls, for a timeline that reads them at its end; None: dropped calls are not kept.
     """
 
     threads: ClassVar[weakref.WeakSet[ForwardCalls]] = weakref.WeakSet()
@@ -41,18 +41,18 @@ class ForwardCalls:
         self.threads.add(self)
 
     def keep(self) -> None:
-        """Keep what would be forgotten, from now on."""
+        """Keep dropped calls from now on."""
         self.kept, self._most_kept = [], sys.maxsize
 
     def keep_no_more(self) -> None:
-        """Keep, of what would be forgotten, only what there is now."""
+        """Keep the calls dropped so far, but no further ones."""
         if self.kept is not None:
-            self._most_kept = min(self._most_kept, len(self.kept) + 2)  # what is remembered is forgotten in two parts
+            self._most_kept = min(self._most_kept, len(self.kept) + 2)  # drop the history in two halves
 
     def append(self, first: int, call: ModuleCall | None) -> None:
-        """From number `first` on the thread is inside `call`."""
+        """Record that the thread is inside `call` from sequence number `first` on."""
         numbers, calls = self._remembered
-        if len(numbers) >= 2 * CALLS_REMEMBERED:  # others may be looking into the lists that there are
+        if len(numbers) >= 2 * CALLS_REMEMBERED:  # other threads may be reading the existing lists
             if self.kept is not None and len(self.kept) <= self._most_kept:
                 part = numbers[:CALLS_REMEMBERED], calls[:CALLS_REMEMBERED]
                 self.kept.append(part if len(self.kept) < self._most_kept else (numbers[:1], [None]))  # and a gap
@@ -62,7 +62,7 @@ class ForwardCalls:
         numbers.append(first)
 
     def inside(self, number: int) -> ModuleCall | None:
-        """Module call in which the thread made the autograd node with this sequence number; None if that is not known."""
+        """Return the module call in which the thread made the autograd node with this sequence number; None if unknown."""
         for numbers, calls in (self._remembered, *reversed(self.kept or ())):
             if found := bisect_right(numbers, number):
                 return calls[found - 1]
@@ -81,7 +81,7 @@ class ModulePath:
     Attributes:
         path: names from the outermost module to the innermost, such as `transformer.h.3.attn`; empty for the outermost.
         module: class of the innermost. root: class of the outermost.
-        backward: whether the backward pass of the module issued it.
+        backward: True if the backward pass of the module issued the instruction.
     """
 
     path: str
@@ -95,7 +95,7 @@ class ModulePath:
 
 
 def module_path(call: ModuleCall | None) -> ModulePath | None:
-    """The path of a call, as the modules are named now; None outside all modules, or where that is not known."""
+    """Return the path of a call with the modules' current names; None outside all modules, or if unknown."""
     modules = module_chain(call)
     if not modules:
         return None
@@ -106,12 +106,12 @@ def module_path(call: ModuleCall | None) -> ModulePath | None:
 
 
 def module_chain(call: ModuleCall | None) -> list[torch.nn.Module]:
-    """The modules that a call is inside of and that are still there, from the outermost to the innermost."""
+    """Return the existing modules around a call, from the outermost to the innermost."""
     return [module for module in map(_alive, _outwards(call)) if module is not None][::-1]
 
 
 def outermost_call(call: ModuleCall) -> ModuleCall | None:
-    """The call of the outermost module that a call is inside of and that is still there."""
+    """Return the call of the outermost existing module around a call."""
     found = None
     for link in _outwards(call):
         if _alive(link) is not None:
@@ -120,12 +120,12 @@ def outermost_call(call: ModuleCall) -> ModuleCall | None:
 
 
 def is_backward(call: ModuleCall | None) -> bool:
-    """True if a backward pass issued the instruction."""
+    """Return True if a backward pass issued the instruction."""
     return any(isinstance(link[0], int) for link in _outwards(call))
 
 
 def _outwards(call: ModuleCall | None) -> Iterator[ModuleCall]:
-    """The links of a chain; what a backward pass recomputes goes on with what its node was made in."""
+    """Yield the links of a chain. Recomputation in a backward pass continues with the forward call of its node."""
     while call is not None:
         yield call
         call = _forward_of(call) if isinstance(call[0], int) else call[1]
@@ -136,7 +136,7 @@ def _alive(link: ModuleCall) -> torch.nn.Module | None:
 
 
 def _forward_of(link: Any) -> ModuleCall | None:
-    """The call that made the autograd node; numbers are each thread's own, so they tell only where one thread fits."""
+    """Return the call that made the autograd node. Threads number separately, so only a unique match counts."""
     number, _, mine = link
     if number >= _NO_NODE:
         return None
@@ -145,7 +145,7 @@ def _forward_of(link: Any) -> ModuleCall | None:
 
 
 def _path_of(module: torch.nn.Module, outer: list[torch.nn.Module], paths: list[str]) -> str:
-    """The path of `module`: that of the innermost of `outer` that has it, and its name there; its class where none has."""
+    """Return the path of `module` below the innermost of `outer` that contains it; its class name if none does."""
     if not outer:
         return ""
     for parent, path in zip(outer[::-1], paths[::-1], strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-# Names are looked up where no program is analysed; what analyses one imports graphs anyway.
+# Only names: importing this module needs no graph.
 if TYPE_CHECKING:
     from djinn_core.ir.graph import Graph, Node
     from djinn_core.ir.program import Call
@@ -48,7 +48,7 @@ _ROLES = {
     "optimizer": OPTIMIZER,
 }
 _ROLE_OF = {operation: role for role, operations in _ROLES.items() for operation in operations}
-# A model may be made in the program that uses it, as `to_empty` does.
+# The program itself may create the model, as `to_empty` does.
 MADE = frozenset({"empty", "empty_strided", "ones", "rand", "randn", "zeros"})
 _WEIGHT_NAMES = ("weight", "bias", "running_mean", "running_var")
 _PRODUCT_WEIGHTS = {
@@ -61,7 +61,7 @@ _PRODUCT_WEIGHTS = {
 
 
 def role_of(node: Node) -> str | None:
-    """Role of an op, as far as its name tells."""
+    """Return the role of an op, by its name."""
     from djinn_core.ir.dataflow import is_view
 
     if is_backward(node):
@@ -72,12 +72,12 @@ def role_of(node: Node) -> str | None:
 
 
 def is_backward(node: Node) -> bool:
-    """True if autograd issued the op: PyTorch has `_backward` in the name of every op that differentiates another."""
+    """Return True if autograd issued the op: the name of every backward op contains `_backward`."""
     return "_backward" in node.operation
 
 
 def weights_of(graph: Graph, node: Node) -> list[int]:
-    """The values that stand where this op expects parameters: inputs of the graph, or made to be filled in it."""
+    """Return the values at the parameter positions of this op: graph inputs, or buffers that the graph fills."""
     from djinn_core.ir.arguments import arguments
     from djinn_core.ir.dataflow import origin
 
@@ -94,7 +94,7 @@ def weights_of(graph: Graph, node: Node) -> list[int]:
 
 
 def weights_in(call: Call) -> range:
-    """The operands that are certainly weights; their sizes tell models of one architecture apart."""
+    """Return the operands that are certainly weights. Their sizes distinguish models of one architecture."""
     name, operands = call.op.removeprefix("aten::").partition(".")[0], call.operands
     if name in CONVOLUTION | NORMALISATION | {"linear"}:  # the first operand is data
         return range(1, len(operands))

@@ -1,11 +1,9 @@
 """The allow-list of ops that a program may contain, the same on client and executor.
 
 An overload is allowed when it is in PyTorch's `aten` namespace, has a schema made only of argument types that forms can
-express, and is not on the list of exclusions. Names that were received are looked up in this list first; nothing is ever
-reached by name outside it.
-
-Custom ops are allowed one by one (`allow_custom`): on an executor those that its operator chose, on a client those that the executors offered
-and that the program has called. A received name of a custom op is a key of a dictionary and nothing else.
+express, and is not on the list of exclusions. Received names are only looked up in this list. Custom ops are allowed
+individually (`allow_custom`): an executor allows the ops of its operator, a client the ops that executors offer and the
+program calls. A received name of a custom op is only a dictionary key.
 """
 
 from __future__ import annotations
@@ -51,13 +49,13 @@ _BEYOND_TENSORS = (
     "it reaches files, foreign memory, other processes or autograd, or changes what a tensor is for PyTorch"
 )
 _UNCHECKED = "its kernel builds tensors or reads memory without looking at what it is given, and no program needs it by this name"
-# Why an op is refused, by its name without the overload.
+# Reasons why ops are refused, by op name without overload.
 _EXCLUDED = dict.fromkeys(
     (
         "_backward",  # runs autograd, which executors never do
         "_coalesced_",
         "_cuda_getCurrentRawStream",
-        "_efficientzerotensor",  # a tensor that says it has bytes, and has none
+        "_efficientzerotensor",  # a tensor that claims bytes that it does not have
         "_has_compatible_shallow_copy_type",
         "_make_dual",
         "_make_dual_copy",
@@ -107,10 +105,10 @@ _EXCLUDED = dict.fromkeys(
     ),
     _UNCHECKED,
 )
-# The same of single overloads: PyTorch's own public functions reach the others.
+# Reasons by overload: PyTorch's public functions use the other overloads.
 _EXCLUDED_OVERLOADS = dict.fromkeys(("aten::_chunk_cat.out", "aten::_logcumsumexp.out"), _UNCHECKED)
-# Ops that make, take or look into tensors that are not strided: sparse, quantized, nested and MKL-DNN ones. By what their names contain,
-# begin with, or are. No patterns: each client looks at a few names, and compiling patterns takes longer than all of its ops.
+# Ops on tensors that are not strided (sparse, quantized, nested, MKL-DNN), by substring, prefix or whole name. No
+# regular expressions: a client checks few names, and compiling a pattern takes longer.
 _OF_OTHER_LAYOUTS = ("sparse", "mkldnn", "nested", "coalesce", "cslt")
 _BEGINNING_OTHER_LAYOUTS = (
     "_empty_affine_quantized",
@@ -140,7 +138,7 @@ _TYPES = frozenset(("Tensor", "int", "bool", "float", "number", "complex", "str"
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """`("add", "Tensor")` for `aten::add.Tensor`; the overload of `aten::relu` is `default`."""
+    """Return `("add", "Tensor")` for `aten::add.Tensor`; the overload of `aten::relu` is `default`."""
     packet, _, overload = name.removeprefix("aten::").partition(".")
     return packet, overload or "default"
 
@@ -151,7 +149,7 @@ NO_NAMESPACES = frozenset({"aten", "djinn", "prim", "prims", ""})  # of custom o
 
 
 def is_custom(func: torch._ops.OpOverload) -> bool:
-    """True if an op is outside of `aten`."""
+    """Return True if an op is outside of `aten`."""
     return func.namespace != "aten"
 
 
@@ -161,7 +159,7 @@ def allow_custom(operators: Mapping[str, torch._ops.OpOverload]) -> None:
 
 
 def custom_refusal(func: torch._ops.OpOverload) -> str:
-    """Reason why no program may contain a custom op; empty if it may."""
+    """Return the reason why no program may contain a custom op; empty if it may."""
     if func.namespace in NO_NAMESPACES:
         return "it is one of PyTorch's own ops, or Djinn's"
     return _untransferable(torch_private.schema_of(func))
@@ -169,18 +167,18 @@ def custom_refusal(func: torch._ops.OpOverload) -> str:
 
 @functools.cache
 def allowed_operators() -> frozenset[str]:
-    """Names of all overloads of `aten` and of Djinn's own ops that a program may contain."""
+    """Return the names of all overloads of `aten` and of Djinn's own ops that a program may contain."""
     return OWN_OPERATORS | frozenset(name for name in torch_private.dispatched_operators() if not refusal(name))
 
 
 @functools.cache
 def is_allowed(name: str) -> bool:
-    """True if a program may contain an overload that this PyTorch has; one look at it, and not at all that there are."""
+    """Return True if a program may contain an overload of this PyTorch. Only this overload is checked."""
     return name in OWN_OPERATORS or not refusal(name)
 
 
 def refusal(name: str) -> str:
-    """Reason why no program may contain an overload that this PyTorch has; empty if it may."""
+    """Return the reason why no program may contain an overload of this PyTorch; empty if it may."""
     if not name.startswith("aten::"):
         return "it is not one of PyTorch's own operators"
     packet, overload = split_name(name)
@@ -211,20 +209,20 @@ def _is_of_other_layouts(packet: str) -> bool:
 
 @functools.cache
 def needs_other_layout(name: str) -> bool:
-    """True if an overload is about sparse, quantized, nested or MKL-DNN tensors, which no remote device has."""
+    """Return True if an overload is for sparse, quantized, nested or MKL-DNN tensors, which no remote device has."""
     return _is_of_other_layouts(split_name(name)[0])
 
 
 @functools.cache
 def operators_digest() -> str:
-    """Digest of the allow-list, by which client and executor check that theirs are equal."""
+    """Return the digest of the allow-list. Client and executor compare their digests."""
     return hashlib.blake2b(
         "\n".join(sorted({*allowed_operators(), *LAYOUT_OPERATORS})).encode(), digest_size=16
     ).hexdigest()
 
 
 def resolve_for_layouts(name: str) -> torch._ops.OpOverload:
-    """The overload of that name, which may have sparse tensors among its arguments.
+    """Return the overload of that name, which may have sparse tensors among its arguments.
 
     Raises:
         UnsupportedOperation: it is not one of `LAYOUT_OPERATORS`.
@@ -237,7 +235,7 @@ def resolve_for_layouts(name: str) -> torch._ops.OpOverload:
 
 
 def resolve(name: str) -> torch._ops.OpOverload:
-    """The overload called `name`, such as `aten::add.Tensor`.
+    """Return the overload called `name`, such as `aten::add.Tensor`.
 
     Raises:
         UnsupportedOperation: it is not on the allow-list.

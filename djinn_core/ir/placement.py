@@ -11,8 +11,8 @@ from attrs.validators import instance_of
 from djinn_core.ir.checked_fields import IS_MAPPING, IS_SET
 from djinn_core.ir.short_repr import ShortRepr
 
-# The share of its time on one device that a program has to be predicted to save, for several to be used, where nothing is
-# known of how exact predictions are.
+# Minimum predicted saving, as a share of the time on one device, before a program uses several devices. Used while the
+# accuracy of predictions is unknown.
 MARGIN: Final = 0.1
 
 
@@ -33,11 +33,11 @@ class PlacementDecision:
 
 @attrs.frozen
 class HintUse:
-    """What a reader decided because of the hints of one name.
+    """The decision of a reader of hints, for the hints of one name.
 
     Attributes:
         hint: name of the hints.
-        decision: what followed, or why nothing followed, in words that a person can check.
+        decision: the consequence of the hints, or the reason for none, in words.
         seconds_before, seconds_after: predicted time of the program without and with the decision; 0 if not predicted.
     """
 
@@ -53,17 +53,16 @@ class Placement(ShortRepr):
 
     Attributes:
         decisions: one per node that runs, in order.
-        values: device id by value, inputs included: where its memory is, and where it is written.
+        values: device id by value, inputs included: the device of its memory and its writes.
         policy: name of the policy that decided.
-        copies: ids of other devices that keep a copy of a value when the program has run, such as of a weight that both use.
-            A copy is for reading; a write to the value ends it.
-        replicas: nodes that run on a further device as well, which uses what they make there in place of what their own
-            device would send, and why that is quicker.
-        refused: placements that were not taken because they do not fit, and why, in the order in which they were tried.
-            Policies leave it empty.
-        spills: whether it counts on what executors can keep elsewhere. Policies leave it False.
-        uses: what the policy decided because of hints.
-        pinned: nodes that are where the user asked for. They stay there: if that does not fit, planning fails.
+        copies: ids of other devices that keep a read-only copy of a value after the program, such as a shared weight. A
+            write to the value drops its copies.
+        replicas: nodes that also run on a further device instead of sending their results there, and why that is
+            faster.
+        refused: placements that do not fit, with reasons, in the order of the attempts. Policies leave it empty.
+        spills: True if the placement needs spilling. Policies leave it False.
+        uses: decisions of the policy because of hints.
+        pinned: nodes on a device that the user chose. They never move: if they do not fit, planning fails.
     """
 
     decisions: tuple[PlacementDecision, ...]

@@ -21,17 +21,17 @@ class Rewrite:
 
     Attributes:
         drop: nodes that need not run.
-        replace: values that another value stands for from now on (the key's node is dropped).
+        replace: substitutes of replaced values (the key's node is dropped).
         hints: facts for placement and scheduling, such as `{"colocate": [(...), ...]}` with value ids.
-        equal_slots: pairs of positions in the program's slot list; the rewrite holds only while both are equal. Programs
-            of one template differ in slots, so a rewrite that compared scalars must list the comparisons here.
-        substitutions: parts of the program that give way to other computation. They are recorded when all optimizations
-            have run, and the program that comes of them is planned in place of this one.
-        replicas: nodes that run on a further device as well, with the reasons. Only the second pass, after placement, may
+        equal_slots: pairs of positions in the program's slot list; the rewrite holds only while both are equal.
+            Programs of one template differ in slots, so a rewrite that compared scalars must list the comparisons here.
+        substitutions: parts of the program to replace by other computation. They are recorded after all optimizations.
+            The resulting program is planned instead of this one.
+        replicas: nodes that also run on a further device, with reasons. Only the second pass, after placement, may
             propose them. They write nothing, draw no random numbers, have no effect and read only the elements of their
             operands (`djinn_core.ir.replicas.repeatable(node)`).
-        by_turn: what it says of successive inputs holds for a device's turn (`Stream.turn`): where programs of the structure
-            follow each other, each is planned for the device whose turn it is.
+        by_turn: True if the rewrite depends on the device's turn (`Stream.turn`). Consecutive programs of the structure
+            are then planned for the device whose turn it is.
     """
 
     drop: frozenset[int] = attrs.field(default=frozenset(), validator=deep_iterable(instance_of(int), IS_SET))
@@ -72,11 +72,11 @@ class OptimizationPlan(ShortRepr):
 
     Attributes:
         nodes: ids of the nodes that run, in order.
-        replace: values that another value stands for; complete, so one look-up is enough.
-        results: what each optimization did, in the order in which they ran.
+        replace: final substitutes of replaced values: one lookup is enough.
+        results: outcome of each optimization, in execution order.
         hints: hints of all applied rewrites and of all patterns, by name.
         equal_slots: conditions on the slots under which the plan holds.
-        replicas: nodes that run on a further device as well.
+        replicas: nodes that also run on a further device.
     """
 
     nodes: tuple[int, ...]
@@ -88,20 +88,20 @@ class OptimizationPlan(ShortRepr):
 
     @property
     def substituted(self) -> frozenset[int]:
-        """Nodes that give way to other computation; no two optimizations can have the same ones."""
+        """Nodes that substitutions replace. Optimizations cannot share such nodes."""
         return frozenset().union(*(s.nodes for result in self.results for s in result.rewrite.substitutions))
 
     @property
     def by_turn(self) -> bool:
-        """True if an optimization says that plans differ by the device whose turn it is."""
+        """True if plans differ by the device whose turn it is, according to an optimization."""
         return any(result.rewrite.by_turn for result in self.results if result.applied)
 
 
 def resolved(replace: Mapping[int, int]) -> dict[int, int]:
-    """`replace` with every chain of stand-ins followed to its end.
+    """Return `replace` with every chain of substitutes followed to its end.
 
     Raises:
-        InvalidStage: values stand in for each other in a circle.
+        InvalidStage: substitutes form a cycle.
     """
     ends: dict[int, int] = {}
     for value in replace:

@@ -16,8 +16,8 @@ from djinn_core.ir.short_repr import ShortRepr
 class ExecutionPhase(str, Enum):
     """The part of a workload that an op belongs to.
 
-    A training step has three: `TRAINING_FORWARD` with the loss, `TRAINING_BACKWARD` and `TRAINING_OPTIMIZER`; `TRAINING` is
-    the word for all of them, where nothing tells which.
+    A training step has three: `TRAINING_FORWARD` with the loss, `TRAINING_BACKWARD` and `TRAINING_OPTIMIZER`;
+    `TRAINING` stands for an unknown one of these.
     """
 
     UNKNOWN = "unknown"
@@ -39,7 +39,7 @@ class ExecutionPhase(str, Enum):
 
 
 class DataResidency(str, Enum):
-    """Lifetime class of a value: its role decides how long it lives."""
+    """Lifetime class of a value, by its role."""
 
     EPHEMERAL_ACTIVATION = "ephemeral_activation"
     PERSISTENT_WEIGHT = "persistent_weight"
@@ -68,7 +68,7 @@ class Lineage(IntFlag):
     VISION = 4
     AUDIO = 8
     OTHER_INPUT = 16
-    STATE = 32  # KV caches and other states that go from one program to the next
+    STATE = 32  # KV caches and other states that pass from one program to the next
     GRADIENT = 64
     OPTIMIZER_STATE = 128
     RANDOM = 256
@@ -77,8 +77,8 @@ class Lineage(IntFlag):
 class Tier(str, Enum):
     """Kind of evidence that a judgement of the workload type is based on.
 
-    `OPERATIONS` counts ops; `STRUCTURE` looks at what flows where, patterns among it, and never sees a name of a module or
-    class; `MODULES` looks at the classes and names of the modules that issued the ops.
+    `OPERATIONS` counts ops; `STRUCTURE` uses data flow and patterns, without names of modules or classes; `MODULES`
+    uses classes and names of the modules that issued the ops.
     """
 
     OPERATIONS = "operations"
@@ -105,10 +105,10 @@ class PatternMatch:
 
     Attributes:
         pattern: name of the pattern, such as `attention`.
-        nodes: ids of the nodes that it covers, in order.
-        confidence: how sure the pattern is, from 0 to 1: of matches given 0.9, nine in ten are right.
+        nodes: ids of the covered nodes, in order.
+        confidence: from 0 to 1. At 0.9, nine of ten matches are right.
         reason: one sentence that a person can check against the graph.
-        hints: what follows for placement and scheduling, such as `{"colocate": (...)}` with value ids.
+        hints: hints for placement and scheduling, such as `{"colocate": (...)}` with value ids.
         residency: values whose residency the match reveals.
         phase: phase that the match reveals for its nodes, or None.
         modality: modality that the match reveals for its nodes, or None.

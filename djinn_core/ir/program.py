@@ -27,8 +27,8 @@ from djinn_core.ir.values import TensorMeta
 from djinn_core.system.front_end import called
 
 Slot = int | float
-Outcome = tuple[TensorMeta | None, int, int, int]  # metadata, operand aliased, operand that it is, bytes
-CONTENT: Final = 0xFFFF_FFFF  # bits of a signature's id that follow from its form and operand classes
+Outcome = tuple[TensorMeta | None, int, int, int]  # metadata, aliased operand, identical operand, bytes
+CONTENT: Final = 0xFFFF_FFFF  # bits of a signature's id that depend on its form and operand classes
 _signature_numbers = itertools.count(1)
 
 
@@ -36,13 +36,11 @@ _signature_numbers = itertools.count(1)
 class Signature:
     """A form together with the class of each operand: rank, dtype, order of strides, which sizes are 0 or 1.
 
-    Calls of one signature differ in sizes and scalars only. Analysis is cached by signature; whether the executor lays
-    results out as the client predicted (`layout_trusted`), and in which order of dimensions it lays them out where it does
-    not (`orders`, by result), is learnt by signature; so are the dtypes of results (`dtypes`, by result) that kernels choose.
-    Where nothing is predicted (`predicts`), because the executor was asked, there is nothing to confirm.
-
-    `id` is unique. Its bits in `CONTENT` are the same in every process, so that what is chosen by them, such as where a program
-    is cut, depends on the program alone.
+    Calls of one signature differ in sizes and scalars only. Analysis is cached by signature. The client learns three
+    facts per signature: whether its predicted layouts are right (`layout_trusted`), the order of dimensions if not
+    (`orders`, by result), and the dtypes that kernels choose (`dtypes`, by result). `predicts` is False if the executor
+    was asked: no prediction needs confirmation. `id` is unique. Its bits in `CONTENT` are equal in every process, so
+    decisions by these bits, such as where to cut a program, depend on the program alone.
     """
 
     form: Form
@@ -70,15 +68,15 @@ class Call(ShortRepr):
         operands: metadata of each tensor operand.
         results: metadata of each result; `None` where the op returns nothing there.
         aliases: for each result the operand that it shares memory with, or -1.
-        inplace: for each result the operand that it *is*, or -1.
+        inplace: for each result the operand with which it is identical, or -1.
         writes: the operands that the op writes into.
         random: whether the op reads and advances the random state.
         changes: operands whose own metadata the op changes, with the new metadata.
         nbytes: size in bytes of the storage of each result (0 if the result has none of its own).
-        kind: the same number for calls that differ in sizes and scalars only: plans are looked up by it.
-        refused: whether PyTorch says here that the op cannot be done, and the executor is asked; then `results` mean nothing.
-        slots: the scalars of a call that is remembered by all of its arguments.
-        kept_outcome: `outcome` of a call that has come again, which is then made once.
+        kind: equal for calls that differ in sizes and scalars only; part of the key of plans.
+        refused: True if PyTorch rejects the op on the client and the executor is asked; `results` are then meaningless.
+        slots: scalars, for a call that is cached by all of its arguments.
+        kept_outcome: cached `outcome`, for a call that has recurred.
     """
 
     signature: Signature
@@ -110,20 +108,20 @@ class Call(ShortRepr):
         nbytes: tuple[int, ...],
         slots: tuple[Slot, ...] | None,
     ) -> Call:
-        """This call with operands of the same classes and other sizes, which changes the metadata of none.
+        """Copy this call for operands that differ only in size.
 
-        Programs of ever new sizes make one for each op of each step, and all are kept. So each has as few parts of its own as
-        possible: most of the cost of a new size is the garbage collector, which visits each part again and again.
+        Programs with ever new sizes make one copy for each op of each step, and all copies stay in the cache. So a copy
+        owns as few objects as possible: most of the cost of a new size is the garbage collector.
         """
         shared = operands if results == operands else results
         return self._with(operands, shared, nbytes, (), slots, None)
 
     def with_slots(self, slots: tuple[Slot, ...] | None) -> Call:
-        """This call with these scalars; None: they are gathered from the arguments each time."""
+        """Return this call with these scalars; None: they are read from the arguments each time."""
         return self._with(self.operands, self.results, self.nbytes, self.changes, slots, None)
 
     def _with(self, *parts: Any) -> Call:
-        """A copy but for the last parts of `_PUT`."""
+        """Copy this call with other values for the last fields of `_PUT`."""
         call = _new_call(Call)
         for put, part in zip(_PUT, (*_PARTS(self), *parts)):  # noqa: B905 - as many
             put(call, part)
@@ -131,11 +129,11 @@ class Call(ShortRepr):
 
     @property
     def outcome(self) -> Iterator[Outcome]:
-        """Of each result its metadata, the operand that it aliases, the one that it is, and the bytes of its storage."""
+        """For each result: its metadata, the aliased operand, the identical operand, and the bytes of its storage."""
         return zip(self.results, self.aliases, self.inplace, self.nbytes, strict=True)
 
     def keep_outcome(self) -> None:
-        """Make `kept_outcome`. Calls of sizes that never come again do without it."""
+        """Cache `outcome` in `kept_outcome`. Calls of sizes that never recur need no cache."""
         object.__setattr__(self, "kept_outcome", tuple(self.outcome))
 
     @property
@@ -144,23 +142,23 @@ class Call(ShortRepr):
         return self.signature.form.op
 
 
-# `__init__` of a frozen class with as many fields takes longer than all else that a call of new sizes costs.
+# `__init__` of a frozen class with this many fields takes longer than the rest of a call with new sizes.
 _WHATEVER_THE_SIZES = (
     "signature", "aliases", "inplace", "writes", "random", "operand_count", "slot_count", "new_count", "refused", "sequence",
     "kind"
 )  # fmt: skip
 _PARTS: Final = operator.attrgetter(*_WHATEVER_THE_SIZES)
-_PUT: Final = tuple([  # by slot, which the class's own `__setattr__` refuses
+_PUT: Final = tuple([  # sets the slot; the class's own `__setattr__` refuses
     vars(Call)[name].__set__ for name in (*_WHATEVER_THE_SIZES, "operands", "results", "nbytes", "changes", "slots", "kept_outcome")
 ])  # fmt: skip
 _new_call: Final = object.__new__
-KINDS_LIMIT: Final = 65536  # remembered kinds; one that was forgotten and comes again has another number
+KINDS_LIMIT: Final = 65536  # cached kinds; an evicted kind that recurs gets a new number
 _kinds: dict[tuple[object, ...], int] = {}
 _kind_numbers = itertools.count()
 
 
 def _kind_of(call: Call) -> int:
-    """The number of a call's kind: of its signature, and of its operands and results but their sizes."""
+    """Return the number of a call's kind: its signature, and its operands and results without sizes."""
     operands = tuple([m.tensor_class for m in call.operands])
     results = tuple([m and (m.dtype, len(m.shape), m.device, m.conj, m.neg) for m in call.results])
     key = (call.signature.id, operands, results, call.random, call.inplace, call.aliases, call.writes)
@@ -201,29 +199,29 @@ Site = tuple[CodeType, int]
 
 
 def line_of_site(site: Site) -> int:
-    """The line of the place in a code object where an instruction was issued."""
+    """Return the source line of an instruction, given its position in a code object."""
     code, offset = site
     positions = next(itertools.islice(code.co_positions(), offset // 2, None), None)
     return positions[0] if positions and positions[0] is not None else code.co_firstlineno
 
 
 def describe_site(site: Site) -> str:
-    """`file:line in function` for the place in a code object where an instruction was issued."""
+    """Return `file:line in function` for an instruction, given its position in a code object."""
     code, _ = site
     return f"{called(code.co_filename)}:{line_of_site(site)} in {code.co_name}"
 
 
 @attrs.frozen(eq=False, repr=False)
 class Program(ShortRepr):
-    """Instructions in program order. `Graph` shows the same in a handier way.
+    """Instructions in program order. `Graph` is a more convenient view.
 
     Attributes:
         calls: one per instruction.
-        operands: per instruction the handles of its inputs, then of its new outputs, all in one tuple.
-        slots: per instruction its scalars, all in one tuple.
+        operands: per instruction the handles of its inputs, then of its new outputs, flattened.
+        slots: per instruction its scalars, flattened.
         dead: handles among the operands that the client no longer holds when the program ends.
-        sites: one per instruction, or empty: the place in the user's code that issued it (code object and bytecode offset,
-            resolved to a line only on request).
+        sites: one per instruction, or empty: the place in the user's code that issued it (code object and bytecode
+            offset, resolved to a line only on request).
         modules: one per instruction, or empty: the call of a module inside which it was issued.
     """
 
@@ -238,7 +236,7 @@ class Program(ShortRepr):
         return len(self.calls)
 
     def cut(self, starts: Iterable[int]) -> list[Program]:
-        """The program in pieces, of which all but the first begin with these instructions. A value dies with the last that mentions it."""
+        """Cut the program before these instructions. A value dies in the last piece that uses it."""
         operands = slots = 0
         before = [(0, 0)]
         for call in self.calls:
@@ -263,7 +261,7 @@ class Program(ShortRepr):
 
     @property
     def values(self) -> Words:
-        """The operands by first appearance."""
+        """Distinct operands, in order of first appearance."""
         return np.array([*dict.fromkeys(self.operands)], np.int64)
 
     @property
@@ -273,7 +271,7 @@ class Program(ShortRepr):
 
     @property
     def structure(self) -> Hashable:
-        """Equal for programs whose calls are of the same kinds, whose values flow and die alike, and whose inputs share memory alike."""
+        """Key that is equal for programs with equal kinds of calls, data flow, value lifetimes and aliasing of inputs."""
         numbers: dict[int, int] = {}
         flow = tuple([numbers.setdefault(value, len(numbers)) for value in self.operands])
         dying = tuple([number for value, number in numbers.items() if value in self.dead])
@@ -283,20 +281,20 @@ class Program(ShortRepr):
 
     @property
     def exact(self) -> Hashable:
-        """Equal for programs of one structure with equal calls and slots."""
+        """Key that is equal for programs of one structure with equal calls and slots."""
         return self.calls, self.slots
 
     @property
     def call_numbers(self) -> tuple[int, Words] | None:
-        """The numbers of the calls, and a value that is equal for programs whose numbers can be compared; None without numbers."""
+        """The numbers of the calls, and a key that is equal for programs with comparable numbers; or None."""
         return None
 
     def call(self, index: int) -> Call:
-        """The call of an instruction."""
+        """Return the call of an instruction."""
         return self.calls[index]
 
     def inputs(self) -> dict[int, tuple[int, int]]:
-        """The values that the program does not make, each with the first call that takes it and its position there."""
+        """The values that the program does not make, each with its first call and its position there."""
         found: dict[int, tuple[int, int]] = {}
         made: set[int] = set()
         for instruction in self.instructions():
@@ -316,20 +314,20 @@ class Program(ShortRepr):
             at, slot = end, slot + call.slot_count
 
     def site(self, index: int) -> str:
-        """The user's line that issued instruction `index`, or an empty string."""
+        """Return the user's line that issued instruction `index`, or an empty string."""
         return describe_site(self.sites[index]) if 0 <= index < len(self.sites) else ""
 
     def module_path(self, index: int) -> ModulePath | None:
-        """The module inside which instruction `index` was issued, as the model names it now; None outside all modules."""
+        """Return the current path of the module that issued instruction `index`; None outside all modules."""
         return module_path(self.modules[index]) if 0 <= index < len(self.modules) else None
 
     def is_backward(self, index: int) -> bool:
-        """True if a backward pass issued instruction `index`."""
+        """Return True if a backward pass issued instruction `index`."""
         return is_backward(self.modules[index]) if 0 <= index < len(self.modules) else False
 
 
 def conditions_hold(equal_slots: tuple[tuple[int, int], ...], slots: Sequence[Slot]) -> bool:
-    """True if the scalars of a program are equal wherever a plan needs them to be."""
+    """Return True if the scalars of a program are equal at all positions that a plan requires."""
     return all(interchangeable(slots[first], slots[second]) for first, second in equal_slots)
 
 

@@ -103,7 +103,7 @@ Derived = Callable[[Recipe], RecipeLocations | None]
 
 
 def not_derived(recipe: Recipe) -> None:
-    """Return empty locations: nothing was derived yet."""
+    """Return None: nothing was derived yet."""
     del recipe
 
 

@@ -113,7 +113,7 @@ def _request_after(request: Request, rewritten: RewrittenProgram) -> Request:
 
 
 def asked_again(plan: OptimizationPlan, again: Sequence[Optimization]) -> OptimizationPlan:
-    """Return the plan for the second pass of `again`, with first-pass reasons of optimizations that did nothing."""
+    """Return the plan for the second pass of `again`, without results of those that did nothing in the first."""
     names = {optimization.name for optimization in again}
     return attrs.evolve(plan, results=tuple(r for r in plan.results if r.applied or r.optimization not in names))
 

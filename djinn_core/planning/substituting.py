@@ -1,4 +1,4 @@
-"""From substitutions that optimizations want to the program that comes of them."""
+"""Apply the substitutions of optimizations to a program."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.substitution import RewrittenProgram, Substitution
 from djinn_core.logs import get_logger
 
-# Records other code in the place of nodes: the program, what is substituted, and inputs that stay as they are. Clients have one.
+# Records code instead of nodes. Arguments: the program, the substitutions, and the persistent inputs. Clients have one.
 Rewrite: TypeAlias = Callable[[Program, Sequence[Substitution], frozenset[int]], RewrittenProgram]
 
 _log = get_logger("djinn.pipeline")
 
 
 def persistent_weights(graph: ProgramGraph, profile: WorkloadProfile) -> frozenset[int]:
-    """Inputs that stay as they are for many programs: what depends on them alone is computed once."""
+    """Return the inputs that many programs leave unchanged. Values that depend only on them are computed once."""
     written = {storage_of(v) for node in graph.nodes for v in node.writes}
     kinds = profile.residency
     return frozenset(
@@ -38,7 +38,7 @@ def substitute(
     substitutions = [s for result in results for s in result.rewrite.substitutions]
     try:
         return rewrite(graph.program, substitutions, persistent_weights(graph, profile))
-    except Exception as error:  # code of plugins runs in there
+    except Exception as error:  # runs plugin code
         names = ", ".join(result.optimization for result in results)
         why = str(error) if isinstance(error, InvalidStage) else f"its code raised {type(error).__name__}: {error}"
         _log.warning("substitutions cannot be recorded; the program stays as it was", by=names, error=why)

@@ -9,17 +9,17 @@ _TEN, _HUNDRED = 10, 100
 
 
 def size(nbytes: float) -> str:
-    """Bytes: `531 B`, `2.1 MB`."""
+    """Format bytes: `531 B`, `2.1 MB`."""
     return _scaled(nbytes, "B")
 
 
 def work(flops: float) -> str:
-    """Floating-point operations: `6.1 GFLOP`."""
+    """Format floating-point operations: `6.1 GFLOP`."""
     return _scaled(flops, "FLOP")
 
 
 def duration(seconds: float) -> str:
-    """Seconds: `1.2 ms`."""
+    """Format seconds: `1.2 ms`."""
     if seconds <= 0:
         return "0 s"
     for unit, name in _TIMES:
@@ -29,7 +29,7 @@ def duration(seconds: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """A part of a whole in percent, without a fraction; `<1%` where it is little."""
+    """Format a share in whole percent; `<1%` if it is less than 1%."""
     if not whole or not part:
         return "0%"
     percent = 100 * part / whole

@@ -43,9 +43,7 @@ class SingleDevice(PlacementPolicy):
             obstacles = {d.id: f"random numbers are drawn on {drawing}" for d in devices if d.id != drawing}
             devices = tuple(d for d in devices if d.id == drawing)
         for spill in (False, True):
-            for device in sorted(
-                devices, key=lambda d: -held[d.id]
-            ):  # the first of several devices that hold as many bytes
+            for device in sorted(devices, key=lambda d: -held[d.id]):  # the first of equally filled devices
                 if spill and not device.spill:
                     continue
                 obstacles[device.id] = fresh.obstacle(context, device, spill)

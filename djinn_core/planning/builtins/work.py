@@ -186,7 +186,7 @@ def _work(graph: Graph, node: Node) -> Work:
 
 
 def _between(parts: tuple[Work, ...]) -> int:
-    """Return the two largest products of a fused layer; one is computed from the other."""
+    """Return the bytes of the two largest products of a fused layer. One product is computed from the other."""
     made = sorted(math.prod(p.dims[:-1]) * p.dtype.itemsize for p in parts if p.kind == "product")
     return sum(made[-2:])
 
