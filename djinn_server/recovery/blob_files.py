@@ -7,6 +7,7 @@ by digest; a complete file is never written again.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -22,7 +23,7 @@ import numpy as np
 from djinn_core.errors import SessionLost
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.logs import get_logger
-from djinn_core.protocol.delivery.record_log import Buffers, sizes_of
+from djinn_core.protocol.delivery.record_log import Buffers, body_checksum, sizes_of
 from djinn_core.system.files import CLOEXEC, NOFOLLOW, pwrite
 from djinn_core.wire.compression import expanded
 from djinn_core.wire.digests import digest_of_content, digest_of_file
@@ -104,7 +105,7 @@ class BlobFiles:
         if not self._write(growing, upload.start, data):
             return None
         head = encode(msgspec.structs.replace(upload, compression="", length=0)) if upload.compression else frame.head
-        return Frame(head, [data]), BlobFrame(head, growing.digest, upload.start, len(data))
+        return Frame(head, [data]), BlobFrame(head, growing.digest, upload.start, len(data), body_checksum([data]))
 
     def _write(self, growing: _UnfinishedBlob, start: int, data: memoryview) -> bool:
         """Write a part of a blob; False if it was not written. A file that the store has as well is never written to."""
@@ -239,7 +240,11 @@ class BlobFiles:
         return any(growing.digest == digest for growing in self._unfinished.values())
 
     def _files(self) -> list[Path]:
-        return list(self._folder.iterdir()) if self._folder.exists() else []
+        """Blob files and their unfinished `.new` files. NFS puts files of other names here, for open files that were deleted."""
+        try:
+            return [path for path in self._folder.iterdir() if not path.name.startswith(".")]
+        except FileNotFoundError:
+            return []
 
 
 def _write_all(file: int, data: memoryview, start: int) -> int:
@@ -257,9 +262,14 @@ def contents_folder(journal: Path) -> Path:
 
 def own_bytes_of(folder: Path, names: Collection[str] | None = None) -> int:
     """Return the bytes of the files in a folder that have no other hard link. `names`: count these files only."""
-    files = list(folder.iterdir()) if folder.exists() else []
-    found = [path.stat() for path in files if names is None or path.name in names]
-    return sum(status.st_size for status in found if status.st_nlink == 1)
+    total = 0
+    with contextlib.suppress(FileNotFoundError):
+        for path in folder.iterdir():
+            if names is None or path.name in names:
+                with contextlib.suppress(FileNotFoundError):  # another thread ends the session
+                    status = path.stat()
+                    total += status.st_size if status.st_nlink == 1 else 0
+    return total
 
 
 def remove_contents(folder: Path) -> None:
@@ -282,6 +292,8 @@ def read_part(folder: Path, part: BlobFrame) -> Frame:
         raise SessionLost(f"what a journal refers to cannot be read: {error}") from error
     if count != part.length:
         raise SessionLost(f"what a journal refers to has {count} bytes of {part.length}")
+    if body_checksum([view]) != part.checksum:
+        raise SessionLost("what a journal refers to is not what it was")
     return Frame(part.head, [view])
 
 

@@ -52,6 +52,7 @@ class JournalReader:
             self._file = open_private(path)
         except OSError as error:
             raise SessionLost(f"the session left no journal that can be used: {error}") from None
+        self._size = os.fstat(self._file.fileno()).st_size
         self._records = RecordReader(self._file)
         self._frames: deque[int] = deque()
         self._decisions: deque[bytes] = deque()
@@ -75,12 +76,11 @@ class JournalReader:
             raise
 
     def _scan(self, path: Path) -> tuple[SessionIdentity, int]:
-        size = path.stat().st_size
         check_magic(self._file.read(len(MAGIC)), str(path))
         owner: SessionIdentity | None = None
         end = len(MAGIC)
         with _unreadable(str(path)):
-            for place in self._records.places(end, size):
+            for place in self._records.places(end, self._size):
                 end = place.start + place.size
                 if place.kind == records.HEADER:
                     owner = records.read_header(self._records.head(place.start))
@@ -123,12 +123,15 @@ class JournalReader:
             said = records.acknowledgements.decode(head)
             self.acknowledged[said.peer] = max(said.transfers, self.acknowledged.get(said.peer, 0))
             self.tried = 0
-        else:
+        elif kind == records.DECISION:
             self._decisions.append(head)
+        else:
+            raise ProtocolError(f"a journal has a record of an unknown kind, {kind!r}")
 
     def is_at(self, path: Path) -> bool:
-        """True if the file at a path is this journal, and no later one."""
-        return os.path.samestat(path.stat(), os.fstat(self._file.fileno()))
+        """True if the file at a path is this journal, no later one, and has grown by nothing since it was read."""
+        status = path.stat()
+        return os.path.samestat(status, os.fstat(self._file.fileno())) and status.st_size == self._size
 
     # --- frames, replies and decisions ------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ from djinn_core.errors import SessionLost
 from djinn_core.registry.version import djinn_version
 from djinn_core.wire.messages import PROTOCOL_VERSION
 
-MAGIC: Final = b"DJNJ\n"
-JOURNAL_VERSION: Final = 3  # of records and snapshots; raise it when either changes
+MAGIC: Final = b"DJNJ\2"  # the last byte: version of the record format, in which the versions below are written
+JOURNAL_VERSION: Final = 4  # of records and snapshots; raise it when either changes
 
 
 class JournalVersions(msgspec.Struct, frozen=True):

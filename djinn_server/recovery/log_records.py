@@ -69,12 +69,13 @@ class SnapshotHeader(msgspec.Struct, frozen=True):
 
 
 class BlobFrame(msgspec.Struct, frozen=True):
-    """A frame of an upload whose body is in a blob file: its head, and the location of its body."""
+    """A frame of an upload whose body is in a blob file: its head, and the location and checksum of its body."""
 
     head: bytes
     digest: bytes
     start: int
     length: int
+    checksum: bytes
 
 
 class StoppedAt(msgspec.Struct, frozen=True):

@@ -11,8 +11,9 @@ from configured import configured
 from servers import wait_for
 
 import djinn
+from djinn_core.protocol.delivery.record_log import RecordReader, RecordWriter
 from djinn_server.launch.token_table import change_table, create
-from djinn_server.recovery.journal_versions import JOURNAL_VERSION
+from djinn_server.recovery.journal_versions import JOURNAL_VERSION, MAGIC
 from evaluation.chaos.restarts import PROGRAMS, REMOTE, RestartedServer, executors, resumed
 
 
@@ -60,9 +61,12 @@ def test_session_of_another_version_is_lost_and_says_what_to_do(server):
     djinn.synchronize()
     server.kill(*executors())
     (journal,) = (server.state / "journals").glob("*.journal")
-    versions = journal.read_bytes()
-    assert versions.count(b"\xa7journal%c" % JOURNAL_VERSION) == 1
-    journal.write_bytes(versions.replace(b"\xa7journal%c" % JOURNAL_VERSION, b"\xa7journal\x01"))
+    with journal.open("r+b") as file:
+        reader = RecordReader(file)
+        kind, head, body = reader.read(len(MAGIC))
+        versions = b"\xa7journal%c" % JOURNAL_VERSION
+        assert head.count(versions) == 1
+        RecordWriter(file.fileno(), len(MAGIC)).append(kind, head.replace(versions, b"\xa7journal\x01"), body)
     server.start()
     with pytest.raises(
         djinn.errors.SessionLost, match=f"journal format 1 and not {JOURNAL_VERSION}.* start the server again"

@@ -1,7 +1,7 @@
 """Append-only record log in a file. Journals and failover logs use it.
 
 A record has a kind, a head and buffers. An append that fails or is interrupted is truncated; the reader skips a torn
-record at the end.
+record at the end. It refuses a damaged record: checksums cover the lengths, the head and the buffers.
 """
 
 from __future__ import annotations
@@ -11,20 +11,24 @@ import errno
 import math
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BufferedReader
-from typing import Final
+from typing import Final, NamedTuple
 
 import attrs
 
 from djinn_core.errors import ProtocolError
 from djinn_core.system.files import pwrite, pwritev
+from djinn_core.wire.digests import ContentHash
 from djinn_core.wire.frames import Buffer, allocate, flatten
 
-_RECORD: Final = struct.Struct("<cIQ")  # kind, bytes of the head, bytes of all buffers; then lengths, head, buffers
-_COUNT: Final = struct.Struct("<I")  # number of buffers
-_NO_BUFFERS: Final = _COUNT.pack(0)
-_BARE_BYTES: Final = _RECORD.size + _COUNT.size  # bytes of a record without head and buffers
+# Of each record: kind, bytes of the head, bytes and number of the buffers, checksum of lengths and head, checksum of these fields.
+# Lengths of the buffers, head, buffers and, if there are buffers, their checksum follow.
+_FIELDS: Final = struct.Struct("<cIQII")
+_SUM: Final = struct.Struct("<I")
+_BARE_BYTES: Final = _FIELDS.size + _SUM.size  # of a record without head and buffers
+_BODY_SUM: Final = 8  # bytes of the checksum of the buffers
 _AT_ONCE: Final = 512  # buffers per system call
 
 
@@ -73,7 +77,15 @@ def sizes_of(buffers: Buffers) -> Sequence[int]:
 
 def record_size(head: bytes, body: Buffers) -> int:
     """Return the bytes of a record."""
-    return _BARE_BYTES + len(head) + (8 * len(body) + sum(sizes_of(body)) if body else 0)
+    return _BARE_BYTES + len(head) + (8 * len(body) + sum(sizes_of(body)) + _BODY_SUM if body else 0)
+
+
+def body_checksum(buffers: Iterable[Buffer]) -> bytes:
+    """Return the checksum of buffers. BLAKE3 takes a third of the time of CRC-32 for large ones."""
+    found = ContentHash()
+    for buffer in buffers:
+        found.update(buffer)
+    return found.digest(_BODY_SUM)
 
 
 class RecordWriter:
@@ -98,19 +110,20 @@ class RecordWriter:
         if self.size + record_size(head, body) > self._limit:
             raise OSError(errno.EFBIG, f"a log would have more than {self._limit:,} bytes")
         try:
-            if isinstance(body, LazyBuffers):
-                at = self._write([_opening(kind, head, body.sizes)], self.size)
-                for part in body:
-                    at = self._write([part], at)
-                self.size = at
-            elif body:
-                parts = [flatten(buffer) for buffer in body]
-                self.size = self._write([_opening(kind, head, list(map(len, parts))), *parts], self.size)
-            else:
-                length = len(head)
-                record = _RECORD.pack(kind, length, 0) + _NO_BUFFERS + head
+            if not body:
+                record = _opening(kind, head, ())
                 count = pwrite(self._file, record, self.size)  # one call for most records
-                self.size = self.size + count if count == _BARE_BYTES + length else self._write([record], self.size)
+                self.size = self.size + count if count == len(record) else self._write([record], self.size)
+            elif isinstance(body, LazyBuffers):
+                at, checksum = self._write([_opening(kind, head, body.sizes)], self.size), ContentHash()
+                for part in body:
+                    checksum.update(part)
+                    at = self._write([part], at)
+                self.size = self._write([checksum.digest(_BODY_SUM)], at)
+            else:
+                parts = [flatten(buffer) for buffer in body]
+                opening = _opening(kind, head, list(map(len, parts)))
+                self.size = self._write([opening, *parts, body_checksum(parts)], self.size)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self.size)
@@ -131,8 +144,17 @@ class RecordWriter:
 
 def _opening(kind: bytes, head: bytes, lengths: Sequence[int]) -> bytes:
     """Return the header of a record, which precedes its buffers."""
-    counts = struct.pack(f"<I{len(lengths)}Q", len(lengths), *lengths)
-    return _RECORD.pack(kind, len(head), sum(lengths)) + counts + head
+    rest = struct.pack(f"<{len(lengths)}Q", *lengths) + head if lengths else head
+    fields = _FIELDS.pack(kind, len(head), sum(lengths), len(lengths), zlib.crc32(rest))
+    return fields + _SUM.pack(zlib.crc32(fields)) + rest
+
+
+class _Opening(NamedTuple):
+    """Fields of a record before its buffers. `lengths`: bytes of each buffer."""
+
+    kind: bytes
+    head: bytes
+    lengths: tuple[int, ...]
 
 
 class RecordReader:
@@ -142,41 +164,58 @@ class RecordReader:
         self._file = file
 
     def places(self, start: int, end: int) -> Iterator[RecordLocation]:
-        """Return the locations of the complete records between two positions, in order."""
-        while start + _RECORD.size + _COUNT.size <= end:
+        """Return the locations of the complete records between two positions, in order.
+
+        Raises:
+            ProtocolError: the lengths of a record are damaged.
+        """
+        while start + _BARE_BYTES <= end:
             self._file.seek(start)
-            kind, head, body, buffers = self._prefix()
-            size = _RECORD.size + _COUNT.size + 8 * buffers + head + body
+            kind, head, body, buffers, _ = self._fields()
+            size = _BARE_BYTES + 8 * buffers + head + body + (_BODY_SUM if buffers else 0)
             if start + size > end:
                 return
             yield RecordLocation(start, kind, head, size)
             start += size
 
     def head(self, start: int) -> bytes:
-        """Return the head of the record at an offset."""
-        self._file.seek(start)
-        _, head, _, buffers = self._prefix()
-        self._file.seek(8 * buffers, os.SEEK_CUR)
-        return self._file.read(head)
+        """Return the head of the record at an offset.
+
+        Raises:
+            ProtocolError: the record is damaged, or the file ends in it.
+        """
+        return self._opening(start).head
 
     def read(self, start: int) -> tuple[bytes, bytes, list[memoryview]]:
         """Return kind, head and buffers of the record at an offset.
 
         Raises:
-            ProtocolError: the record is inconsistent or incomplete.
+            ProtocolError: the record is damaged, or the file ends in it.
         """
-        self._file.seek(start)
-        kind, head, body, buffers = self._prefix()
-        lengths = struct.unpack(f"<{buffers}Q", self._file.read(8 * buffers))
-        # the caller knows that the record lies within the file; the buffer sizes are unchecked
-        if sum(lengths) != body:
-            raise ProtocolError("a record contradicts itself: the lengths of its buffers are not what it has")
-        return kind, self._file.read(head), [self._buffer(length) for length in lengths]
+        kind, head, lengths = self._opening(start)
+        buffers = [self._buffer(length) for length in lengths]
+        if buffers and self._file.read(_BODY_SUM) != body_checksum(buffers):
+            raise _damaged(start)
+        return kind, head, buffers
 
-    def _prefix(self) -> tuple[bytes, int, int, int]:
-        kind, head, body = _RECORD.unpack(self._file.read(_RECORD.size))
-        (buffers,) = _COUNT.unpack(self._file.read(_COUNT.size))
-        return kind, head, body, buffers
+    def _opening(self, start: int) -> _Opening:
+        self._file.seek(start)
+        kind, head, body, buffers, checksum = self._fields()
+        rest = self._file.read(8 * buffers + head)
+        if len(rest) < 8 * buffers + head or zlib.crc32(rest) != checksum:
+            raise _damaged(start)
+        lengths = struct.unpack_from(f"<{buffers}Q", rest)
+        if sum(lengths) != body:
+            raise _damaged(start)
+        return _Opening(kind, rest[8 * buffers :], lengths)
+
+    def _fields(self) -> tuple[bytes, int, int, int, int]:
+        at = self._file.tell()
+        fields, checksum = self._file.read(_FIELDS.size), self._file.read(_SUM.size)
+        if len(checksum) < _SUM.size or _SUM.pack(zlib.crc32(fields)) != checksum:
+            raise _damaged(at)
+        kind, head, body, buffers, rest = _FIELDS.unpack(fields)
+        return kind, head, body, buffers, rest
 
     def _buffer(self, length: int) -> memoryview:
         view = allocate(length)
@@ -187,3 +226,7 @@ class RecordReader:
                 raise ProtocolError("a log ends in the middle of a record")
             done += count
         return view
+
+
+def _damaged(start: int) -> ProtocolError:
+    return ProtocolError(f"the record at offset {start:,} is damaged: its checksum differs, as by a failing disk")
