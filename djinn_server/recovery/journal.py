@@ -100,6 +100,7 @@ class Journal:
         self._file = -1
         self._records = RecordWriter(-1, 0)
         self._recovering = False
+        self._deleted = False
         self._beside = 0  # bytes of blob files that have no other link
         self._check_at = 0  # size at which quota and disk are checked next
         self._refused_bytes: float = math.inf  # size of the last state that was too large for a snapshot
@@ -267,6 +268,8 @@ class Journal:
         if self._recovering and not self.replaying:
             self._recovering = False
             self.append(records.ATTEMPT, b"done", ())  # a process that dies now dies of something else
+            if not self.open:
+                self._forget_past()
         if not self.open:
             return False
         started, schedule = time.monotonic(), self._schedule
@@ -288,10 +291,17 @@ class Journal:
             encoded, memory, transfers = taken
             base = SnapshotHeader(position.received, position.sent, encoded)
             done = self.compact(base, memory, position.replies, transfers)
-        if done and self.past is not None:  # it holds the file that was there before
+        if done:
+            self._forget_past()
+        return done
+
+    def _forget_past(self) -> None:
+        """Close the journal that an earlier process has left, which nothing reads any more."""
+        if self.past is not None:
             self.past.close()
             self.past = None
-        return done
+            if self._deleted:
+                self.contents.end()
 
     def compact(
         self,
@@ -414,13 +424,17 @@ class Journal:
         if self.open:
             self.leave()
             self.path.unlink(missing_ok=True)
-            self.contents.end()
+            self._deleted = True
+            if self.past is None:  # a replay still reads them
+                self.contents.end()
 
     def close(self) -> None:
         """As `end`; and close the journal that an earlier process has left."""
         self.end()
         if self.past is not None:
             self.past.close()
+            if self._deleted:
+                self.contents.end()
 
     def leave(self) -> None:
         """Close without deleting, so that another process can continue the journal."""

@@ -143,14 +143,16 @@ class Leases:
         config = self._config
         journal = Journal.resume(path, past, config.journal_limit, self._disk, config.snapshot_seconds)
         try:
+            if not past.is_at(path):
+                if journal.nbytes:
+                    raise BlockingIOError(f"another executor has written to {path} since it was read")
+                journal.close()  # which made it anew
+                raise SessionLost("the session has ended meanwhile")
             if past.tried >= TRIES:
-                journal.end()
+                journal.close()
                 raise CrashLoop(
                     f"executors died {past.tried + 1} times while they did the same, the log of the server says how"
                 )
-            if not past.is_at(path):
-                journal.end()  # which made it anew
-                raise SessionLost("the session has ended meanwhile")
             connection.limits = Limits()
             journal.begin_replay()
             leased = LeasedConnection(connection, self.seconds, self._usage, past.owner.secret, journal)

@@ -87,6 +87,8 @@ class UnclaimedJournals:
                 lock_file(file)
             except BlockingIOError:
                 return False
+            if not os.path.samestat(path.lstat(), os.fstat(file)):  # its executor has just replaced it by a snapshot
+                return False
             if remove:
                 path.unlink(missing_ok=True)
                 if path.suffix == ".journal":

@@ -108,7 +108,7 @@ class UploadAssembly:
 
     def _contents(self) -> BlobFiles | None:
         """Return the files of the session's journal."""
-        return self.journal.contents if self.journal.open else None
+        return self.journal.contents if self.journal.open or self.journal.replaying else None
 
     def _find_offered(self, offer: BlobOffer) -> torch.Tensor | None:
         held = self._held.pop(offer.digest, None)

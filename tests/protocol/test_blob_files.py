@@ -11,6 +11,7 @@ from djinn_core.protocol.delivery.record_log import LazyBuffers
 from djinn_core.wire.compression import PLANES_ZSTD, compressed
 from djinn_core.wire.digests import digest_of_content
 from djinn_core.wire.messages import UploadPart, encode
+from djinn_server import disk_quota
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.launch.tickets import NO_TENANT
 from djinn_server.recovery.blob_files import BLOB_BYTES, contents_folder
@@ -214,6 +215,61 @@ def test_a_file_that_has_changed_is_not_taken_for_what_it_was(path, store):
     past = JournalReader(path)
     with pytest.raises(SessionLost, match="not what it was"):
         past.memory()
+    past.close()
+
+
+def test_full_disk_does_not_end_a_session_that_is_recovered(path, monkeypatch):
+    large, base = bytes(BLOB_BYTES), SnapshotHeader(1, 1, b"state")
+    journal = begun(path)
+    assert journal.compact(base, [large], [])
+    upload(journal)
+    journal.leave()
+    past = JournalReader(path)
+    journal = Journal.resume(path, past, 1 << 30, DiskQuota())
+    monkeypatch.setattr(disk_quota, "free_bytes", lambda _: 0)
+    journal.begin_replay()
+    assert not journal.open
+    assert [bytes(part) for part in past.memory()] == [large]
+    assert b"".join(bytes(past.next_frame().body[0]) for _ in parts()) == DATA
+    assert journal.snapshot_if_due(None, None, None) is False
+    assert not list(path.parent.iterdir())
+    journal.close()
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_session_that_is_not_recovered_leaves_no_file(path, monkeypatch, again):
+    """`again`: a third process tries."""
+    journal = begun(path)
+    upload(journal)
+    journal.leave()
+    journal = gone_on(path)
+    if again:
+        journal.begin_replay()
+        journal.leave()
+        journal = gone_on(path)
+    journal.close()
+    assert not list(path.parent.iterdir())
+
+
+def test_files_that_nfs_leaves_stop_no_snapshot(path):
+    journal = begun(path)
+    assert journal.compact(SnapshotHeader(1, 1, b""), [bytes(BLOB_BYTES)], [])
+    (contents_folder(path) / ".nfs000000000000abcd00000001").touch()
+    assert journal.compact(SnapshotHeader(2, 2, b""), [bytes(BLOB_BYTES + 1)], [])
+    journal.end()
+
+
+def test_changed_part_of_an_upload_is_not_replayed(path):
+    journal = begun(path)
+    upload(journal)
+    journal.leave()
+    with (contents_folder(path) / DIGEST.hex()).open("r+b") as file:
+        file.seek(PART)
+        file.write(bytes([DATA[PART] ^ 1]))
+    past = JournalReader(path)
+    assert bytes(past.next_frame().body[0]) == DATA[:PART]
+    with pytest.raises(SessionLost, match="not what it was"):
+        past.next_frame()
     past.close()
 
 

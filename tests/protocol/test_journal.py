@@ -202,6 +202,41 @@ def test_a_session_that_ends_while_its_client_comes_back_leaves_nothing(tmp_path
     assert not path.exists()
 
 
+@pytest.mark.parametrize("how", ["append", "compact"])
+def test_journal_that_another_executor_has_continued_meanwhile_stays(tmp_path, how):
+    path = journal_path(tmp_path, "session")
+    died(written(path))
+    leases = Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), DiskQuota())
+
+    def continued(_):
+        past = JournalReader(path)
+        journal = Journal.resume(path, past, 1 << 30, DiskQuota())
+        if how == "append":
+            journal.frame(Frame(b"four"))
+        else:
+            assert journal.compact(SnapshotHeader(3, 7, b"state"), [], [])
+        past.close()
+        died(journal)
+        return ""
+
+    asked = Resume("session", OWNER.secret, 0)
+    with pytest.raises(BlockingIOError, match="another executor has written"):
+        leases.recover(connected_pair()[1], asked, continued)
+    found = leases.recover(connected_pair()[1], asked)
+    assert found is not None
+    assert found[2] == (4 if how == "append" else 3)
+    found[1].close()
+
+
+def test_record_of_an_unknown_kind_is_refused(tmp_path):
+    path = tmp_path / "session.journal"
+    journal = written(path)
+    journal.append(b"?", b"", ())
+    died(journal)
+    with pytest.raises(SessionLost, match="unknown kind"):
+        JournalReader(path)
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"DJNJ1\n", b"DJNJ1\nH" + bytes(40), b"something else entirely, and long enough"]
 )

@@ -9,6 +9,7 @@ from djinn_core.wire.digests import digest_of_content
 from djinn_core.wire.messages import UploadPart, encode
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.launch.tickets import Badge
+from djinn_server.recovery import unclaimed_journals
 from djinn_server.recovery.journal import Journal
 from djinn_server.recovery.log_records import SessionIdentity
 from djinn_server.recovery.unclaimed_journals import UnclaimedJournals
@@ -78,3 +79,19 @@ def test_unclaimed_journals_count_towards_the_quota_of_their_tenant(folder):
     assert folder.disk.used == used
     assert folder.after(1.5 * SECONDS) == set()
     assert folder.disk.used == 0
+
+
+def test_journal_that_a_snapshot_replaces_during_the_look_stays(folder, monkeypatch):
+    folder.begin("recovered").leave()
+    assert folder.after(SECONDS - 1) == {"recovered.journal", "recovered.contents"}
+    path = folder.path / "recovered.journal"
+
+    def replaced(_):
+        if not (folder.path / "before").exists():
+            path.rename(folder.path / "before")
+            path.write_bytes(b"a snapshot")
+
+    monkeypatch.setattr(unclaimed_journals, "lock_file", replaced)
+    folder.now += SECONDS
+    folder.unclaimed.look()
+    assert path.read_bytes() == b"a snapshot"
