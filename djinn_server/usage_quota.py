@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Final, Self
 
-from djinn_core.system.files import CLOEXEC
+from djinn_core.system.files import CLOEXEC, NOFOLLOW, pread, pwrite
 
 HOUR: Final = 3600.0
 _LAYOUT: Final = struct.Struct("<dd")  # when the hour began, on the clock of all processes, and seconds used in it
@@ -39,9 +39,10 @@ class UsageQuota:
             OSError: it cannot be kept there.
         """
         path = folder / hashlib.sha256(tenant.encode()).hexdigest()[:32]
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NOFOLLOW | CLOEXEC, 0o600)
         try:
-            os.ftruncate(descriptor, _LAYOUT.size)
+            # Write the bytes: on a full disk, a store to a mapped hole would kill the executor.
+            pwrite(descriptor, pread(descriptor, _LAYOUT.size, 0).ljust(_LAYOUT.size, b"\0"), 0)
             return cls(mmap.mmap(descriptor, _LAYOUT.size))
         finally:
             os.close(descriptor)

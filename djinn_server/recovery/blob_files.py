@@ -12,7 +12,7 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -73,9 +73,9 @@ class BlobFiles:
         path, written = self.path(digest), 0
         if self._grows(digest):
             return False
-        self._folder.mkdir(mode=0o700, exist_ok=True)
         try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | CLOEXEC, 0o600))
+            with self._folder_for_writing():
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | CLOEXEC, 0o600))
         except FileExistsError:
             written = path.stat().st_size
             if not again or written > size:
@@ -127,8 +127,8 @@ class BlobFiles:
     def link(self, digest: bytes, file: Path) -> None:
         """Link a file of the store, whose bytes have that digest. If it cannot be linked, the journal depends on the store."""
         try:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            os.link(file, self.path(digest), follow_symlinks=False)
+            with self._folder_for_writing():
+                os.link(file, self.path(digest), follow_symlinks=False)
         except FileExistsError:
             return
         except OSError as error:
@@ -193,10 +193,7 @@ class BlobFiles:
     def _put(self, digest: bytes, data: memoryview) -> None:
         self._unfinished = {handle: one for handle, one in self._unfinished.items() if one.digest != digest}
         unfinished = self.path(digest).with_suffix(".new")  # a crash leaves no part of a file under its digest
-        with self._writing:
-            if self._ended:
-                raise OSError(errno.ESTALE, "the session has ended")
-            self._folder.mkdir(mode=0o700, exist_ok=True)
+        with self._folder_for_writing():
             file = os.open(unfinished, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | NOFOLLOW | CLOEXEC, 0o600)
             try:
                 _write_all(file, data, 0)
@@ -204,6 +201,15 @@ class BlobFiles:
                 os.close(file)
             unfinished.replace(self.path(digest))
         self._proven.add(digest)
+
+    @contextlib.contextmanager
+    def _folder_for_writing(self) -> Iterator[None]:
+        """Make the folder, and keep `end` from removing it meanwhile. Raise OSError if the session has ended."""
+        with self._writing:
+            if self._ended:
+                raise OSError(errno.ESTALE, "the session has ended")
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            yield
 
     def digests(self) -> set[bytes]:
         """Return the digests by which the files are named."""

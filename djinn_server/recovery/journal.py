@@ -269,7 +269,8 @@ class Journal:
             self._recovering = False
             self.append(records.ATTEMPT, b"done", ())  # a process that dies now dies of something else
             if not self.open:
-                self._forget_past()
+                self._close_past()
+                self.past = None
         if not self.open:
             return False
         started, schedule = time.monotonic(), self._schedule
@@ -292,16 +293,9 @@ class Journal:
             base = SnapshotHeader(position.received, position.sent, encoded)
             done = self.compact(base, memory, position.replies, transfers)
         if done:
-            self._forget_past()
-        return done
-
-    def _forget_past(self) -> None:
-        """Close the journal that an earlier process has left, which nothing reads any more."""
-        if self.past is not None:
-            self.past.close()
+            self._close_past()
             self.past = None
-            if self._deleted:
-                self.contents.end()
+        return done
 
     def compact(
         self,
@@ -431,6 +425,9 @@ class Journal:
     def close(self) -> None:
         """As `end`; and close the journal that an earlier process has left."""
         self.end()
+        self._close_past()
+
+    def _close_past(self) -> None:
         if self.past is not None:
             self.past.close()
             if self._deleted:

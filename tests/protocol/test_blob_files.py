@@ -251,6 +251,16 @@ def test_session_that_is_not_recovered_leaves_no_file(path, monkeypatch, again):
     assert not list(path.parent.iterdir())
 
 
+def test_session_that_has_ended_makes_no_file(path, tmp_path):
+    journal, stored = begun(path), tmp_path / "stored"
+    stored.write_bytes(DATA)
+    journal.end()
+    journal.contents.link(DIGEST, stored)
+    with pytest.raises(OSError, match="has ended"):
+        journal.contents.expect(HANDLE, DIGEST, SIZE)
+    assert not list(path.parent.iterdir())
+
+
 def test_files_that_nfs_leaves_stop_no_snapshot(path):
     journal = begun(path)
     assert journal.compact(SnapshotHeader(1, 1, b""), [bytes(BLOB_BYTES)], [])

@@ -65,3 +65,9 @@ def test_who_kills_the_executor_has_no_more_time_for_it(tmp_path, plain_environm
         wait_for(lambda: "of 1e-09 that you may use" in str(again()), "a refusal by the next executor")
     finally:
         server.stop()
+
+
+def test_file_of_an_account_has_its_room_on_the_disk(tmp_path):
+    UsageQuota.of("alice", tmp_path)
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_blocks, "on a full disk, a store to a hole kills the process"
