@@ -1,1 +1,1 @@
-"""What a program does: `captured` programs and their plans, `semantics` of their nodes, `timeline` and `verification`."""
+"""Analysis of programs: `captured` programs and their plans, `semantics` of nodes, `timeline` and `verification`."""

@@ -1,9 +1,9 @@
 """`capture()`: record the ops of a block as a program, without running it. Remote tensors stand for tensors on the meta device.
 
-A model that was built under `torch.device("meta")` has no data. Inside a capture every PyTorch function that is called with
-such a tensor gets a remote one of the same metadata in its place, so that kernels, attention and autograd are chosen as for
-the remote device. The model itself is not changed. The results are `MetaOnlyStorages`: recorded, and never sent. Optimizers of such
-a model update the tensors in its place, with state of their own.
+A model that was built under `torch.device("meta")` has no data. Inside a capture, every PyTorch function gets a remote tensor with the
+same metadata instead. PyTorch then chooses kernels, attention and autograd as for the remote device. The model itself is not
+changed. The results are `MetaOnlyStorages`: recorded, and never sent. Optimizers of such a model update the remote tensors, with
+separate optimizer state.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from djinn_core.ir.values import meta_of
 
 @attrs.frozen
 class _OptimizerState:
-    """An optimizer's own parameters by group, and its own state, which it has while it does not step."""
+    """An optimizer's original parameters by group, and its original state, to restore after a step."""
 
     optimizer: Optimizer
     parameters: list[Any]
@@ -43,30 +43,30 @@ class _OptimizerState:
 
 
 class OptimizerSteps:
-    """Lends optimizers stand-ins for their parameters while they step; afterwards an optimizer is as it was before.
+    """Replaces an optimizer's parameters by remote tensors during a step, and restores them afterwards.
 
-    Some functions that they call take tensors as they are, whatever modes are entered.
+    Some functions that optimizers call bypass function modes, so the mode alone is not enough.
 
     Args:
-        standing_for: the stand-in for a tensor on the meta device; anything else as it is.
+        standing_for: returns the remote tensor for a meta tensor, and any other object unchanged.
     """
 
     def __init__(self, standing_for: Callable[[Any], Any]) -> None:
         self._standing_for = standing_for
         self._thread = threading.get_ident()
         self._own: dict[int, _OptimizerState] = {}
-        self._states: dict[int, Any] = {}  # what optimizers remembered of their steps inside the capture
+        self._states: dict[int, Any] = {}  # optimizer state of steps inside the capture
         self._handles: list[RemovableHandle] = []
 
     def follow(self) -> None:
-        """From now on, steps of this thread are followed."""
+        """Start to follow the optimizer steps of this thread."""
         self._handles = [
             register_optimizer_step_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after),
         ]
 
     def leave(self) -> None:
-        """Steps are not followed any more; an optimizer whose step failed gets back what is its own."""
+        """Stop to follow steps, and restore an optimizer whose step failed."""
         for handle in self._handles:
             handle.remove()
         for own in list(self._own.values()):
@@ -100,7 +100,7 @@ class OptimizerSteps:
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-# What remote tensors do in a way of their own, by what PyTorch calls for all tensors.
+# Remote tensors override these functions, which PyTorch calls for all tensors.
 _OWN_WAYS: dict[Any, Callable[..., Any]] = {
     getattr(torch.Tensor, name): getattr(LazyTensor, name)
     for name in ("tolist", "numpy", "untyped_storage", "data_ptr", "__format__", "__array__", "__deepcopy__")
@@ -111,17 +111,17 @@ _OWN_WAYS: dict[Any, Callable[..., Any]] = {
 
 
 def _makes_normal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """True if this call of `torch.normal` makes a tensor from a size.
+    """Return True if this call of `torch.normal` creates a tensor from a size.
 
-    Other calls do not, and `torch.device` as a context ignores `torch.normal` for that reason.
+    Other calls do not, so `torch.device` as a context ignores `torch.normal`.
     """
     return (len(args) > 2 or "size" in kwargs) and not kwargs.keys() & {"device", "out"}
 
 
 class MetaSubstitution(TorchFunctionMode):
-    """While it is entered, functions see remote tensors where they are given tensors on the meta device.
+    """Function mode that replaces meta tensors with remote tensors in calls.
 
-    Modules that are being moved (`to_empty`) are left alone.
+    Modules that are being moved (`to_empty`) are left unchanged.
     """
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class MetaSubstitution(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call `func` with stand-ins."""
+        """Call `func` with remote tensors in place of meta tensors."""
         del types
         if device_state.thread.converts_module:
             return func(*args, **(kwargs or {}))
@@ -145,7 +145,7 @@ class MetaSubstitution(TorchFunctionMode):
         if args and isinstance(args[0], LazyTensor):
             func = _OWN_WAYS.get(func, func)
         result = func(*args, **kwargs)
-        # What writes into a tensor returns it: `module.buffer += 1` leaves the module with the buffer that it had.
+        # An in-place op returns its tensor: `module.buffer += 1` must leave the module its original buffer.
         return self._originals.get(id(result), result)
 
     def __enter__(self) -> Self:
@@ -158,7 +158,7 @@ class MetaSubstitution(TorchFunctionMode):
         self._steps.leave()
 
     def let_go(self) -> None:
-        """The capture is over, and its program is fixed: nothing stands for anything any more."""
+        """End all replacements. The capture is over, and its program is fixed."""
         self._tensors.clear()
         self._originals.clear()
         self._storages.clear()
@@ -189,7 +189,7 @@ class MetaSubstitution(TorchFunctionMode):
             value = Value.begin(self._storages[key], meta_of(tensor))
             stand_in = wrap(value)
         if is_first:
-            with port.lock:  # looked up each time: a forked child has a new one
+            with port.lock:  # looked up each time: a forked child has a new recorder
                 recorders.meta_only.add(value.storage.id)
         if tensor.requires_grad:
             stand_in.requires_grad_()
@@ -197,16 +197,16 @@ class MetaSubstitution(TorchFunctionMode):
 
 
 class Capture:
-    """A capture that is under way or done."""
+    """A capture that is active or finished."""
 
     def __init__(self, skip: int) -> None:
-        self._skip = skip  # instructions that were recorded, and not yet sent, before the capture began
+        self._skip = skip  # instructions recorded but not sent before the capture began
         self.sent = SentEntries()
         self._program: Program | None = None
 
     @property
     def program(self) -> Program:
-        """The program recorded so far; fixed when the capture ends."""
+        """Return the program recorded so far; fixed when the capture ends."""
         if self._program is not None:
             return self._program
         return freeze([*self.sent.entries, *current().entries][self._skip :], still_to_free())
@@ -220,9 +220,8 @@ class Capture:
 def capturing() -> Iterator[Capture]:
     """Record the ops of this thread inside the block.
 
-    Factories without a device argument make remote tensors. Nothing is sent unless the code inside needs a result; what
-    was recorded runs later, when something outside needs it. What is computed from tensors on the meta device is recorded
-    only.
+    Factories without a device argument make remote tensors. Nothing is sent unless the code inside needs a result. Recorded ops run
+    later, when code outside needs their results. Ops on meta tensors are recorded and never run.
     """
     recorder = current()
     capture, stand_ins = Capture(recorder.unsent), MetaSubstitution()

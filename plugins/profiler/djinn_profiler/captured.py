@@ -48,38 +48,38 @@ class Captured:
         self._capturing = capturing
 
     def __repr__(self) -> str:
-        """The number of its ops; nothing is analysed."""
+        """Return the number of ops, without analysis."""
         return f"<Captured: {len(self.program):,} ops>"
 
     @property
     def program(self) -> Program:
-        """The instructions, in program order."""
+        """Return the instructions, in program order."""
         return self._capturing.program
 
     @cached_property
     def graph(self) -> ProgramGraph:
-        """The program as a graph."""
+        """Return the program as a graph."""
         return ProgramGraph(self.program)
 
     @cached_property
     def profile(self) -> WorkloadProfile:
-        """Semantic profile of the program."""
+        """Return the semantic profile of the program."""
         profile = plan(self.graph, until="annotate").profile
         assert profile is not None
         return profile
 
     @property
     def patterns(self) -> tuple[PatternMatch, ...]:
-        """Matches of the pattern plugins."""
+        """Return the matches of the pattern plugins."""
         return self.profile.patterns
 
     def picture(self, file: str | os.PathLike[str]) -> None:
-        """Draw the program into a file, by the plugin whose renderer has the ending of its name.
+        """Draw the program into a file. The file's suffix selects the renderer.
 
-        The package `djinn-observability` brings `.svg`, and `.html`: a page in which modules open by a click.
+        The package `djinn-observability` renders `.svg` and `.html`, a page with modules that unfold by a click.
 
         Raises:
-            ConfigurationError: no renderer writes files with that ending, or there is no such folder.
+            ConfigurationError: no renderer writes files with that suffix, or the folder does not exist.
             PluginError: the renderer failed.
         """
         path, registry = Path(file), client.registry()
@@ -95,27 +95,27 @@ class Captured:
 
     @cached_property
     def semantic_metadata(self) -> tuple[SemanticMetadata, ...]:
-        """Everything that is known of each node."""
+        """Return all facts about each node."""
         costs = plan(self.graph, until="estimate").costs
         return semantic_metadata(self.graph, self.profile, costs, self._capturing.sent.fetched)
 
 
 @contextmanager
 def capture(model: torch.nn.Module | None = None) -> Iterator[Captured]:
-    """Record what this thread does inside the block, without a server and without running it.
+    """Record the ops of this thread inside the block. Needs no server and runs nothing.
 
-    Factories without a device argument make remote tensors there. What was recorded runs when something needs a result.
+    Factories without a device argument make remote tensors there. Recorded ops run when their results are needed.
 
     Args:
-        model: a module whose parameters and buffers that are on the CPU are copies on the device inside the block; what is
-            written into these, gradients too, is lost with them.
+        model: a module whose CPU parameters and buffers are copied to the device inside the block. Writes to the copies, gradients
+            included, are lost after the block.
     """
     with capturing() as under_way, _moved(model):
         captured = context.captures.latest = Captured(under_way)
         yield captured
-    if port.counts_when_open():  # there is a server: the first op that is meant for it finds out whether it can be used
+    if port.counts_when_open():  # a server is configured: the first op that is sent to it shows whether it can be used
         forget_calls()
-    _ = captured.graph.module_names  # while the modules are there
+    _ = captured.graph.module_names  # while the modules are alive
 
 
 def _moved(model: torch.nn.Module | None) -> AbstractContextManager[object]:
@@ -130,10 +130,10 @@ def _on_device(tensor: torch.Tensor) -> torch.Tensor:
 
 @for_users
 def get_graph() -> ProgramGraph:
-    """The graph of this thread's present or last `capture()`.
+    """Return the graph of this thread's present or last `capture()`.
 
     Raises:
-        DjinnError: this thread has captured nothing.
+        DjinnError: this thread has not captured a program.
     """
     latest = context.captures.latest
     if latest is None:
@@ -143,14 +143,13 @@ def get_graph() -> ProgramGraph:
 
 @for_users
 def plan(program: Program | ProgramGraph | Captured, until: Stage = "schedule") -> PipelineResult:
-    """Run the stages over a program, as far as `until`, for the device that is connected (or an unknown one).
+    """Run the planning stages over a program, up to `until`, for the connected device, or for an unknown one.
 
-    The result of a program with the same content, recorded before, is found again and nothing is analysed. In a session over several
-    executors, the stages from `optimize` on plan for all of them, with the inputs where they live now; ids of nodes are those of the
-    result's `graph`.
+    Results are cached by the content of programs. In a session over several executors, the stages from `optimize` on plan for all
+    of them, from the present locations of the inputs. Node ids refer to the result's `graph`.
 
     Raises:
-        ConfigurationError: there is no such stage.
+        ConfigurationError: the stage does not exist.
     """
     if until not in STAGES:
         raise ConfigurationError(f"there is no stage {until!r}; they are {', '.join(STAGES)}")
@@ -178,13 +177,13 @@ def explain(
     """Explain in words each stage's decisions about a program, with reasons, and its modules as a tree.
 
     Args:
-        program: what to explain.
+        program: the program.
         until: the last stage to explain.
         unfold: whether equal layers are listed one by one.
         depth: how many levels of modules are listed; None: all.
 
     Returns:
-        Text. Its attribute `described` has the same as values that JSON can hold.
+        Text. Its attribute `described` has the same facts as JSON values.
     """
     result = shown_until(program, until) if isinstance(program, PipelineResult) else plan(program, until)
     return describe_result(result, unfold=unfold, depth=depth)
@@ -194,16 +193,15 @@ def explain(
 def execute(
     schedule: ExecutionSchedule, inputs: Mapping[int, torch.Tensor] | Sequence[torch.Tensor] | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """Run a schedule and return the remote tensors that its graph leaves behind, in order.
+    """Run a schedule and return the remote tensors that outlive its graph, in order.
 
     Args:
         schedule: made by `djinn.plan` or `Scheduler` from a captured program.
-        inputs: tensors for the graph's inputs: by value id, or all of them in the order of `graph.inputs`. Inputs that
-            are not given are those of the capture, which must still be alive.
+        inputs: tensors for the graph's inputs: by value id, or a list in the order of `graph.inputs`. Missing inputs are taken from
+            the capture and must still be alive.
 
     Raises:
-        DjinnError: an input has other metadata than the one that it stands for, or there are too many or too few, or one is
-            given for a value that is no input.
+        DjinnError: an input differs in metadata from the captured one, their number is wrong, or a value id is not an input.
     """
     graph = ProgramGraph(schedule.program)
     nodes = [

@@ -1,4 +1,4 @@
-"""What is known of one node, as a value, and roles of ops that belong to no family."""
+"""Facts about one node as a value, and roles of ops that belong to no family."""
 
 from __future__ import annotations
 
@@ -26,24 +26,23 @@ _CREATION = frozenset({
 
 @attrs.frozen
 class SemanticMetadata:
-    """Everything that is known of one node, joined from the graph and the side tables.
+    """All facts about one node, joined from the graph and the side tables.
 
     Attributes:
         node, op, inputs, random: as in `Node`.
-        shapes, dtypes, device: of its results.
-        module: path of the `nn.Module` that issued it.
-        phase, modality: the phase and the kind of data that it belongs to.
+        shapes, dtypes, device: those of its results. module: path of the `nn.Module` that issued it.
+        phase, modality: its phase, and its kind of data.
         residency: kinds of its results.
-        patterns: names of the patterns that cover it; confidence: of the surest of them.
+        patterns: names of the patterns that cover it; confidence: the highest of these patterns.
         depth: length of the longest path from an input to it.
         mutates: True if it writes into an operand.
-        role: that of a match, or of the op's family; each node has one.
-        synchronises: whether the client waits for the op: its result's shape or a number depends on data, or its result was
-            fetched while it was recorded.
-        lineage: kinds of inputs that its results derive from. is_gradient: whether they derive from a gradient.
+        role: the role from a match, or from the op's family; each node has one.
+        synchronises: whether the client waits for the op, because its result's shape or a returned number depends on data, or its
+            result was fetched during recording.
+        lineage: kinds of inputs that its results derive from. is_gradient: whether its results derive from a gradient.
         memory_pattern: how it reads memory.
-        cost: estimate for the first device; None where costs were not asked for.
-        hints: those of its matches, by name, for placement and scheduling.
+        cost: estimate for the first device; None if costs were not requested.
+        hints: the hints of its matches, by name, for placement and scheduling.
     """
 
     node: int
@@ -71,7 +70,7 @@ class SemanticMetadata:
 
 
 def general_role(graph: Graph, node: Node) -> str:
-    """Role of an op of no family with a role of its own, by what it does to memory and shapes."""
+    """Return a role for an op whose family has none, by its effect on memory and shapes."""
     for role, operations in (("indexing", INDEXING), ("copy", _COPIES), ("creation", _CREATION)):
         if node.operation.removesuffix("_") in operations or node.operation in operations:
             return role

@@ -1,4 +1,4 @@
-"""Everything that is known of each node, joined from the graph and the profile's side tables."""
+"""Facts about each node, joined from the graph and the profile's side tables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from djinn_profiler.semantic_metadata import INDEXING, MemoryPattern, SemanticMe
 def semantic_metadata(
     graph: Graph, profile: WorkloadProfile, costs: Costs | None = None, waited: AbstractSet[int] = frozenset()
 ) -> tuple[SemanticMetadata, ...]:
-    """One record per node, in order; with what it costs on the first device, where `costs` are given.
+    """Return one record per node, in order, with its cost on the first device if `costs` are given.
 
     `waited`: the values that the client waited for.
     """
@@ -103,7 +103,7 @@ def _memory_pattern(node: Node) -> MemoryPattern:
 
 @functools.lru_cache(maxsize=4096)
 def _depends_on_data(name: str) -> bool:
-    """True if PyTorch marks an op as one whose result's shape, or a number that it returns, depends on data."""
+    """Return True if PyTorch marks an op's result shape, or a number that it returns, as data-dependent."""
     packet, overload = split_name(name)
     if not name.startswith("aten::") or not hasattr(torch.ops.aten, packet):
         return False
@@ -112,7 +112,7 @@ def _depends_on_data(name: str) -> bool:
 
 
 def _depths(graph: Graph) -> list[int]:
-    """For each node the length of the longest chain of data that leads to it."""
+    """Return for each node the length of the longest data path that leads to it."""
     depths: list[int] = []
     made: dict[int, int] = {}
     for node in graph.nodes:
@@ -123,7 +123,7 @@ def _depths(graph: Graph) -> list[int]:
 
 
 class PatternRegistry:
-    """Patterns by name. Those of the plugins in use, if none are given."""
+    """Patterns by name. By default those of the plugins in use."""
 
     def __init__(self, patterns: Iterable[Pattern] | None = None) -> None:
         self._patterns: dict[str, Pattern] = {}
@@ -134,7 +134,7 @@ class PatternRegistry:
         """Add a pattern.
 
         Raises:
-            ConfigurationError: there is one of that name.
+            ConfigurationError: a pattern of that name exists.
         """
         if pattern.name in self._patterns:
             raise ConfigurationError(f"there is a pattern {pattern.name!r} in the registry: give this one another name")
@@ -151,24 +151,24 @@ class PatternRegistry:
 
 
 class SemanticAnalyzer:
-    """Stage `annotate` by hand."""
+    """Runs the stage `annotate` on a graph directly."""
 
     def __init__(self, pattern_registry: PatternRegistry | None = None) -> None:
         self.pattern_registry = PatternRegistry() if pattern_registry is None else pattern_registry
 
     def analyze_graph(self, graph: Graph) -> WorkloadProfile:
-        """The profile of `graph`: workload, phases, modalities, residency and matches."""
+        """Return the profile of `graph`: workload, phases, modalities, residency and matches."""
         return annotate(graph, tuple(self.pattern_registry))
 
 
 class MetadataRegistry:
-    """Everything that is known of each node of an annotated graph, by the node's id."""
+    """All facts about each node of an annotated graph, by node id."""
 
     def __init__(self, graph: Graph, profile: WorkloadProfile) -> None:
         self._by_node: Mapping[int, SemanticMetadata] = {m.node: m for m in semantic_metadata(graph, profile)}
 
     def get_metadata(self, node: int) -> SemanticMetadata | None:
-        """Metadata of a node; None if the graph has no such node."""
+        """Return the metadata of a node; None if the graph has no such node."""
         return self._by_node.get(node)
 
     def __len__(self) -> int:

@@ -1,1 +1,1 @@
-"""Plans as people read them: text and JSON, and what renderers of plugins make of them."""
+"""Human-readable plans: as text, as JSON, and in the formats of renderer plugins."""

@@ -1,4 +1,4 @@
-"""Decisions of each stage with reasons, as values that JSON can hold. Times in seconds, sizes in bytes."""
+"""Decisions of each stage with reasons, as JSON values. Times in seconds, sizes in bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEAREST = 5
 
 
 def describe(result: PipelineResult, *, unfold: bool = False) -> dict[str, Any]:
-    """The decisions of every stage that ran, and the tree of modules; `unfold` lists equal layers one by one."""
+    """Return the decisions of every stage that ran, and the tree of modules; `unfold` lists equal layers one by one."""
     parts = {
         "graph": _graph(result),
         "annotate": _profile(result),
@@ -34,7 +34,7 @@ def describe(result: PipelineResult, *, unfold: bool = False) -> dict[str, Any]:
 
 
 def modules(result: PipelineResult, *, unfold: bool = False) -> dict[str, Any]:
-    """The tree of modules with what is known of each."""
+    """Return the tree of modules with the facts about each module."""
     whole = outline(result.graph, result.profile, unfold=unfold)
     survey = Survey(result, whole)
     return _part(whole, survey)
@@ -74,7 +74,7 @@ def _found(found: MatchSummary) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A fact that a plugin gave, as JSON can hold it."""
+    """Convert a plugin's fact to a JSON value."""
     if isinstance(value, Mapping):
         return {str(name): plain(fact) for name, fact in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -105,7 +105,7 @@ def _profile(result: PipelineResult) -> dict[str, Any] | None:
 
 
 def profile_facts(profile: WorkloadProfile) -> dict[str, Any]:
-    """Summary of a profile for the whole program."""
+    """Return a summary of a profile for the whole program."""
     return {
         "workload": profile.workload.value,
         "reasons": list(profile.reasons),
@@ -148,7 +148,7 @@ def _costs(result: PipelineResult) -> dict[str, Any] | None:
 
 
 def speeds_of(result: PipelineResult, device: str) -> str:
-    """Speeds that predicted times of a device rest on, in words."""
+    """Return in words the speeds on which a device's predicted times are based."""
     if _calibrated(result, device):
         return "measured speeds"
     known = next((d for d in result.topology.devices if d.id == device), None)
@@ -161,7 +161,7 @@ def _calibrated(result: PipelineResult, device: str) -> bool:
 
 
 def _dearest(result: PipelineResult) -> list[dict[str, Any]]:
-    """The ops that take longest on the first device, summed by op."""
+    """Return the slowest ops on the first device, summed by op."""
     estimates = next(iter(result.costs.by_device.values()), ()) if result.costs else ()
     seconds: dict[str, float] = {}
     for node, estimate in zip(result.graph.nodes, estimates, strict=False):
@@ -228,5 +228,5 @@ def _step_name(step: Step) -> str:
 
 
 def counted(names: Iterable[str]) -> dict[str, int]:
-    """Number of occurrences of each name, the most frequent first."""
+    """Count each name, the most frequent first."""
     return dict(Counter(names).most_common())

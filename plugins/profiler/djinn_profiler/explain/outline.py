@@ -1,4 +1,4 @@
-"""The outline of a program: its ops by the modules that issued them, as a tree, with equal layers folded into one part."""
+"""The outline of a program: its ops by the modules that issued them, as a tree. Equal layers are folded into one part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from djinn_core.ir.profile import ExecutionPhase, WorkloadProfile
 T = TypeVar("T")
 _LONGEST = 12  # parts of a round
 _NUMBER = re.compile(r"\d+")
-PROGRAM = "program"  # what the whole is called where it is more than one module
+PROGRAM = "program"  # name of the root if it holds more than one module
 _SECTIONS = {
     ExecutionPhase.TRAINING_FORWARD: "forward",
     ExecutionPhase.TRAINING_BACKWARD: "backward",
@@ -27,17 +27,17 @@ _SECTIONS = {
 
 @attrs.frozen
 class Part:
-    """A module, a section of a training step, or ops that a module issued itself between calls of others.
+    """A module, a section of a training step, or ops that a module issued itself between calls of submodules.
 
     Attributes:
-        name: the last of its names, such as `layers.0-31` or `q_proj`; empty for ops of the module around it.
-        path: names from the outermost module on; of the first, where several are folded.
-        kind: class of the module, where it is known.
-        nodes: ids of all its ops, those of its parts and of everything that is folded in it included.
-        parts: what it consists of, in program order; of one of them where several are folded.
+        name: the last name of the path, such as `layers.0-31` or `q_proj`; empty for ops of the enclosing module.
+        path: names from the outermost module on; the first part's if several are folded.
+        kind: class of the module, if known.
+        nodes: ids of all ops, including those of its parts and of folded parts.
+        parts: its parts, in program order; the first part's if several are folded.
         count: how many equal parts are folded into this one.
-        calls: how often it is called.
-        sample: ids of the ops of one of those that are folded, the first.
+        calls: number of calls.
+        sample: ids of the ops of the first folded part.
     """
 
     name: str
@@ -51,12 +51,12 @@ class Part:
 
     @cached_property
     def members(self) -> frozenset[int]:
-        """Its ops as a set."""
+        """Return its ops as a set."""
         return frozenset(self.nodes)
 
     @property
     def is_own(self) -> bool:
-        """True if the ops were issued by the enclosing module itself."""
+        """Return True if the enclosing module itself issued the ops."""
         return not self.name
 
 
@@ -64,7 +64,7 @@ Grouping = Callable[[Sequence[int], Callable[[int], Hashable]], Iterable[tuple[H
 
 
 def by_name(nodes: Sequence[int], key: Callable[[int], Hashable]) -> Iterable[tuple[Hashable, list[int], int]]:
-    """One group for each module, however often it is called."""
+    """Group ops by module, over all calls."""
     groups: dict[Hashable, list[int]] = {}
     calls: dict[Hashable, int] = {}
     for name, run in groupby(nodes, key):
@@ -74,18 +74,18 @@ def by_name(nodes: Sequence[int], key: Callable[[int], Hashable]) -> Iterable[tu
 
 
 def by_call(nodes: Sequence[int], key: Callable[[int], Hashable]) -> Iterable[tuple[Hashable, list[int], int]]:
-    """One group for each run of ops of a module, so that groups follow each other."""
+    """Group consecutive ops of a module, so that groups are in program order."""
     return [(name, list(run), 1) for name, run in groupby(nodes, key)]
 
 
 def outline(
     graph: Graph, profile: WorkloadProfile | None = None, grouping: Grouping = by_name, *, unfold: bool = False
 ) -> Part:
-    """The outline of a graph.
+    """Return the outline of a graph.
 
     Args:
-        graph: what to outline.
-        profile: what is known of it; layers of different phases are not equal.
+        graph: the graph.
+        profile: its profile; layers of different phases are not equal.
         grouping: `by_name` or `by_call`.
         unfold: whether equal layers are listed one by one.
     """
@@ -102,7 +102,7 @@ class _OutlineBuilder:
     unfold: bool
 
     def part(self, name: str, path: str, kind: str, nodes: tuple[int, ...], depth: int, calls: int = 1) -> Part:
-        """The part with these nodes, whose routes agree up to `depth`."""
+        """Return the part with these nodes, whose routes agree up to `depth`."""
         routes = self.routes
 
         def step(node: int) -> _PathStep | None:
@@ -131,7 +131,7 @@ class _OutlineBuilder:
         return {}
 
     def _signature(self, part: Part) -> int:
-        """The same number for parts that do the same."""
+        """Return a number that is equal for parts with equal ops."""
         known = self._of_part.get(id(part))
         if known is None:
             inner: tuple[Hashable, ...] = tuple([self._signature(p) for p in part.parts])
@@ -142,7 +142,7 @@ class _OutlineBuilder:
 
     @cached_property
     def _ops(self) -> list[Hashable]:
-        """Description of each node: its op, the metadata of its results, and its phase."""
+        """Return a description of each node: its op, the metadata of its results, and its phase."""
         profile = self.profile
         phases = profile.phases if profile is not None else [None] * len(self.graph.nodes)
         metas = [tuple([id(self.graph.meta(v)) for v in node.outputs]) for node in self.graph.nodes]
@@ -150,7 +150,7 @@ class _OutlineBuilder:
 
     @cached_property
     def routes(self) -> list[tuple[_PathStep, ...]]:
-        """For each node the names on the way to it, from the outside."""
+        """Return for each node the path of names from the outermost module."""
         router = _Router(self.graph.module_names if isinstance(self.graph, ProgramGraph) else None)
         routes = [router.route(node.id, node.module) for node in self.graph.nodes]
         sections = self._sections()
@@ -166,7 +166,7 @@ class _OutlineBuilder:
 
 @attrs.frozen
 class _PathStep:
-    """One name on the way to a node; steps with the same `key` are the same module, in the same call of the outermost."""
+    """One name on the path to a node. Steps with equal `key` are the same module in the same call of the outermost module."""
 
     name: str
     path: str
@@ -176,7 +176,7 @@ class _PathStep:
 
 @attrs.define(eq=False)
 class _Router:
-    """Finds the way from the outermost module to the one that issued a node."""
+    """Finds the path from the outermost module to the module that issued a node."""
 
     names: ModuleNames | None
     _known: dict[tuple[int, str], tuple[_PathStep, ...]] = attrs.field(factory=dict)
@@ -204,7 +204,7 @@ class _Router:
 
 
 def _merged(folded: FoldedRounds[Part]) -> Part:
-    """One part that stands for all rounds of what was folded."""
+    """Merge all rounds of a folded repetition into one part."""
     rounds = folded.rounds
     if len(rounds) == 1 and len(rounds[0]) == 1:
         return rounds[0][0]
@@ -227,7 +227,7 @@ def _merged(folded: FoldedRounds[Part]) -> Part:
 
 
 def together(parts: Sequence[Part]) -> Part:
-    """Equal parts as one that has the ops of all of them."""
+    """Merge equal parts into one part with the ops of all of them."""
     first = parts[0]
     nodes = tuple(sorted(n for part in parts for n in part.nodes))
     inner = tuple(together(same) for same in zip(*[part.parts for part in parts], strict=True))
@@ -238,7 +238,7 @@ def together(parts: Sequence[Part]) -> Part:
 
 
 def _spanned(names: Sequence[str]) -> str:
-    """`layers.0-31` for names that differ in one number; with gaps `layers.0,2-30`."""
+    """Return `layers.0-31` for names that differ in one number; with gaps `layers.0,2-30`."""
     distinct = list(dict.fromkeys(names)) or [""]
     first, last = distinct[0], distinct[-1]
     if len(distinct) == 1:
@@ -253,7 +253,7 @@ def _spanned(names: Sequence[str]) -> str:
 
 
 def _common(one: str, other: str) -> tuple[str, str]:
-    """Common prefix and suffix of two names, without cutting a number in two."""
+    """Return the common prefix and suffix of two names, without splitting a number."""
     head = 0
     while head < min(len(one), len(other)) and one[head] == other[head]:
         head += 1
@@ -269,13 +269,13 @@ def _common(one: str, other: str) -> tuple[str, str]:
 
 @attrs.frozen
 class FoldedRounds(Generic[T]):
-    """Equal rounds that follow each other; a single round of one where nothing repeats."""
+    """Consecutive equal rounds; a single round of one part if nothing repeats."""
 
     rounds: tuple[tuple[T, ...], ...]
 
 
 def fold(parts: Sequence[T], signature: Callable[[T], int], name: Callable[[T], str]) -> list[FoldedRounds[T]]:
-    """`parts` with what repeats folded. Parts are equal when their signatures are, and their names but for numbers."""
+    """Fold repeated parts. Parts are equal if their signatures are, and if their names differ only in numbers."""
     marks = [(signature(part), _NUMBER.sub("#", name(part))) for part in parts]
     numbered = [bool(_NUMBER.search(name(part))) for part in parts]
     found: list[FoldedRounds[T]] = []
@@ -289,7 +289,7 @@ def fold(parts: Sequence[T], signature: Callable[[T], int], name: Callable[[T], 
 
 
 def _repeat(marks: Sequence[tuple[int, str]], numbered: Sequence[bool], at: int) -> tuple[int, int]:
-    """Length and count of the repetition that begins here: the one that covers most, with the shortest period."""
+    """Return length and count of the repetition that begins here: the one that covers most, with the shortest period."""
     best = (1, 1)
     for period in range(1, min(_LONGEST, (len(marks) - at) // 2) + 1):
         if not any(numbered[at : at + period]):

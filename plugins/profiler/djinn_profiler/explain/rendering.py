@@ -1,4 +1,4 @@
-"""Renderers of plugins: found by format or file ending, with their errors named after their plugins."""
+"""Renderer plugins: found by format or file suffix. Their errors name the plugin."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _INSTALL = (
 
 
 def renderer_of(name: str, registry: Registry) -> Renderer:
-    """The renderer of a format.
+    """Return the renderer of a format.
 
     Raises:
-        ConfigurationError: no plugin has it; the message names a package to install.
+        ConfigurationError: no plugin has the format; the message names a package to install.
     """
     for renderer in registry.renderers:
         if renderer.name == name:
@@ -29,10 +29,10 @@ def renderer_of(name: str, registry: Registry) -> Renderer:
 
 
 def renderer_for(file: Path, registry: Registry) -> Renderer:
-    """The renderer for a file, by the ending of its name.
+    """Return the renderer for a file, by its suffix.
 
     Raises:
-        ConfigurationError: no plugin has one, or there is no such folder.
+        ConfigurationError: no plugin has a renderer, or the folder does not exist.
     """
     suffix = file.suffix.lower()
     found = next((renderer for renderer in registry.renderers if suffix in renderer.suffixes), None)
@@ -47,10 +47,10 @@ def renderer_for(file: Path, registry: Registry) -> Renderer:
 
 
 def render(result: PipelineResult, renderer: Renderer, registry: Registry) -> bytes:
-    """A program in the format of a renderer; text as UTF-8.
+    """Render a program; text is encoded as UTF-8.
 
     Raises:
-        PluginError: the renderer raised something that is no error of Djinn.
+        PluginError: the renderer raised an exception that is not a `DjinnError`.
     """
     try:
         made = renderer.render(result)

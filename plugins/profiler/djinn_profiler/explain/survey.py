@@ -22,11 +22,11 @@ _NUMBER = re.compile(r"\d+")
 
 @attrs.frozen
 class Decision:
-    """What followed from matches.
+    """A decision based on matches.
 
     Attributes:
-        about: name of the hints, or `memory`. by: the policy that read them, or `executor`.
-        decision: what followed, or why nothing did.
+        about: name of the hints, or `memory`. by: the policy that read the hints, or `executor`.
+        decision: the decision, or the reason for none.
         seconds_before, seconds_after: predicted time of the program without and with the decision; 0 if not predicted.
         measured: times of the session's trials of the policy; None without trials or a predicted time.
     """
@@ -41,11 +41,11 @@ class Decision:
 
 @attrs.frozen
 class MatchSummary:
-    """Matches of one pattern for equal reasons, in one part.
+    """Matches of one pattern in one part, with equal reasons.
 
     Attributes:
-        reason: of the first. confidence: the least. details: facts that all of them share.
-        decisions: what followed from them; empty before the program is placed.
+        reason: the first match's reason. confidence: the lowest. details: facts that all matches share.
+        decisions: decisions based on the matches; empty before the program is placed.
     """
 
     pattern: str
@@ -58,15 +58,15 @@ class MatchSummary:
 
 @attrs.frozen
 class Facts:
-    """Facts about one part; everything that is folded in it counts.
+    """Facts about one part, folded parts included.
 
     Attributes:
-        ops: how many. running: how many of them are left after the optimizations.
+        ops: number of ops. running: number of ops after the optimizations.
         flops, moved, seconds: work, memory traffic in bytes, and predicted time where the part was placed.
         phases: ops by phase. devices: ops by device. operations: ops by name.
-        dearest: names of the ops that compute, those first that take longest.
-        held: bytes by residency of the memory that its ops read or make, activations left out.
-        patterns: what was recognised in it, and in none of its parts alone.
+        dearest: names of the computing ops, the slowest first.
+        held: bytes that its ops read or allocate, by residency, without activations.
+        patterns: matches in it that no single subpart contains.
     """
 
     ops: int
@@ -83,19 +83,19 @@ class Facts:
 
     @property
     def phase(self) -> str:
-        """The phase of most of its ops; empty if none is known."""
+        """Return the phase of most ops; empty if unknown."""
         return next((p for p in self.phases if p != ExecutionPhase.UNKNOWN.value), "")
 
 
 @attrs.define(slots=False)
 class Survey:
-    """Knows the facts of every part of one outline."""
+    """Collects the facts of every part of one outline."""
 
     result: PipelineResult
     whole: Part
 
     def facts(self, part: Part) -> Facts:
-        """Facts about `part`."""
+        """Return the facts about `part`."""
         estimates = [e for e in map(self._estimates.get, part.nodes) if e is not None]
         nodes = self.result.graph.nodes
         return Facts(
@@ -114,12 +114,12 @@ class Survey:
 
     @property
     def has_costs(self) -> bool:
-        """True if costs were estimated."""
+        """Return True if costs were estimated."""
         return self.result.costs is not None
 
     @property
     def is_spread(self) -> bool:
-        """True if the program was placed on more than one device."""
+        """Return True if the program was placed on more than one device."""
         return self.result.placement is not None and len(self.result.placement.devices) > 1
 
     @cached_property
@@ -138,7 +138,7 @@ class Survey:
 
     @cached_property
     def _estimates(self) -> dict[int, CostEstimate]:
-        """For each node its cost on the device where it was placed, or else on the first."""
+        """Return each node's cost on its device, or on the first device if it was not placed."""
         costs = self.result.costs
         if costs is None or not costs.by_device:
             return {}
@@ -148,7 +148,7 @@ class Survey:
 
     @cached_property
     def _kinds(self) -> dict[int, tuple[str, int]]:
-        """By storage what it is and its size in bytes; activations are left out."""
+        """Return kind and bytes of each storage, without activations."""
         kinds: dict[int, tuple[str, int]] = {}
         profile = self.result.profile
         for value, kind in (profile.residency if profile is not None else {}).items():
@@ -181,7 +181,7 @@ class Survey:
 
     @cached_property
     def _matches(self) -> dict[int, list[PatternMatch]]:
-        """By part the matches that lie in it, and in none of its parts alone."""
+        """Return for each part the matches that lie in it and in no single subpart."""
         matches: dict[int, list[PatternMatch]] = defaultdict(list)
         for match in self.result.profile.patterns if self.result.profile is not None else ():
             matches[id(_smallest(self.whole, match.nodes))].append(match)
@@ -204,7 +204,7 @@ class Survey:
 
 
 def _smallest(part: Part, nodes: Sequence[int]) -> Part:
-    """The smallest part that has all of the nodes; ops between modules are none."""
+    """Return the smallest part that contains all of the nodes, ignoring ops between modules."""
     while True:
         inner = next((p for p in part.parts if not p.is_own and nodes and nodes[0] in p.members), None)
         if inner is None or not inner.members.issuperset(nodes):
@@ -231,5 +231,5 @@ def _counted(names: Iterable[str]) -> dict[str, int]:
 
 
 def some(names: Sequence[str], most: int = 3) -> str:
-    """The first few of some names."""
+    """Return the first few of some names."""
     return ", ".join(names[:most]) + (" …" if len(names) > most else "")

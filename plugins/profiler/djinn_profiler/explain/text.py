@@ -13,7 +13,7 @@ from djinn_core.planning.units import duration, share, size, work
 from djinn_profiler.explain.described import describe
 from djinn_profiler.explain.survey import some
 
-_SHOWN = 12  # lines of one kind before the rest is summed up
+_SHOWN = 12  # lines of one kind to print before the rest is summarised
 _WIDTH = 120
 _WORDS = {
     "persistent_weight": "weights",
@@ -26,7 +26,7 @@ _WORDS = {
 
 
 class Explanation(str):
-    """Text that shows itself as it is, also at the prompt; `described` has the same as values that JSON can hold."""
+    """Text that prints unquoted, also at the prompt. `described` has the same facts as JSON values."""
 
     __slots__ = ("described",)
     described: dict[str, Any]
@@ -41,10 +41,10 @@ class Explanation(str):
 
 
 def explain(result: PipelineResult, *, unfold: bool = False, depth: int | None = None) -> Explanation:
-    """The decisions of every stage that ran.
+    """Return the decisions of every stage that ran.
 
     Args:
-        result: what the pipeline said.
+        result: the pipeline's result.
         unfold: whether equal layers are listed one by one.
         depth: how many levels of modules are listed; None: all.
     """
@@ -63,12 +63,12 @@ def explain(result: PipelineResult, *, unfold: bool = False, depth: int | None =
 class _TreeRow:
     label: str
     cells: tuple[str, ...]
-    notes: tuple[str, ...] = ()  # what was recognised, below the row
-    under: str = ""  # what the lines below begin with
+    notes: tuple[str, ...] = ()  # matches, below the row
+    under: str = ""  # prefix of the lines below
 
 
 def tree(whole: dict[str, Any], depth: int | None = None) -> Iterator[str]:
-    """The tree of modules, a row for each, with what was recognised below it."""
+    """Return the tree of modules, one row per module, with its matches below the row."""
     titles = ("phase", "ops", "work", "moved", "time", "share") if "seconds" in whole else ("phase", "ops")
     rows = [_TreeRow("", (*titles, "holds")), *_rows(whole, whole, depth, "", "")]
     label = max(len(row.label) for row in rows)
@@ -128,14 +128,14 @@ def _note(found: dict[str, Any]) -> Iterator[str]:
 
 
 def measured(trials: dict[str, Any] | None) -> str:
-    """Return measured times as the end of a line."""
+    """Return measured times as a suffix of a line."""
     if trials is None:
         return ", not measured"
     return f", measured {duration(trials['before'])} to {duration(trials['after'])} ({trials['runs']} runs each)"
 
 
 def listed(counts: dict[str, int]) -> str:
-    """Names with their counts, as far as they fit into a line."""
+    """Return names with their counts, cut to the length of a line."""
     shown = [f"{name} {count:,}" for name, count in list(counts.items())[:_SHOWN]]
     rest = sum(list(counts.values())[_SHOWN:])
     return ", ".join([*shown, f"others {rest:,}"] if rest else shown) or "none"

@@ -1,1 +1,1 @@
-"""Graphs of exported and traced modules, and graphs for networkx."""
+"""Graphs of exported and traced modules, and conversion to networkx."""

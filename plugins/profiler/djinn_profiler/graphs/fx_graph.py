@@ -1,7 +1,7 @@
-"""Import of `torch.fx` and `torch.export` graphs as programs, which are annotated and scheduled like recorded ones.
+"""Import of `torch.fx` and `torch.export` graphs as programs. They are annotated and scheduled like recorded programs.
 
-Graphs of ATen ops with metadata of every value are read as they are: those of `torch.export.export(...)` and
-`make_fx(..., tracing_mode="fake")`. Others, such as those of `torch.fx.symbolic_trace`, are traced again first.
+ATen graphs with metadata of every value are read directly: those of `torch.export.export(...)` and
+`make_fx(..., tracing_mode="fake")`. Other graphs, such as those of `torch.fx.symbolic_trace`, are first traced again.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from djinn_core.ir.values import TensorMeta, tensor_meta
 
 
 def fx_graph(module: torch.nn.Module | torch.export.ExportedProgram, *inputs: Any) -> ProgramGraph:
-    """The graph of `module`; `graph.program` is the program that does the same.
+    """Return the graph of `module`; `graph.program` is the equivalent program.
 
     Args:
-        module: the traced or exported module; any other is exported here, with `inputs`.
-        *inputs: example inputs, for a graph of torch functions and modules without metadata. Nothing runs on them; the
-            parameters and buffers of `module` come before them among the inputs of the graph.
+        module: a traced or exported module; any other module is exported here, with `inputs`.
+        *inputs: example inputs, for a graph of torch functions and modules without metadata. They are not computed on. In the graph's
+        inputs, the parameters and buffers of `module` precede them.
 
     Raises:
-        UnsupportedOperation: nothing is known of an input or of a value.
+        UnsupportedOperation: an input or a value has no metadata.
     """
     if not isinstance(module, fx.GraphModule | torch.export.ExportedProgram):
         module = torch.export.export(module, inputs)
@@ -91,7 +91,7 @@ class _FxReader:
             )
 
     def program(self) -> Program:
-        """The program read so far; every value that is no output is dead at its end."""
+        """Return the program read so far. Every value that is not an output is dead at its end."""
         dead = frozenset(h for h in self.made if h not in self.kept)
         return Program(tuple(self.calls), tuple(self.operands), tuple(self.slots), dead)
 
@@ -173,7 +173,7 @@ class _FxReader:
 
 @attrs.frozen
 class _Outcome:
-    """One result of a call: its handle, metadata, the operand that it is or is a view of, and bytes of its storage."""
+    """One result of a call: its handle, metadata, the operand that it aliases, and the bytes of its storage."""
 
     kind: Literal["new", "none"]
     handle: int | None = None
@@ -232,7 +232,7 @@ def _rare(a: Any) -> Argument:
 
 
 def _value(node: fx.Node) -> Any:
-    """Result of `node`, as fake tensors or symbolic numbers."""
+    """Return the result of `node`, as fake tensors or symbolic numbers."""
     if "val" in node.meta:
         return node.meta["val"]
     outcome = node.target is operator.getitem or node.op == "output"
@@ -245,7 +245,7 @@ def _value(node: fx.Node) -> Any:
 
 
 def _number(value: Any) -> int | float | bool:
-    """A symbolic size as the number that it had when the graph was made."""
+    """Return the number that a symbolic size had when the graph was made."""
     node = getattr(value, "node", None)
     number: int | float | bool | None = value if node is None else node.hint
     if number is None:
@@ -256,7 +256,7 @@ def _number(value: Any) -> int | float | bool:
 
 
 def _meta(tensor: torch.Tensor) -> TensorMeta:
-    """The metadata of a fake tensor, with its symbolic sizes as numbers."""
+    """Return the metadata of a fake tensor, with symbolic sizes as numbers."""
     return tensor_meta(
         tuple(int(_number(n)) for n in tensor.shape),
         tuple(int(_number(n)) for n in tensor.stride()),
@@ -309,7 +309,7 @@ def _tensor_nodes(argument: Any, values: Mapping[fx.Node, Any]) -> int:
 
 
 def _written_operands(func: OpOverload, node: fx.Node, values: Mapping[fx.Node, Any]) -> Iterator[int]:
-    """Positions, among the operands, of those that the schema says are written."""
+    """Return the positions of the operands that the schema marks as written."""
     position = 0
     for argument, given in _arguments(func, node):
         count = _tensor_nodes(given, values)
@@ -319,7 +319,7 @@ def _written_operands(func: OpOverload, node: fx.Node, values: Mapping[fx.Node, 
 
 
 def _written_result(func: OpOverload, index: int, operands: list[int]) -> int:
-    """The operand that result `index` is, for ops that return what they write; -1 for all others."""
+    """Return the operand that result `index` is, for ops that return their written operand; -1 for other ops."""
     returns = _schema(func).returns
     info = returns[index].alias_info if index < len(returns) else None
     if info is None or not info.is_write or not operands:
@@ -349,12 +349,12 @@ _EXAMPLES = ("val", "example_value")
 
 
 def is_lowered(module: fx.GraphModule) -> bool:
-    """True if a graph calls only ATen ops and arithmetic on sizes."""
+    """Return True if a graph calls only ATen ops and arithmetic on sizes."""
     return not any(_is_torch_level(node) for node in module.graph.nodes)
 
 
 def _is_torch_level(node: fx.Node) -> bool:
-    """True if a node calls a torch function, method or module that has yet to be lowered to ATen ops."""
+    """Return True if a node calls a torch function, method or module that must be lowered to ATen ops."""
     if node.op in {"call_module", "call_method"}:
         return True
     if node.op != "call_function" or isinstance(node.target, OpOverload) or node.target is operator.getitem:
@@ -363,10 +363,10 @@ def _is_torch_level(node: fx.Node) -> bool:
 
 
 def lowered(module: fx.GraphModule, inputs: Sequence[Any] = ()) -> fx.GraphModule:
-    """The same graph in ATen ops, traced again on fake tensors; parameters and buffers come first among its inputs.
+    """Return the graph lowered to ATen ops by tracing on fake tensors; parameters and buffers are its first inputs.
 
     Raises:
-        UnsupportedOperation: the graph has no metadata, and no inputs are given that it could be made with.
+        UnsupportedOperation: the graph has no metadata, and no example inputs are given.
     """
     running = _AttributedRun(module)
     tensors = {**dict(running.named_parameters()), **dict(running.named_buffers())}
@@ -397,10 +397,10 @@ def _example(node: fx.Node, device: torch.device) -> Any:
         if name in node.meta:
             return node.meta[name]
     meta = node.meta.get("tensor_meta")
-    if meta is not None:  # what torch.fx.passes.shape_prop leaves
+    if meta is not None:  # metadata by torch.fx.passes.shape_prop
         return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=device)
     if node.args:
-        return node.args[0]  # the default of an argument
+        return node.args[0]  # default of an argument
     raise UnsupportedOperation(
         f"nothing is known of the input {node.name!r}: give example inputs, fx_graph(module, *inputs), or make the graph "
         "with torch.export.export or make_fx(tracing_mode='fake')"

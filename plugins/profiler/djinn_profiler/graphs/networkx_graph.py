@@ -23,11 +23,11 @@ def to_networkx(
     Nodes have `op`, `operation`, `module`, `random` and `results` (dtype and shape of each); edges have `kind`.
 
     Args:
-        graph: what to convert.
+        graph: the graph.
         profile: adds `phase`, `modality`, `role` and `patterns` (names, separated by commas) to the nodes.
-        plan: leaves only the nodes that run, which read the values that stand for others, and adds `order`, from 0.
+        plan: keeps only the nodes that run, applies replaced values, and adds `order`, from 0.
     """
-    import networkx as nx  # a quarter of a second, and few programs export graphs
+    import networkx as nx  # importing takes a quarter of a second, and few programs export graphs
 
     made: nx.DiGraph[int] = nx.DiGraph()
     made.add_nodes_from((node.id, _of_node(graph, node)) for node in graph.nodes)

@@ -1,1 +1,1 @@
-"""Plans without a session: a cache by content, and `Scheduler`."""
+"""Plans without a session: a plan cache keyed by content, and `Scheduler`."""

@@ -1,10 +1,10 @@
-"""Analysis cache of `djinn.plan`, `djinn.explain` and captures: a program that comes again is not analysed again.
+"""Analysis cache of `djinn.plan`, `djinn.explain` and captures, for repeated programs.
 
 The plans of a session are in `runtime/planning/plan_cache.py`.
 
-Two levels. The *profile* of a program is found again by its fingerprint, the names of its modules and the plugins with their
-versions. The whole *plan* is found again by these, where its inputs live, what is fetched, and the devices. Plans of programs
-that run are found by their structure, for sizes that vary (`runtime/planning/plan_cache.py`).
+Two levels. The key of a *profile* is the program's fingerprint, its module names, and the plugins with their versions. The key of a
+whole *plan* adds the locations of inputs, the fetched values, and the devices. Plans of programs that run are keyed by structure,
+for varying sizes (`runtime/planning/plan_cache.py`).
 """
 
 from __future__ import annotations
@@ -43,37 +43,37 @@ class _Level(LruCache[Hashable, "CachedAnalysis"]):
 
 
 class CachedAnalysis(msgspec.Struct, frozen=True):
-    """A cached result, and the values of the program that it was made for, in order of first appearance."""
+    """A cached result, and the values of its program in order of first appearance."""
 
     result: PipelineResult
     values: tuple[int, ...]
 
     def names(self, values: tuple[int, ...]) -> dict[int, int]:
-        """For each value of the cached program the value in its place."""
+        """Return for each value of the cached program the corresponding value of another program."""
         return dict(zip(self.values, values, strict=True))
 
 
 class AnalysisCache:
-    """Results of the pipeline, bounded by number, for any number of threads."""
+    """Results of the pipeline, limited in number. Thread-safe."""
 
     def __init__(self, capacity: int = 16) -> None:
-        """Remember at most `capacity` plans and as many profiles."""
+        """Keep at most `capacity` plans and as many profiles."""
         self._lock = threading.Lock()
         self._profiles = _Level(capacity)
         self._plans = _Level(capacity)
 
     def find_plan(self, key: Hashable) -> CachedAnalysis | None:
-        """The plan of that key."""
+        """Return the cached plan of a key."""
         with self._lock:
             return self._plans.find(key)
 
     def find_profile(self, key: Hashable) -> CachedAnalysis | None:
-        """A result with the profile of that key."""
+        """Return a cached result whose profile has the key."""
         with self._lock:
             return self._profiles.find(key)
 
     def store(self, profile_key: Hashable, plan_key: Hashable, remembered: CachedAnalysis) -> None:
-        """Cache a result; the least recently used are evicted."""
+        """Cache a result, and evict the least recently used."""
         with self._lock:
             self._profiles.store(profile_key, remembered)
             self._plans.store(plan_key, remembered)
@@ -85,7 +85,7 @@ class AnalysisCache:
             self._plans = _Level(self._plans.capacity)
 
     def statistics(self) -> Mapping[str, int]:
-        """Hits, misses and entries of both levels."""
+        """Return hits, misses and entries of both levels."""
         with self._lock:
             return {
                 f"{name}_{field}": number

@@ -1,4 +1,4 @@
-"""Plans of programs that come again: found by content instead of planned anew."""
+"""Plan cache keyed by program content."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def planned(
     cache: AnalysisCache,
     known_plan: OptimizationPlan | None = None,
 ) -> PipelineResult:
-    """As `plan`, but analyse nothing where a program with the same content was planned before, under the same names of modules."""
+    """Plan, as `plan`. Reuse the cached plan of a program with the same content and module names."""
     graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
     mark = fingerprint(graph.program)
     profile_key = (mark.topology, mark.shapes, graph.module_names.key, _identity(plugins))
     plan_key = (*profile_key, _circumstances(request, mark.values), _content(known_plan, mark.values))
     if (found := cache.find_plan(plan_key)) is not None:
-        if found.values == mark.values and _still_fits(found.result, request):  # the same program once more
+        if found.values == mark.values and _still_fits(found.result, request):  # the same program object again
             return attrs.evolve(found.result, seconds={})
-        if found.result.recorded is None:  # that of a rewritten one is in the names of the program that came of it
+        if found.result.recorded is None:  # the plan of a rewritten program uses the names of the rewritten program
             rebound = rebind(found.result, graph, found.values, mark.values)
             if _still_fits(rebound, request):
                 return rebound
@@ -47,7 +47,7 @@ def planned(
 
 
 def _content(known_plan: OptimizationPlan | None, values: tuple[int, ...]) -> Hashable:
-    """A plan, with values by their numbers."""
+    """Return the key of a plan, with values by number."""
     if known_plan is None:
         return None
     numbers = {value: number for number, value in enumerate(values)}
@@ -55,7 +55,7 @@ def _content(known_plan: OptimizationPlan | None, values: tuple[int, ...]) -> Ha
 
 
 def _still_fits(result: PipelineResult, request: Request) -> bool:
-    """True if a plan fits that was made when devices had more room, or for smaller values."""
+    """Return True if a cached plan fits that was made for more free memory or for smaller values."""
     if result.placement is None or result.plan is None or result.profile is None:
         return True
     context = placement_context(result, request)
@@ -67,14 +67,14 @@ _identities: dict[int, tuple[Plugins, Hashable]] = {}
 
 
 def _identity(plugins: Plugins) -> Hashable:
-    """Plugins that take part, and their versions. Registries never change."""
+    """Return the plugins that take part, with their versions. Registries never change."""
     found = _identities.get(id(plugins))
     if found is None or found[0] is not plugins:
         rows = tuple((row.name, row.distribution, row.version) for row in getattr(plugins, "rows", ()))
         objects: list[Any] = [
             *plugins.patterns, *plugins.cost_models, *plugins.optimizations, *plugins.placement_policies, *plugins.schedulers
         ]  # fmt: skip
-        # The objects themselves: two of one class and name may be configured differently.
+        # The objects themselves: two plugins of one class and name may be configured differently.
         key = _Key((rows, tuple((type(o).__module__, type(o).__qualname__, o.name, _Same(o)) for o in objects)))
         if len(_identities) >= _IDENTITIES:
             _identities.clear()
@@ -83,7 +83,7 @@ def _identity(plugins: Plugins) -> Hashable:
 
 
 class _Key:
-    """A key whose hash is computed once."""
+    """A cache key that computes its hash once."""
 
     def __init__(self, content: Hashable) -> None:
         self._content, self._hash = content, hash(content)
@@ -97,7 +97,7 @@ class _Key:
 
 @attrs.frozen(eq=False)
 class _Same:
-    """An object by its identity, kept alive so that no other can take it."""
+    """A key of an object's identity. It keeps the object alive so that its id is not reused."""
 
     kept: Any
 
@@ -109,7 +109,7 @@ class _Same:
 
 
 def _circumstances(request: Request, values: tuple[int, ...]) -> Hashable:
-    """Everything in `request`, with values by their numbers; how full devices are does not count."""
+    """Return the key of `request`, with values by number. Free memory of devices is not part of it."""
     devices = tuple(attrs.evolve(d, memory_free=None) for d in request.topology.devices)
     homes = tuple(map(request.resident.get, values)) if request.resident else ()
     numbers = {v: number for number, v in enumerate(values)} if request.fetch else {}

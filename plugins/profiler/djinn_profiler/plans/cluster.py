@@ -1,4 +1,4 @@
-"""Cluster files: devices that are described instead of found, as a topology to plan for."""
+"""Cluster files: descriptions of devices and links, to plan for hardware that is not present."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class Wire(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Machines(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Machines of one make.
+    """Machines of one model.
 
     Attributes:
-        name: the first is called `name0`.
-        devices: devices in each, linked by `link`, which machines with one device need not have.
-        memory_gib, tflops, gbs: of a device: memory, peak of arithmetic, bandwidth of memory.
-        count: how many machines.
-        rack: machines in a rack; 0: all in one.
+        name: the first machine is called `name0`.
+        devices: devices per machine, connected by `link`; a machine with one device needs no `link`.
+        memory_gib, tflops, gbs: memory, peak arithmetic throughput and memory bandwidth per device.
+        count: number of machines.
+        rack: machines per rack; 0: one rack.
         kind: kind of device.
-        dtypes: what the devices compute with; empty: everything.
+        dtypes: dtypes that the devices support; empty: all.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Cluster(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A cluster file.
 
     Attributes:
-        machines: makes of machines.
+        machines: the machines, by model.
         network: links between machines of different racks.
         rack: links between machines of one rack; None: as `network`.
         client: links between the client and every device.
@@ -68,10 +68,10 @@ class Cluster(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def read_cluster(text: str, source: str = "the cluster file") -> NetworkTopology:
-    """The devices and links that a cluster file describes.
+    """Return the devices and links of a cluster file.
 
     Raises:
-        ConfigurationError: it is no TOML, or a field is missing, unknown or of the wrong type; the message names it.
+        ConfigurationError: the file is not TOML, or a field is missing, unknown or of the wrong type; the message names the field.
     """
     try:
         cluster = msgspec.convert(tomllib.loads(text), Cluster, strict=False)
@@ -100,7 +100,7 @@ def _refuse_nonsense(machines: Machines, source: str) -> None:
 
 
 def _groups(machines: Machines) -> Iterator[tuple[str, str]]:
-    """Name of each machine, and the groups that it is in."""
+    """Return the name of each machine, and its groups."""
     for number in range(machines.count):
         rack = number // machines.rack if machines.rack else 0
         name = f"{machines.name}{number}"

@@ -1,4 +1,4 @@
-"""The planner as a library: plan a graph for a cluster that is only described, without a device, a session or a server."""
+"""The planner as a library: plan a graph for a described cluster, without a device, a session or a server."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _KINDS = frozenset({"patterns", "cost_models", "optimizations", "placement_polic
 
 @attrs.define(slots=False)
 class ClusterPlan:
-    """A plan for a run in which weights and caches are in their places, and for the run before it, which uploads them.
+    """Plans for the first run, which uploads weights and caches, and for later runs, which find them on their devices.
 
     Attributes:
         first: the plan of the first run.
         result: the plan of each later run.
-        resident, copies: where its inputs are, as in `Request`.
+        resident, copies: locations of the inputs, as in `Request`.
     """
 
     first: PipelineResult
@@ -40,17 +40,17 @@ class ClusterPlan:
 
     @cached_property
     def first_timeline(self) -> Timeline:
-        """The simulated first run."""
+        """Return the simulated first run."""
         return simulated(self.first)
 
     @cached_property
     def timeline(self) -> Timeline:
-        """A simulated later run: its seconds, and what each device and link does."""
+        """Return a simulated later run: its seconds, and the work of each device and link."""
         return simulated(self.result, resident=self.resident, copies=self.copies)
 
 
 def planning_plugins(**settings: Any) -> Registry:
-    """Return the plugins that planning asks, as the settings in the environment select them, and those given here.
+    """Return the planning plugins that these settings and the environment select.
 
     Args:
         **settings: as `djinn.configure` takes them, such as `plugin_settings={"cleanup": {"on": True}}`.
@@ -72,17 +72,17 @@ def plan_for_cluster(
     """Plan a graph for described devices. Nothing is computed.
 
     Args:
-        graph: a captured program, or what `fx_graph` makes of an exported or traced module.
-        topology: devices and links, such as `read_cluster` reads.
-        plugins: by default those that are installed.
+        graph: a captured program, or the result of `fx_graph` for an exported or traced module.
+        topology: devices and links, for example from `read_cluster`.
+        plugins: by default the installed plugins.
         policy: name of the placement policy; by default the one preferred for several devices.
         scheduler: name of the scheduler; by default the one preferred for several devices.
-        profile: of the graph, if it is known.
+        profile: the graph's profile, if known.
         **request: other fields of `Request`, such as `exact`.
 
     Raises:
-        ConfigurationError: there is no such policy or scheduler.
-        InvalidStage: the cluster cannot run the graph; the message has the figures.
+        ConfigurationError: the policy or scheduler does not exist.
+        InvalidStage: the cluster cannot run the graph; the message says why, with figures.
     """
     plugins = plugins or planning_plugins()
     policy = policy or preferred(plugins.placement_policies, "single")
@@ -100,5 +100,5 @@ def plan_for_cluster(
     rest = PluginOverrides(plugins, optimizations=tuple(o for o in plugins.optimizations if o.name not in done))
     groups = {"groups": hints["groups"]} if done and "groups" in hints else asked.hints
     warm = attrs.evolve(asked, resident=resident, copies=copies, hints=groups)
-    program: Any = first.graph  # with what those optimizations put in its place
+    program: Any = first.graph  # with the replacements that those optimizations made
     return ClusterPlan(first, plan(program, rest, warm, profile=known), resident, copies)

@@ -1,7 +1,7 @@
 """Program fingerprints: cache keys that differ for programs whose plans may differ, computed far faster than a plan.
 
-Values are numbered by first appearance, so that equal programs that were recorded twice look alike. Everything else that a
-plugin may look at counts exactly: sizes, scalars, dtypes, what dies.
+Values are numbered by first appearance, so two recordings of one program have equal fingerprints. Everything else that a plugin may
+read counts exactly: sizes, scalars, dtypes, and which values die.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _REMEMBERED = 65536
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
-    """Everything that a program's plan depends on, with its values numbered by first appearance. Valid in this process only.
+    """All facts that a program's plan depends on, with values numbered by first appearance. Valid in this process only.
 
     Attributes:
-        topology: ops, data flow, shared memory and what is dead at the end, without sizes and scalars.
+        topology: ops, data flow, shared memory and dead values, without sizes and scalars.
         shapes: sizes and scalars.
         values: the program's values in order of first appearance.
     """
@@ -33,7 +33,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
 
 
 def fingerprint(program: Program) -> Fingerprint:
-    """The fingerprint of a program."""
+    """Return the fingerprint of a program."""
     calls, slots = program.calls, program.slots
     looked = _looked_at(calls)
     numbers: defaultdict[int, int] = defaultdict(itertools.count().__next__)
@@ -45,7 +45,7 @@ def fingerprint(program: Program) -> Fingerprint:
 
 
 def _shared(values: Mapping[int, int]) -> tuple[int, ...]:
-    """Storage number of each value, by first appearance; empty where no values share memory."""
+    """Return the storage number of each value, by first appearance; empty if no values share memory."""
     storages = storages_of(values)
     if len({*storages}) == len(storages):
         return ()
@@ -54,14 +54,12 @@ def _shared(values: Mapping[int, int]) -> tuple[int, ...]:
 
 
 class _LookedAt(msgspec.Struct):
-    """The parts of calls that a fingerprint contains, as numbers: form and classes, and sizes."""
+    """The facts about calls that a fingerprint contains, as numbers: form and classes, and sizes."""
 
     marks: dict[Call, int] = msgspec.field(default_factory=dict)
     sizes: dict[Call, int] = msgspec.field(default_factory=dict)
     numbered: dict[object, int] = msgspec.field(default_factory=dict)
-    numbers: Iterator[int] = msgspec.field(
-        default_factory=itertools.count
-    )  # never gives two threads the same, nor one twice
+    numbers: Iterator[int] = msgspec.field(default_factory=itertools.count)  # unique over threads and time
 
     def number(self, key: object) -> int:
         return self.numbered.setdefault(key, next(self.numbers))
@@ -72,18 +70,18 @@ class _LookedAt(msgspec.Struct):
         marks = self.number((call.signature.id, kinds, call.random, call.inplace, call.aliases))
         sizes = self.number(("sizes", tuple((m.shape, m.stride, m.offset) for m in metas)))
         self.sizes[call] = sizes
-        self.marks[call] = marks  # last: other threads take a call that is here for known
+        self.marks[call] = marks  # last: other threads treat a call in this table as complete
 
 
 _latest = _LookedAt()
 
 
 def _looked_at(calls: tuple[Call, ...]) -> _LookedAt:
-    """A table with all of these calls. A full one is replaced, not emptied: other threads may be reading it."""
+    """Return a table with all of these calls. A full table is replaced, not cleared: other threads may be reading it."""
     global _latest
     table = _latest
     if len(table.marks) > _REMEMBERED:
-        table = _latest = _LookedAt(numbers=table.numbers)  # no number stands for two things
+        table = _latest = _LookedAt(numbers=table.numbers)  # each number has one meaning
     for call in {*calls} - table.marks.keys():
         table.look(call)
     return table

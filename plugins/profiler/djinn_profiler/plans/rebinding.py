@@ -21,7 +21,7 @@ Names = Mapping[int, int]
 
 
 class ReboundResult(PipelineResult):
-    """A result with every value called by its name in another graph; nodes keep their ids. `seconds` is empty.
+    """A result whose value ids are renamed to those of another graph; nodes keep their ids. `seconds` is empty.
 
     Each part is renamed when it is first accessed, so that a cache hit costs next to nothing.
     """
@@ -35,31 +35,31 @@ class ReboundResult(PipelineResult):
 
     @cached_property
     def profile(self) -> WorkloadProfile | None:
-        """Workload profile of the program."""
+        """Return the workload profile of the program."""
         profile = self._made.profile
         return profile and rebind_profile(profile, self._names)
 
     @cached_property
     def plan(self) -> OptimizationPlan | None:
-        """Optimization plan of the program."""
+        """Return the optimization plan of the program."""
         plan = self._made.plan
         return plan and rebind_plan(plan, self._names)
 
     @cached_property
     def placement(self) -> Placement | None:
-        """Placement of the program."""
+        """Return the placement of the program."""
         placement = self._made.placement
         return placement and _placement(placement, self._names)
 
     @cached_property
     def schedule(self) -> ExecutionSchedule | None:
-        """Schedule of the program."""
+        """Return the schedule of the program."""
         schedule = self._made.schedule
         return schedule and rebind_schedule(schedule, self.graph, self._names)
 
 
 def rebind(result: PipelineResult, graph: ProgramGraph, old: tuple[int, ...], new: tuple[int, ...]) -> PipelineResult:
-    """`result` with each value in `old` renamed to the one in its place in `new`; each part when it is first accessed."""
+    """Rename each value of `old` in `result` to the value at the same position of `new`. Each part is renamed at first access."""
     rebound = ReboundResult.__new__(ReboundResult)
     rebound.__dict__.update(_made=result, _values=(old, new))
     same = {name: getattr(result, name) for name in ("topology", "costs", "recorded")}
@@ -69,7 +69,7 @@ def rebind(result: PipelineResult, graph: ProgramGraph, old: tuple[int, ...], ne
 
 
 def rebind_profile(profile: WorkloadProfile, names: Names) -> WorkloadProfile:
-    """`profile` with every value called by its new name."""
+    """Rename the values of `profile`."""
     return attrs.evolve(
         profile,
         residency=_keys(profile.residency, names),
@@ -87,7 +87,7 @@ def _match(match: PatternMatch, names: Names) -> PatternMatch:
 
 
 def rebind_plan(plan: OptimizationPlan, names: Names) -> OptimizationPlan:
-    """`plan` with every value called by its new name."""
+    """Rename the values of `plan`."""
     return attrs.evolve(
         plan,
         replace=_both(plan.replace, names),
@@ -107,7 +107,7 @@ def _placement(placement: Placement, names: Names) -> Placement:
 
 
 def rebind_schedule(schedule: ExecutionSchedule, graph: Any, names: Names) -> ExecutionSchedule:
-    """`schedule` for `graph`, with every value called by its new name."""
+    """Rename the values of `schedule`, for `graph`."""
     return attrs.evolve(
         schedule,
         program=graph.program,
@@ -141,7 +141,7 @@ def _both(table: Mapping[int, int], names: Names) -> dict[int, int]:
 
 
 def _anything(facts: Any, names: Names) -> Any:
-    """Facts with their value ids renamed. Ids of values in no storage do not exist, so counts are never taken for ids."""
+    """Rename value ids in nested data. Small integers are counts and stay."""
     if isinstance(facts, bool):
         return facts
     if isinstance(facts, int):

@@ -1,4 +1,4 @@
-"""`Scheduler`: schedules for graphs, without a session and without a server."""
+"""`Scheduler`: schedules graphs without a session or a server."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _CAPACITY = 128
 
 
 class Scheduler:
-    """Makes schedules: with costs and plugins where they work, in program order where they do not. For any number of threads.
+    """Makes schedules: with costs and plugins if these work, otherwise in program order. Thread-safe.
 
-    Three ways, each taken when the one before failed, with a warning that names what failed: *cost-aware* (all stages, all
+    It tries three methods. If one fails, it logs a warning and tries the next: *cost-aware* (all stages, all
     plugins), *basic* (the built-in placement and order, no plugins), *minimal* (every node on the first device, in one
     step).
     """
@@ -45,9 +45,9 @@ class Scheduler:
         scheduler: str = "sequential",
         cost_estimator: CostModel | None = None,
     ) -> None:
-        """Schedule for the devices of `network_topology`, with the given plugins or the built-in ones alone.
+        """Schedule for the devices of `network_topology`, with the given plugins or only the built-in ones.
 
-        `cost_estimator`: a cost model that is asked before those of the plugins.
+        `cost_estimator`: a cost model that takes precedence over those of the plugins.
         """
         self.network_topology = network_topology
         self._plugins: Plugins = plugins or Registry(cost_models=(Roofline(),))
@@ -61,26 +61,26 @@ class Scheduler:
     def create_schedule(
         self, graph: ProgramGraph, optimization_plan: OptimizationPlan | None = None
     ) -> ExecutionSchedule:
-        """The schedule of `graph`; with `optimization_plan`, of what that plan leaves of it.
+        """Return the schedule of `graph`, reduced by `optimization_plan` if given.
 
-        Asked again for a graph and a plan with the same content, it analyses nothing.
+        Schedules are cached by the content of graph and plan.
 
         Raises:
-            DoesNotFit: no device has room for it, or the dtypes that it needs; the message has the figures.
+            DoesNotFit: no device has enough memory or supports the graph's dtypes; the message says which, with figures.
         """
         return self._create(graph, optimization_plan)
 
     def add_optimization_strategy(self, optimization: Optimization) -> None:
-        """Ask `optimization` after those of the plugins, for schedules that are made from now on."""
+        """Add an optimization that runs after those of the plugins, for later schedules."""
         added = (*self._plugins.optimizations, optimization)
         self._plugins = PluginOverrides(self._plugins, optimizations=added)
 
     def clear_cache(self) -> None:
-        """Forget the schedules that were made."""
+        """Drop all cached schedules."""
         self._cache.clear()
 
     def get_stats(self) -> Mapping[str, int]:
-        """Hits and misses of the cache, and schedules made by each way."""
+        """Return hits and misses of the cache, and the number of schedules by each method."""
         with self._lock:
             return {name: self._counts[name] for name in ("hits", "misses", "cost_aware", "basic", "minimal")}
 
@@ -93,7 +93,7 @@ class Scheduler:
         for (way, make), instead in zip(ways, ("basic", "minimal"), strict=True):
             try:
                 schedule = make()
-            except DoesNotFit:  # nor would it if less were known
+            except DoesNotFit:  # the basic method would fail as well
                 raise
             except Exception as error:
                 _log.warning(
