@@ -30,9 +30,7 @@ LOOKS: Final = (
     16,
     40,
 )  # measured runs of the chosen way per measured run of the other way
-UNMEASURED: Final = (
-    8  # consecutive unmeasured runs of the other way before it is abandoned: no thread waits for its results
-)
+UNMEASURED: Final = 8  # consecutive unmeasured runs of the other way before it is abandoned
 _log = get_logger("djinn.trials")
 
 

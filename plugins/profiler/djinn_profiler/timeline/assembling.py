@@ -1,4 +1,4 @@
-"""From raw records to the events of a timeline: pure, and done once when the block has ended."""
+"""Turns raw records into the events of a timeline: pure, and run once after the block has ended."""
 
 from __future__ import annotations
 
@@ -37,16 +37,14 @@ from djinn_profiler.timeline.recording import Recording
 from djinn_profiler.timeline.submissions import OpRun, Phases, op_runs, parts_of_wait, phases_of
 from djinn_profiler.timeline.threads import Part, divided, module_spans
 
-PARTS_SHOWN: Final = (
-    100_000  # of Python and calls on the device; where there are more, those of a module's call are shown together
-)
+PARTS_SHOWN: Final = 100_000  # parts of Python and device calls; above this number, a module call's are merged
 
-RANGES_SEEN: Final = 256  # that begin before the end of a submission, and are looked at for it
+RANGES_SEEN: Final = 256  # transfers that begin before the end of a submission, to inspect for it
 
 
 @attrs.frozen
 class WaitParts:
-    """A wait, the modules in which it was, and what it was for."""
+    """A wait, the modules that it was in, and its purpose."""
 
     span: Span
     modules: tuple[str, ...]
@@ -67,8 +65,8 @@ class AssembledTimeline:
     """A timeline.
 
     Attributes:
-        events: in the order of their beginnings.
-        threads: where the time of each thread went. phases: of all submissions. runs: of their instructions, where they were timed.
+        events: ordered by start. threads: time of each thread. phases: phases of all submissions. runs: runs of their instructions,
+            if timed.
     """
 
     events: tuple[TimelineEvent, ...]
@@ -78,12 +76,12 @@ class AssembledTimeline:
 
 
 def executor_name(number: int) -> str:
-    """Name of the executor of a number; 0: the only one."""
+    """Return the name of the executor with a number; 0: the only executor."""
     return f"executor {number}" if number else "executor"
 
 
 def assemble(recording: Recording) -> AssembledTimeline:
-    """The events of a recording."""
+    """Turn a recording into events."""
     for thread in recording.threads:
         thread.merge_times()
     by_executor: dict[int, list[SubmissionRecord]] = defaultdict(list)
@@ -106,7 +104,7 @@ def assemble(recording: Recording) -> AssembledTimeline:
 
 
 def _incoming(phases: Sequence[Phases], recording: Recording) -> list[tuple[float, float]]:
-    """Times in which an executor waited for values of others: apart from each other, in their order."""
+    """Return the times in which an executor waited for values of others, ordered and disjoint."""
     found: list[tuple[float, float]] = []
     for begun, ended in sorted((begun, ended) for begun, ended, told in _transfers(phases, recording) if told.incoming):
         if found and begun <= found[-1][1]:
@@ -117,7 +115,7 @@ def _incoming(phases: Sequence[Phases], recording: Recording) -> list[tuple[floa
 
 
 def _transfers(phases: Sequence[Phases], recording: Recording) -> Iterator[tuple[float, float, Any]]:
-    """Transfers of an executor, by the client's clock."""
+    """Return the transfers of an executor, by the client's clock."""
     for one in phases:
         times = one.record.times
         clock = recording.clocks.get((one.record.executor, times.instance)) if times is not None else None
@@ -133,7 +131,7 @@ def _thread_time(
     incoming: Mapping[int, Sequence[tuple[float, float]]],
 ) -> ThreadTime:
     begun, ended = recording.begun, recording.ended
-    if record is not recording.thread:  # from when it was first seen, to when it was last
+    if record is not recording.thread:  # from the first to the last sighting
         moments = [
             *record.calls[:1],
             *record.calls[-2:-1],
@@ -153,7 +151,7 @@ def _thread_time(
 
 
 class _Builder:
-    """Makes events, with moments since the beginning of the block."""
+    """Creates events, with times relative to the start of the block."""
 
     def __init__(self, recording: Recording) -> None:
         self.events: list[TimelineEvent] = []
@@ -168,7 +166,7 @@ class _Builder:
     # --- the client ------------------------------------------------------------------------------------------------
 
     def add_thread(self, time: ThreadTime) -> None:
-        """The lanes of a thread."""
+        """Add the lanes of a thread."""
         record = time.record
         alike = [one for one in self._recording.threads if one.name == record.name]
         name = record.name if len(alike) == 1 else f"{record.name} ({record.number})"
@@ -203,7 +201,7 @@ class _Builder:
     # --- an executor and the way to it ---------------------------------------------------------------------------------
 
     def add_executor(self, number: int, phases: Sequence[Phases]) -> list[OpRun]:
-        """The lanes of an executor and of the way to it; the runs of its instructions."""
+        """Add the lanes of an executor and of its link, and the runs of its instructions."""
         name, found = executor_name(number), []
         lanes = _Lanes()
         for one in phases:
@@ -264,7 +262,7 @@ class _Builder:
                 self._add(kind, label, name, lane, begun, ended, args=facts if kind == EXECUTE else {}, **of)
 
     def _add_ranges(self, name: str, one: Phases, runs: Sequence[OpRun]) -> None:
-        """Ranges of the program on the executor: from their first instruction there to their last."""
+        """Add the program's ranges on the executor, each from its first to its last instruction there."""
         record = one.record
         for found in _ranges_of(record):
             inside = [run for run in runs if found.first <= record.first + run.node < found.stop]
@@ -282,7 +280,7 @@ class _Builder:
             self._add(UNANSWERED, "unanswered", name, "unanswered", moment, moment, args={"submissions": count})
 
     def _add_replacements(self, name: str, phases: Sequence[Phases]) -> None:
-        """Another process took over: its first submission says so."""
+        """Add events for recoveries: the first submission to a new process reports one."""
         told = [one for one in phases if one.record.times is not None]
         for before, one in itertools.pairwise(told):
             if before.record.times.instance != one.record.times.instance:  # type: ignore[union-attr] # as told
@@ -290,7 +288,7 @@ class _Builder:
 
 
 def _ranges_of(record: SubmissionRecord) -> list[Range]:
-    """The ranges in which instructions of a submission were recorded."""
+    """Return the ranges in which instructions of a submission were recorded."""
     if record.first < 0 or record.prepared is None or not record.thread.ranges:
         return []
     stop, ranges = record.first + max(record.prepared.nodes, default=-1) + 1, record.thread.ranges
@@ -299,13 +297,13 @@ def _ranges_of(record: SubmissionRecord) -> list[Range]:
 
 
 class _Lanes:
-    """Lanes in which what overlaps lies side by side."""
+    """Assigns overlapping events to separate lanes."""
 
     def __init__(self) -> None:
         self._ends: dict[str, list[float]] = defaultdict(list)
 
     def free(self, name: str, begun: float, ended: float) -> str:
-        """The first lane of that name in which nothing ends after `begun`."""
+        """Return the first lane of that name in which every event ends by `begun`."""
         ends = self._ends[name]
         for place, end in enumerate(ends):
             if end <= begun:
@@ -316,7 +314,7 @@ class _Lanes:
 
 
 def _together(parts: Iterable[Part]) -> Iterator[Part]:
-    """Python and calls on the device that follow each other in one module, as one part of each: their sums are as they were."""
+    """Merge consecutive Python parts and device calls of one module into one part each. Sums stay equal."""
     small = {PYTHON, CAPTURE}
     for key, group in itertools.groupby(parts, lambda part: (part.kind in small, part.modules)):
         found = list(group)

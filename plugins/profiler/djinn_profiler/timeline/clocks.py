@@ -1,9 +1,9 @@
 """Clocks of executors, in terms of the client's: estimated from round trips, as NTP does (RFC 5905, section 8).
 
 A round trip that leaves at `sent`, is `taken` and `done` by the executor's clock, and is back at `received`, bounds the offset of the
-clocks: `sent - taken <= offset <= received - done`. The quickest way there gives the lower bound and the quickest way back the
-upper one, whatever the executor was busy with in between. The middle of the bounds is exact if both ways take equally long;
-otherwise it is off by half of the difference. Clocks of two machines drift, so bounds are those of the samples of some seconds around.
+clocks: `sent - taken <= offset <= received - done`. The fastest request gives the lower bound and the fastest reply the upper bound,
+independent of the executor's work in between. The middle of the bounds is exact if both ways take equally long; otherwise it is off
+by half of the difference. Clocks of two machines drift, so bounds come from samples within a few seconds.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Final
 import attrs
 
 WINDOW: Final = 10.0  # seconds within which clocks of PCs drift apart by less than a millisecond
-LOOSE: Final = 2.0  # times the width of the closest bounds, and
-LOOSE_SECONDS: Final = 1e-3  # beyond which bounds say too little
+LOOSE: Final = 2.0  # factor times the width of the closest bounds, above which
+LOOSE_SECONDS: Final = 1e-3  # bounds are too wide to use
 
 
 @attrs.define
@@ -42,12 +42,10 @@ class _Bounds:
 
 @attrs.define
 class ClientClock:
-    """Converts moments of one executor process to the client's `time.perf_counter()`; samples come in the order of `sent`."""
+    """Converts moments of one executor process to the client's `time.perf_counter()`; samples must be ordered by `sent`."""
 
     _windows: list[_Bounds] = attrs.field(factory=list)
-    _close: list[_Bounds] = attrs.field(
-        factory=list
-    )  # those whose bounds are close together; empty if they were not looked for
+    _close: list[_Bounds] = attrs.field(factory=list)  # windows with close bounds; empty until they are computed
 
     def sample(self, sent: float, taken: float, done: float, received: float) -> None:
         """Add a round trip: `sent` and `received` by the client's clock, `taken` and `done` by the executor's."""
@@ -61,20 +59,20 @@ class ClientClock:
 
     @property
     def known(self) -> bool:
-        """True if there was a sample."""
+        """Return True if there was a sample."""
         return bool(self._windows)
 
     @property
     def one_way(self) -> float:
-        """Seconds of the quickest way there or back, as far as they can be told apart; an estimate."""
+        """Return the estimated seconds of the fastest one-way trip."""
         return max(0.0, min((one.width for one in self._windows), default=0.0) / 2)
 
     def at_client(self, moment: float) -> float:
-        """A moment of the executor's by the client's clock."""
+        """Convert a moment of the executor's clock to the client's clock."""
         return moment + self._offset(moment)
 
     def _offset(self, moment: float) -> float:
-        """Seconds to add to the executor's clock at about this moment of it; between windows, in proportion."""
+        """Return the seconds to add to the executor's clock at this moment, interpolated between windows."""
         windows = self._close or self._closest()
         at = moment + windows[0].offset
         after = bisect_right(windows, at, key=lambda one: one.middle)
@@ -85,7 +83,7 @@ class ClientClock:
         return before.offset + share * (later.offset - before.offset)
 
     def _closest(self) -> list[_Bounds]:
-        """Without windows in which all requests had to wait for the executor, or all replies for the client."""
+        """Drop windows in which all requests waited for the executor, or all replies for the client."""
         least = min(one.width for one in self._windows)
         self._close = [one for one in self._windows if one.width <= LOOSE * least + LOOSE_SECONDS]
         return self._close

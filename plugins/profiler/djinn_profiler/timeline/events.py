@@ -1,4 +1,4 @@
-"""Events of a timeline: what happened when, in which lane."""
+"""Events of a timeline: kind, time and lane."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import attrs
 CLIENT: Final = "client"  # as a process
 LINKS: Final = "network"
 
-# Kinds of what a thread of the client does; together they are all of its time.
+# Kinds of a client thread's time; together they cover all of it.
 PYTHON, CAPTURE, PLAN, SEND, UPLOAD, CONNECT, WAIT = "python", "capture", "plan", "send", "upload", "connect", "wait"
-# Kinds of what becomes of a submission. The parts of a wait have these kinds, too.
+# Kinds of a submission's phases. The parts of a wait have these kinds, too.
 REQUEST, RECOVERY, EARLIER, TRANSFER, DECODE, QUEUE, EXECUTE, ENCODE, ANSWER, READ = (
     "request",
     "recovery",
@@ -28,7 +28,7 @@ REQUEST, RECOVERY, EARLIER, TRANSFER, DECODE, QUEUE, EXECUTE, ENCODE, ANSWER, RE
 )
 MODULE, RANGE, OP, MEMORY, UNANSWERED = "module", "range", "op", "memory", "unanswered"
 CLIENT_BOUND, NETWORK_BOUND, DEVICE_BOUND, SHARED = "client", "network", "device", "other sessions"
-# Who keeps the user waiting, by kind.
+# Cause of the user's waiting time, by kind.
 CAUSES: Final = MappingProxyType({
     **dict.fromkeys((PYTHON, CAPTURE, PLAN, SEND, READ), CLIENT_BOUND),
     **dict.fromkeys((UPLOAD, CONNECT, REQUEST, RECOVERY, ANSWER, TRANSFER), NETWORK_BOUND),
@@ -40,17 +40,16 @@ _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 @attrs.frozen
 class TimelineEvent:
-    """Something that happened.
+    """An event.
 
     Attributes:
-        kind: what it was; the kinds are listed in docs/profiling.md.
+        kind: the kind; the kinds are listed in docs/profiling.md.
         name: name to show, such as that of a module or an op.
         process: `client`, `network`, or an executor such as `executor 1`.
         lane: row of the process in which it lies; events of a lane lie beside or within each other.
         start: seconds since the beginning of the block. seconds: how long it took; 0 for a counter's value.
-        executor, submission: the submission that it belongs to: number of the executor in its pool (0 outside of pools), and of the
-            submission; 0: none.
-        line: the user's line that caused it, as `file:line in function`; empty where there is none.
+        executor, submission: number of the executor in its pool (0 outside of pools), and of the event's submission; 0: none.
+        line: the user's line that caused it, as `file:line in function`; empty if unknown.
         args: further facts, such as bytes.
     """
 
@@ -67,5 +66,5 @@ class TimelineEvent:
 
     @property
     def end(self) -> float:
-        """Seconds since the beginning of the block at which it ended."""
+        """Return its end in seconds since the start of the block."""
         return self.start + self.seconds

@@ -1,4 +1,4 @@
-"""Modules that a thread was in, from when on: from the moments that its recorder noted, and names that are looked up once."""
+"""Modules of a thread over time: from the moments that its recorder noted, with names that are looked up once."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import torch
 from djinn_core.ir.module_path import BACKWARD, ForwardCalls, ModuleCall, module_chain
 
 Moments = Sequence[Any]  # as `ThreadRecord.moments`
-Keys = tuple[object, ...]  # tell two calls of a module apart
+Keys = tuple[object, ...]  # distinguishes two calls of a module
 _Reference = weakref.ref[torch.nn.Module]
 
 
 @attrs.define
 class ModulePaths:
-    """Names of modules, by the outermost one that they are called in; each outermost one is walked through once, while it is there."""
+    """Names of modules below their outermost module. Each outermost module is walked once, while it is alive."""
 
     _tables: dict[_Reference, dict[_Reference, str]] = attrs.field(factory=dict)
 
     def met(self, root: torch.nn.Module) -> None:
-        """A module is called, and in no other one."""
+        """Note a call of a module that is in no other module."""
         reference = weakref.ref(root)
         if reference not in self._tables:
             table = {weakref.ref(one): name for name, one in root.named_modules()}
             self._tables[reference] = {**table, reference: type(root).__name__}
 
     def name(self, root: _Reference, reference: _Reference) -> str:
-        """The name of a module below the outermost one; its class where it has none there, and empty where it is gone."""
+        """Return a module's name below the outermost one; its class if it has no name there, empty if it no longer exists."""
         known = self._tables.get(root)
         if known is not None and (name := known.get(reference)) is not None:
             return name
@@ -39,7 +39,7 @@ class ModulePaths:
         return type(module).__name__ if module is not None else ""
 
     def of_node(self, number: int, calls: ForwardCalls) -> tuple[tuple[str, ...], _Reference | None]:
-        """Names of the modules that an autograd node was made in, from the outermost inwards, and that one; None if there is none."""
+        """Return the modules' names in which an autograd node was created, outermost first, and the outermost module or None."""
         modules = module_chain((number, None, calls))
         if not modules:
             return (), None
@@ -48,7 +48,7 @@ class ModulePaths:
         return tuple([self.name(root, weakref.ref(module)) for module in modules]), root
 
     def of_call(self, call: ModuleCall | None) -> tuple[str, ...]:
-        """Names of the modules that a call is inside of; `BACKWARD` before those of a backward pass."""
+        """Return the names of the modules that a call is inside of; `BACKWARD` precedes those of a backward pass."""
         inner: list[_Reference] = []
         while call is not None and not isinstance(call[0], int):
             inner.append(call[0])
@@ -59,7 +59,7 @@ class ModulePaths:
 
 
 def with_nodes(moments: Moments, nodes: Sequence[tuple[float, int]]) -> Moments:
-    """Add autograd nodes that C++ noted, each with its moment, where a thread was in a backward pass and in no module inside of it."""
+    """Add autograd nodes that C++ noted, with their moments, in backward passes outside of modules."""
     if not nodes:
         return moments
     found, inside = list[Any](), list[bool]()
@@ -79,15 +79,15 @@ def with_nodes(moments: Moments, nodes: Sequence[tuple[float, int]]) -> Moments:
 def module_changes(
     moments: Moments, calls: ForwardCalls, names: ModulePaths
 ) -> Iterator[tuple[float, Keys, tuple[str, ...]]]:
-    """From when on a thread was in which modules: for each moment a key and a name for each of them, from the outermost inwards.
+    """Return the modules of a thread over time: at each change a key and name per module, from the outermost inwards.
 
-    What was left and not entered, because it was entered before the first moment, is passed over. What is entered in a backward pass lies in
-    `BACKWARD` and in the modules of the autograd node that the pass is at.
+    An exit without an entry, because the entry was before the first moment, is ignored. Modules entered in a backward pass lie in
+    `BACKWARD` and in the modules of the pass's current autograd node.
     """
     open_: list[tuple[Keys, tuple[str, ...], _Reference | None]] = [
         ((), (), None)
-    ]  # with what is around; the outermost
-    at_node = [False]  # whether that is an autograd node, which the next one replaces
+    ]  # with the enclosing modules; the outermost
+    at_node = [False]  # whether the innermost entry is an autograd node, which the next node replaces
     for place in range(0, len(moments), 2):
         moment, what = moments[place : place + 2]
         if (what is None or isinstance(what, int)) and at_node[-1]:
@@ -101,9 +101,7 @@ def module_changes(
         else:
             keys, around, root = open_[-1]
             if isinstance(what, int):
-                inner, root = names.of_node(
-                    what, calls
-                )  # what checkpoints compute again has its names below the same root
+                inner, root = names.of_node(what, calls)  # names in recomputed checkpoints are below the same root
                 open_.append(((*keys, *inner), (*around, *inner), root))
             elif isinstance(what, str):
                 open_.append(((*keys, place), (*around, what), None))

@@ -1,4 +1,4 @@
-"""`djinn.profile()`: a timeline of what a block does, here, on the way and on executors."""
+"""`djinn.profile()`: a timeline of a block, on the client, on links and on executors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from djinn_profiler.timeline.trace_file import save_trace, trace_of
 
 
 class Timeline:
-    """Timeline of a block of `djinn.profile()`; there is something to see once the block has ended."""
+    """Timeline of a block of `djinn.profile()`, available after the block has ended."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -38,12 +38,12 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """Seconds that the block took."""
+        """Return the seconds of the block."""
         return (self._recording.ended or time.perf_counter()) - self._recording.begun
 
     @property
     def events(self) -> tuple[TimelineEvent, ...]:
-        """The events in the order of their beginnings, with those of what the block has sent and executors have done after its end.
+        """Return the events ordered by start. They include work that the block sent and executors did after its end.
 
         Raises:
             DjinnError: the block has not ended.
@@ -52,7 +52,7 @@ class Timeline:
 
     @property
     def totals(self) -> TimeTotals:
-        """The time of the block's thread by cause, module and line, as values.
+        """Return the time of the block's thread by cause, module and line, as values.
 
         Raises:
             DjinnError: the block has not ended.
@@ -63,7 +63,7 @@ class Timeline:
 
     @for_users
     def table(self) -> str:
-        """The time by cause, by module and by line, as text, and what to do about it.
+        """Return the time by cause, module and line as text, with advice.
 
         Raises:
             DjinnError: the block has not ended.
@@ -76,13 +76,13 @@ class Timeline:
 
     @for_users
     def save(self, path: str | PathLike[str]) -> None:
-        """Write a trace that https://ui.perfetto.dev and chrome://tracing open; compressed where the name ends in `.gz`.
+        """Write a trace that https://ui.perfetto.dev and chrome://tracing open; compressed if the name ends in `.gz`.
 
-        A missing folder is made.
+        Creates a missing folder.
 
         Raises:
             DjinnError: the block has not ended.
-            OSError: it cannot be written there.
+            OSError: the file cannot be written.
         """
         facts: dict[str, Any] = {
             "seconds": self.seconds,
@@ -92,7 +92,7 @@ class Timeline:
         save_trace(Path(path), trace_of(self.events, facts))
 
     def __repr__(self) -> str:
-        """Seconds that the block took, and the shares of the causes."""
+        """Return the block's seconds and the shares of the causes."""
         if not self._recording.ended:
             return "<Timeline: the block has not ended>"
         found = self.totals
@@ -110,15 +110,15 @@ class Timeline:
 def profile(*, ops: bool = False) -> AbstractContextManager[Timeline]:
     """Record a timeline of what all threads do inside the block: their modules and lines, links, and executors.
 
-    Work that was sent before is finished first, and what the block has sent before it ends: one round trip each, outside of what
-    is measured. Only one block at a time can be in force.
+    Earlier work finishes before the block starts, and the block's work before it ends. This takes one round trip each, outside of the
+    measured time. Only one block can be active at a time.
 
     Args:
-        ops: executors time each instruction. They run all programs op by op then, also those that they have compiled, and wait for the
-            device at the end of each submission: the whole takes longer, and shows which op takes how long.
+        ops: executors time each instruction. They then run all programs op by op, even compiled ones, and synchronise the device after
+            each submission. The run is slower, and shows the time of each op.
 
     Raises:
-        DjinnError: another block is in force.
+        DjinnError: another block is active.
     """
     check_alone()
     return _recorded(ops=ops)

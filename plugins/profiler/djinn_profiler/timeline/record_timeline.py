@@ -1,4 +1,4 @@
-"""A block whose raw timeline is recorded: on this side by `Recording`, and by executors, which are asked to tell times."""
+"""Records the raw timeline of a block: on the client by `Recording`, and on executors, which report times on request."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from djinn_core.logs import get_logger
 from djinn_core.wire.timing_messages import TimingsReply, TimingsRequest
 from djinn_profiler.timeline.recording import Recording, check_alone
 
-SAMPLES: Final = 3  # round trips by which clocks are compared before the block, or when a session begins in it
+SAMPLES: Final = 3  # round trips to compare clocks before the block, or when a session begins inside it
 log = get_logger("djinn.profile")
 
 
 @contextmanager
 def record_timeline(*, ops: bool = False) -> Iterator[Recording]:
-    """Record what all threads do inside the block, raw: the records are complete when it has ended.
+    """Record raw events of all threads inside the block.
 
-    Work that was sent before is finished first, and what the block has sent before it ends: one round trip each, outside of what
-    is measured. `ops`: executors time each instruction, and run programs op by op.
+    The records are complete when it has ended. Earlier work finishes before the block starts, and the block's work before it ends:
+    one round trip each, outside of the measured time. `ops`: executors time each instruction, and run programs op by op.
 
     Raises:
-        DjinnError: another block is in force.
+        DjinnError: another block is active.
     """
     check_alone()
     recording = Recording(ops=ops)
@@ -48,7 +48,7 @@ def record_timeline(*, ops: bool = False) -> Iterator[Recording]:
 
 
 def _ask_executors(recording: Recording, request: TimingsRequest) -> None:
-    """Have executors tell times, or no more, when all that was recorded so far is done; and compare their clocks with this one."""
+    """Have executors start or stop reporting times after all recorded work, and compare their clocks with the client's."""
     try:
         if not request.on:
             current().flush()
@@ -60,12 +60,12 @@ def _ask_executors(recording: Recording, request: TimingsRequest) -> None:
                     reply = member.replies.ask(request, TimingsReply)
                     moments = begun, reply.clock, reply.clock, time.perf_counter()
                     recording.samples.append((member.replies.reader.number, reply.instance, *moments))
-                    context.stats.round_trips -= 1  # it is none of the program's
+                    context.stats.round_trips -= 1  # this request is not the program's
     except DjinnError as error:
         log.warning("an executor is not asked for its times", reason=str(error))
 
 
 def _members() -> list[ExecutorClient]:
-    """Executors of the session, which tell times."""
-    session = context.session  # another thread may be ending it
+    """Return the session's executors."""
+    session = context.session  # another thread may be ending the session
     return [] if session is None else [*session.executors.here]

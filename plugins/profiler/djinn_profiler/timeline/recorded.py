@@ -1,4 +1,4 @@
-"""Raw records of a timeline: what each thread did, and what became of each submission. Moments are `time.perf_counter()`."""
+"""Raw records of a timeline: events of each thread, and phases of each submission. Moments are `time.perf_counter()`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from djinn_core.wire.timing_messages import ExecutionTimes
 from djinn_profiler.timeline.module_changes import Keys
 from djinn_profiler.timeline.user_places import UserPlace
 
-NO_NODE: Final = 2**64 - 1  # as `node_sequence_number` says
+NO_NODE: Final = 2**64 - 1  # as reported by `node_sequence_number`
 _SECOND: Final = 10**9  # in nanoseconds
 SEND: Final = "send"
 WAIT: Final = "wait"
@@ -28,7 +28,7 @@ WAIT: Final = "wait"
 
 @attrs.frozen
 class UserLine:
-    """A line of the user's program; an empty `file`: none is known."""
+    """A line of the user's program; an empty `file`: unknown."""
 
     file: str = ""
     line: int = 0
@@ -40,12 +40,11 @@ class UserLine:
 
 @attrs.define
 class Span:
-    """Something that a thread of the client did from `begun` to `ended`.
+    """An activity of a client thread from `begun` to `ended`.
 
     Attributes:
-        kind: what it was: `plan`, `send`, `upload`, `connect` or `wait`. name: to show.
-        line: that caused it. cause: what was waited for, as in `djinn.explain_waits()`.
-        executor, number: the submission that it was for; 0: none.
+        kind: `plan`, `send`, `upload`, `connect` or `wait`. name: name to show. line: the user's line that caused it. cause: reason
+            of a wait, as in `djinn.explain_waits()`. executor, number: its submission; 0: none.
     """
 
     kind: str
@@ -58,8 +57,8 @@ class Span:
     number: int = 0
 
 
-# What becomes a `Span`: its kind, name, beginning and end, the place in the program that a wait was in, executor and number. A plain tuple, which is
-# made in a fifth of the time.
+# Raw form of a `Span`: kind, name, start, end, place in the program of a wait, executor and number. A plain tuple, because creating
+# one takes a fifth of the time.
 Noted = tuple[str, str, float, float, UserPlace | None, int, int]
 
 
@@ -79,15 +78,15 @@ class ThreadRecord:
     """Record of one thread.
 
     Attributes:
-        name: the thread's. recorder: its recorder. number: in the order in which threads were seen.
-        calls: for each call on the device when it began, when it ended and the op, one after the other in one list. times: the same
-            of ops that Python did not see, as C++ gives them, until `merge_times`.
-        moments: when the thread entered what, one after the other in one list, while the block lasts: a weak reference to a module, `BACKWARD`, the
-            number of an autograd node, or None where the thread left one of the former two. changes: what `module_changes` found in them at its end.
-        inside: for each of what the thread is inside of, whether it is a backward pass.
-        noted: what it did besides; `spans` at the block's end. ranges: those that have ended. open: those that have not.
+        name: name of the thread. recorder: its recorder. number: in order of first appearance.
+        calls: flat list of start, end and op of each call on the device. times: the same for ops that only C++ saw, until
+            `merge_times`.
+        moments: flat list of moments and entered scopes during the block: a weak reference to a module, `BACKWARD`, or the number of
+            an autograd node. None: the thread left a module or `BACKWARD`. changes: result of `module_changes` at the block's end.
+        inside: for each open scope of the thread, whether it is a backward pass.
+        noted: other activities; `spans` at the block's end. ranges: ended ranges. open: open ranges.
         unplaced: submissions that the thread is sending.
-        sent: instructions that were taken from its recorder so far.
+        sent: instructions taken from its recorder so far.
     """
 
     name: str
@@ -107,22 +106,22 @@ class ThreadRecord:
 
     @property
     def count(self) -> int:
-        """Number of calls."""
+        """Return the number of calls."""
         return len(self.calls) // 3 + sum(map(len, self.times))
 
     def take_times(self) -> None:
-        """Take what C++ has noted of the thread's ops."""
+        """Take the times of the thread's ops that C++ noted."""
         if self.recorder.program >= 0 and (times := ops.take_times(self.recorder.program)).numel():
             self.times.append(times.view(-1, 4))
 
     def nodes(self) -> list[tuple[float, int]]:
-        """When ops began in backward passes, and the autograd nodes that these were at, in order; ops that Python did not see."""
+        """Return starts of ops that only C++ saw in backward passes, with their autograd nodes, in order."""
         found = [times[times[:, 3] != -1] for times in self.times]
         rows = sorted((begun, node) for times in found for begun, _, _, node in times.tolist())
         return [(begun / _SECOND, node if node >= 0 else NO_NODE) for begun, node in rows]
 
     def merge_times(self) -> None:
-        """Move `times` to `calls`. Calls are in the order of their ends."""
+        """Move `times` to `calls`. Calls are ordered by their ends."""
         if self.times:
             rows = [row for times in self.times for row in times.tolist()]
             names = {op: ops.op_name(op).replace("::", ".") for op in {row[2] for row in rows}}
@@ -132,12 +131,12 @@ class ThreadRecord:
 
     @property
     def did_anything(self) -> bool:
-        """True if there is something to show."""
+        """Return True if there is anything to show."""
         return bool(self.calls or self.times or self.spans or self.changes or self.ranges)
 
     @property
     def recorded(self) -> int:
-        """Instructions that the thread has recorded so far."""
+        """Return the number of instructions that the thread has recorded so far."""
         return self.sent + self.recorder.unsent
 
 
@@ -146,13 +145,12 @@ class SubmissionRecord:
     """Record of one submission to one executor.
 
     Attributes:
-        begun: its template was being bound; sending: its frame was being sent, until `sent`. nbytes: of the frame.
-        received: its reply was read, with `fetched` bytes of tensors; 0: it was not yet.
-        site: place of its last instruction in the program. answered: whether a caller waits for what it brings. instructions: of the template.
-        line: of the wait for it, or of `site`; at the block's end.
-        prepared: its plan, where it runs anything. program: whose instructions are those of `thread` from `first` on; None where times of
-            instructions were not asked for.
-        failures: instructions that failed.
+        begun: binding of its template began; sending: sending of its frame began, until `sent`. nbytes: bytes of the frame. received:
+            its reply was read, with `fetched` bytes of tensors; 0: not yet.
+        site: place of its last instruction in the program. answered: whether a caller waits for its results. instructions: number
+            in the template. line: line of its wait, or of `site`; set at the block's end. prepared: its plan, if it runs ops.
+            program: the program with the instructions of `thread` from `first` on; None if instructions are not timed. failures:
+                failed instructions.
     """
 
     executor: int

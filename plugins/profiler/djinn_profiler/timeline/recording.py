@@ -1,7 +1,8 @@
-"""Recording of a timeline: what is called while `djinn.profile()` is in force, and nothing of it otherwise.
+"""Recording of a timeline: hooks that are installed only while `djinn.profile()` is active.
 
-C++ notes when each op begins and ends. Taps note ops that Python records, modules, submissions and waits. Raw facts are kept as they come: lines, names, spans and events are looked up in them when the block has ended.
-Limits bound what a long run keeps: what is beyond them is counted.
+C++ notes when each op begins and ends. Taps note ops that Python records, modules, submissions and waits. Raw facts are stored
+unprocessed. Lines, names, spans and events are derived when the block has ended. Limits bound the memory of a long run: records
+above them are only counted.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ from djinn_profiler.timeline.user_places import UserPlace, UserPlaces, line_of
 
 @attrs.define
 class UserLines:
-    """Lines of places in the program, and what was waited for there; each looked up once."""
+    """Lines of places in the program, and reasons of waits there. Each is looked up once."""
 
     _known: dict[tuple[int, int, str], tuple[UserPlace, UserLine, str]] = attrs.field(factory=dict)
 
     def find(self, place: UserPlace) -> tuple[UserLine, str]:
-        """The line, and what was waited for as far as its text tells."""
+        """Return the line, and the reason of a wait as far as its text shows it."""
         key = id(place[0]), *place[1:]
         known = self._known.get(key)
         if known is None:
@@ -59,14 +60,14 @@ class UserLines:
 
 
 def span_of(noted: Noted, lines: UserLines) -> Span:
-    """A span of what a thread noted."""
+    """Return the span of a thread's raw record."""
     kind, name, begun, ended, place, executor, number = noted
     line, cause = lines.find(place) if place is not None else (UserLine(), "")
     return Span(kind, name or cause, begun, ended, line, cause, executor, number)
 
 
 def of_submissions(records: Iterable[SubmissionRecord], spans: Sequence[Span], lines: UserLines) -> None:
-    """Give submissions, and the spans in which they were sent, their lines: that of the wait, where there was one."""
+    """Set the lines of submissions and of the spans that sent them: the line of the wait if there was one."""
     awaited: dict[tuple[int, int], UserLine] = {}
     for span in spans:
         if span.kind == WAIT and span.number:
@@ -82,13 +83,13 @@ def of_submissions(records: Iterable[SubmissionRecord], spans: Sequence[Span], l
 
 
 def samples_of(records: Iterable[SubmissionRecord]) -> Iterator[tuple[int, str, float, float, float, float]]:
-    """Submissions as round trips that compare clocks: executor, instance, and the moments as `ClientClock.sample` has them."""
+    """Return submissions as round trips for comparing clocks: executor, instance, and the arguments of `ClientClock.sample`."""
     for record in records:
         if (times := record.times) is not None:
             yield record.executor, times.instance, record.sending, times.taken, times.done, record.received
 
 
-OPS_LIMIT: Final = 1_000_000  # calls on the device, and as many of modules, of all threads together; 72 bytes each
+OPS_LIMIT: Final = 1_000_000  # device calls, and as many module calls, of all threads together; 72 bytes each
 SUBMISSIONS_LIMIT: Final = 200_000
 SPANS_LIMIT: Final = 500_000  # of each thread
 
@@ -98,7 +99,7 @@ class _ThreadLists(threading.local):
 
 
 class _OpTimes(Tap):
-    """Notes in each thread's record when its ops began and ended, and when it entered and left modules."""
+    """Notes for each thread when its ops began and ended, and when it entered and left modules."""
 
     def __init__(self, record_of_thread: Callable[[], ThreadRecord], names: ModulePaths) -> None:
         self._record_of_thread = record_of_thread
@@ -112,14 +113,14 @@ class _OpTimes(Tap):
         return record
 
     def op(self, func: Any, begun: float, ended: float) -> None:
-        """As `Tap.op`."""
+        """Note an op, as `Tap.op`."""
         record = self._mine()
         record.calls.extend((begun, ended, func))
         if record.inside and record.inside[-1]:
             self._at_node(record, begun)
 
     def module(self, entered: weakref.ref[torch.nn.Module] | str | None) -> None:
-        """As `Tap.module`."""
+        """Note entry to or exit from a module, as `Tap.module`."""
         record, now = self._mine(), time.perf_counter()
         inside = record.inside
         if entered is None:
@@ -145,14 +146,14 @@ class Recording(Tap, Observer):
     """The raw records, and the hooks that make them.
 
     Attributes:
-        begun, ended: the block's moments. thread: the one that it is of. ops: whether each instruction is timed by executors.
-        threads: records of threads. submissions: records in the order in which they were sent.
-        samples: round trips that compared clocks besides: executor, instance, and the moments as `ClientClock.sample` has them.
-        clocks: by executor and process, when the block has ended.
-        connected: called when a session has begun in the block. names: of modules. names_of_calls: by identity of a call of a
-            module, which its program holds, where instructions are timed; when the block has ended.
-        ops_end: from when on calls on the device and of modules were not recorded, because there were too many; 0: all were.
-        lost: how many submissions and spans were not kept.
+        begun, ended: start and end of the block. thread: the block's thread. ops: whether executors time each instruction. threads:
+            records of threads. submissions: records in sending order.
+        samples: additional round trips for comparing clocks: executor, instance, and the arguments of `ClientClock.sample`.
+        clocks: by executor and process, set when the block has ended. connected: called when a session has begun in the block. names:
+            names of modules. names_of_calls: names by identity of a module call, which its program keeps alive; set at the block's end
+            if instructions are timed.
+        ops_end: moment from which calls were not recorded, because there were too many; 0: all were. lost: number of submissions
+            and spans that were not kept.
     """
 
     name = "djinn.profile"
@@ -172,9 +173,9 @@ class Recording(Tap, Observer):
         self.ops_end = 0.0
         self._lock = threading.Lock()
         self._local = _ThreadLists()
-        self._of: dict[int, ThreadRecord] = {}  # by identity of the recorder, which its record holds
-        self._taken: deque[tuple[ThreadRecord, int, int]] = deque()  # instructions that are being submitted
-        self._earlier = 0  # submissions of former sessions in the block: numbers go on
+        self._of: dict[int, ThreadRecord] = {}  # by identity of the recorder, which its record keeps alive
+        self._taken: deque[tuple[ThreadRecord, int, int]] = deque()  # instructions being submitted
+        self._earlier = 0  # submissions of former sessions in the block: numbers continue
         self._last = 0
         self._asking = False
         self._pending: dict[tuple[int, int], SubmissionRecord] = {}
@@ -187,9 +188,9 @@ class Recording(Tap, Observer):
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """Record what happens inside the block."""
+        """Install the hooks for the block."""
         enter, leave = record_function.__enter__, record_function.__exit__
-        try:  # an interrupt leaves nothing of it behind
+        try:  # an interrupt must leave no hook installed
             taps.add(self)
             taps.add(self._op_times)
             ops.time_ops(True)
@@ -217,7 +218,7 @@ class Recording(Tap, Observer):
             record.recorder.forward_calls.keep_no_more()
 
     def _finish(self) -> None:
-        """Look up lines, modules and clocks, while modules are there; drop threads that did nothing."""
+        """Look up lines, modules and clocks while modules are alive; drop threads without events."""
         lines = UserLines()
         for call in {id(c): c for one in self.submissions if one.program for c in one.program.modules}.values():
             self.names_of_calls[id(call)] = self.names.of_call(call)
@@ -226,7 +227,7 @@ class Recording(Tap, Observer):
             moments = with_nodes(record.moments, record.nodes())
             record.changes = list(module_changes(moments, calls, self.names))
             calls.kept = None
-            record.moments = []  # another thread may still look at the last of the others
+            record.moments = []  # another thread may still read the last one
             self._end_ranges(record)
             record.ranges.sort(key=lambda one: one.first)
             record.spans = [span_of(noted, lines) for noted in record.noted]
@@ -239,7 +240,7 @@ class Recording(Tap, Observer):
             self.clocks.setdefault((executor, instance), ClientClock()).sample(*moments)
 
     def mine(self) -> ThreadRecord:
-        """This thread's record."""
+        """Return this thread's record."""
         record = self._local.record
         if record is None or record.recorder is not current():
             record = self._local.record = self._record_of(current())
@@ -280,7 +281,7 @@ class Recording(Tap, Observer):
         return ends
 
     def _end_ranges(self, record: ThreadRecord) -> None:
-        """Ranges that go on are shown until the end of the block."""
+        """End open ranges at the end of the block."""
         for name, begun, first in record.open:
             record.ranges.append(Range(name, begun, time.perf_counter(), first, record.recorded))
         record.open.clear()
@@ -288,7 +289,7 @@ class Recording(Tap, Observer):
     # --- `Tap` ---------------------------------------------------------------------------------------------------
 
     def taken(self, recorder: Recorder, instructions: int) -> None:
-        """As `Tap.taken`."""
+        """Note taken instructions, as `Tap.taken`."""
         record = self._record_of(recorder)
         if instructions:
             self._taken.append((record, record.sent, instructions))
@@ -302,7 +303,7 @@ class Recording(Tap, Observer):
             self._stop_ops()
 
     def submitted(self, begun: float, instructions: int) -> None:
-        """As `Tap.submitted`: what was sent meanwhile has the next of the instructions that were taken."""
+        """Note a submission, as `Tap.submitted`: it has the next of the taken instructions."""
         record, place = self.mine(), self._take(instructions)
         for sent in record.unplaced:
             if place is not None and sent.begun >= begun:
@@ -311,11 +312,11 @@ class Recording(Tap, Observer):
         self._add(record, ("plan", "submit", begun, time.perf_counter(), None, 0, 0))
 
     def uploaded(self, begun: float) -> None:
-        """As `Tap.uploaded`."""
+        """Note an upload, as `Tap.uploaded`."""
         self._add(self.mine(), ("upload", "upload", begun, time.perf_counter(), None, 0, 0))
 
     def _take(self, instructions: int) -> tuple[ThreadRecord, int] | None:
-        """The thread that has recorded the next `instructions`, and the number of the first."""
+        """Return the thread that recorded the next `instructions`, and the number of the first."""
         if not instructions or not self._taken:
             return None
         record, first, left = self._taken.popleft()
@@ -332,7 +333,7 @@ class Recording(Tap, Observer):
     def sent(
         self, executor: int, number: int, pending: PendingSubmission, begun: float, sending: float, nbytes: int
     ) -> None:
-        """As `Tap.sent`."""
+        """Note a sent frame, as `Tap.sent`."""
         now, mine = time.perf_counter(), self.mine()
         number += self._earlier
         self._last = max(self._last, number)
@@ -341,7 +342,7 @@ class Recording(Tap, Observer):
         if len(self.submissions) >= SUBMISSIONS_LIMIT:
             self.lost += 1
             return
-        # The walk up the stack is most of what a record would cost: who waits for a reply walks it, and the line is the same.
+        # Walking the stack is most of a record's cost. The thread that waits for the reply walks it anyway and finds the same line.
         site = sites[-1] if sites else self._places.find(sys._getframe(1), Cause.OTHER)[:2]  # noqa: SLF001 - the public ways build a list of all frames
         count = len(prepared.nodes) if prepared is not None else 0
         program = pending.program if self.ops and count else None
@@ -352,15 +353,15 @@ class Recording(Tap, Observer):
         self._pending[executor, number] = record
 
     def answered(self, executor: int, number: int, completed: Completed, nbytes: int) -> None:
-        """As `Tap.answered`."""
+        """Note a reply, as `Tap.answered`."""
         record = self._pending.pop((executor, number + self._earlier), None)
-        if record is None:  # it was sent before the block
+        if record is None:  # the submission was sent before the block
             return
         record.received, record.fetched = time.perf_counter(), nbytes
         record.timing, record.times, record.failures = completed.timing, completed.times, len(completed.failures)
 
     def waited(self, cause: Cause, begun: float, executor: int, number: int) -> None:
-        """As `Tap.waited`."""
+        """Note a wait, as `Tap.waited`."""
         if self._asking:
             return
         now, record = time.perf_counter(), self.mine()
@@ -370,13 +371,13 @@ class Recording(Tap, Observer):
     # --- `Observer` ------------------------------------------------------------------------------------------------
 
     def observe(self, event: Event) -> None:
-        """As `Observer.observe`: connections, on the thread that had them."""
+        """Note connections on their threads, as `Observer.observe`."""
         if self._asking:
             return
         begun = time.perf_counter() - event.fields["seconds"]
         self._earlier = self._last
         self._pending.clear()
-        self._asking = True  # what is asked now is no round trip of the program's
+        self._asking = True  # requests from here on are not round trips of the program
         try:
             self.connected()
         finally:
@@ -390,10 +391,10 @@ def _nothing() -> None:
 
 
 def check_alone() -> None:
-    """Raise where a timeline is being recorded.
+    """Raise if a timeline is being recorded.
 
     Raises:
-        DjinnError: one is.
+        DjinnError: a timeline is being recorded.
     """
     if any(isinstance(tap, Recording) for tap in taps.all):
         raise DjinnError(

@@ -1,4 +1,4 @@
-"""The table of a timeline: where the time went, by cause and by module, and what to do about it."""
+"""The table of a timeline: time by cause, module and line, with advice."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from djinn_profiler.timeline.events import (
 )
 from djinn_profiler.timeline.user_places import ADVICE
 
-ROWS: Final = 16  # modules and lines that a table shows
+ROWS: Final = 16  # modules and lines in a table
 SURPRISING: Final = (
-    3.0  # times by which measured and predicted times differ, if something else than a model's error is the reason
+    3.0  # factor between measured and predicted times above which a model's error is not the only reason
 )
-_LEAST_SECONDS: Final = 0.05  # measured, of which that is said
+_LEAST_SECONDS: Final = 0.05  # minimum measured seconds for this remark
 OUTSIDE: Final = "(outside of modules)"
 _WORDS: Final = {
     PYTHON: "your code, libraries, PyTorch",
@@ -67,7 +67,7 @@ _CAUSES: Final = (CLIENT_BOUND, NETWORK_BOUND, DEVICE_BOUND, SHARED)
 
 @attrs.frozen
 class ModuleTime:
-    """A module's own time, without that of the modules in it, in seconds: the client's by cause, and its ops' on executors."""
+    """A module's own time in seconds, without submodules: the client's by cause, and its ops' on executors."""
 
     path: str
     causes: Mapping[str, float]
@@ -75,13 +75,13 @@ class ModuleTime:
 
     @property
     def seconds(self) -> float:
-        """The client's time."""
+        """Return the client's time."""
         return sum(self.causes.values())
 
 
 @attrs.frozen
 class LineTime:
-    """Waits of one line: where, what for, how many, seconds in all and those of them by cause."""
+    """Waits of one line: place, reason, number, total seconds, and seconds by cause."""
 
     line: str
     text: str
@@ -96,8 +96,8 @@ class ExecutorTime:
     """Work of an executor.
 
     Attributes:
-        submissions: how many it ran; seconds: that it ran their ops. planned: how many of them cost models had a prediction for.
-        predicted: the sum of those predictions, in seconds; measured: what these submissions took.
+        submissions: number that it ran; seconds: time of their ops. planned: submissions with a prediction. predicted: sum of these
+            predictions in seconds; measured: measured seconds of the same submissions.
         calibrated: True if the predictions rest on measured speeds.
     """
 
@@ -111,7 +111,7 @@ class ExecutorTime:
 
     @property
     def surprise(self) -> str:
-        """The likely reason why measured and predicted times differ by more than `SURPRISING` times; empty if they do not."""
+        """Return the likely reason if measured and predicted times differ by a factor above `SURPRISING`; otherwise an empty text."""
         if not self.planned or self.predicted <= 0.0 or self.measured < _LEAST_SECONDS:
             return ""
         times = self.measured / self.predicted
@@ -126,12 +126,12 @@ class ExecutorTime:
 
 @attrs.frozen
 class TimeTotals:
-    """Time of a block, divided.
+    """Time of a block by category.
 
     Attributes:
-        seconds: of the block. kinds: seconds of its thread by kind of event, waits by their parts; together they are all of it.
-        causes: the same by cause: `client`, `network`, `device`, `other sessions`.
-        round_trips: that all threads waited for. instructions, submissions: that were sent.
+        seconds: length of the block. kinds: seconds of its thread by kind of event, waits by their parts; the kinds cover all of it.
+            causes: the same seconds by cause: `client`, `network`, `device`, `other sessions`.
+        round_trips: number that threads waited for. instructions, submissions: numbers sent.
     """
 
     seconds: float
@@ -148,7 +148,7 @@ class TimeTotals:
 
 
 def totals(assembled: AssembledTimeline, seconds: float) -> TimeTotals:
-    """Add up a timeline; the first of its threads is that of the block."""
+    """Add up a timeline; its first thread is the block's."""
     first, *others = assembled.threads
     kinds = _kinds(first)
     causes: dict[str, float] = defaultdict(float)
@@ -172,7 +172,7 @@ def totals(assembled: AssembledTimeline, seconds: float) -> TimeTotals:
 
 
 def label(modules: Sequence[str]) -> str:
-    """Name of the innermost of modules in a table, such as `GPT2.transformer.h.3`."""
+    """Return the label of the innermost module, such as `GPT2.transformer.h.3`."""
     if not modules:
         return OUTSIDE
     backward = BACKWARD in modules
@@ -235,7 +235,7 @@ def _executors(assembled: AssembledTimeline) -> Iterator[ExecutorTime]:
 
 
 def advice(found: TimeTotals) -> list[str]:
-    """Advice on what to do, the most promising first; nothing where nothing stands out."""
+    """Return advice, the most promising first; empty if no cause dominates."""
     whole = found.seconds or 1.0
     share = {cause: found.causes.get(cause, 0.0) / whole for cause in _CAUSES}
     kinds = {kind: spent / whole for kind, spent in found.kinds.items()}
@@ -290,7 +290,7 @@ def advice(found: TimeTotals) -> list[str]:
 
 
 def table(found: TimeTotals, *, complete: bool) -> str:
-    """Totals as text. `complete`: whether everything was recorded."""
+    """Format totals as text. `complete`: whether everything was recorded."""
     whole, (many, unit) = found.seconds or 1.0, unit_of(found.seconds)
     lines = [
         f"{duration(found.seconds)}, {found.round_trips} round trips, {found.submissions} submissions of {found.instructions:,} instructions"

@@ -1,4 +1,4 @@
-"""Phases of each submission: on its way, at its executor, and back, by the client's clock."""
+"""Phases of each submission: request, executor and reply, by the client's clock."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ from djinn_profiler.timeline.events import (
 )
 from djinn_profiler.timeline.recorded import Span, SubmissionRecord
 
-IDLE: Final = 1e-4  # seconds that an executor may take from one thing to the next; after more it was idle
+IDLE: Final = 1e-4  # seconds between two steps of an executor; after a longer gap it was idle
 _PAIR: Final = struct.Struct("<ff")
 
 
 @attrs.frozen
 class Phases:
-    """Moments of a submission by the client's clock, in their order.
+    """Moments of a submission by the client's clock, in order.
 
     Attributes:
-        record: the submission. recovered: whether it ran on another process than the one before it, which was found only then. measured: whether the executor told them; otherwise they are put in the middle of the round trip.
-        sent: its frame began to be sent. arrived: it was there. taken: its session took it up. ready, begun, executed, done: as in
-            `ExecutionTimes`. returned: its reply was there. read: the client had read it.
+        record: the submission. recovered: whether it was the first to run on a new process.
+            measured: whether the executor reported the moments; otherwise they are placed in the middle of the round trip.
+        sent: sending of its frame began. arrived: the frame arrived. taken: its session took the frame. ready, begun, executed, done:
+            as in `ExecutionTimes`. returned: its reply arrived. read: the client had read the reply.
     """
 
     record: SubmissionRecord
@@ -54,7 +55,7 @@ class Phases:
     read: float
 
     def parts(self) -> Iterator[tuple[str, float, float]]:
-        """Kinds of what it was in, one after the other, each with its beginning and end."""
+        """Return its consecutive kinds of phases, each with start and end."""
         kinds = RECOVERY if self.recovered else REQUEST, EARLIER, DECODE, QUEUE, EXECUTE, ENCODE, ANSWER, READ
         bounds = (self.sent, self.arrived, self.taken, self.ready, self.begun, self.executed, self.done, self.returned)
         yield from zip(kinds, bounds, (*bounds[1:], self.read), strict=True)
@@ -75,10 +76,10 @@ class OpRun:
 def phases_of(
     records: Sequence[SubmissionRecord], clocks: Mapping[tuple[int, str], ClientClock], waits: Sequence[Span]
 ) -> list[Phases]:
-    """The phases of one executor's submissions that were answered, in the order in which they were sent."""
+    """Return the phases of one executor's answered submissions, in sending order."""
     awaited = {span.number for span in waits}
     found: list[Phases] = []
-    before, process = 0.0, ""  # when the executor was done with what it did before
+    before, process = 0.0, ""  # end of the executor's previous work
     for record in records:
         if not record.received:
             continue
@@ -104,19 +105,19 @@ def _measured(
     recovered: bool,
 ) -> Phases:
     moments = [clock.at_client(m) for m in (times.taken, times.ready, times.begun, times.executed, times.done)]
-    # The two clocks agree to within the difference of the ways; nothing arrives before it is sent.
+    # Clock error is at most the difference of the one-way times; no frame arrives before it is sent.
     taken, ready, begun, executed, done = [min(max(m, record.sending), record.received) for m in moments]
-    # An executor that is idle takes a frame up as it arrives. What came while it was busy has been there since some moment.
+    # An idle executor takes a frame on arrival. A frame that came while it was busy has been waiting since an unknown moment.
     idle = recovered or taken > before + IDLE
     arrived = taken if idle else min(taken, record.sent + clock.one_way)
-    # A thread that waits reads a reply as it arrives; other replies lie there until one reads them.
+    # A waiting thread reads a reply on arrival; other replies wait until a thread reads them.
     returned = record.received if record.number in awaited else min(record.received, done + clock.one_way)
     way = record.sending, arrived, taken, ready, begun, executed, done, returned
     return Phases(record, recovered, True, *way, record.received)
 
 
 def _assumed(record: SubmissionRecord) -> Phases:
-    """As an executor's reply has durations alone: they lie in the middle of the round trip."""
+    """Place the durations of an executor's reply in the middle of the round trip."""
     timing, whole = record.timing, record.received - record.sending
     spent = timing.decode + timing.queue + timing.execute + timing.encode
     shrink = min(1.0, whole / spent) if spent else 1.0
@@ -132,11 +133,11 @@ def _assumed(record: SubmissionRecord) -> Phases:
 def parts_of_wait(
     wait: Span, phases: Phases | None, incoming: Sequence[tuple[float, float]]
 ) -> list[tuple[str, float, float]]:
-    """Parts of a wait by what it was for, one after the other without gaps.
+    """Return the parts of a wait by purpose, consecutive and without gaps.
 
-    `incoming`: when its executor waited for values of others: apart from each other, in their order.
+    `incoming`: ordered, disjoint times in which its executor waited for values of others.
     """
-    if phases is None:  # a question, which the executor answers when it has done what came before
+    if phases is None:  # a request that the executor answers after all earlier work
         return [(REQUEST, wait.begun, wait.ended)]
     found: list[tuple[str, float, float]] = []
     for kind, first, last in phases.parts():
@@ -147,9 +148,9 @@ def parts_of_wait(
 
 
 def _split(begun: float, ended: float, incoming: Sequence[tuple[float, float]]) -> list[tuple[str, float, float]]:
-    """Earlier work, and the transfers from other executors in it."""
+    """Split earlier work into computing and transfers from other executors."""
     found: list[tuple[str, float, float]] = []
-    at = bisect_right(incoming, begun, key=lambda one: one[1])  # a pool may have as many as it has ops
+    at = bisect_right(incoming, begun, key=lambda one: one[1])  # a pool may have as many transfers as ops
     for first, last in incoming[at : bisect_left(incoming, ended, at, key=lambda one: one[0])]:
         start, stop = max(first, begun), min(last, ended)
         if stop > start:
@@ -160,9 +161,9 @@ def _split(begun: float, ended: float, incoming: Sequence[tuple[float, float]]) 
 
 
 def op_runs(phases: Phases, modules: Mapping[int, tuple[str, ...]], lines: dict[int, str]) -> Iterator[OpRun]:
-    """Runs of the instructions of a submission, where they were timed.
+    """Return the timed runs of a submission's instructions.
 
-    `modules`: names by identity of a call. `lines`: those that were described, by identity of a site.
+    `modules`: names by identity of a call. `lines`: known lines, by identity of a site.
     """
     record, times = phases.record, phases.record.times
     prepared, program = record.prepared, record.program

@@ -1,4 +1,4 @@
-"""A client thread's time, divided: each moment belongs to the innermost of what the thread was doing, inside the modules that it was in."""
+"""Divides a client thread's time: each moment belongs to the innermost activity, and to the modules around it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Part:
     """Part of a thread's time in which it did one thing.
 
     Attributes:
-        kind, name: as in `TimelineEvent`. begun, ended: its moments. modules: those that it was in, outermost first.
-        span: what the part is of, where that is neither Python nor a call on the device.
+        kind, name: as in `TimelineEvent`. begun, ended: start and end. modules: the modules around it, outermost first. span: its
+            span, unless it is Python or a call on the device.
     """
 
     kind: str
@@ -29,13 +29,13 @@ class Part:
 
     @property
     def seconds(self) -> float:
-        """Seconds that it took."""
+        """Return its length in seconds."""
         return self.ended - self.begun
 
 
 @attrs.frozen
 class ModuleSpan:
-    """A call of a module, or a part of a backward pass; `modules`: it and those that it was in. `ops`: calls on the device in it."""
+    """A call of a module, or a part of a backward pass; `modules`: its module path. `ops`: calls on the device in it."""
 
     modules: tuple[str, ...]
     begun: float
@@ -44,9 +44,9 @@ class ModuleSpan:
 
 
 def module_spans(record: ThreadRecord, ended: float) -> list[ModuleSpan]:
-    """Calls of modules, outer ones before those in them; until `ended` where they go on."""
+    """Return calls of modules, outer calls first; open calls last until `ended`."""
     found: list[ModuleSpan | None] = []
-    open_: list[tuple[object, int, float, tuple[str, ...]]] = []  # key, place among `found`, beginning, names
+    open_: list[tuple[object, int, float, tuple[str, ...]]] = []  # key, index in `found`, start, names
     begins = [record.calls[3 * op] for op in _outermost(record)]
 
     def close(depth: int, moment: float) -> None:
@@ -67,7 +67,7 @@ def module_spans(record: ThreadRecord, ended: float) -> list[ModuleSpan]:
 
 
 def _outermost(record: ThreadRecord) -> list[int]:
-    """Calls on the device that were not made inside of others, which end, and are noted, after those in them."""
+    """Return device calls that are not nested. Inner calls end, and are noted, before outer ones."""
     found: list[int] = []
     calls = record.calls
     for op in range(record.count):
@@ -78,7 +78,7 @@ def _outermost(record: ThreadRecord) -> list[int]:
 
 
 def divided(record: ThreadRecord, modules: Sequence[ModuleSpan], begun: float, ended: float) -> list[Part]:
-    """The thread's time from `begun` to `ended`, in parts without gaps."""
+    """Return the thread's time from `begun` to `ended`, in parts without gaps."""
     inside = sorted(_intervals(record, modules), key=lambda one: (one[0], -one[1], one[2] is not None))
     parts: list[Part] = []
     open_: list[tuple[float, tuple[str, ...], str, str, Span | None]] = [(ended, (), PYTHON, PYTHON, None)]
@@ -113,7 +113,7 @@ _Interval = tuple[float, float, tuple[str, str, Span | None] | None, tuple[str, 
 
 
 def _intervals(record: ThreadRecord, modules: Sequence[ModuleSpan]) -> Iterator[_Interval]:
-    """Intervals of what the thread did, and of the modules that it was in (those without a kind), in no order."""
+    """Return unordered intervals of the thread's activities, and of its modules (without a kind)."""
     for module in modules:
         yield module.begun, module.ended, None, module.modules
     for op in _outermost(record):

@@ -29,11 +29,11 @@ from djinn_profiler.timeline.events import (
 
 _COUNTERS: Final = {MEMORY: "bytes", UNANSWERED: "submissions"}
 _LANES: Final = ("modules", "ranges", "python", "capture", "plan", "send", "upload", "connect", "wait")
-_CHAIN: Final = (SEND, REQUEST, EXECUTE, ANSWER, WAIT)  # of a submission, in the order in which its flow goes
+_CHAIN: Final = (SEND, REQUEST, EXECUTE, ANSWER, WAIT)  # of a submission, in the order of its flow
 
 
 def trace_of(events: Sequence[TimelineEvent], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The trace as JSON holds it. `facts`: about the whole of it."""
+    """Return the trace as a JSON value. `facts`: metadata of the whole trace."""
     processes = _numbered(event.process for event in sorted(events, key=lambda one: _rank(one.process)))
     lanes = _numbered((event.process, event.lane) for event in sorted(events, key=lambda one: _lane_rank(one.lane)))
     trace: list[dict[str, Any]] = []
@@ -60,10 +60,10 @@ def trace_of(events: Sequence[TimelineEvent], facts: Mapping[str, Any]) -> dict[
 
 
 def save_trace(path: Path, trace: Mapping[str, Any]) -> None:
-    """Write a trace; compressed where the name ends in `.gz`. Its folder is made if it is missing.
+    """Write a trace; compressed if the name ends in `.gz`. Creates a missing folder.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     data = msgspec.json.encode(trace)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def _named(what: str, process: int, lane: int, name: str) -> dict[str, Any]:
 
 
 def _nanoseconds(event: TimelineEvent) -> tuple[int, int]:
-    """Beginning and length; ends are rounded like beginnings, so that neighbours meet and nothing overlaps."""
+    """Return start and length; ends are rounded like starts, so that neighbours meet and do not overlap."""
     begun = round(event.start * 1e9)
     return begun, round(event.end * 1e9) - begun
 
@@ -113,14 +113,14 @@ def _flow(
     processes: Mapping[str, int],
     lanes: Mapping[tuple[str, str], int],
 ) -> Iterator[dict[str, Any]]:
-    """Arrows from the line that sent a submission to where it ran, and from there to the line that waited."""
+    """Return arrows from the line that sent a submission to its run, and from there to the line that waited."""
     found = [chain[kind] for kind in _CHAIN if kind in chain]
     if len(found) < 2:
         return
     for event in found:
         begun, length = _nanoseconds(event)
         last = event is found[-1]
-        # A reply ends the wait for it, which may have begun long before.
+        # A reply ends the wait for it, which may have begun long before the reply arrived.
         moment = begun + max(0, length - 1) if last and event.kind == WAIT else begun
         phase = {"ph": "s"} if event is found[0] else {"ph": "f", "bp": "e"} if last else {"ph": "t"}
         place = {"pid": processes[event.process], "tid": lanes[event.process, event.lane], "ts": moment / 1e3}

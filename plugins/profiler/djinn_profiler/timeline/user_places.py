@@ -1,4 +1,4 @@
-"""Lines of the user's program that wait: what each waits for, and how to avoid it."""
+"""Lines of the user's program that wait: the reason of each wait, and how to avoid it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OWN: Final = tuple(module.__path__[0] for module in (djinn_client, djinn_core))
 _TORCH: Final = str(Path(torch.__file__).parent)
 _LIBRARIES: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _DECIDES: Final = re.compile(r"\b(if|elif|while|assert|and|or|not|bool)\b")
-CONDITION: Final = "a condition"  # `Cause.NUMBER` on a line that decides by it
+CONDITION: Final = "a condition"  # `Cause.NUMBER` on a line that branches on the number
 ADVICE: Final = MappingProxyType({
     Cause.NUMBER: "keep it a tensor, add it up on the device, and call .item() once after the loop or every hundred steps",
     CONDITION: "use torch.where or a mask in place of the branch, or look at the condition every few steps",
@@ -37,20 +37,22 @@ ADVICE: Final = MappingProxyType({
     Cause.FILES: "open, save and list weights outside of the loop",
     Cause.OTHER: "fetch it once, after the loop",
 })  # fmt: skip
-# A place in the user's program: its code object (None: in no Python code of the user's) and the offset of the instruction there; what was waited for.
+# A place in the user's program: its code object (None: no Python code of the user), its instruction offset, and the reason of the wait.
 UserPlace = tuple[CodeType | None, int, str]
 
 
 class UserPlaces:
-    """Finds the user's place on stacks. What a code object is of is remembered, so that a frame costs a tenth of a microsecond."""
+    """Finds the user's place on stacks. Owners of code objects are cached, so a frame costs a tenth of a microsecond."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[CodeType, _Owner, bool]] = {}  # by identity, as hashing one walks its constants
+        self._known: dict[
+            int, tuple[CodeType, _Owner, bool]
+        ] = {}  # keyed by identity, because hashing a code object walks its constants
 
     def find(self, frame: FrameType | None, cause: str) -> UserPlace:
-        """The innermost place outside of PyTorch, Djinn and installed packages; where there is none, the innermost outside of the first two.
+        """Return the innermost place outside of PyTorch, Djinn and installed packages, or else outside of PyTorch and Djinn.
 
-        PyTorch fetches numbers to print a tensor: what was waited for is then the printing.
+        PyTorch fetches numbers to print a tensor: the reason of such a wait is the printing.
         """
         library, known = None, self._known
         while frame is not None:
@@ -70,13 +72,13 @@ class UserPlaces:
         owner = _whose(code.co_filename)
         prints = owner is _TORCH_ITSELF and code.co_name in {"_tensor_str", "_str", "_str_intern"}
         if owner is _USER and frame.f_globals.get("__name__", "").startswith("djinn_"):
-            owner = _DJINN  # a plugin, wherever it is installed
+            owner = _DJINN  # a plugin, in any install location
         self._known[id(code)] = found = code, owner, prints
         return found
 
 
 def line_of(place: UserPlace) -> tuple[str, int, str, str]:
-    """File, line and function of a place, and what was waited for, as far as the text of the line tells."""
+    """Return file, line and function of a place, and the reason of the wait as far as the line's text shows it."""
     code, offset, cause = place
     if code is None:
         return "", 0, "", cause
@@ -92,7 +94,7 @@ class _Owner(enum.Enum):
     DJINN, TORCH, LIBRARY, USER = range(4)
 
 
-_DJINN, _TORCH_ITSELF, _LIBRARY, _USER = _Owner  # members of an enumeration are slow to look up
+_DJINN, _TORCH_ITSELF, _LIBRARY, _USER = _Owner  # enum members are slow to look up
 
 
 @functools.lru_cache(maxsize=4096)
@@ -105,7 +107,7 @@ def _whose(file: str) -> _Owner:
 
 
 def _refined(cause: str, text: str) -> str:
-    """A number that a line decides by is a condition; one that it prints is printed."""
+    """Refine the reason of a wait for a number: a condition or a print, by the line's text."""
     if cause != Cause.NUMBER:
         return cause
     if "print(" in text:

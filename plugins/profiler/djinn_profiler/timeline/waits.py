@@ -1,4 +1,4 @@
-"""`djinn.explain_waits()`: each round trip that a program waits for, with the line that caused it, its time, and a way to avoid it."""
+"""`djinn.explain_waits()`: each round trip that a program waits for, with its line, its time, and advice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from djinn_core.system.front_end import called, preformatted
 from djinn_core.system.printable import duration, unit_of
 from djinn_profiler.timeline.user_places import ADVICE, UserPlace, UserPlaces, line_of
 
-_LINES: Final = 1000  # lines of a program that are told apart
+_LINES: Final = 1000  # distinct lines of a program
 
 
 @attrs.frozen
@@ -25,12 +25,9 @@ class Wait:
     """Round trips of one line of the program.
 
     Attributes:
-        file, line, function: where they were caused; an empty `file`: in no Python code of the user's.
-        text: the line.
-        cause: what was waited for, such as `a number`.
-        advice: a way to avoid it.
-        times: how many round trips.
-        seconds: how long the program waited for them in all.
+        file, line, function: the place that caused them; an empty `file`: no Python code of the user. text: the line. cause: the
+            awaited result, such as `a number`. advice: a way to avoid the wait. times: number of round trips. seconds: total
+            waiting time.
     """
 
     file: str
@@ -49,10 +46,10 @@ class WaitReport(Tap):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._places = UserPlaces()
-        self._found: dict[tuple[int, int, str], tuple[UserPlace, int, float]] = {}  # by identity of a code object
+        self._found: dict[tuple[int, int, str], tuple[UserPlace, int, float]] = {}  # keyed by identity of a code object
 
     def waited(self, cause: Cause, begun: float, executor: int, number: int) -> None:  # noqa: ARG002
-        """As `Tap.waited`: on the thread that has waited, with its stack."""
+        """Record a wait of the current thread with its stack, as `Tap.waited`."""
         ended = time.perf_counter()
         place = self._places.find(sys._getframe(1), cause)  # noqa: SLF001 - the public ways build a list of all frames
         key = id(place[0]), *place[1:]
@@ -63,7 +60,7 @@ class WaitReport(Tap):
 
     @property
     def waits(self) -> tuple[Wait, ...]:
-        """Lines that waited, the longest first."""
+        """Return lines that waited, the longest first."""
         with self._lock:
             places = list(self._found.values())
         found: dict[tuple[str, int, str, str], tuple[int, float]] = {}
@@ -78,7 +75,7 @@ class WaitReport(Tap):
 
     @property
     def seconds(self) -> float:
-        """Seconds that the program waited in all."""
+        """Return the total seconds that the program waited."""
         return sum(one.seconds for one in self.waits)
 
     def __repr__(self) -> str:
@@ -90,7 +87,7 @@ class WaitReport(Tap):
         return preformatted(str(self))
 
     def __str__(self) -> str:
-        """A table with a line for each line of the program, and what to do about it below."""
+        """Return a table with a row for each line of the program, and advice below it."""
         waits = self.waits
         if not waits:
             return "the program waited for no round trip"
@@ -108,10 +105,10 @@ class WaitReport(Tap):
 
 @contextmanager
 def explain_waits() -> Iterator[WaitReport]:
-    """List each round trip that the program waits for inside the block: what for, on which line, for how long, and a way to avoid it.
+    """List each round trip that the program waits for inside the block: reason, line, time, and advice.
 
-    Round trips that are not waited for, such as those of a copy with `non_blocking=True` that came in time, are not listed. Looking for
-    the line takes some microseconds a round trip; without the block nothing is looked for.
+    Round trips without a wait, such as a copy with `non_blocking=True` that arrived in time, are not listed. Finding the line
+    costs some microseconds per round trip, and nothing outside of the block.
     """
     report = WaitReport()
     with taps.subscribed(report):

@@ -1,4 +1,4 @@
-"""LRU cache of CPU copies of remote storages, and tensors that are views of them."""
+"""LRU cache of CPU copies of remote storages, and tensors that view them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,18 @@ from djinn_client.interception.tensors.partial_fetch import memory_between
 from djinn_client.interception.tensors.storage import Value
 from djinn_profiler.verification.recorded_ops import fetch_all
 
-Look = tuple[Value, TensorMeta]  # a value, and the metadata that it had when it was used
+Look = tuple[Value, TensorMeta]  # a value, and its metadata at the time of use
 
 
 class CpuCopies:
-    """Copies of remote storages, from their beginning on; the least recently used go first.
-
-    Copies follow the device's memory: views are laid out and alias as they do there.
-    """
+    """LRU cache of copies of remote storages, each from the storage's start. Views have the same layout and aliasing as on the device."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit  # bytes; what one `load` brings stays until the next
+        self._limit = limit  # bytes; data of one `load` stays until the next
         self._bytes: OrderedDict[int, torch.Tensor] = OrderedDict()
 
     def load(self, looks: Iterable[Look]) -> None:
-        """Fetch the memory that `looks` go into, where it is not here yet."""
+        """Fetch the storages of `looks` that are not cached."""
         wanted: dict[int, Look] = {}
         kept: set[int] = set()
         for value, meta in looks:
@@ -42,11 +39,11 @@ class CpuCopies:
             self._bytes[storage] = fetched.clone()
 
     def take(self, storage: int) -> torch.Tensor | None:
-        """The copy of a storage, which is forgotten here: it is about to be written."""
+        """Remove and return the copy of a storage that is about to be written."""
         return self._bytes.pop(storage, None)
 
     def of(self, storage: int) -> torch.Tensor:
-        """The copy of a storage that was loaded."""
+        """Return the loaded copy of a storage."""
         return self._bytes[storage]
 
     def _trim(self, kept: set[int]) -> None:

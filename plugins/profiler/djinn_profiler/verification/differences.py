@@ -15,8 +15,8 @@ class Tolerance:
     """Tolerance of a comparison: `|remote - here| <= atol + rtol * |here|`.
 
     Attributes:
-        rtol, atol: None takes what `torch.testing.assert_close` takes for the dtype.
-        bitwise: nothing may differ, not even the sign of a zero; NaN equals NaN.
+        rtol, atol: None: the defaults of `torch.testing.assert_close` for the dtype. bitwise: results must have equal bits, even
+            the sign of zeros; NaN equals NaN.
     """
 
     rtol: float | None = None
@@ -24,7 +24,7 @@ class Tolerance:
     bitwise: bool = False
 
     def for_dtype(self, dtype: torch.dtype) -> tuple[float, float]:
-        """`rtol` and `atol` for results of this dtype."""
+        """Return `rtol` and `atol` for results of this dtype."""
         if self.bitwise:
             return 0.0, 0.0
         rtol, atol = default_tolerances(dtype)
@@ -38,8 +38,8 @@ class Difference:
     Attributes:
         op: overload name. site: `file:line in function` of the user's code. module: the module it was issued in, in words.
         operands: shape and dtype of each operand. result: position of the result that differs.
-        largest: the largest absolute difference. differing, elements: how many of the result's elements differ too much.
-        rtol, atol: what was allowed.
+        largest: the largest absolute difference. differing, elements: number of elements out of tolerance, and of all elements.
+            rtol, atol: the tolerance.
     """
 
     op: str
@@ -71,7 +71,7 @@ class Distance:
 
 
 def distance(remote: torch.Tensor, here: torch.Tensor, tolerance: Tolerance) -> Distance | None:
-    """Distance of `remote` from `here`; None if it is within the tolerance."""
+    """Return the distance of `remote` from `here`; None if it is within the tolerance."""
     if remote.shape != here.shape or remote.dtype != here.dtype:
         return Distance(float("inf"), max(remote.numel(), 1))
     if not here.numel() or (not tolerance.bitwise and torch.equal(remote, here)):
@@ -106,7 +106,7 @@ def _differ_bitwise(remote: torch.Tensor, here: torch.Tensor) -> torch.Tensor:
 
 
 def in_words(differences: Sequence[Difference], total: int) -> str:
-    """The first difference, and how many more there are."""
+    """Return a message about the first difference, and the number of further ones."""
     others = (
         f"\n{total - 1} more ops differ; `report.differences` has the first {len(differences)}" if total > 1 else ""
     )

@@ -1,4 +1,4 @@
-"""Recorded ops: their places, their memory, and the same op on the CPU."""
+"""Recorded ops: their places, their memory, and equivalent ops on the CPU."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _HERE: Final = torch.device("cpu")
 
 
 def place_of_op() -> tuple[Site, ModuleCall | None]:
-    """The line of the user's program that issued the op, and the call of a module that it is in; asked by `Tap.recorded` itself."""
+    """Return the user's line that issued the op, and its module call; call this inside `Tap.recorded`."""
     return site_of(int(ops.site_of_last_op())), module_now(current())
 
 
 def module_in_words(module: ModuleCall | None) -> str:
-    """The module that an op was issued in, or the backward pass; empty for neither."""
+    """Return the module that issued an op, or the backward pass; empty for neither."""
     found = module_path(module)
     return str(found) if found is not None else "a backward pass" if is_backward(module) else ""
 
 
 def is_own(call: Call) -> bool:
-    """True if the op is Djinn's and not PyTorch's."""
+    """Return True if the op belongs to Djinn, not PyTorch."""
     return call.op in OWN_OPERATORS
 
 
@@ -43,7 +43,7 @@ def run_here(call: Call, operands: Sequence[torch.Tensor], slots: Sequence[Slot]
     """Run the op of `call` on these CPU operands and scalars, as an executor would.
 
     Raises:
-        Exception: whatever PyTorch raises here.
+        Exception: any error of PyTorch.
     """
     form = call.signature.form
     positional, keywords = call_arguments(form, operands, slots, _HERE)
@@ -52,10 +52,10 @@ def run_here(call: Call, operands: Sequence[torch.Tensor], slots: Sequence[Slot]
 
 
 def fetch_all(tensors: Sequence[LazyTensor]) -> list[torch.Tensor]:
-    """The elements of several tensors on the CPU, in as few round trips as their sizes allow.
+    """Fetch several tensors to the CPU, in as few round trips as their sizes allow.
 
     Raises:
-        RemoteError: one of them could not be computed.
+        RemoteError: a tensor could not be computed.
     """
     fetched: list[torch.Tensor] = []
     group: list[LazyTensor] = []

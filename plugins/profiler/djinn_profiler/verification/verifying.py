@@ -1,8 +1,7 @@
-"""`djinn.verify()`: every op runs here, too, and the first that differs is named.
+"""`djinn.verify()`: every op also runs on the CPU, and the first op that differs is named.
 
-An op runs here on what the remote device had for its operands, so one that differs does not make those after it differ.
-Ops are gathered, and their operands and results fetched together. An op that writes memory which gathered ops have used
-waits until those are checked.
+The CPU op gets the remote device's operands, so a difference does not propagate to later ops. Ops are batched, and their operands
+and results fetched together. Before an op writes memory that batched ops used, the batch is checked.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from djinn_profiler.verification.recorded_ops import is_own, module_in_words, pl
 
 log = get_logger("djinn.verify")
 
-BATCH_OPS = 256  # ops that are gathered before they are checked
+BATCH_OPS = 256  # ops per check
 BATCH_BYTES = 64 << 20  # bytes of their results
-COPIES_BYTES = 1 << 30  # bytes of the device's memory that are kept here between checks
-DIFFERENCES = 64  # that a report lists; it counts them all
+COPIES_BYTES = 1 << 30  # bytes of device memory to keep on the CPU between checks
+DIFFERENCES = 64  # differences that a report lists; it counts all
 _UNINITIALISED = ("empty", "new_empty", "resize_", "set_", "_resize_output")
 _OVERWRITE = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_")
 
@@ -42,8 +41,8 @@ class Verification:
     """Result of `verify()`.
 
     Attributes:
-        checked: how many ops ran on both sides. unchecked: how many did not, by reason.
-        differences: the first ones, in program order. differing: how many ops differed.
+        checked: number of ops that ran on both sides. unchecked: number of other ops, by reason. differences: the first
+            differences, in program order. differing: number of ops that differed.
     """
 
     checked: int = 0
@@ -53,22 +52,21 @@ class Verification:
 
     @property
     def first(self) -> Difference | None:
-        """The first op that differed."""
+        """Return the first op that differed."""
         return self.differences[0] if self.differences else None
 
 
 @contextmanager
 def verify(*, rtol: float | None = None, atol: float | None = None, bitwise: bool = False) -> Iterator[Verification]:
-    """Run what this thread does inside the block on both sides and compare every op.
+    """Run every op of this thread inside the block on both sides and compare the results.
 
     Args:
-        rtol: how far results may be apart, relative to what they are here; None takes what `torch.testing.assert_close`
-            takes for their dtype.
-        atol: how far they may be apart besides; None likewise.
+        rtol: relative tolerance; None: the default of `torch.testing.assert_close` for the dtype.
+        atol: absolute tolerance; None: the default likewise.
         bitwise: results must be equal to the last bit.
 
     Raises:
-        VerificationError: at the end of the block, where an op differed; the message names the first.
+        VerificationError: at the end of the block, if an op differed; the message names the first.
         RemoteError: an op failed on the executor.
         DjinnError: the block is inside another `verify()` or a `capture()` of this thread.
     """
@@ -92,8 +90,8 @@ class _UncheckedOp:
     """An op that was recorded and not checked yet.
 
     Attributes:
-        operands, results, written: what it used, made and wrote, as it was right after; None for what is no tensor.
-        before: copies, by storage, of the memory that it wrote, from before it did.
+        operands, results, written: its operands, results and written tensors, as right after the op; None for other objects.
+            before: copies of the memory that it wrote, from before the write, by storage.
     """
 
     call: Call
@@ -106,7 +104,7 @@ class _UncheckedOp:
     before: dict[int, torch.Tensor]
 
     def looks(self) -> Iterator[Look]:
-        """Everything whose memory is needed."""
+        """Return every tensor whose memory is needed."""
         yield from self.operands
         yield from self.written
         for look in self.results:
@@ -115,7 +113,7 @@ class _UncheckedOp:
 
 
 class _Checker(Tap):
-    """Checks the ops of one thread, without its own."""
+    """Checks the ops of one thread, except its own fetches."""
 
     def __init__(self, tolerance: Tolerance, thread: int) -> None:
         self.report = Verification()
@@ -124,12 +122,12 @@ class _Checker(Tap):
         self._tolerance = tolerance
         self._copies = CpuCopies(COPIES_BYTES)
         self._gathered: list[_UncheckedOp] = []
-        self._used: set[int] = set()  # storages that gathered ops read, wrote or made
+        self._used: set[int] = set()  # storages that batched ops read, wrote or created
         self._nbytes = 0
         self._before: dict[int, torch.Tensor] = {}
 
     def recording(self, call: Call, operands: Sequence[LazyTensor]) -> None:
-        """As `Tap.recording`: fetch memory before `call` writes it."""
+        """Fetch memory before `call` writes it, as `Tap.recording`."""
         if self._loading or get_ident() != self.thread:
             return
         self._before = {}
@@ -144,7 +142,7 @@ class _Checker(Tap):
         for value, meta in used:
             if value.storage.id not in self._before:
                 copy = self._copies.take(value.storage.id)
-                if copy is None:  # all of it is written, or it is not compared
+                if copy is None:  # all of the memory is written, or it is not compared
                     copy = torch.zeros(meta.extent, dtype=meta.dtype, device="cpu")
                 self._before[value.storage.id] = copy
 
@@ -155,7 +153,7 @@ class _Checker(Tap):
         operands: Sequence[LazyTensor],
         results: Sequence[torch.Tensor | None],
     ) -> None:
-        """As `Tap.recorded`."""
+        """Add a recorded op to the batch, as `Tap.recorded`."""
         if self._loading or get_ident() != self.thread:
             return
         reason = _reason_to_skip(call)
@@ -186,10 +184,10 @@ class _Checker(Tap):
             self._loading = False
 
     def check(self) -> None:
-        """Run what was gathered here, and compare.
+        """Run the batched ops on the CPU, and compare.
 
         Raises:
-            RemoteError: one of the ops failed on the executor.
+            RemoteError: an op failed on the executor.
         """
         gathered, self._gathered = self._gathered, []
         self._used, self._nbytes = set(), 0
@@ -220,7 +218,7 @@ class _Checker(Tap):
                 return
 
     def _compare(self, op: _UncheckedOp, index: int, here: torch.Tensor, look: Look) -> bool:
-        """Compare the results of one op; true where they differ."""
+        """Compare the results of one op. Return True if they differ."""
         value, meta = look
         there = view_of(self._copies.of(value.storage.id), meta)
         with torch.inference_mode():
@@ -239,7 +237,7 @@ class _Checker(Tap):
         return True
 
     def explain(self, error: BaseException) -> None:
-        """The block raised: say which op differed before, which may be why."""
+        """If the block raised, name an op that differed before, as a possible cause."""
         if isinstance(error, Exception):
             try:
                 self.check()
