@@ -175,10 +175,9 @@ class SessionMemory:
         return {handle: value for handle, value in values.items() if has_memory(value)}
 
     def _holdings(self, values: Mapping[int, torch.Tensor]) -> Sequence[Holding]:
-        holdings: Holdings = {}
-        for handle, value in values.items():
-            self._ledger.look(holdings, value).pinned = self.pins(handle)
-        return list(holdings.values())
+        """The storages of these values. Those that other sessions or copies to the host use now are pinned as well."""
+        keys = {storage_key(value) for value in values.values()}
+        return [holding for key, holding in self._ledger.survey().items() if key in keys]
 
     def cache_bytes(self) -> tuple[int, int]:
         """Return the bytes of its live KV caches, and those of them that are pinned; for any thread."""
@@ -232,7 +231,11 @@ class SessionMemory:
         """Return the bytes of its values that are not on the device, by place; for any thread."""
         if self._ledger.all_resident:
             return {}
-        return self._ledger.evicted_to(self._holdings({h: v for h, v in self.values.items() if has_memory(v)}))
+        holdings: Holdings = {}
+        for value in self.values.tensors():
+            if has_memory(value):
+                self._ledger.look(holdings, value)
+        return self._ledger.evicted_to(holdings.values())
 
     # --- figures ------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from djinn_server.memory.session_memory import SessionMemory
 from djinn_server.memory.spill import FileSpill
 from djinn_server.memory.uses import PAST_RUNS, UNSEEN
 from djinn_server.peers.packed_values import pack_copies, pack_storages, unpack_item
-from djinn_server.running.run import run_template
+from djinn_server.running.run import TemplateRun, run_template
 from djinn_server.running.run_request import RunRequest
 from djinn_server.running.template_compiler import compile_template
 from djinn_server.running.values import ValueTable
@@ -211,6 +211,28 @@ def test_temporaries_of_a_program_are_spilled_and_come_back(ledger):
     assert torch.equal(session.values[output], expected(20))
     assert ledger.counts.spilled
     assert ledger.peak <= 16 * MIB
+
+
+def test_what_another_session_or_a_copy_uses_is_not_evicted_by_request():
+    """Sessions share weights of files; a program that no guard watches pauses between two ops for other sessions."""
+    runtime = LimitedRuntime(CpuRuntime(), 0, DiskQuota())
+    asks, runs = Session(runtime.ledger, 1), Session(runtime.ledger, 2)
+    given = asks.give(3)
+    shared, output = make_handle(2001, 1), make_handle(2002, 1)
+    runs.values[shared] = asks.values[given].detach()
+    work = RunRequest(1, [output], [], [], [], (), False, [shared])
+    template = compile_template(Program(1, [(NEG, 0, 1), (ADD, 1, 0, 2)]).template(), CPU, {})
+    with runs.memory.on_demand(b"p", template, work) as guard:
+        run = TemplateRun(template, work, [], runs.values, guard=guard)
+        run.advance(1)
+        asks.memory.caches("evict", [given])
+        run.advance()
+        assert not run.finish().failures
+    assert runs.values[output].eq(0.0).all()
+    deliver = runtime.start_delivery(asks.values[given])
+    asks.memory.caches("evict", [given])
+    assert deliver().eq(3.0).all()
+    assert asks.memory.caches("evict", [given]).resident == 0, "now nothing uses it"
 
 
 def test_full_disk_lets_weights_of_files_make_room(ledger, monkeypatch):
