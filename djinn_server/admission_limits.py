@@ -1,4 +1,4 @@
-"""Limits of what a known tenant begins now: connections at the gateway, sessions at an executor."""
+"""Admission limits of a known tenant: connections at the gateway, sessions at an executor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from djinn_server.launch.executor_config import AdmissionLimits
 from djinn_server.rate_limit import Buckets
 from djinn_server.usage_metrics import UsageMetrics
 
-CONNECTIONS_A_MINUTE: Final = 1200.0  # of a tenant; as many as in ten seconds at once
+CONNECTIONS_A_MINUTE: Final = 1200.0  # per tenant; the burst is ten seconds' worth
 
 
 class ConnectionRate:
@@ -22,9 +22,9 @@ class ConnectionRate:
         self._rates = Buckets()
 
     def denial(self, identity: Identity) -> Denial | None:
-        """The denial of a client that may not connect now; None: it may."""
+        """Return the denial of a client that may not connect now; None if it may."""
         a_minute = identity.quota.connections_a_minute or CONNECTIONS_A_MINUTE
-        who = f"{identity.tenant} {identity.monitor}"  # those that watch the server do not slow programs
+        who = f"{identity.tenant} {identity.monitor}"  # status watchers do not use up the rate of programs
         wait = self._rates.of(who, a_minute / 60, max(1.0, a_minute / 6)).take()
         if not wait:
             return None
@@ -46,11 +46,11 @@ class ExecutorLimits:
     )  # seconds until the next lease of a disconnected client ends
 
     def denial(self, sessions: int, queue_seconds: float) -> Denial | None:
-        """The denial of a client that may not begin a session now; None: it may.
+        """Return the denial of a client that may not begin a session now; None if it may.
 
         Args:
-            sessions: how many the executor has.
-            queue_seconds: longest time that a submission has been waiting for its turn on the device.
+            sessions: number of sessions on the executor.
+            queue_seconds: longest time that a waiting submission has queued for the device.
         """
         reason = self.usage.may_begin(sessions)
         if reason:

@@ -19,7 +19,7 @@ from djinn_server.launch.tickets import Grant, TicketChecker
 from djinn_server.peers.exchange import PeerListener
 from djinn_server.peers.inbox import PeerConnection
 
-ATTACH_SECONDS = 5.0  # for the first message, which a client sends as soon as it is connected
+ATTACH_SECONDS = 5.0  # for the first message; a client sends it right after connecting
 _log = get_logger("djinn.server")
 
 
@@ -36,8 +36,9 @@ def admit(
 ) -> AdmittedClient | PeerConnection | Resume | ControlAttach | ParallelAttach | None:
     """Read the first message of a connection: a client's `Attach`, or another executor's `PeerAttach`.
 
-    None: it was refused or malformed, or none came. A `Resume`, `ControlAttach` or `ParallelAttach` is returned as it is: its session checks its secret.
-    Until then the connection may carry small messages only, afterwards frames of any usual size.
+    Return None if the message was refused or malformed, or did not arrive. A `Resume`, `ControlAttach` or
+    `ParallelAttach` is returned unchanged: its session checks its secret. Until then the connection may carry small
+    messages only, afterwards frames of any usual size.
     """
     connection.limits = UNAUTHENTICATED_LIMITS
     try:
@@ -78,10 +79,10 @@ def attached(
     weight_sources: tuple[str, ...] = (),
     custom_operators: tuple[CustomOperator, ...] = (),
 ) -> Attached:
-    """The reply to an admitted client, with the allow-list of ops where the client has another one.
+    """Return the reply to an admitted client, with the allow-list of ops if the client has another one.
 
-    `caches_weights`: True if the executor keeps weights. `weight_sources`: schemes of the addresses that it reads weights from.
-    `custom_operators`: those that the tenant may use.
+    `caches_weights`: True if the executor keeps weights. `weight_sources`: URL schemes of weights that it can read.
+    `custom_operators`: custom ops that the tenant may use.
     """
     differs = client_operators != operators_digest()
     return Attached(

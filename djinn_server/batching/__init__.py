@@ -1,1 +1,1 @@
-"""Batches across sessions: products with weights that several sessions share, and what lies between them, computed for all of them at once."""
+"""Batches across sessions: products with shared weights, and the ops between them, for all sessions at once."""

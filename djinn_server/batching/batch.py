@@ -1,8 +1,8 @@
 """A batch: runs of one template by several sessions.
 
-The instructions of each session run one by one, as ever, so caches may be of any length, values are written in place and ops may fail.
-Products with a weight that the sessions share are computed for all of them at once, so the weight is read from memory once, and so are
-instructions next to a product that compute each row by itself.
+Most instructions run separately for each session, so sessions may have caches of different lengths, in-place writes and
+failing ops. Products with a shared weight are computed for all sessions at once, so the weight is read from memory
+once. Row-wise instructions next to a product are batched as well.
 """
 
 from __future__ import annotations
@@ -42,9 +42,11 @@ class BatchedTemplate:
     """A template that may run in batches.
 
     Attributes:
-        products: those that are computed for several sessions at once. rows: instructions that are where they lie next to a product.
-        draws: its random numbers. numbers: of the products, by instruction. between: the others by instruction.
-        seconds: what a run took for each session the last time.
+        products: products that are computed for several sessions at once. rows: row-wise instructions, batched if next
+            to a product.
+        draws: random draws of the template. numbers: numbers of the products, by instruction. between: row-wise
+            instructions, by instruction.
+        seconds: time of the latest run, per session.
         trials: by the memory of the first weight and the numeric settings.
     """
 
@@ -78,11 +80,11 @@ class BatchMember:
 
 @attrs.define(eq=False)
 class PendingRun:
-    """A run that a session waits for its turn with.
+    """A run whose session waits for its turn.
 
     Attributes:
-        weight: memory of the first weight, which is the same for sessions of one model.
-        outcome, error: what came of it in a batch. began: when the batch began; 0.0 without a batch.
+        weight: memory of the first weight; equal for sessions of one model.
+        outcome, error: the result in a batch. began: when the batch began; 0.0 without a batch.
     """
 
     batched: BatchedTemplate
@@ -98,14 +100,14 @@ class PendingRun:
 
     @property
     def over(self) -> bool:
-        """True if another session has run it in its batch."""
+        """True if another session has finished this run in a batch."""
         return self.outcome is not None or self.error is not None
 
     def result(self) -> RunOutcome:
-        """The outcome of the run in its batch.
+        """Return the outcome of the run in its batch.
 
         Raises:
-            Exception: an error of the executor's own, which is no op's.
+            Exception: an error of the executor, not of an op.
         """
         if self.error is not None:
             raise self.error
@@ -113,7 +115,7 @@ class PendingRun:
         return self.outcome
 
     def joins(self, other: object) -> bool:
-        """True if `other` is a run of the same template with the same weights, under the same settings."""
+        """Return True if `other` runs the same template with the same weights, under the same settings."""
         return (
             isinstance(other, PendingRun)
             and other.batched is self.batched
@@ -125,7 +127,7 @@ class PendingRun:
 def pending_run(
     batched: BatchedTemplate, work: RunRequest, slots: Sequence[Any], aliases: InputAliases, owner: BatchMember
 ) -> PendingRun | None:
-    """A run of a session; None if it has no product that could be computed for several."""
+    """Return a run of a session; None if it has no product that can be batched."""
     if not batched.products:
         return None
     weight = owner.values.table.get(work.inputs[batched.products[0].source])
@@ -135,11 +137,12 @@ def pending_run(
 
 
 class Batch:
-    """Runs of one template, which wait until all of them have run.
+    """Runs of one template. All of them wait for the end of the batch.
 
     Attributes:
         members: the runs. batched: their template.
-        products, rows: how many products, and instructions between products, were computed for several of them at once.
+        products, rows: number of products, and of instructions between products, that were computed for several runs at
+            once.
     """
 
     def __init__(
@@ -149,7 +152,7 @@ class Batch:
         randomness: DeviceRandomness,
         resume: Callable[[], None],
     ) -> None:
-        """`resume`: called after other sessions have computed in the middle."""
+        """`resume`: called after the batch yielded the device to other sessions."""
         self.members = members
         self.trial = trial
         self.products = self.rows = 0
@@ -159,7 +162,10 @@ class Batch:
         self._resume = resume
 
     def run(self) -> Steps:
-        """Run all of them. Offer the device to other sessions now and then. An error of the executor's own is that run's alone."""
+        """Run all of them, and periodically yield the device to other sessions.
+
+        An executor error fails only its own run.
+        """
         self.trial.begin(len(self.members))
         for member in self.members:
             self._guarded(member, self._begin)
@@ -204,7 +210,7 @@ class Batch:
         member.outcome = member.run.finish()
 
     def _run_chain(self, start: int, stop: int) -> int:
-        """Compute instructions from `start` on for all runs that have come to it, before `stop`; the first that is left."""
+        """Compute instructions from `start` to before `stop` for all runs at `start`; return the first remaining one."""
         runs = self._runs_at(start)
         if len(runs) < 2:
             return start + 1
@@ -220,13 +226,13 @@ class Batch:
             self.trial.remember(start, joined.recorded(step))
         try:
             joined.scatter(step)
-        except RuntimeError as error:  # no memory for it: each computes it by itself
+        except RuntimeError as error:  # out of memory: each run computes it separately
             _log.debug("results of several sessions are not taken", error=repr(error))
             self._last = None
         return max(step, start + 1)
 
     def _runs_at(self, start: int) -> Sequence[TemplateRun]:
-        """The runs that have come to an instruction, whose operands are as they should be."""
+        """Return the runs at an instruction whose operands are valid."""
         runs = [member.run for member in self.members if member.error is None and member.run is not None]
         runs = [run for run in runs if run.step == start and not run.outcome.halt.value and not run.claims]
         number = self.batched.numbers.get(start)
@@ -238,7 +244,7 @@ class Batch:
         return [run for run in runs if _shares(product, runs[0].env, run.env)]
 
     def _compute(self, joined: JoinedRuns, step: int) -> bool:
-        """Compute an instruction for all of them, or, in a trial, each by itself; False if they are to do that."""
+        """Compute an instruction for all runs, or in a trial for each run. Return False if each run has to compute it."""
         number = self.batched.numbers.get(step)
         try:
             with torch.inference_mode():
@@ -255,7 +261,7 @@ class Batch:
         return done
 
     def _run_known_chain(self, joined: JoinedRuns, start: int) -> int:
-        """Compute a chain that is known, if there is one; the first instruction that is left."""
+        """Compute a known chain, if there is one; return the first remaining instruction."""
         chain = self.trial.known.get((start, len(joined.runs)))
         if chain is None:
             return start
@@ -308,7 +314,7 @@ class Batch:
         return True
 
     def _multiply(self, joined: JoinedRuns, product: Product) -> bool:
-        """Compute a product with a weight that all of them read."""
+        """Compute a product with a weight that all runs share."""
         first, number = joined.runs[0].env, self.batched.numbers[product.step]
         rows = joined.rows(product.rows) or joined.flat_rows(product.rows)
         if rows is None or not _fits(product, rows.whole, first[product.weight]):
@@ -336,12 +342,12 @@ class Batch:
         return True
 
     def _unwritten(self, product: Product) -> bool:
-        """True if nothing ever writes the weight: each session would be given a copy of its own before."""
+        """Return True if the weight is never written: a writing session would get its own copy first."""
         return all(storage_of(one.work.inputs[product.source]) in one.owner.shares.storages for one in self.members)
 
 
 def _alone(joined: JoinedRuns, step: int, place: int) -> Callable[[int], torch.Tensor]:
-    """The result of an instruction that a run computes by itself."""
+    """Return the result of an instruction that a run computes separately."""
     store = joined.runs[0].template.steps[step].store
 
     def alone(session: int) -> torch.Tensor:
@@ -352,7 +358,7 @@ def _alone(joined: JoinedRuns, step: int, place: int) -> Callable[[int], torch.T
 
 
 def _fits(product: Product, rows: Any, weight: Any) -> bool:
-    """True if a product is one of rows with a matrix."""
+    """Return True if a product multiplies rows with a matrix."""
     if type(rows) is not torch.Tensor or type(weight) is not torch.Tensor or weight.dim() != 2 or not rows.numel():
         return False
     fits = rows.dim() == 2 or (rows.dim() > 2 and product.op in {"aten::linear", "aten::matmul"})
@@ -361,6 +367,6 @@ def _fits(product: Product, rows: Any, weight: Any) -> bool:
 
 
 def _shares(product: Product, first: Environment, other: Environment) -> bool:
-    """True if the weight and the bias of two sessions are the same memory, laid out alike."""
+    """Return True if weight and bias of two sessions have the same memory and layout."""
     places = (product.weight,) if product.bias is None else (product.weight, product.bias)
     return first is other or all(is_same(first[place], other[place]) for place in places)

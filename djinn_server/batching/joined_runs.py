@@ -1,4 +1,4 @@
-"""Several runs that go through the same instructions at once: their rows are the first dimension of one tensor."""
+"""Several runs at the same instructions: their rows are joined along the first dimension of one tensor."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ from djinn_server.batching.rows import RowStep
 from djinn_server.running.compiled_step import Environment
 from djinn_server.running.run import TemplateRun
 
-MOST_ROWS: Final = 64  # products with more are not bound by reading weights
+MOST_ROWS: Final = 64  # larger products are not bound by reading weights
 
 
 @attrs.frozen(eq=False)
 class Rows:
-    """Rows of several sessions in one tensor. `sizes`: how many each has."""
+    """Rows of several sessions in one tensor. `sizes`: number of rows of each session."""
 
     whole: torch.Tensor
     sizes: tuple[int, ...]
 
     def parts(self) -> Sequence[torch.Tensor]:
-        """Those of each session, in memory of its own: nothing that a session does with them reaches another's."""
+        """Return the rows of each session in separate memory, so that sessions cannot affect each other."""
         return torch.ops.aten.split_with_sizes_copy(self.whole, self.sizes)  # type: ignore[no-any-return]
 
 
 @attrs.frozen
 class ChainOperand:
-    """A value that a chain takes from the runs. `shared`: one for all of them; otherwise each has rows of this shape."""
+    """A value that a chain takes from the runs.
+
+    `shared`: one value for all runs; otherwise each run has rows of this shape.
+    """
 
     place: int
     shared: bool
@@ -40,12 +43,14 @@ class ChainOperand:
 
 @attrs.frozen
 class KnownChain:
-    """Instructions that were computed for all of several runs, and will be again with operands and numbers like these.
+    """Recorded instructions that were computed for several runs at once.
+
+    They are reused for equal operands and numbers.
 
     Attributes:
-        stop: the first instruction that is none of them. sizes: rows of each run.
-        slots: places of the numbers, from the first to before the last. numbers: those of each run. together: those for all.
-        made: places of what is needed afterwards.
+        stop: the first instruction after the chain. sizes: rows of each run.
+        slots: range of the places of its numbers. numbers: numbers of each run. together: numbers for all runs.
+        made: places of results that are needed afterwards.
     """
 
     stop: int
@@ -61,7 +66,8 @@ class JoinedRuns:
     """Runs of one template at the same instruction, and an environment with the rows of all of them.
 
     Attributes:
-        runs: the runs. env: an environment for all of them. made: places of what is not in their own environments yet.
+        runs: the runs. env: an environment for all runs. made: places of results that are not in the runs' own
+            environments yet.
     """
 
     def __init__(self, runs: Sequence[TemplateRun], kept: frozenset[int]) -> None:
@@ -78,15 +84,15 @@ class JoinedRuns:
         self._sizes: set[tuple[int, ...]] = set()
 
     def begin(self) -> None:
-        """Begin with a chain."""
+        """Begin a chain."""
         self._operands, self._slots, self._sizes = {}, [], set()
 
     def has_runs(self, runs: Sequence[TemplateRun]) -> bool:
-        """True if these are the runs."""
+        """Return True if these are the joined runs."""
         return len(runs) == len(self.runs) and all(one is other for one, other in zip(runs, self.runs, strict=True))
 
     def rows(self, place: int) -> Rows | None:
-        """The value at a place for all of them; None if the values are not alike."""
+        """Return the joined value at a place; None if the values of the runs do not fit together."""
         found = self._rows.get(place)
         if found is None:
             found = join_rows([run.env[place] for run in self.runs])
@@ -99,7 +105,7 @@ class JoinedRuns:
         return found
 
     def shared(self, place: int) -> bool:
-        """True if a value is the same for all of them."""
+        """Return True if a value is equal for all runs."""
         value = self.runs[0].env[place]
         if not all(is_same(value, run.env[place]) for run in self.runs[1:]):
             return False
@@ -107,21 +113,21 @@ class JoinedRuns:
         return True
 
     def has(self, place: int) -> bool:
-        """True if the rows at a place are joined already."""
+        """Return True if the rows at a place are joined already."""
         return place in self._rows
 
     def put(self, place: int, rows: Rows) -> None:
-        """Note what was made for all of them."""
+        """Note a result for all runs."""
         self._rows[place] = rows
         self.made.add(place)
 
     def prepare_step(self, row: RowStep) -> tuple[int, ...] | None:
-        """Make an instruction ready for all of them: the rows of each; None if each has to compute it by itself."""
+        """Prepare an instruction for all runs. Return the rows of each; None if each run has to compute it separately."""
         sizes = self._prepare_operands(row)
         return sizes if sizes is not None and self._prepare_numbers(row, sizes) else None
 
     def compute(self, row: RowStep) -> torch.Tensor:
-        """The result of an instruction that is ready.
+        """Return the result of a prepared instruction.
 
         Raises:
             Exception: the op cannot be computed this way.
@@ -131,13 +137,13 @@ class JoinedRuns:
         return result  # type: ignore[no-any-return]
 
     def forget(self, places: Sequence[int]) -> None:
-        """Forget values that are not needed any more."""
+        """Drop values that are no longer needed."""
         for place in places:
             self._rows.pop(place, None)
             self.made.discard(place)
 
     def flat_rows(self, place: int) -> Rows | None:
-        """The rows of values that have different dimensions before the last; None if there are too many."""
+        """Return the rows of values that differ in dimensions before the last; None if there are too many rows."""
         flat = [run.env[place].reshape(-1, run.env[place].shape[-1]) for run in self.runs]
         sizes = tuple(map(len, flat))
         return Rows(torch.cat(flat), sizes) if sum(sizes) <= MOST_ROWS else None
@@ -151,7 +157,7 @@ class JoinedRuns:
             run.pass_steps(step + 1, release, {} if place in release else {place: result})
 
     def scatter(self, stop: int) -> None:
-        """Give each run its part of what was made; all go on with instruction `stop`."""
+        """Give each run its part of the results. All runs continue with instruction `stop`."""
         self.clear()
         places = [*self.made]
         parts = [self._rows[place].parts() for place in places]
@@ -164,7 +170,7 @@ class JoinedRuns:
             del self._rows[place]
 
     def recorded(self, stop: int) -> KnownChain | None:
-        """Record of the instructions since `begin`; None if some were not computed for all of them."""
+        """Return a record of the instructions since `begin`; None if some were not computed for all runs."""
         if self._operands is None or not self.made or len(self._sizes) != 1:
             return None
         (sizes,) = self._sizes
@@ -173,7 +179,7 @@ class JoinedRuns:
         return KnownChain(stop, sizes, (*self._operands.values(),), slots, numbers, together, (*self.made,))
 
     def prepare_chain(self, chain: KnownChain) -> bool:
-        """Make a known chain ready; False if operands or numbers are others than before."""
+        """Prepare a known chain. Return False if operands or numbers differ from the recorded ones."""
         env, (first, stop) = self.env, chain.slots
         if not all(_are_like(run.env[first:stop], chain.numbers) for run in self.runs):
             return False
@@ -194,7 +200,7 @@ class JoinedRuns:
         return True
 
     def put_all(self, chain: KnownChain) -> None:
-        """Note what a known chain has made."""
+        """Note the results of a known chain."""
         for place in chain.made:
             self.put(place, Rows(self.env[place], chain.sizes))
 
@@ -208,7 +214,7 @@ class JoinedRuns:
             self._operands.setdefault(place, ChainOperand(place, shared, shape, value.dtype))
 
     def _prepare_operands(self, row: RowStep) -> tuple[int, ...] | None:
-        """Put the operands into the environment; the rows of each session, None if they do not fit together."""
+        """Put the operands into the environment. Return the rows of each session; None if they do not fit together."""
         sizes, dim, weights = None, 0, list[torch.Tensor]()
         for position, place in enumerate(row.operands):
             if not self.has(place) and (position or row.rule == "each") and self.shared(place):
@@ -224,7 +230,10 @@ class JoinedRuns:
         return sizes if broadcast else None
 
     def _prepare_numbers(self, row: RowStep, sizes: tuple[int, ...]) -> bool:
-        """Put the numbers of an instruction into the environment; False if those of the runs differ, or are about rows."""
+        """Put the numbers of an instruction into the environment.
+
+        Return False if they differ by run, or depend on rows.
+        """
         self._slots += row.slots
         first, stop = row.slots
         numbers = self.runs[0].env[first:stop]
@@ -243,7 +252,7 @@ class JoinedRuns:
 
 
 def join_rows(values: Sequence[Any]) -> Rows | None:
-    """The rows of several values in one tensor; None if these are no rows of one kind."""
+    """Return the rows of several values in one tensor; None if the values do not have rows of one kind."""
     first = values[0]
     if type(first) is not torch.Tensor or first.dim() < 2:
         return None
@@ -259,12 +268,12 @@ def join_rows(values: Sequence[Any]) -> Rows | None:
 
 
 def is_plain(value: torch.Tensor) -> bool:
-    """True if its elements are in its memory as they are."""
+    """Return True if the tensor is strided and neither lazily conjugated nor negated."""
     return value.layout is torch.strided and not (value.is_neg() or value.is_conj())
 
 
 def is_same(ours: Any, theirs: Any) -> bool:
-    """True if two values are the same memory, laid out alike."""
+    """Return True if two values have the same memory and layout."""
     if type(ours) is not torch.Tensor or type(theirs) is not torch.Tensor or ours.data_ptr() != theirs.data_ptr():
         return False
     return ours.shape == theirs.shape and ours.stride() == theirs.stride() and ours.dtype is theirs.dtype

@@ -15,8 +15,8 @@ from djinn_server.running.drawing import ALWAYS, chance_of
 from djinn_server.running.input_aliases import InputAliases
 from djinn_server.running.template_compiler import CompiledTemplate
 
-# Ops that multiply rows with a weight: positions of the rows and the weight among their operands, and whether the weight has a row for each
-# column of the result. Of the other operands there is one at most, a bias.
+# Ops that multiply rows with a weight: operand positions of rows and weight, and whether the weight has a row for each
+# column of the result. The only other operand may be a bias.
 _PRODUCTS: Final = {
     "aten::mm": (0, 1, False),
     "aten::matmul": (0, 1, False),
@@ -30,10 +30,10 @@ class Product:
     """An instruction that multiplies rows with a weight. `rows`, `weight` and `bias` are places in the environment.
 
     Attributes:
-        step: its number. place: of its result. release: places that are not needed after it.
+        step: number of the instruction. place: place of its result. release: places that are free after it.
         bias: None if there is none.
         transposed: True if the weight has a row for each column of the result.
-        source: position of the input whose memory the weight is.
+        source: position of the input that owns the weight's memory.
     """
 
     step: int
@@ -49,17 +49,17 @@ class Product:
 
 @attrs.frozen
 class Draws:
-    """Random numbers that a template draws. `calls`: instructions, each with the slot that has to be other than 0, or `ALWAYS`."""
+    """Random draws of a template. `calls`: drawing instructions, each with the slot that must be nonzero, or `ALWAYS`."""
 
     calls: tuple[tuple[int, int], ...]
 
     def first(self, slots: Sequence[int | float]) -> int | None:
-        """The first instruction that draws any in a run with these slots."""
+        """Return the first instruction that draws a random number in a run with these slots."""
         return next((at for at, chance in self.calls if chance == ALWAYS or slots[chance] != 0), None)
 
 
 def find_products(template: CompiledTemplate, aliases: InputAliases) -> tuple[Product, ...]:
-    """The products whose weights are inputs, or views of them, that the template does not write."""
+    """Return the products whose weights are inputs, or views of inputs, that the template does not write."""
     first = len(template.constants) + template.slots
     sources = {first + position: position for position in range(template.inputs) if position not in aliases.written}
     found: list[Product] = []
@@ -74,7 +74,7 @@ def find_products(template: CompiledTemplate, aliases: InputAliases) -> tuple[Pr
 
 
 def draws_of(template: CompiledTemplate) -> Draws:
-    """The random numbers that a template draws."""
+    """Return the random draws of a template."""
     calls, taken = list[tuple[int, int]](), 0
     for at, code in enumerate(template.source.code if template.random else ()):
         form = template.source.forms[code]

@@ -1,4 +1,4 @@
-"""Instructions that compute each row by itself, so that the rows of several sessions can be computed at once."""
+"""Row-wise instructions: they can compute the rows of several sessions at once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from djinn_server.running.input_aliases import may_return_operand
 from djinn_server.running.template_compiler import CompiledTemplate
 
 # How an op treats rows, the first dimension of its operands:
-# `each`: each element by itself; operands are rows, or what is broadcast to each row.
-# `norm`: over the last dimensions, as many as its list of sizes has; all operands but the first are weights.
-# `dims`: along dimensions, which are all its numbers.
-# `view`: to sizes, of which the first stays as it is.
+# `each`: elementwise. Operands are rows, or are broadcast to each row.
+# `norm`: over as many trailing dimensions as the list of sizes has. All operands but the first are weights.
+# `dims`: along dimensions. All numbers of the op are dimensions.
+# `view`: to other sizes. The first size stays unchanged.
 Rule = Literal["each", "norm", "dims", "view"]
 _EACH: Final = (
     "abs add.Tensor add.Scalar clamp cos div.Tensor div.Scalar erf exp gelu hardswish log mul.Tensor mul.Scalar neg pow.Tensor_Scalar "
@@ -37,12 +37,12 @@ RULES: Final[Mapping[str, Rule]] = {
 
 @attrs.frozen
 class RowStep:
-    """An instruction that computes each row by itself, if its operands turn out to be as `rule` has it. Places are those in the environment.
+    """A row-wise instruction, if its operands satisfy `rule`. Places refer to the environment.
 
     Attributes:
-        step: its number. place: of its result. release: places that are not needed after it.
-        operands: places of its operands. slots: of its numbers, from the first to before the last.
-        span: how many of the last dimensions a norm is over.
+        step: number of the instruction. place: place of its result. release: places that are free after it.
+        operands: places of its operands. slots: range of the places of its numbers.
+        span: number of trailing dimensions that a norm reduces.
     """
 
     step: int
@@ -56,14 +56,14 @@ class RowStep:
 
 @attrs.frozen
 class RowSteps:
-    """The instructions of a template that may compute each row by itself. `kept`: places of values whose memory nothing writes."""
+    """The possibly row-wise instructions of a template. `kept`: places of values whose memory is never written."""
 
     steps: tuple[RowStep, ...]
     kept: frozenset[int]
 
 
 def find_rows(template: CompiledTemplate, written: Sequence[int]) -> RowSteps:
-    """The instructions of a template that may compute each row by itself. `written`: positions of the inputs that may be written."""
+    """Return the possibly row-wise instructions of a template. `written`: positions of the inputs that may be written."""
     roots = _roots(template)
     kept = _unwritten(template, roots, written)
     found: list[RowStep] = []
@@ -78,9 +78,9 @@ def find_rows(template: CompiledTemplate, written: Sequence[int]) -> RowSteps:
 
 
 def chains(products: Sequence[Product], rows: Sequence[RowStep], steps: Collection[int] | None) -> tuple[range, ...]:
-    """Instructions that follow each other without any other one in between, as far as there is a product among them.
+    """Return runs of consecutive batchable instructions with a product among them.
 
-    `steps`: those of `rows` that are taken; None: all.
+    `steps`: the row-wise instructions to include; None: all.
     """
     multiplied = {one.step for one in products}
     numbers = sorted(multiplied | {one.step for one in rows if steps is None or one.step in steps})
@@ -88,7 +88,7 @@ def chains(products: Sequence[Product], rows: Sequence[RowStep], steps: Collecti
 
 
 def _roots(template: CompiledTemplate) -> dict[int, frozenset[int]]:
-    """By place of a value, the places of those whose memory it may have."""
+    """Return, by place, the places of the values whose memory the value may share."""
     first = len(template.constants) + template.slots
     roots = {place: frozenset({place}) for place in range(first, first + template.inputs + template.made)}
     for step in template.steps:
@@ -104,13 +104,13 @@ def _unwritten(
     first, changed = len(template.constants) + template.slots, set[int]()
     for step in template.steps:
         changed.update(*(roots[place] for place in (step.reads if _is_own(step) else step.writes)))
-    if written:  # inputs may look into the same memory
+    if written:  # inputs may share memory
         changed.update(range(first, first + template.inputs))
     return frozenset(place for place, found in roots.items() if changed.isdisjoint(found))
 
 
 def _is_one_output(template: CompiledTemplate, roots: Mapping[int, frozenset[int]], place: int) -> bool:
-    """True if the memory of a view is no input's, and one output's at most: then a copy in its place is not seen."""
+    """Return True if a view may be replaced by a copy: its memory is no input's, and at most one output's."""
     first = len(template.constants) + template.slots
     if any(root < first + template.inputs for root in roots[place]):
         return False

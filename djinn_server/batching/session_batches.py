@@ -1,4 +1,4 @@
-"""Batches on a device: sessions that wait with the same template at the same time have it run together."""
+"""Batches on a device: sessions that wait with the same template run it together."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from djinn_server.running.template_compiler import CompiledTemplate
 TEMPLATES: Final = 1024
 SETTINGS: Final = 8  # numeric settings under which a template is tried
 MOST_SESSIONS: Final = 32  # in a batch
-PATIENCE_SECONDS: Final = 0.001  # for sessions of the batch before, at most
-PATIENCE_SHARE: Final = 0.25  # of what a run of the template takes
+PATIENCE_SECONDS: Final = 0.001  # wait limit for the sessions of the previous batch
+PATIENCE_SHARE: Final = 0.25  # as a share of the template's run time
 _log = get_logger("djinn.server")
 
 
@@ -40,8 +40,9 @@ class BatchCounters:
     """Counters of a device's batches, under their names in `/metrics`.
 
     Attributes:
-        batches: runs of a template for several sessions. batched_submissions: submissions in them.
-        batched_products, batched_rows: products, and instructions next to them, that were computed for several sessions at once.
+        batches: runs of a template for several sessions. batched_submissions: submissions in batches.
+        batched_products, batched_rows: products, and adjacent instructions, that were computed for several sessions at
+            once.
     """
 
     batches: int = 0
@@ -51,7 +52,7 @@ class BatchCounters:
 
 
 class SessionBatches:
-    """The batches of a device. Except for `template`, used in turns.
+    """The batches of a device. All methods but `template` are called by the session whose turn it is.
 
     Attributes:
         counts: counters since the executor began.
@@ -76,7 +77,7 @@ class SessionBatches:
         self.counts = BatchCounters()
 
     def template(self, digest: bytes, template: CompiledTemplate, aliases: InputAliases) -> BatchedTemplate:
-        """The record of a template, shared by all sessions."""
+        """Return the record of a template, shared by all sessions."""
         with self._lock:
             found = self._templates.use(digest)
             if found is None or found.template is not template:
@@ -87,7 +88,7 @@ class SessionBatches:
         return found
 
     def gather(self, pending: PendingRun) -> Sequence[PendingRun]:
-        """The runs of other sessions that join this one; their sessions wait until `run` is over."""
+        """Return the runs of other sessions that join this one. Their sessions wait until `run` returns."""
         share = pending.owner.share
         if not share.group and not self._turns.waiting:
             return ()
@@ -103,10 +104,10 @@ class SessionBatches:
         return [one.pending for one in joined if isinstance(one.pending, PendingRun)]
 
     def run(self, pending: PendingRun, joined: Sequence[PendingRun]) -> Generator[None, None, RunOutcome]:
-        """Run all of them; returns the outcome of the first.
+        """Run all of them, and return the outcome of the first.
 
         Raises:
-            Exception: an error of the executor's own, which is no op's.
+            Exception: an error of the executor, not of an op.
         """
         settings = pending.owner.settings
         resume = partial(self._numeric_settings.compute_under, settings)
@@ -119,7 +120,7 @@ class SessionBatches:
         return pending.result()
 
     def _end(self, batch: Batch, began: float) -> None:
-        """Let all of them go on."""
+        """Wake all sessions of the batch."""
         first, group = batch.members[0], tuple([one.owner.share for one in batch.members])
         for one in batch.members:
             one.began = began

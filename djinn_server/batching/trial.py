@@ -1,6 +1,6 @@
-"""Trials of instructions over several sessions: the results are compared with those of the sessions one by one, and both are timed.
+"""Trials of batched instructions: compare batched with separate results, and time both ways.
 
-As long as a trial runs, each session gets the results that it computed by itself.
+During a trial, each session gets its separately computed results.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from djinn_server.running.device_time import DeviceTimer
 from djinn_server.running.result_layout import layout_difference
 
 CHECKS: Final = 3  # batches of a trial
-GAIN: Final = 0.9  # the largest share of the time one by one that a batch may take
+GAIN: Final = 0.9  # largest accepted ratio of batched to separate time
 PAUSE: Final = 64  # runs
 
 _log = get_logger("djinn.server")
@@ -34,7 +34,10 @@ WAYS: Final[tuple[Way, ...]] = ("packed", "joined")
 
 @attrs.frozen
 class Operands:
-    """Operands of one product: the rows of all sessions, and the weight and the bias that they share. `sizes`: how many rows each has."""
+    """Operands of one product: the rows of all sessions, the shared weight and the shared bias.
+
+    `sizes`: rows of each session.
+    """
 
     rows: torch.Tensor
     sizes: Sequence[int]
@@ -54,7 +57,7 @@ class Samples:
     weight: WeightPlace | None = None
 
     def seconds(self, way: Way) -> float:
-        """The least seconds where products are computed in a way, this one by itself if it cannot be."""
+        """Return the least seconds with products computed in a way; the separate time if this product cannot be."""
         return self.ways[way] if math.isfinite(self.ways[way]) else self.alone
 
 
@@ -63,13 +66,14 @@ class BatchTrial:
     """Trial of the products of a template with the weights of one model, and of the instructions between them.
 
     Attributes:
-        ways: how each product is computed for several sessions; None: not at all. Empty until that is decided.
-        sessions: number in the batch with which the last trial began; half as many are too few for it.
-        decided: True once it is over. trying: True during a batch of it.
-        refused: number of sessions up to which it did not pay; 0: it pays, or is not decided.
+        ways: the batching method of each product; None: not batched. Empty until decided.
+        sessions: number of sessions in the first batch of the last trial. Batches of half that size are too small for
+            it.
+        decided: True once the trial is over. trying: True during a batch of the trial.
+        refused: number of sessions up to which batching was slower; 0: batching is faster, or undecided.
         known: chains by their first instruction and the number of runs.
-        reason: why it did not.
-        pause: runs that are to be no batches, after some in which no product could be computed for several sessions.
+        reason: why batching was rejected.
+        pause: remaining runs without batching, after batches in which no product could be batched.
     """
 
     products: Sequence[Product]
@@ -95,16 +99,16 @@ class BatchTrial:
         self._tried_chains = chains(self.products, self.rows, None)
 
     def compute(self, number: int, operands: Operands) -> torch.Tensor | None:
-        """The result of product `number` for all sessions; None where each computes it by itself."""
+        """Return the result of product `number` for all sessions; None if each session has to compute it."""
         way = self.ways[number] if self.ways else None
         return None if way is None else self._computed(self.products[number], way, operands)
 
     def try_product(
         self, number: int, operands: Operands, alone: Callable[[int], torch.Tensor], unwritten: bool
     ) -> Sequence[torch.Tensor]:
-        """The results of product `number`, which each session computes by itself.
+        """Return the results of product `number`, computed separately. `alone`: computes one session's result.
 
-        `alone` computes that of one session; `unwritten`: nothing ever writes the weight.
+        `unwritten`: True if the weight is never written.
         """
         product, samples = self.products[number], self.samples[number]
         if unwritten:
@@ -122,14 +126,17 @@ class BatchTrial:
         alone: Callable[[int], torch.Tensor],
         together: Callable[[], torch.Tensor],
     ) -> Sequence[torch.Tensor]:
-        """The results of an instruction between products, which each session computes by itself."""
+        """Return the results of an instruction between products, computed separately."""
         samples = self.row_samples.setdefault(step, Samples(ways={"joined": math.inf}))
         results = self._alone(samples, len(sizes), alone)
         self._try("joined", samples, results, sizes, together)
         return results
 
     def begin(self, sessions: int) -> None:
-        """Begin with a batch. One with twice as many sessions as the last trial began with is tried anew: other ways pay for it."""
+        """Begin a batch.
+
+        Twice as many sessions as at the start of the last trial restart the trial: other methods may be faster.
+        """
         if sessions >= 2 * self.sessions:
             self.sessions, self.decided = sessions, False
             self._restart()
@@ -137,18 +144,18 @@ class BatchTrial:
 
     @property
     def chains(self) -> Sequence[range]:
-        """Instructions that follow each other, among them a product, and are tried, or computed for several sessions."""
+        """Return the chains of consecutive instructions, with a product, to try or to batch."""
         return self._tried_chains if self.trying else self._chains
 
     def remember(self, start: int, chain: KnownChain | None) -> None:
-        """Keep what was found of the chain that begins with an instruction, for so many runs."""
+        """Cache the chain that starts at an instruction, for this number of runs."""
         if not self.trying and chain is not None:
             self.known[start, len(chain.sizes)] = chain
 
     def decide(self, computed: int) -> bool:
-        """Decide after a batch, if every product was tried often enough; whether it is decided now.
+        """Decide after a batch if every product has enough samples. Return True if decided.
 
-        `computed`: how many of its products were computed for several sessions.
+        `computed`: number of its batched products.
         """
         self.without_products = 0 if computed else self.without_products + 1
         if self.without_products >= CHECKS:
@@ -156,7 +163,7 @@ class BatchTrial:
         tried = [one for one in self.samples if one.runs]
         if not self.trying or not tried or min(one.runs for one in tried) < CHECKS:
             return False
-        # One way for all of them: what is measured of one product alone depends on what else the machine does.
+        # One method for all products: the timing of a single product is too noisy.
         seconds = {way: sum(one.seconds(way) for one in tried) for way in WAYS}
         way = min(WAYS, key=lambda one: seconds[one])
         gained = seconds[way] / max(sum(one.alone for one in tried), 1e-9)
@@ -179,7 +186,7 @@ class BatchTrial:
         self.samples, self.row_samples = [Samples() for _ in self.products], {}
 
     def _decide_rows(self) -> frozenset[int]:
-        """The instructions between products that gave the same results, if they take less time for all sessions at once."""
+        """Return the instructions between products with equal results, if batching them is faster."""
         tried = {step: one for step, one in self.row_samples.items() if math.isfinite(one.ways["joined"])}
         together = sum(one.ways["joined"] for one in tried.values())
         return frozenset(tried if together <= GAIN * sum(one.alone for one in tried.values()) else ())
@@ -240,13 +247,13 @@ class BatchTrial:
 
 
 def split_rows(rows: torch.Tensor, sizes: Sequence[int], shapes: Sequence[torch.Size]) -> Sequence[torch.Tensor]:
-    """The rows of each session, in memory of its own: nothing that a session does with them reaches another's."""
+    """Return the rows of each session in separate memory, so that sessions cannot affect each other."""
     parts = torch.ops.aten.split_with_sizes_copy(rows, sizes)
     return [part if part.shape == shape else part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _difference(expected: torch.Tensor, found: torch.Tensor) -> str:
-    """Describe how a result differs from what its session computed; empty: not beyond rounding."""
+    """Describe how a result differs from the session's own result; empty if only by rounding."""
     if other := layout_difference(expected, found):
         return other
     largest = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0

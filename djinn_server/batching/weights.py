@@ -1,4 +1,4 @@
-"""Weights in the layout in which a library multiplies a few rows with them fastest, beside the weights themselves."""
+"""Packed copies of weights, in the layout that a library multiplies fastest with a few rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Layout = tuple[int, torch.Size, tuple[int, ...]]
 
 @attrs.frozen
 class WeightPlace:
-    """The place of a weight in its memory, which this does not keep."""
+    """The position of a weight in its memory, without a reference to the memory."""
 
     memory: ReferenceType[torch.UntypedStorage]
     layout: Layout
@@ -23,14 +23,17 @@ class WeightPlace:
 
 @attrs.frozen(eq=False)
 class _Copy:
-    """A copy and those that use it."""
+    """A copy and its users."""
 
     packed: torch.Tensor
     users: WeakSet[object]
 
 
 class PackedWeights:
-    """Packed copies of weights that are never written, for as long as their memory lives. Used in turns of a device."""
+    """Packed copies of weights that are never written, for as long as their memory lives.
+
+    Used only during a turn of the device.
+    """
 
     def __init__(self, runtime: DeviceRuntime) -> None:
         self._runtime = runtime
@@ -42,14 +45,15 @@ class PackedWeights:
         return sum(storage.nbytes() for storage, packed in list(self._kept.items()) if packed)
 
     def get(self, weight: torch.Tensor) -> torch.Tensor | None:
-        """The packed copy of a weight, if there is one."""
+        """Return the packed copy of a weight, if any."""
         found = self._kept.get(weight.untyped_storage(), {}).get(_layout(weight))
         return None if found is None else found.packed
 
     def pack(self, weight: torch.Tensor, transposed: bool, rows: int, user: object) -> torch.Tensor | None:
-        """Pack a weight for products with so many rows; None where the device has no such layout, or no memory for it.
+        """Pack a weight for products with this number of rows.
 
-        `transposed`: as in `Product`. `user` uses it until it drops it. The caller knows that nothing writes the weight.
+        Return None if the device has no such layout, or no memory. `transposed`: as in `Product`. `user` holds the copy
+        until it calls `drop`. The weight must never be written.
         """
         copies = self._kept.setdefault(weight.untyped_storage(), {})
         found = copies.get(_layout(weight))
@@ -65,7 +69,7 @@ class PackedWeights:
         return packed
 
     def drop(self, place: WeightPlace, user: object) -> None:
-        """Forget the packed copy of a weight, if this was the last one that uses it."""
+        """Free the packed copy of a weight, if this was its last user."""
         memory = place.memory()
         found = self._kept.get(memory) if memory is not None else None
         copy = found.get(place.layout) if found is not None else None
@@ -77,7 +81,7 @@ class PackedWeights:
 
 
 def place_of(weight: torch.Tensor) -> WeightPlace:
-    """The place of a weight."""
+    """Return the position of a weight in its memory."""
     return WeightPlace(ref(weight.untyped_storage()), _layout(weight))
 
 

@@ -1,4 +1,4 @@
-"""The built-in assignment policies: `least_loaded`, `affinity` to what a tenant holds already, and `fair_share` of executors."""
+"""The built-in assignment policies: `least_loaded`, `affinity` to the tenant's data, and `fair_share` of executors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from djinn_core.hookspecs.assignment_policies import (
 )
 
 djinn_api_version = "2.0"
-LEAST_LOADED: Final = "least_loaded"  # the default, also in place of a policy that fails
+LEAST_LOADED: Final = "least_loaded"  # the default, and the fallback if a policy fails
 
 
 def _pairs(texts: Iterable[str], wanted: str) -> list[tuple[str, str]]:
@@ -42,9 +42,11 @@ class AssignmentSettings:
     """Settings of `affinity` and `fair_share`, as in `[plugins.assignment]`.
 
     Attributes:
-        margin: how much busier than the least loaded executor the one that `affinity` prefers may be; 1 is a whole device.
-        shares: shares of tenants, like `alice=2`; 1 for those that are not named.
-        reservations: devices, by number or id, that only some tenants may use, like `0=alice`; an entry for each tenant.
+        margin: maximum extra load of the executor that `affinity` prefers over the least loaded one; 1 is a whole
+            device.
+        shares: shares of tenants, like `alice=2`; 1 for unlisted tenants.
+        reservations: devices, by number or id, that only some tenants may use, like `0=alice`; an entry for each
+            tenant.
     """
 
     margin: float = attrs.field(default=0.5, validator=attrs.validators.ge(0))
@@ -56,16 +58,16 @@ djinn_settings = AssignmentSettings
 
 
 def device_load(load: ExecutorLoad) -> float:
-    """Load of a device by all tenants, in devices: work that is under way, and sessions that are about to begin.
+    """Return the load of a device by all tenants, in devices: running work, and sessions about to begin.
 
-    Sessions that are about to begin count as busy ones; sessions that do nothing hardly count. So a training goes to an executor with
-    many idle notebooks rather than to one with another training.
+    Sessions about to begin count as busy. Idle sessions hardly count. So a training job goes to an executor with many
+    idle notebooks rather than to an executor with another training job.
     """
     return round(load.busy + sum(other.busy for other in load.others), 1) + load.beginning
 
 
 def least_loaded(loads: Sequence[ExecutorLoad]) -> ExecutorLoad:
-    """The least loaded executor; the first of several."""
+    """Return the least loaded executor; the first of several."""
     return min(loads, key=lambda load: (device_load(load), load.recent, load.sessions, -(load.memory_free or 0)))
 
 
@@ -75,22 +77,23 @@ class LeastLoaded(AssignmentPolicy):
     name = LEAST_LOADED
 
     def assign(self, request: AssignmentRequest) -> int | AssignmentRefusal:
-        """As `AssignmentPolicy.assign`."""
+        """Return the least loaded executor, as `AssignmentPolicy.assign` does."""
         return least_loaded(request.executors).number
 
 
 @attrs.frozen
 class Affinity(AssignmentPolicy):
-    """Assigns sessions to an executor that holds the data they work on, as long as it is not much busier than another one.
+    """Assigns a session to the executor that holds its data, unless that executor is much busier than another one.
 
-    Executors where a session with the same hint began come first; without a hint, the one on which the tenant holds most.
+    Executors on which a session with the same hint began come first. Without a hint, the executor with most data of the
+    tenant comes first.
     """
 
     name = "affinity"
     margin: float = 0.5
 
     def assign(self, request: AssignmentRequest) -> int | AssignmentRefusal:
-        """As `AssignmentPolicy.assign`."""
+        """Return the executor with the tenant's data, as `AssignmentPolicy.assign` does."""
         best = least_loaded(request.executors)
         limit = device_load(best) + self.margin
         near = [load for load in request.executors if device_load(load) <= limit]
@@ -114,7 +117,7 @@ class FairShareAssignment(AssignmentPolicy):
 
     @classmethod
     def of(cls, settings: AssignmentSettings) -> FairShareAssignment:
-        """The policy as it is configured."""
+        """Return the configured policy."""
         reserved: dict[str, set[str]] = {}
         for device, tenant in _pairs(settings.reservations, "0=alice"):
             reserved.setdefault(device, set()).add(tenant)
@@ -122,7 +125,7 @@ class FairShareAssignment(AssignmentPolicy):
         return cls(shares, {device: frozenset(tenants) for device, tenants in reserved.items()})
 
     def assign(self, request: AssignmentRequest) -> int | AssignmentRefusal:
-        """As `AssignmentPolicy.assign`."""
+        """Return the least loaded executor within the tenant's share, as `AssignmentPolicy.assign` does."""
         reserved = [load for load in request.executors if request.tenant in self._owners(load)]
         allowed = reserved or [load for load in request.executors if not self._owners(load)]
         if not allowed:
@@ -138,7 +141,7 @@ class FairShareAssignment(AssignmentPolicy):
         return self.reservations.get(str(load.number), none) | self.reservations.get(load.device, none)
 
     def _most(self, request: AssignmentRequest, executors: int) -> int:
-        """Number of executors that the tenant's sessions may be spread over."""
+        """Return the number of executors that the tenant's sessions may use."""
         mine = self.shares.get(request.tenant, 1.0)
         others = {other.tenant for load in request.executors for other in load.others if other.sessions}
         every = mine + sum(self.shares.get(tenant, 1.0) for tenant in others)
@@ -147,6 +150,6 @@ class FairShareAssignment(AssignmentPolicy):
 
 @hookimpl
 def djinn_register_assignment_policies(settings: Any) -> list[AssignmentPolicy]:
-    """The built-in policies."""
+    """Return the built-in policies."""
     given = settings if isinstance(settings, AssignmentSettings) else AssignmentSettings()
     return [LeastLoaded(), Affinity(given.margin), FairShareAssignment.of(given)]

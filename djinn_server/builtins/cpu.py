@@ -1,4 +1,4 @@
-"""Built-in devices: `cpu`, the server's processors, and the accelerators that need no library besides PyTorch."""
+"""Built-in devices: `cpu`, the server's processors, and accelerators that need only PyTorch."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ djinn_api_version = "2.0"
 
 
 class CpuRuntime(DeviceRuntime):
-    """The processors, opened for this process. Every op is complete when its call returns."""
+    """The CPU, opened for this process. Every op is complete when its call returns."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
 
     def synchronize(self) -> None:
-        """Return: nothing is under way."""
+        """Return at once: ops are synchronous."""
 
     def memory(self) -> Mapping[str, int]:
-        """Bytes: `total` and `free` of what this machine or container may use, `allocated` resident in this process."""
+        """Return bytes: `total` and `free` of the machine or container, and the resident memory as `allocated`."""
         return {"total": total_bytes(), "free": free_bytes(), "allocated": _allocated()}
 
 
@@ -37,12 +37,12 @@ class CpuDevice(Device):
     name = "cpu"
 
     def discover(self) -> Sequence[DeviceCapabilities]:
-        """All processors together, as one device."""
+        """Return all processors as one device."""
         title = f"{platform.processor() or platform.machine()}, {os.cpu_count()} processors"
         return (DeviceCapabilities("cpu:0", "cpu", title, memory=total_bytes(), memory_free=free_bytes()),)
 
     def open(self, index: int) -> DeviceRuntime:
-        """The processors, for this process.
+        """Return the CPU, opened for this process.
 
         Raises:
             StartupError: `index` is not 0.
@@ -73,7 +73,7 @@ def djinn_register_devices() -> list[Device]:
 
 
 def _allocated() -> int:
-    """Resident bytes of this process."""
+    """Return the resident bytes of this process."""
     import psutil
 
     return int(psutil.Process().memory_info().rss)

@@ -11,16 +11,19 @@ djinn_api_version = "2.0"
 
 
 class NextUsePolicy(MemoryPolicy):
-    """Evicts first the storage whose next use is furthest away. If that cannot be predicted, it counts as far away as its last use."""
+    """Evicts first the storage whose next use is furthest away.
+
+    If the next use is unknown, its distance is taken to equal that of the last use.
+    """
 
     name = "next_use"
 
     def key(self, candidate: EvictionCandidate) -> float:
-        """Steps until the next use."""
+        """Return the number of steps until the next use."""
         return candidate.last_use if candidate.next_use is None else candidate.next_use
 
 
 @hookimpl
 def djinn_register_memory_policies() -> Iterable[MemoryPolicy]:
-    """The memory policy `next_use`."""
+    """Return the memory policy `next_use`."""
     return [NextUsePolicy()]

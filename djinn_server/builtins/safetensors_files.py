@@ -1,4 +1,4 @@
-"""The built-in weight format `safetensors`: names, dtypes, shapes and places of the tensors of a file.
+"""The built-in weight format `safetensors`: names, dtypes, shapes and positions of the tensors in a file.
 
 The format is described at https://huggingface.co/docs/safetensors: eight bytes with the length of the header, the header in JSON, the
 tensors' bytes.
@@ -22,8 +22,8 @@ from djinn_server.weights.headers import MOST_DIMENSIONS, read_bytes, refuse_ove
 
 djinn_api_version = "2.0"
 
-HEADER_LIMIT: Final = 100 << 20  # bytes; that of the library `safetensors`
-LENGTH_BYTES: Final = 8  # of the number that a file begins with
+HEADER_LIMIT: Final = 100 << 20  # bytes; the limit of the library `safetensors`
+LENGTH_BYTES: Final = 8  # size of the length field at the start of a file
 DTYPE_NAMES: Final = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
 
@@ -46,7 +46,7 @@ class Safetensors(WeightFormat):
     suffixes = (".safetensors",)
 
     def read_header(self, file: WeightFile) -> FileHeader:
-        """As `WeightFormat.read_header`."""
+        """Read and check the header of a file, as `WeightFormat.read_header` does."""
         return read_header(file.size, partial(read_bytes, file))
 
 
@@ -55,11 +55,12 @@ def read_header(size: int, read: Callable[[int, int], bytes]) -> FileHeader:
 
     Args:
         size: bytes of the file.
-        read: returns so many bytes from a byte on: `read(start, count)`.
+        read: `read(start, count)` returns `count` bytes from byte `start`.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no safetensors file, or its tensors overlap, reach beyond its end or have other sizes than their shapes.
+        OSError: the file cannot be read.
+        ValueError: the file is not in the safetensors format, or its tensors overlap, exceed the file or do not match
+            their shapes.
     """
     if size < LENGTH_BYTES:
         raise ValueError("it is shorter than its header")
@@ -75,10 +76,10 @@ def read_header(size: int, read: Callable[[int, int], bytes]) -> FileHeader:
 
 
 def make_header(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
-    """The beginning of a file whose tensors follow each other in this order.
+    """Return the header of a file with its tensors in this order.
 
     Raises:
-        ValueError: a tensor has a dtype that the format lacks, or the header is too long.
+        ValueError: the format lacks the dtype of a tensor, or the header is too long.
     """
     entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
@@ -91,7 +92,7 @@ def make_header(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], meta
         begin, end = end, end + math.prod(shape) * dtype.itemsize
         entries[name] = {"dtype": known, "shape": shape, "data_offsets": (begin, end)}
     text = msgspec.json.encode(entries)
-    text += b" " * (-len(text) % LENGTH_BYTES)  # which aligns the tensors
+    text += b" " * (-len(text) % LENGTH_BYTES)  # aligns the tensors
     if len(text) > HEADER_LIMIT:
         raise ValueError(f"the names take {len(text):,} bytes; {HEADER_LIMIT:,} are the limit")
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
@@ -111,5 +112,5 @@ def _checked(name: str, entry: _Entry, begin: int, size: int) -> HeaderEntry:
 
 @hookimpl
 def djinn_register_weight_formats() -> Iterable[WeightFormat]:
-    """The weight format `safetensors`."""
+    """Return the weight format `safetensors`."""
     return [Safetensors()]

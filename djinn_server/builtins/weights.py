@@ -32,15 +32,15 @@ from djinn_server.weights.permissions import resolve
 djinn_api_version = "2.0"
 
 _MOST_FILES: Final = 4096
-UNFINISHED: Final = ".unfinished-"  # in the names of files that are being written
-_TRIES: Final = 100  # to make such a file, while others look for abandoned ones
+UNFINISHED: Final = ".unfinished-"  # marks the names of temporary files
+_TRIES: Final = 100  # to create such a file while other processes remove abandoned ones
 
 
 class LocalFile(WeightFile):
-    """A file on the server's disk, as `WeightFile`. What replaces it is not seen: the file that was opened is read.
+    """A `WeightFile` on the server's disk. Reads use the opened file, even if another file replaces it.
 
     Attributes:
-        path: where it was when it was opened.
+        path: path at the time of opening.
     """
 
     def __init__(self, path: Path, name: str, immutable: bool = False) -> None:
@@ -48,8 +48,8 @@ class LocalFile(WeightFile):
 
         Args:
             path: the file.
-            name: its name in its folder, where `path` may be what a link leads to.
-            immutable: nothing writes into it or cuts it off.
+            name: its name in its folder; `path` may be the target of a link.
+            immutable: True if no process writes or truncates it.
 
         Raises:
             OSError: it cannot be opened.
@@ -59,7 +59,7 @@ class LocalFile(WeightFile):
         self._immutable = immutable
         self._lock = threading.Lock()
         self._mapping: weakref.ref[mmap.mmap] | None = None
-        # Without O_NONBLOCK a named pipe would be waited for.
+        # Without O_NONBLOCK, opening a named pipe would block.
         self._descriptor = os.open(path, os.O_RDONLY | CLOEXEC | NONBLOCK)
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -67,12 +67,12 @@ class LocalFile(WeightFile):
         self.size = status.st_size
 
     def version(self) -> str:
-        """As `WeightFile.version`: its inode, its size, and when it was written last."""
+        """Return the version, as `WeightFile.version`: inode, size and modification time."""
         status = os.fstat(self._descriptor)
         return f"{status.st_dev}-{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
 
     def read_into(self, start: int, buffer: memoryview) -> None:
-        """As `WeightFile.read_into`."""
+        """Read bytes into a buffer, as `WeightFile.read_into` does."""
         while buffer:
             count = pread_into(self._descriptor, buffer, start)
             if not count:
@@ -83,7 +83,7 @@ class LocalFile(WeightFile):
         """Give the file a second name.
 
         Raises:
-            OSError: it cannot have one there, or another file is at its place by now.
+            OSError: the link cannot be made, or the path now names another file.
         """
         os.link(self.path, link, follow_symlinks=False)
         if not os.path.samestat(link.lstat(), os.fstat(self._descriptor)):
@@ -91,9 +91,9 @@ class LocalFile(WeightFile):
             raise FileNotFoundError(errno.ENOENT, "another file is at its place")
 
     def map(self) -> mmap.mmap:
-        """As `WeightFile.map`, where it is immutable or on a disk that is mounted for reading only.
+        """Map an immutable file, or a file on a read-only mount, as `WeightFile.map` does.
 
-        What other users may write into is not: one that cuts it off would end this process.
+        Files that other users can write are not mapped: a truncation would kill this process.
         """
         kept = self._immutable and not others_may_write(os.fstat(self._descriptor))
         if not (kept or read_only(self._descriptor)):
@@ -107,26 +107,27 @@ class LocalFile(WeightFile):
 
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):
-            os.close(self._descriptor)  # no read is under way: it would hold the file
+            os.close(self._descriptor)  # no read is in progress: a read would hold the file
 
 
 def open_folder(path: Path, permissions: WeightPermissions, immutable: bool = False) -> Sequence[WeightFile]:
-    """Open a file, or all files with weights in a folder; links in it must stay within the permitted folders.
+    """Open a file, or all weight files in a folder. Links must stay within the permitted folders.
 
     Args:
         path: the file or folder.
-        permissions: what may be read.
-        immutable: nothing writes into these files or cuts them off, although they may be replaced: they may be mapped into memory.
+        permissions: the readable folders.
+        immutable: True if no process writes or truncates these files, so that they can be mapped. They may still be
+            replaced.
 
     Raises:
-        WeightsUnavailable: there is nothing, or it may not or cannot be read.
+        WeightsUnavailable: the path does not exist, is not permitted or cannot be read.
     """
     found = resolve(permissions, path)
     try:
         names = [path]
         if found.is_dir():
             names = sorted(file for file in path.iterdir() if file.name.endswith(permissions.suffixes))
-        elif path.name.endswith(INDEX):  # the shards are files of its kind
+        elif path.name.endswith(INDEX):  # shards have the same format
             kind = Path(path.name.removesuffix(INDEX)).suffix
             names = [path, *sorted(file for file in path.parent.iterdir() if kind and file.suffix == kind)]
         if not names or len(names) > _MOST_FILES:
@@ -137,13 +138,13 @@ def open_folder(path: Path, permissions: WeightPermissions, immutable: bool = Fa
 
 
 class LocalSink(WeightSink):
-    """A file on the server's disk that is being written beside its place, as `WeightSink`."""
+    """A `WeightSink` to the server's disk. It writes a temporary file next to the final path."""
 
     def __init__(self, path: Path, size: int) -> None:
-        """Raises `OSError` where it cannot be made, or the disk has no room for `size` bytes."""
+        """Raises `OSError` if the file cannot be created, or the disk lacks `size` free bytes."""
         self.path = path
         remove_abandoned(path.parent)
-        # The file is no secret: its mode is what the server's umask makes of it.
+        # The file is not secret: its mode follows the server's umask.
         for _ in range(_TRIES):
             self._aside = path.with_name(f".{path.name}{UNFINISHED}{secrets.token_hex(8)}")
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | CLOEXEC | NOFOLLOW
@@ -159,19 +160,19 @@ class LocalSink(WeightSink):
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     def write(self, data: memoryview) -> None:
-        """As `WeightSink.write`."""
+        """Write bytes, as `WeightSink.write` does."""
         while data:
             data = data[os.write(self._descriptor, data) :]
 
     def commit(self) -> None:
-        """As `WeightSink.commit`."""
+        """Move the file to its final path, as `WeightSink.commit` does."""
         os.fsync(self._descriptor)
         self._aside.replace(self.path)
         sync_folder(self.path.parent)
         self._close()
 
     def discard(self) -> None:
-        """As `WeightSink.discard`."""
+        """Delete the temporary file, as `WeightSink.discard` does."""
         if self._descriptor >= 0:
             self._aside.unlink(missing_ok=True)
             self._close()
@@ -182,7 +183,7 @@ class LocalSink(WeightSink):
 
 
 def _is_locked(descriptor: int) -> bool:
-    """Lock a new file; False where another thread or process took it for an abandoned one before, and removes it."""
+    """Lock a new file. Return False if another thread or process already treats it as abandoned and removes it."""
     try:
         lock_file(descriptor)
     except BlockingIOError:
@@ -191,7 +192,7 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove files that a process which died was writing: those that none has locked."""
+    """Remove the temporary files of dead processes: those without a lock."""
     for path in folder.glob(f".*{UNFINISHED}*"):
         try:
             descriptor = os.open(path, os.O_WRONLY | CLOEXEC | NOFOLLOW)
@@ -207,18 +208,18 @@ def remove_abandoned(folder: Path) -> None:
 
 
 class FileSource(WeightSource):
-    """Reads `file:PATH`; a relative path is looked for in each of the permitted folders. Writes it to the first folder for saving."""
+    """Reads `file:PATH`; a relative path is searched in each permitted folder. Writes to the first folder for saving."""
 
     name = "file"
 
     def places(self, address: str, folders: Sequence[Path]) -> Sequence[LocalPlace]:
-        """As `WeightSource.places`."""
-        # `?` and `#` are parts of file names: a file has one spelling.
+        """Return the candidate paths of an address, as `WeightSource.places` does."""
+        # `?` and `#` are ordinary characters in file names, so a file has one spelling.
         path = Path(address.removeprefix("file:").removeprefix("//"))
-        return [LocalPlace(folder / path) for folder in folders or (Path(),)]  # an absolute path is itself
+        return [LocalPlace(folder / path) for folder in folders or (Path(),)]  # an absolute path stays as is
 
     def create(self, path: Path, size: int) -> WeightSink:
-        """As `WeightSource.create`; folders are made."""
+        """Create a file and its folders, as `WeightSource.create` does."""
         _check_name(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -229,7 +230,7 @@ class FileSource(WeightSource):
             raise WeightsUnavailable(f"{path.name!r} cannot be written: {error.strerror or error}") from error
 
     def remove(self, path: Path, folders: Sequence[Path]) -> None:
-        """As `WeightSource.remove`."""
+        """Remove a file, as `WeightSource.remove` does."""
         _check_name(path)
         try:
             path.unlink()
@@ -253,5 +254,5 @@ def _check_name(path: Path) -> None:
 
 @hookimpl
 def djinn_register_weight_sources() -> Iterable[WeightSource]:
-    """The weight source `file:`."""
+    """Return the weight source `file:`."""
     return [FileSource()]

@@ -23,7 +23,7 @@ class Arguments:
         return name in self._given
 
     def refuse(self, reason: str) -> NoReturn:
-        """Raises the error that PyTorch should have raised."""
+        """Raise the error that PyTorch should have raised."""
         raise RuntimeError(f"{self.op}: {reason}")
 
     def require(self, condition: bool, reason: str) -> None:
@@ -32,31 +32,31 @@ class Arguments:
             self.refuse(reason)
 
     def same_shape(self, *names: str) -> None:
-        """The tensors of these names have one shape."""
+        """Check that the tensors of these names have one shape."""
         shapes = [tuple(self._given[name].shape) for name in names if self._given.get(name) is not None]
         if len(set(shapes)) > 1:
             self.refuse(f"{', '.join(names)} must have the same shape, not {shapes}")
 
     def count(self, name: str, numel: int) -> None:
-        """The tensor of that name, if there is one, has `numel` elements."""
+        """Check that the tensor of that name, if given, has `numel` elements."""
         tensor = self._given.get(name)
         if tensor is not None and tensor.numel() != numel:
             self.refuse(f"{name} must have {numel} elements, not {tensor.numel()}")
 
     def computed_in(self, name: str, dtype: torch.dtype) -> None:
-        """The tensor of that name, if there is one, is of `dtype`, or of float32, in which sums of shorter ones are taken."""
+        """Check that the tensor of that name, if given, has `dtype`, or float32, the accumulator of shorter dtypes."""
         tensor = self._given.get(name)
         if tensor is not None and tensor.dtype not in {dtype, torch.float32}:
             self.refuse(f"{name} must be {dtype}, not {tensor.dtype}")
 
     def within(self, name: str, stop: int, start: int = 0, besides: int | None = None) -> None:
-        """All elements of an integral tensor lie in `start` to `stop` - 1, or are `besides`."""
+        """Check that all elements of an integral tensor are in `range(start, stop)`, or equal `besides`."""
         tensor = self._given.get(name)
         if tensor is not None:
             self.inside(name, tensor, stop, start, besides)
 
     def inside(self, name: str, tensor: torch.Tensor, stop: int, start: int = 0, besides: int | None = None) -> None:
-        """As `within`. Kernels of other devices than CPUs look themselves; looking here would wait for the device."""
+        """Check as `within`, on CPUs only. Kernels of other devices check the bounds; a check here would synchronize."""
         self.integral(name, tensor)
         if tensor.device.type != "cpu":
             return
@@ -68,7 +68,7 @@ class Arguments:
                 self.refuse(f"{name} must lie in {start} to {stop - 1}")
 
     def integral(self, name: str, tensor: torch.Tensor) -> None:
-        """The tensor has indices."""
+        """Check that the tensor has an integral dtype."""
         if tensor.dtype not in {torch.int64, torch.int32}:
             self.refuse(f"{name} must be int64 or int32, not {tensor.dtype}")
 
@@ -77,5 +77,5 @@ Rule = Callable[[Arguments], None]
 
 
 def product(sizes: Sequence[int]) -> int:
-    """Elements of a tensor of these sizes."""
+    """Return the number of elements of a tensor with these sizes."""
     return math.prod(sizes)

@@ -10,7 +10,7 @@ _MEAN, _MAX = 1, 2  # modes of embedding bags
 
 
 def embedding_backward(a: Arguments) -> None:
-    """A gradient for each index, and indices of rows that there are."""
+    """Check that each index has a gradient and names an existing row."""
     gradient = a.grad_output if a.grad_output is not None else a.grad
     a.require(
         gradient.dim() > 0 and gradient.numel() == a.indices.numel() * gradient.shape[-1],
@@ -23,7 +23,7 @@ def embedding_backward(a: Arguments) -> None:
 
 
 def bag(a: Arguments) -> None:
-    """Indices, and the bags that they are in, in the backward pass of an embedding bag."""
+    """Check the indices and their bags in the backward pass of an embedding bag."""
     rows = a.num_weights if a.num_weights is not None else a.weight.shape[0]
     a.require(a.grad.dim() == 2 and a.indices.dim() == 1, "grad must have two dimensions and indices one")
     a.require(
@@ -49,7 +49,7 @@ def bag(a: Arguments) -> None:
 
 
 def bag_forward(a: Arguments) -> None:
-    """Indices of rows that there are, and offsets that cut them into bags."""
+    """Check that indices name existing rows, and that offsets split them into bags."""
     a.require(a.weight.dim() == 2, "weight must have two dimensions")
     a.require(a.indices.dim() == 1 and a.offsets.dim() == 1, "indices and offsets must have one dimension")
     a.within("indices", a.weight.shape[0])
@@ -71,7 +71,7 @@ def _ascending(a: Arguments) -> None:
 
 
 def negative_log_likelihood(a: Arguments) -> None:
-    """Targets are classes that there are."""
+    """Check that targets are existing classes."""
     given, target = a.self, a.target
     at = 1 if given.dim() > 1 else 0
     a.require(
@@ -89,7 +89,7 @@ def negative_log_likelihood(a: Arguments) -> None:
 
 
 def ctc(a: Arguments) -> None:
-    """Lengths lie within the sequences, and targets are classes that there are."""
+    """Check that lengths are within the sequences, and targets are existing classes."""
     steps, batch, classes = _sequences(a)
     lengths = _counts(a, "input_lengths", batch)
     target_lengths = _counts(a, "target_lengths", batch)
@@ -123,7 +123,7 @@ def _sequences(a: Arguments) -> tuple[int, int, int]:
 
 
 def _counts(a: Arguments, name: str, batch: int) -> list[int] | None:
-    """Lengths as numbers; None if they are on another device."""
+    """Return the lengths as numbers; None if they are not on the CPU."""
     given = a.__getattr__(name)
     if isinstance(given, torch.Tensor):
         if given.device.type != "cpu":
@@ -136,7 +136,7 @@ def _counts(a: Arguments, name: str, batch: int) -> list[int] | None:
 
 
 def segments(a: Arguments) -> None:
-    """Lengths or offsets cut the data into pieces that there are."""
+    """Check that lengths or offsets split the data into segments within its bounds."""
     data, axis = a.data, a.axis or 0
     a.require(-data.dim() <= axis < data.dim(), "axis must be one of data's")
     axis %= data.dim()
@@ -148,7 +148,7 @@ def segments(a: Arguments) -> None:
     pieces = cuts.shape[axis] - (name == "offsets")
     if cuts.device.type == "cpu" and cuts.numel():
         if name == "lengths":
-            # The kernel checks that they cover all data, unless it is told not to.
+            # The kernel checks that the segments cover all data, unless called with `unsafe`.
             a.require(
                 bool((cuts.sum(-1) <= data.shape[axis]).all()), "lengths must not sum to more than the size of data"
             )
@@ -164,7 +164,7 @@ def segments(a: Arguments) -> None:
 
 
 def lu_pivots(a: Arguments) -> None:
-    """Pivots are rows of the matrix, from 1."""
+    """Check that pivots are rows of the matrix, counted from 1."""
     matrix, pivots = a.LU_data, a.LU_pivots
     a.require(matrix.dim() >= 2 and pivots.dim() == matrix.dim() - 1, "LU_pivots do not fit LU_data")
     a.require(tuple(pivots.shape[:-1]) == tuple(matrix.shape[:-2]), "LU_pivots do not fit LU_data")
@@ -174,6 +174,6 @@ def lu_pivots(a: Arguments) -> None:
 
 
 def masked_index(a: Arguments) -> None:
-    """There is a dimension for each index, with whose size the kernel bounds the index."""
+    """Check that each index has a dimension: the kernel bounds the index by its size."""
     count = a.self.dim()
     a.require(len(a.indices) <= count, f"{len(a.indices)} indices are too many for a tensor of {count} dimensions")

@@ -25,7 +25,7 @@ def check_kinds(form: Form, overload: Any) -> None:
     """Check that a form gives dtypes, layouts, memory formats and devices where `overload` takes them.
 
     Raises:
-        UnsupportedOperation: it gives something else.
+        UnsupportedOperation: the form gives another kind of argument.
     """
     asked = _asked(overload)
     if not asked:
@@ -49,7 +49,7 @@ def _is(kind: str, argument: Argument) -> bool:
 
 @functools.cache
 def _asked(overload: Any) -> dict[str, str]:
-    """The kinds of those arguments that are of one, by name."""
+    """Return the kinds of dtype, layout, memory format and device arguments, by name."""
     types = {a.name: str(a.real_type) for a in torch_private.schema_of(overload).arguments}
     plain = {name: kind.removeprefix("Optional[").removesuffix("]") for name, kind in types.items()}
     return {name: _KINDS[kind] for name, kind in plain.items() if kind in _KINDS}

@@ -15,13 +15,13 @@ _SOBOL_DIMENSIONS, _SOBOL_BITS = 21201, 30
 
 
 def alike(*names: str) -> Rule:
-    """The tensors of these names have one shape."""
+    """Check that the tensors of these names have one shape."""
     return lambda a: a.same_shape(*names)
 
 
 def cdist_backward(a: Arguments) -> None:
-    """Distances and their gradients are those between the rows of `x1` and `x2`."""
-    x1, x2, grad = a.x1, a.x2, a.grad if "grad" in a else a.grad_output  # the name in PyTorch 2.14
+    """Check that distances and their gradients have the shape for the rows of `x1` and `x2`."""
+    x1, x2, grad = a.x1, a.x2, a.grad if "grad" in a else a.grad_output  # renamed in PyTorch 2.14
     a.require(x1.dim() >= 2 and x2.dim() >= 2 and x1.shape[-1] == x2.shape[-1], "x1 and x2 do not fit each other")
     batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
     expected = (*batch, x1.shape[-2], x2.shape[-2])
@@ -30,7 +30,7 @@ def cdist_backward(a: Arguments) -> None:
 
 
 def pdist(a: Arguments) -> None:
-    """Distances are those between the rows of a matrix."""
+    """Check that the distances have the length for the rows of a matrix."""
     a.require(a.self.dim() == 2, "self must have two dimensions")
     rows = a.self.shape[0]
     for name in ("grad", "grad_output", "pdist"):
@@ -41,12 +41,12 @@ def pdist(a: Arguments) -> None:
 
 
 def roll(a: Arguments) -> None:
-    """The kernel calls itself once for each shift."""
+    """Check the number of shifts: the kernel recurses once for each shift."""
     a.require(len(a.shifts) <= limits.SHIFTS, f"there may be {limits.SHIFTS} shifts, not {len(a.shifts)}")
 
 
 def fft(a: Arguments) -> None:
-    """Dimensions are of the tensor and differ, as PyTorch's own functions name them."""
+    """Check that dimensions are distinct and non-negative dimensions of the tensor."""
     dims, given = list(a.dim), a.self
     a.require(
         all(0 <= d < given.dim() for d in dims) and len(set(dims)) == len(dims), f"dim must name dimensions, not {dims}"
@@ -57,7 +57,7 @@ def fft(a: Arguments) -> None:
 
 
 def degree(a: Arguments) -> None:
-    """A polynomial's degree is one that can be computed."""
+    """Check that the degree of a polynomial is small enough to compute."""
     n = a.n
     if isinstance(n, torch.Tensor):
         if n.device.type != "cpu" or not n.numel():
@@ -70,7 +70,7 @@ def degree(a: Arguments) -> None:
 
 
 def no_least(a: Arguments) -> None:
-    """The least integer has no absolute value, and dividing it traps."""
+    """Refuse the least integer: it has no absolute value, and dividing it traps."""
     for tensor in (a.self, a.other):
         signed = isinstance(tensor, torch.Tensor) and tensor.dtype in {torch.int64, torch.int32}
         if signed and tensor.device.type == "cpu" and tensor.numel():
@@ -86,7 +86,7 @@ def random_from(a: Arguments) -> None:
 
 
 def floating(*names: str) -> Rule:
-    """The tensors of these names are floating-point: their kernel divides."""
+    """Check that the tensors of these names are floating-point: their kernel divides."""
 
     def rule(a: Arguments) -> None:
         for name in names:
@@ -96,19 +96,19 @@ def floating(*names: str) -> Rule:
 
 
 def pieces(a: Arguments) -> None:
-    """The number of pieces is possible."""
+    """Check that the number of pieces is possible."""
     for name in ("chunks", "sections"):
         count = a.__getattr__(name)
         a.require(not isinstance(count, int) or count <= limits.PIECES, f"{name} must be at most {limits.PIECES}")
 
 
 def power(a: Arguments) -> None:
-    """The exponent has an opposite."""
+    """Check that the exponent can be negated."""
     a.require(a.n > -(2**63), "n must be more than -2^63")
 
 
 def cholesky_solve(a: Arguments) -> None:
-    """Right-hand sides and factors are of one size."""
+    """Check that right-hand sides and factors have equal sizes."""
     sides, factor = a.self, a.A
     a.require(sides.dim() >= 2 and sides.dim() == factor.dim(), "self and A must have as many dimensions")
     expected = (*sides.shape[:-2], sides.shape[-2], sides.shape[-2])
@@ -116,7 +116,7 @@ def cholesky_solve(a: Arguments) -> None:
 
 
 def unfold_backward(a: Arguments) -> None:
-    """Gradients are those of windows over a tensor of `input_sizes`."""
+    """Check that gradients match the windows over a tensor of `input_sizes`."""
     sizes, dim = list(a.input_sizes), a.dim
     a.require(not sizes or -len(sizes) <= dim < len(sizes), "dim must be one of the input's")
     length = sizes[dim] if sizes else 1
@@ -127,7 +127,7 @@ def unfold_backward(a: Arguments) -> None:
 
 
 def antialiased(a: Arguments) -> None:
-    """Scales are those from the input's sizes to the output's."""
+    """Check that scales match the sizes of input and output."""
     sizes = a.self.shape if a.self is not None else a.input_size
     for at, scale in ((-2, a.scales_h), (-1, a.scales_w)):
         if scale is not None and a.output_size is not None:
@@ -146,14 +146,14 @@ def reshape_alias(a: Arguments) -> None:
 
 
 def zeros_like_feature(a: Arguments) -> None:
-    """Batch dimensions are some of those that there are."""
+    """Check that batch dimensions exist."""
     batch = a.self_num_batch_dims or 0
     a.require(0 <= batch <= a.self.dim(), "self_num_batch_dims must be some of the dimensions")
     a.require(a.other.is_contiguous(), "other must be contiguous")
 
 
 def attention_projection(a: Arguments) -> None:
-    """Heads divide what is projected."""
+    """Check that the number of heads divides the projected width."""
     heads, width = a.num_heads, a.qkv_bias.numel()
     a.require(a.qkv.dim() == 3 and a.qkv_bias.dim() == 1 and width == a.qkv.shape[2], "qkv_bias does not fit qkv")
     a.require(heads > 0 and width > 0 and width % (3 * heads) == 0, f"{heads} heads do not divide {width}")
@@ -161,7 +161,7 @@ def attention_projection(a: Arguments) -> None:
 
 
 def sobol(a: Arguments) -> None:
-    """States are those of sequences in `dimension` dimensions."""
+    """Check that states match sequences in `dimension` dimensions."""
     dimension = a.dimension
     a.require(0 < dimension <= _SOBOL_DIMENSIONS, f"dimension must be 1 to {_SOBOL_DIMENSIONS}")
     state = a.sobolstate if a.sobolstate is not None else a.self
@@ -180,7 +180,7 @@ def sobol(a: Arguments) -> None:
 
 
 def fake_quantize(a: Arguments) -> None:
-    """Observers have an element, or one for each channel."""
+    """Check that observers have one element, or one per channel."""
     channels = 1
     if a.per_row_fake_quant:
         a.require(-a.self.dim() <= a.ch_axis < a.self.dim(), "ch_axis must be one of self's")

@@ -20,7 +20,7 @@ from djinn_server.checks.arguments import Arguments, Rule, product
 
 
 def pooled(n: int) -> Rule:
-    """`grad_output` over `n` dimensions of space is that of `self`; indices point into its planes."""
+    """Check that `grad_output` over `n` spatial dimensions matches `self`, and that indices point into its planes."""
 
     def rule(a: Arguments) -> None:
         _same_planes(a, n)
@@ -44,7 +44,7 @@ def _same_planes(a: Arguments, n: int) -> None:
 
 
 def padded(n: int, reflected: bool) -> Rule:
-    """`grad_output` is `self` with `padding` in `n` dimensions."""
+    """Check that `grad_output` has the shape of `self` with `padding` in `n` dimensions."""
 
     def rule(a: Arguments) -> None:
         _same_planes(a, n)
@@ -58,7 +58,7 @@ def padded(n: int, reflected: bool) -> Rule:
 
 
 def sampled(n: int) -> Rule:
-    """`grad_output` is what sampling `input` at `grid` gives."""
+    """Check that `grad_output` has the shape of `input` sampled at `grid`."""
 
     def rule(a: Arguments) -> None:
         given, grid = a.input, a.grid
@@ -76,7 +76,7 @@ _LIKE_PARAMETERS = ("grads", "momentum_buffer_list", "exp_avgs", "exp_avg_sqs", 
 
 
 def fused_step(a: Arguments) -> None:
-    """Whatever there is for a parameter is shaped like it, and dense, because kernels go through it element by element."""
+    """Check that gradients and states are dense and shaped like their parameter: kernels visit them element by element."""
     needed = {"grads", "exp_avgs", "exp_avg_sqs", "state_sums", "state_steps"}
     needed |= {"max_exp_avg_sqs"} if a.amsgrad else set()
     needed |= {"momentum_buffer_list"} if a.momentum else set()
@@ -116,7 +116,7 @@ def _dense(a: Arguments, name: str) -> None:
 
 
 def recurrent(gates: int, states: int) -> Rule:
-    """There are as many weights as layers and directions need."""
+    """Check that the number of weights matches layers and directions."""
 
     def rule(a: Arguments) -> None:
         a.require(0 < a.num_layers <= limits.LAYERS, f"num_layers must be 1 to {limits.LAYERS}")
@@ -133,12 +133,12 @@ _OF_CHANNELS = (*_READ_OF_CHANNELS, "save_mean", "save_invstd", "save_var")
 
 
 def batch_norm(a: Arguments) -> None:
-    """Every statistic that is read has an element for each channel of `input`."""
+    """Check that every statistic that is read has an element for each channel of `input`."""
     _channels(a, needed=not a.training, read=_READ_OF_CHANNELS)
 
 
 def batch_norm_with_running_statistics(a: Arguments) -> None:
-    """The same of those that always read running statistics."""
+    """Check statistics as `batch_norm` does, for kernels that always read running statistics."""
     _channels(a, needed=True)
 
 
@@ -156,12 +156,12 @@ def _channels(a: Arguments, needed: bool, read: tuple[str, ...] = _OF_CHANNELS) 
     channels, dtype = given.shape[1], given.dtype
     for name in read:
         a.count(name, channels)
-    for name in _OF_CHANNELS:  # kernels resize those given by `out=` themselves
+    for name in _OF_CHANNELS:  # kernels resize tensors of `out=` themselves
         a.computed_in(name, dtype)
 
 
 def batch_norm_backward(a: Arguments) -> None:
-    """Gradients are shaped like `input`, statistics have an element for each of its channels; those in use are there."""
+    """Check that gradients are shaped like `input`, and that statistics in use exist, with an element per channel."""
     given, gradient = a.input, a.grad_out
     a.require(given.dim() >= 2 and given.shape[1] > 0, "input must have channels")
     a.require(gradient.shape == given.shape, "grad_out must be shaped like input")
@@ -179,7 +179,7 @@ def batch_norm_backward(a: Arguments) -> None:
 
 
 def layer_norm_backward(a: Arguments) -> None:
-    """Gradients are shaped like `input`, statistics have an element for each of its rows."""
+    """Check that gradients are shaped like `input`, and statistics have an element for each of its rows."""
     given, inner = a.input, tuple(a.normalized_shape)
     a.require(a.grad_out.shape == given.shape, "grad_out must be shaped like input")
     a.require(bool(inner) and tuple(given.shape[-len(inner) :]) == inner, "normalized_shape does not fit the input")
@@ -193,7 +193,7 @@ def layer_norm_backward(a: Arguments) -> None:
 
 
 def weight_norm(a: Arguments) -> None:
-    """`g` has an element for each slice of `v`, as have the norms."""
+    """Check that `g` and the norms have an element for each slice of `v`."""
     v, g = (a.v, a.g) if a.v is not None else (a.saved_v, a.saved_g)
     dim = a.dim or 0
     a.require(
@@ -208,7 +208,7 @@ def weight_norm(a: Arguments) -> None:
 
 
 def weight_norm_interface(a: Arguments) -> None:
-    """The same of kernels that write norms into memory laid out as `g` is, and read everything without strides."""
+    """Check weight norm for kernels that assume contiguous operands and write norms in the layout of `g`."""
     weight_norm(a)
     for name in ("v", "g", "saved_v", "saved_g", "saved_norms", "grad_w"):
         tensor = a.__getattr__(name)
@@ -216,14 +216,14 @@ def weight_norm_interface(a: Arguments) -> None:
 
 
 def attention_on_cpu(a: Arguments) -> None:
-    """Heads, queries and keys exist: the kernels divide by their numbers."""
+    """Check that heads, queries and keys are not empty: the kernels divide by their numbers."""
     for name, tensor in (("query", a.query), ("key", a.key)):
         if not tensor.numel():
             shape = tuple(tensor.shape)
             a.require(0 not in shape[1:-1], f"{name} must have heads and positions, and has shape {shape}")
 
 
-# By the name of the op without its overload.
+# Rules by op name without overload.
 RULES: Final[Mapping[str, Rule]] = MappingProxyType(
     {
         "_adaptive_avg_pool2d_backward": pooled(2),
@@ -350,7 +350,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
 
 
 def checked(name: str, overload: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """`kernel`, which is called for the overload `name`, after a look at its arguments where it needs one."""
+    """Return the kernel of the overload `name`, wrapped in its argument check if it has a rule."""
     rule = RULES.get(split_name(name)[0])
     if rule is None:
         return kernel

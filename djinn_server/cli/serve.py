@@ -1,4 +1,4 @@
-"""`djinn serve`: offer this machine's devices to clients. Most of its options are made from the flags of configuration classes."""
+"""`djinn serve`: offer this machine's devices to clients. Most options come from the flags of configuration classes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ class TlsChoice:
     client_authority: Path | None
 
     def options(self, names: tuple[str, ...], folder: Path) -> TlsOptions | None:
-        """The files to use; None if there is to be no TLS. A certificate that is made is kept in `folder`, and is valid for `names`, too.
+        """Return the TLS files; None for no TLS.
+
+        A generated certificate is stored in `folder` and is also valid for `names`.
 
         Raises:
             ConfigurationError: the options contradict each other, or a certificate cannot be made.
@@ -183,7 +185,7 @@ _GIB = 2**30
 
 @attrs.frozen
 class _Option:
-    """The option for one field; `parameter` is its name as a parameter, unique among the fields of all nested classes."""
+    """The option of one field. `parameter`: its parameter name, unique among the fields of all nested classes."""
 
     parameter: str
     flag: Flag
@@ -205,7 +207,7 @@ class _Option:
         )(command)
 
     def read(self, given: Mapping[str, Any]) -> Any:
-        """Value of the field; the field's default where there is none on the command line."""
+        """Return the value of the field; the field's default if the command line has none."""
         value = given[self.parameter]
         if value is None:
             return self.default
@@ -228,9 +230,9 @@ class _Option:
 
 
 def config_options(config: type, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Options for the fields of a configuration class that declare a flag, handed to the command as one `config` named `name`.
+    """Add an option for each field with a flag of a configuration class. The command gets one `config` named `name`.
 
-    Fields of classes that are fields of it are included; every other field has its default.
+    Nested configuration classes are included; every other field has its default.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -270,7 +272,7 @@ def _build(config: type, prefix: str, values: Mapping[str, Any]) -> Any:
 
 
 def _fields(config: Any, prefix: str) -> Iterator[tuple[attrs.Attribute[Any], Any, str]]:
-    """Fields, each with its type and with its path from the outermost class as a name of a parameter."""
+    """Yield fields, each with its type and its parameter name: the path from the outermost class."""
     kinds = typing.get_type_hints(config)
     return ((field, kinds[field.name], f"{prefix}_{field.name}") for field in attrs.fields(config))
 
@@ -302,7 +304,7 @@ def command(listen: ListenChoice, tls: TlsChoice, config: GatewayConfig) -> None
 
 
 def _with_folders(config: GatewayConfig, state: ServerState) -> ExecutorConfig:
-    """Configuration of the executors with folders that exist and that no other user writes to."""
+    """Return the configuration of the executors, with existing folders that only this user can write."""
     store, models, recovery = config.executor.store, config.executor.models, config.executor.recovery
     journals = None
     if recovery.journal_limit and recovery.lease_seconds and store.limit:
@@ -337,13 +339,16 @@ def _weight_files(store: StoreConfig) -> tuple[Path, ...]:
 
 
 def _published(models: ModelConfig, *, keeps: bool) -> Path | None:
-    """The directory for what is published. A server that keeps no weights on its disk (`keeps`) has one if it was named."""
+    """Return the directory of published weights.
+
+    A server without a weight store (`keeps`) has one only if it was named.
+    """
     directory = models.published or (cache_directory() / "published" if keeps else None)
     return _private(directory, "published weights") if models.publish_hours and directory is not None else None
 
 
 def _private(directory: Path, what: str) -> Path | None:
-    """A directory that no other user writes to; None if there cannot be one."""
+    """Return a directory that only this user can write; None if there cannot be one."""
     try:
         return private_directory(directory, what)
     except OSError as error:
@@ -359,7 +364,7 @@ def _serve(config: GatewayConfig) -> None:
 
 
 def _announce(serving: GatewayHandle) -> None:
-    """Print where the server is reached, in one write: a reader that sees a line of it can read all of them."""
+    """Print the addresses of the server in one write, so that a reader gets all lines at once."""
     click.echo("\n".join(_announcement(serving)))
 
 
@@ -387,7 +392,7 @@ def _announcement(serving: GatewayHandle) -> Iterator[str]:
 
 
 def _for_other_machines(serving: GatewayHandle) -> str:
-    """Shell command for another machine, without the token; empty if none can reach this server."""
+    """Return the shell command for another machine, without the token; empty if no other machine can reach this server."""
     urls = list(filter(reaches_network, serving.dialled))
     if not urls:
         return ""

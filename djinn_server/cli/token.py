@@ -1,4 +1,4 @@
-"""`djinn token`: who may use a server, until when, and how much of it."""
+"""`djinn token`: manage access tokens, their expiry and quotas."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _file = click.option(
 
 
 def _duration(text: str) -> float:
-    """`30d`, `12h`, `90m` or `never`, in seconds."""
+    """Convert `30d`, `12h`, `90m` or `never` to seconds."""
     if text == "never":
         return 0.0
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhdw])", text)

@@ -1,1 +1,1 @@
-"""Background compilation of hot templates; a compiled one is used where it is faster."""
+"""Background compilation of hot templates; compiled code is used if it is faster."""

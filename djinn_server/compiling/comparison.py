@@ -1,9 +1,9 @@
 """Comparison of a compiled region's results with those of its instructions, on copies.
 
-Numbers may differ by rounding, and how far that takes a result depends on what is computed: a sum of terms that cancel out, or a step of Adam
-whose gradient is nearly zero, moves far when operands move a little. So where the defaults of `torch.testing.assert_close` are exceeded, the
-instructions run again with each intermediate value moved by some units in the last place, and the compiled results may lie a few times as far
-off as these.
+Numbers may differ by rounding. Ill-conditioned computations amplify rounding: a sum of cancelling terms, or a step of
+Adam with a gradient near zero. If a difference exceeds the defaults of `torch.testing.assert_close`, the instructions
+run again with each intermediate value moved by some units in the last place. The compiled results may differ by a small
+multiple of that change.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from djinn_server.compiling.written_views import address_of
 from djinn_server.running.compiled_step import CompiledStep, Environment
 from djinn_server.running.result_layout import layout_difference
 
-# Larger inputs that are only read are not copied: a session would wait for it.
+# Larger read-only inputs are not copied: the copy would delay the session.
 COPIED_BYTES: Final = 4 << 20
 _MOVED_RUNS: Final = 2
-_UNITS_MOVED: Final = 4.0  # in the last place: what a function may be off by in a library
+_UNITS_MOVED: Final = 4.0  # units in the last place: the error of library functions
 _TIMES_MOVED: Final = 4.0
 
 
 def difference(compiled: CompiledRegion, env: Environment) -> str:
-    """Describe how a compiled region's results on `env` differ from its instructions'; empty: not at all. `env` is unchanged.
+    """Describe how a compiled region's results on `env` differ from its instructions'; empty if they agree.
+
+    `env` is unchanged.
 
     Raises:
         Exception: any error that the instructions themselves raise.
@@ -57,7 +59,7 @@ def difference(compiled: CompiledRegion, env: Environment) -> str:
 
 
 def _copy(compiled: CompiledRegion, env: Environment) -> Environment:
-    """An environment whose inputs are copies, which share memory as those of `env` do."""
+    """Return an environment with copied inputs, which alias each other as in `env`."""
     copied = list(env)
     region = compiled.region
     storages = {
@@ -72,7 +74,7 @@ def _copy(compiled: CompiledRegion, env: Environment) -> Environment:
 
 
 def _twin(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
-    """A tensor that looks the same in other memory."""
+    """Return a tensor over `storage` with the shape, strides and offset of `tensor`."""
     twin = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return twin.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
@@ -103,7 +105,7 @@ def _unlike(expected: object, found: object, moved: Callable[[], Sequence[object
 
 
 def _is_trimmed(expected: torch.Tensor, found: torch.Tensor) -> bool:
-    """True if `found` only lacks memory beyond the result, which some kernels leave there (`mse_loss`, for its terms)."""
+    """Return True if `found` only lacks storage beyond the result, as some kernels leave there (`mse_loss`: its terms)."""
     meta = meta_of(found)
     needed = meta.extent * meta.dtype.itemsize
     return meta == meta_of(expected) and needed <= _storage_bytes(found) <= _storage_bytes(expected)
@@ -114,7 +116,7 @@ def _storage_bytes(tensor: torch.Tensor) -> int:
 
 
 def _is_rounding(expected: torch.Tensor, found: torch.Tensor, moved: Callable[[], Sequence[object]]) -> bool:
-    """True if `found` is about as far from `expected` as what `moved` gives."""
+    """Return True if `found` is about as far from `expected` as `moved`."""
     finite = expected.isfinite()
     if not expected.is_floating_point() or not torch.equal(_special(expected, finite), _special(found, finite)):
         return False
@@ -127,12 +129,12 @@ def _is_rounding(expected: torch.Tensor, found: torch.Tensor, moved: Callable[[]
 
 
 def _special(tensor: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
-    """Zero for all that is finite, other numbers for the rest."""
+    """Map finite numbers to zero, and infinities and NaN to other numbers."""
     return tensor.nan_to_num(1.0, 2.0, 3.0).masked_fill(finite, 0.0)
 
 
 def _moved(compiled: CompiledRegion, env: Environment, seed: int) -> Environment:
-    """An environment in which the instructions have run, and each value that one has made or written was moved up or down as a whole."""
+    """Run the instructions, and move each value that they make or write up or down as a whole. Return the environment."""
     values, signs = _copy(compiled, env), random.Random(seed)  # noqa: S311 - no secret
     for step in compiled.steps:
         before = {address_of(values[place]) for place in step.reads}
@@ -146,7 +148,7 @@ def _moved(compiled: CompiledRegion, env: Environment, seed: int) -> Environment
 
 
 def _made(step: CompiledStep, values: Environment, before: set[int]) -> Iterator[torch.Tensor]:
-    """The results of an instruction that has run which have memory of their own."""
+    """Return the results of a finished instruction that own memory."""
     for _, place in step.makes:
         tensor = values[place]
         if isinstance(tensor, torch.Tensor) and address_of(tensor) not in before:

@@ -53,7 +53,7 @@ from djinn_server.running.template_compiler import CompiledTemplate, enumerated
 
 
 def region_graph(job: CompilationJob, device: torch.device) -> fx.GraphModule:
-    """A job's region as a graph over its inputs; numbers that follow from a size of an input are computed from it."""
+    """Return a job's region as a graph over its inputs. Numbers that depend on an input size are computed from it."""
     return _RegionGraphBuilder(job, device).make()
 
 
@@ -66,8 +66,8 @@ class _RegionGraphBuilder:
         self._look_into_written(job.aliases)
         places = zip(self.region.inputs, self.law.example.metas, strict=True)
         self._empty = [self.nodes[place] for number, (place, meta) in enumerate(places) if self._is_empty(number, meta)]
-        self.moved = False  # whether the call that is being made has one of them
-        self.slot = 0  # the next one to be taken
+        self.moved = False  # True if the current call takes one of the floats
+        self.slot = 0  # index of the next slot
         self.n: Any = None
         self.lines: dict[LinearSize, Any] = {}
 
@@ -108,7 +108,10 @@ class _RegionGraphBuilder:
             self.nodes[place] = self._taken(result, number) if form.sequence else result
 
     def _joined(self, tensors: Sequence[Any], *dimension: Any) -> Any:
-        """A concatenation without empty tensors, such as a KV cache before its first token: with them, inductor lays out the result otherwise."""
+        """Return a concatenation without empty tensors, such as a KV cache before its first token.
+
+        With empty tensors, inductor uses another layout.
+        """
         some = [tensor for tensor in tensors if tensor not in self._empty]
         if len(some) == 1:
             clone = torch.ops.aten.clone.default
@@ -137,7 +140,7 @@ class _RegionGraphBuilder:
             return enumerated(argument)
         if isinstance(argument, SelfDevice):
             return torch.device("cpu") if argument.cpu else self.device
-        return None  # a generator, which no op of a region uses
+        return None  # a generator; no op of a region uses one
 
     def _scalar_tensor(self, argument: ScalarTensor) -> Any:
         dtype = enumerated(Enumerated("dtype", argument.dtype))
@@ -155,7 +158,7 @@ class _RegionGraphBuilder:
         return self.law.example.slots[index] if line is None else self._line(line)
 
     def _line(self, line: LinearSize) -> Any:
-        """`line` as nodes, the same for all who ask."""
+        """Return `line` as nodes, created once."""
         if line not in self.lines:
             value = self._base()
             if line.times != 1:
@@ -175,7 +178,7 @@ class _RegionGraphBuilder:
 
 
 def _float_metas(law: SizeRelation) -> tuple[TensorMeta, ...]:
-    """The input that contains the numbers with a fraction that differ, if there are any."""
+    """Return the extra input with the varying fractional numbers, if any."""
     return (tensor_meta((len(law.floats),), (1,), 0, torch.float64),) if law.floats else ()
 
 
@@ -185,10 +188,10 @@ _log = get_logger("djinn.server")
 
 
 def chosen(compilers: Sequence[Compiler], names: Sequence[str]) -> tuple[Compiler, ...]:
-    """The compilers called `names`, in that order.
+    """Return the compilers called `names`, in that order.
 
     Raises:
-        StartupError: there is none of such a name; the message says which there are.
+        StartupError: no compiler has one of the names; the message lists the compilers.
     """
     known = {compiler.name: compiler for compiler in compilers}
     for name in names:
@@ -202,9 +205,10 @@ def chosen(compilers: Sequence[Compiler], names: Sequence[str]) -> tuple[Compile
 
 
 class CompilationQueue(RunStrategy):
-    """Counts the runs of all templates on a device and has the hot ones compiled.
+    """Counts the runs of all templates on a device, and compiles the hot templates.
 
-    Compiled code may round in another way than the ops. Who begins the server with a compiler has chosen that, so it runs for all sessions.
+    Compiled code may round differently than the ops. The operator chose that by naming a compiler, so it runs for all
+    sessions.
 
     Attributes:
         counts: counters since the executor began.
@@ -220,7 +224,7 @@ class CompilationQueue(RunStrategy):
         self._thresholds = thresholds or Thresholds()
         self._templates: LruCache[bytes, HotTemplate] = LruCache(TEMPLATES)
         self._lock = threading.Lock()
-        # What takes most of the time first; None: compilers are to be prepared.
+        # Jobs with the largest share of time come first; None: prepare the compilers.
         self._jobs: queue.PriorityQueue[tuple[float, int, CompilationJob | None]] = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
@@ -228,7 +232,7 @@ class CompilationQueue(RunStrategy):
         self.counts = CompilationCounters()
 
     def template(self, digest: bytes, template: CompiledTemplate) -> HotTemplate:
-        """The record of a template on this device, shared by all sessions."""
+        """Return the record of a template on this device, shared by all sessions."""
         with self._lock:
             hot = self._templates.use(digest)
             if hot is None:
@@ -241,12 +245,12 @@ class CompilationQueue(RunStrategy):
         return hot
 
     def acts_on(self, template: TemplateFacts) -> RunOffer:
-        """As `RunStrategy.acts_on`."""
+        """Return True if this strategy handles the template, as `RunStrategy.acts_on` does."""
         assert isinstance(template, ServedFacts)
         return self.template(template.digest, template.template)
 
     def figures(self) -> dict[str, int]:
-        """Number of templates that run compiled, and of those that wait for a compiler or are being checked and timed."""
+        """Return the number of compiled templates, and of templates that wait for a compiler, a check or a timing."""
         with self._lock:
             phases = [hot.phase for hot in self._templates.values()]
         return {
@@ -265,7 +269,7 @@ class CompilationQueue(RunStrategy):
             self._jobs.put((-job.share, next(self._numbers), job))
 
     def prepare(self) -> None:
-        """Have compilers prepared, on the thread in the background, which starts with the first call."""
+        """Prepare the compilers on the background thread. The first call starts the thread."""
         self._jobs.put((-math.inf, next(self._numbers), None))
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="djinn-compiling", daemon=True)
@@ -283,7 +287,7 @@ class CompilationQueue(RunStrategy):
         for compiler in self._compilers:
             try:
                 compiler.prepare()
-            except Exception as error:  # it says so again where it is asked to compile
+            except Exception as error:  # the compiler reports it again when it compiles
                 _log.debug("a compiler is not prepared", compiler=compiler.name, error=repr(error))
 
     def _compile(self, job: CompilationJob) -> None:
@@ -309,7 +313,7 @@ class CompilationQueue(RunStrategy):
         return CompiledRegion(compiler, replay, job.template, job.region, job.law, self._runtime.receive, job.aliases)
 
     def _tell(self, compiler: str, template: str, error: str) -> None:
-        """Warn once of each reason: what is missing is missing for every template."""
+        """Warn once for each reason, not for every template."""
         log = _log.debug if (compiler, error) in self._told else _log.warning
         self._told.add((compiler, error))
         log(

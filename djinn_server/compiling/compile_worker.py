@@ -1,9 +1,9 @@
-"""Process for compilers, at a low priority: a long compilation must not hold the global interpreter lock of the sessions.
+"""Low-priority process for compilers: a long compilation must not hold the interpreter lock of the sessions.
 
     python -m djinn_server.compiling.compile_worker NICE IDLE_SECONDS
 
-takes calls on its standard input, one after the other, and answers on its standard output. What one call has imported is there for
-the next. It ends with the process that started it, and after IDLE_SECONDS without a call.
+takes calls on its standard input, one after the other, and answers on its standard output. Imports of one call stay for
+the next. The process ends with its parent, and after IDLE_SECONDS without a call.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ from typing import IO, Final
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.system.limits import lower_priority
 
-_TOLD: Final = 2000  # characters of what a failed process said
-NICE: Final = 10  # behind all sessions, and yet not starved by a busy machine
-IDLE_SECONDS: Final = 60.0  # hundreds of megabytes wait for another template
+_TOLD: Final = 2000  # characters of a failed process's output to show
+NICE: Final = 10  # below all sessions, but not starved on a busy machine
+IDLE_SECONDS: Final = 60.0  # an idle process holds hundreds of megabytes
 _CALL: Final = struct.Struct(">IQ")  # lengths of the function's name and of its argument
-_REPLY: Final = struct.Struct(">?Q")  # true if the call succeeded, and the length of what follows
+_REPLY: Final = struct.Struct(">?Q")  # true if the call succeeded, and the length of the reply
 
 
 class CompileProcess:
-    """The process: started at the first call, and again when it has ended. Calls wait for each other. It ends with this object, if not before.
+    """A compile process. The first call starts it, and a call after its end restarts it. Calls run one at a time.
+
+    The process ends with this object at the latest.
 
     Args:
-        nice: by how much its priority is lower than that of this process, as for `os.nice`.
-        idle_seconds: after so long without a call it ends.
+        nice: increment of its niceness over this process, as for `os.nice`.
+        idle_seconds: seconds without a call after which it ends.
     """
 
     def __init__(self, nice: int = NICE, idle_seconds: float = IDLE_SECONDS) -> None:
@@ -48,10 +50,10 @@ class CompileProcess:
         self._ending: weakref.finalize[..., CompileProcess] | None = None
 
     def call(self, function: str, data: bytes, seconds: float) -> bytes:
-        """The result of `function` (`module:name`) there, called with `data`, in at most `seconds`.
+        """Call `function` (`module:name`) there with `data`, and return its result within `seconds`.
 
         Raises:
-            UnsupportedOperation: it raised, died, or took longer.
+            UnsupportedOperation: the function raised, the process died, or the call took longer.
         """
         with self._lock:
             process = self._process
@@ -88,7 +90,7 @@ class CompileProcess:
             self._ending()  # once
 
     def _ask(self, process: subprocess.Popen[bytes], function: str, data: bytes, seconds: float) -> bytes:
-        """As `call`.
+        """Send a call, and return its result.
 
         Raises:
             EOFError: the process ended.
@@ -128,7 +130,7 @@ def _end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout, errors):
-        with contextlib.suppress(OSError):  # what was not written yet
+        with contextlib.suppress(OSError):  # the unwritten rest
             assert pipe is not None
             pipe.close()
 
@@ -171,14 +173,14 @@ def _framed(content: bytes, *, succeeded: bool) -> bytes:
 
 
 def main() -> None:
-    """Be such a process."""
+    """Run the worker process."""
     from djinn_core.system.role import become_server
 
     become_server("executor")
     lower_priority(int(sys.argv[1]))
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # printed text is no reply
+    os.dup2(2, 1)  # keep printed text out of the replies
     idle, calls = float(sys.argv[2]), sys.stdin.buffer
     with selectors.DefaultSelector() as ready, contextlib.suppress(EOFError, BrokenPipeError):
         ready.register(calls, selectors.EVENT_READ)
