@@ -1,4 +1,4 @@
-"""State that the sessions of an executor share; made when the executor starts, and passed on."""
+"""State shared by the sessions of an executor. The executor creates it at startup."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from djinn_server.weights.weight_reader import WeightReader
 
 @attrs.frozen
 class ExecutorContext:
-    """State of an executor, all of it its one tenant's.
+    """State of an executor. All of it belongs to the executor's one tenant.
 
     Attributes:
-        device: the device that sessions take turns on, with its memory and its compiled templates.
+        device: the shared device, with its memory and compiled templates.
         usage: counters, and the tenant's quota.
-        weights: reads weights from where clients say.
-        disk: bytes that journals, spilled values and weights have on disk.
+        weights: reads weights from addresses that clients name.
+        disk: disk usage of journals, spilled values and weights.
         threads: run the sessions.
         trimmer: returns memory to the system after a session has ended.
         unauthenticated: connections that have not shown a ticket yet, at all addresses together.
-        events: tells observers what happens; in a session's own context with the session.
+        events: notifies observers; in a session's own context it names the session.
         idle_seconds: time without a message after which a session's values are moved off the device; 0: they stay.
-        ahead_bytes: bytes of results that a session's programs may have which run before they come; 0: none does.
-        moving: held while they are moved, so that one session's are at a time.
+        ahead_bytes: limit of result bytes of a session's programs that run before their submissions arrive; 0: none.
+        moving: held while values are moved, so that one session moves at a time.
     """
 
     device: SharedDevice
@@ -49,5 +49,5 @@ class ExecutorContext:
 
     @classmethod
     def of(cls, runtime: DeviceRuntime) -> ExecutorContext:
-        """The context of an executor on this device, in which nothing has happened yet."""
+        """Return the initial context of an executor on this device."""
         return cls(SharedDevice(runtime))

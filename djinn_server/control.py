@@ -28,17 +28,17 @@ from djinn_server.launch.orders import (
 from djinn_server.launch.pipe_lines import LineReader, write_line
 
 START_SECONDS = 30.0
-DRAIN_SECONDS = 10.0  # where the executor is terminated by itself, without a limit from its parent
+DRAIN_SECONDS = 10.0  # if SIGTERM reaches the executor directly, without a limit from its parent
 _WATCH_SECONDS = 1.0
 _DRAIN_STEP_SECONDS = 0.02
 _log = get_logger("djinn.server")
 
 
 class ControlledExecutor(Protocol):
-    """The executor as its parent's orders see it."""
+    """The executor's interface for orders of its parent."""
 
     def sessions(self, number: int) -> Sessions:
-        """The report of that number."""
+        """Return the report with that number."""
 
     def stop_accepting(self) -> None:
         """Admit no further clients."""
@@ -47,17 +47,17 @@ class ControlledExecutor(Protocol):
         """End the sessions of clients that were admitted with one of these tokens."""
 
     def end(self, session: str, reason: str) -> None:
-        """End a session, and what it computes."""
+        """End a session and its running submission."""
 
     def assign_tenant(self, tenant: str) -> None:
-        """Work for that tenant."""
+        """Assign the executor to that tenant."""
 
     def tick(self) -> None:
-        """Some time has passed: a second at most."""
+        """Do periodic work. Called at least once a second."""
 
     @property
     def idle(self) -> bool:
-        """True if no session is left."""
+        """Return True if no session is left."""
 
 
 class Control:
@@ -71,19 +71,19 @@ class Control:
         self._wake_receive, self._wake_send = os.pipe()
         self._deadline: float | None = None
         self._unused_until: float | None = None
-        self.orphaned = False  # the parent is gone and has not asked for the end
+        self.orphaned = False  # the parent is gone without an order to end
 
     def catch_signals(self) -> None:
-        """Let SIGTERM drain; SIGINT from a terminal is for the parent, which will say what to do."""
+        """Let SIGTERM drain; ignore SIGINT from a terminal: the parent handles it and sends orders."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         interrupt_mask.ignore()
         signal.signal(signal.SIGTERM, lambda *_: os.write(self._wake_send, b"t"))
 
     def read_start(self) -> Start:
-        """The first order.
+        """Read the first order.
 
         Raises:
-            StartupError: it is another one, or none came.
+            StartupError: the order is not `Start`, or none came.
         """
         try:
             line = self._orders.read_line(START_SECONDS)
@@ -97,9 +97,9 @@ class Control:
         return order
 
     def report(self, report: Report) -> None:
-        """Send a report to the parent. Where the parent is gone, nothing is sent, and `run` notices that."""
+        """Send a report to the parent. If the parent is gone, nothing is sent, and `run` ends."""
         try:
-            with self._reporting:  # lines of several threads do not mix
+            with self._reporting:  # keeps lines of several threads apart
                 write_line(self._reports, to_line(report))
         except OSError as error:
             _log.info("the parent process does not listen any more", error=str(error))
@@ -107,7 +107,7 @@ class Control:
     def run(self, serving: ControlledExecutor, unused_seconds: float = 0.0) -> None:
         """Follow orders until everything is drained or the parent is gone, or no session has begun after `unused_seconds`, if any."""
         self._unused_until = time.monotonic() + unused_seconds if unused_seconds else None
-        self._follow_lines(serving)  # what came together with the first order
+        self._follow_lines(serving)  # orders that arrived together with the first one
         with selectors.DefaultSelector() as selector:
             selector.register(self._orders.descriptor, selectors.EVENT_READ, lambda: self._follow(serving))
             selector.register(self._wake_receive, selectors.EVENT_READ, lambda: self._terminate(serving))

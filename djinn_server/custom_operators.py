@@ -1,4 +1,4 @@
-"""Custom ops of an executor: those that `djinn serve --operators` allows, imported and looked up once at the start."""
+"""Custom ops of an executor: ops that `djinn serve --operators` allows. They are imported and resolved once at startup."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class AllowedOperators:
     """One value of `--operators`, with the ops that it allows by name.
 
     Attributes:
-        tenant: the tenant that may use them; empty: each.
+        tenant: the tenant that may use them; empty: every tenant.
         check: as `OperatorLibrary.check`; None: the kernels check their arguments.
     """
 
@@ -42,16 +42,17 @@ class CustomOperators:
     """The custom ops of an executor. Its one tenant is known when the first client attaches."""
 
     def __init__(self, chosen: Sequence[str], libraries: Sequence[OperatorLibrary], *, tenants: bool = True) -> None:
-        """Import what `chosen`, the values of `--operators`, names. `tenants`: as in `ExecutorConfig`.
+        """Import the libraries and modules in `chosen`, the values of `--operators`. `tenants`: as in `ExecutorConfig`.
 
         Raises:
-            StartupError: there is no such library or module, it cannot be imported, it does not register an op, or a tenant's name is invalid.
+            StartupError: a library or module does not exist, cannot be imported or registers no op, or a tenant's name
+                is invalid.
         """
         self._allowed = tuple([_allowed(text, libraries, tenants) for text in chosen])
         self.offered: tuple[CustomOperator, ...] = ()
 
     def assign(self, tenant: str) -> None:
-        """Allow the ops of a tenant in this process, which works for no other one."""
+        """Allow the ops of a tenant in this process. The process works for no other tenant."""
         found: dict[str, torch._ops.OpOverload] = {}
         for one in self._allowed:
             if one.tenant in {"", tenant}:
@@ -103,7 +104,7 @@ def _of_library(name: str, tenant: str, libraries: Sequence[OperatorLibrary], te
 
 
 def _of_module(module: str) -> Iterator[tuple[str, torch._ops.OpOverload]]:
-    """The Python ops whose functions the module or a module below it defines."""
+    """Return the Python ops whose functions the module or a submodule defines."""
     _import(module)
     found = [*torch_private.python_operators(module)]
     if not found:
@@ -144,7 +145,7 @@ def _usable(func: torch._ops.OpOverload) -> torch._ops.OpOverload:
 
 
 def checked_custom(op: str, overload: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `kernel`, which runs a custom op: its library checks the arguments first, and its results have memory of their own."""
+    """Wrap `kernel`, which runs a custom op: its library checks the arguments first, and its results own their memory."""
     check = _checks.get(op)
     schema = torch_private.schema_of(overload)
     names = tuple(a.name for a in schema.arguments)
@@ -165,7 +166,7 @@ def checked_custom(op: str, overload: Any, kernel: Callable[..., Any]) -> Callab
 
 
 def _with_own_memory(made: Any, given: Iterable[Any], fresh: Sequence[int]) -> Any:
-    """The results, with copies of those that share memory with an argument or another result although their schema does not say so."""
+    """Copy results that alias an argument or another result without declaring it in the schema; return all results."""
     seen = {torch_private.storage_key(one) for one in _tensors(given)}
 
     def own(result: Any) -> Any:

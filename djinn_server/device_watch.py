@@ -25,12 +25,12 @@ from djinn_server.running.template_compiler import CompiledTemplate
 from djinn_server.running.timings import OpTimes
 
 LOOK_SECONDS: Final = 0.25
-ANSWER_SECONDS: Final = 1.0  # for which a device that looks hung may take to run what it has
+ANSWER_SECONDS: Final = 1.0  # for which a device that looks hung may still run its queue
 _log = get_logger("djinn.server")
 
 
 class OpSync(OpTimes):
-    """Waits for the device after each op, in place of timing it."""
+    """Synchronizes with the device after each op, instead of timing it."""
 
     def __init__(self, runtime: DeviceRuntime) -> None:
         self._synchronize = runtime.synchronize
@@ -57,7 +57,8 @@ class IssuedWork:
         progress: says which op the session issues.
         each: True if the ops run one at a time.
         reached: event after the last op; None while the session issues ops.
-        step: the op that the watch saw last. since: time at which it was seen first, or at which `reached` was recorded.
+        step: the op that the watch saw last. since: time at which that op was first seen, or at which `reached` was
+            recorded.
     """
 
     session: CancellationState
@@ -78,7 +79,7 @@ class IssuedWork:
 
 
 class DeviceWatch:
-    """The work of one accelerator, and the thread that looks whether it goes on.
+    """The work of one accelerator, and the thread that monitors its progress.
 
     Sessions that yield the device in the middle of a submission have other sessions' submissions issued before its end.
     """
@@ -121,7 +122,7 @@ class DeviceWatch:
                 self._issued.append(work)
 
     def completed(self) -> None:
-        """Take in what the device has completed. Report the device as lost if it says so."""
+        """Note completed submissions. Report the device as lost if it says so."""
         try:
             with self._lock:
                 while self._issued and self._issued[0].reached.query():
@@ -156,7 +157,7 @@ class DeviceWatch:
                 self._stop(known, 0, f"an op at or before {_name(known, at)} failed: {error}")
 
     def look(self) -> None:
-        """Take in what the device has completed, and report a lost device, a hung kernel or a hung copy."""
+        """Note completed submissions, and report a lost device, a hung kernel or a hung copy."""
         self.completed()
         hung = self._hung()
         if hung is None:
@@ -184,7 +185,10 @@ class DeviceWatch:
         return f"nothing was completed for {self._runtime.hang_seconds:g} s"
 
     def _device_answers(self) -> bool:
-        """Return True if the device completes what it has. If its queue is full, a call may block, so another thread waits for it."""
+        """Return True if the device completes its queue.
+
+        If its queue is full, a call may block, so another thread waits for it.
+        """
         answered = threading.Event()
 
         def ask() -> None:

@@ -1,4 +1,4 @@
-"""The device that an executor computes on: chosen, opened, described, and the figures of it that are reported."""
+"""The device that an executor computes on: selection, opening, description and reported figures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class OpenDevice:
     sensors: Callable[[], Mapping[str, float]] = dict
 
     def info(self) -> DeviceInfo:
-        """The device as messages describe it, with its memory as it is now."""
+        """Return the device description for messages, with its present memory."""
         memory, sensors = self.runtime.memory(), self.sensors()
         known = self.capabilities
         return DeviceInfo(
@@ -68,7 +68,7 @@ def open_device(devices: Sequence[Device], wanted: str) -> OpenDevice:
             "plugins/cuda of the checkout; `djinn plugins` shows what is installed"
         )
     index = int(index_text or 0)
-    visible = device.select(index) if wanted else index  # `_best` has looked at all devices already
+    visible = device.select(index) if wanted else index  # `_best` has already tried all devices
     found = device.discover()
     if visible >= len(found):
         present = ", ".join(c.id for c in found) or f"no {kind} device"
@@ -89,7 +89,7 @@ def limited(
     on_demand: bool = False,
     idle: bool = False,
 ) -> OpenDevice:
-    """The device with at most `memory` bytes for what sessions hold, evicted as `policy` says.
+    """Return the device with at most `memory` bytes for sessions' values. `policy` orders evictions.
 
     0: with `on_demand` an accelerator evicts when its memory has run out, and with `idle` every device while sessions are idle.
     """
@@ -112,7 +112,7 @@ def _found(device: Device) -> bool:
 
 
 def device_figures(runtime: DeviceRuntime) -> dict[str, int]:
-    """The device's memory figures in bytes, as `device_total` and so on, and its number of processors."""
+    """Return the device's memory figures in bytes, as `device_total` and so on, and its number of processors."""
     memory = {f"device_{name}": int(value) for name, value in runtime.memory().items()}
     if runtime.device.type == "cpu":
         return memory | {"multi_processor_count": os.cpu_count() or 1}
@@ -122,6 +122,6 @@ def device_figures(runtime: DeviceRuntime) -> dict[str, int]:
 
 
 def reset_device_peak(device: torch.device) -> None:
-    """Have the device's allocator count its peak again, where it has one."""
+    """Reset the peak of the device's allocator, if it has one."""
     if device.type != "cpu":
         torch.accelerator.reset_peak_memory_stats(device)

@@ -1,4 +1,4 @@
-"""Events of a server process, and the queues in which they wait for the observers of plugins."""
+"""Events of a server process, and queues for the observers of plugins."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _log = get_logger("djinn.server")
 
 
 class ServerEvents(Events):
-    """Tells observers of events. Those that are built in are called at once, those of plugins in threads of their own."""
+    """Notifies observers of events. Built-in observers are called at once, observers of plugins in separate threads."""
 
     @classmethod
     def of(cls, process: str, *built_in: Observer) -> ServerEvents:
-        """Events of a process, with observers that are part of Djinn."""
+        """Return the events of a process with built-in observers."""
         return cls(process, map(Sink, built_in))
 
     def observe_with(self, registry: Registry) -> None:
-        """Tell the observers of plugins, too, from now on."""
+        """From now on, also notify the observers of plugins."""
         wanted = [observer for observer in registry.observers if self.process in observer.processes]
         self.become(
             [*self.sinks, *[QueueSink(one, registry.owner("observers", one.name)) for one in wanted]],
         )
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Tell nothing more, once the observers of plugins have been told of what happened; waits `seconds` at most."""
+        """Deliver the queued events to the observers of plugins within `seconds`, then stop."""
         sinks = self.sinks
         self.become(())
         deadline = time.monotonic() + seconds
@@ -46,7 +46,7 @@ class ServerEvents(Events):
 
 
 class QueueSink(Sink):
-    """Events that wait for an observer, and the thread that calls it."""
+    """Queue of events for an observer, and the thread that calls it."""
 
     def __init__(self, observer: Observer, plugin: str) -> None:
         super().__init__(observer, plugin)
@@ -56,7 +56,7 @@ class QueueSink(Sink):
         self._thread.start()
 
     def take(self, event: Event) -> None:
-        """Add an event to the queue, unless that is full."""
+        """Add an event to the queue, unless the queue is full."""
         if self._waiting.qsize() < WAITING:
             self._waiting.put(event)
         else:

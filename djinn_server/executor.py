@@ -1,7 +1,7 @@
 """The executor process: one device, and the sessions that compute on it.
 
-It is started by a parent (`djinn_server.launch`), which tells it over pipes what to be, and it ends with that parent. It
-never registers `remote_accelerator`.
+A parent (`djinn_server.launch`) starts it, configures it over pipes, and ends it. It never registers
+`remote_accelerator`.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ from djinn_server.weights.store import WeightStore
 from djinn_server.weights.weight_reader import WeightReader
 
 SessionFactory = Callable[[ExecutorContext, WeightStore | None, PeerListener], ServedSession]
-_TELLING_SECONDS = 0.2  # for which clients may take to read why their sessions end at once
-_LAST_EVENTS_SECONDS = 1.5  # less than its parent waits for its end
+_TELLING_SECONDS = 0.2  # for which clients may read the reason why their sessions end
+_LAST_EVENTS_SECONDS = 1.5  # less than its parent waits for it
 _log = logs.get_logger("djinn.server")
 
 
@@ -115,10 +115,10 @@ class Executor:
         self.tell: Callable[[Report], None] = lambda _: None
         self._accepting = True
         self._door = threading.Lock()
-        self._inside = 0  # sessions, those included that are just being made
+        self._inside = 0  # sessions, including sessions under construction
 
     def listen(self, directory: str) -> tuple[str, ...]:
-        """Listen at a socket in `directory`, and as configured with transports that clients reach directly; the URLs.
+        """Listen at a socket in `directory` and with the configured direct transports. Return the URLs.
 
         The executor of a program listens with faster transports for this host, too.
 
@@ -141,13 +141,13 @@ class Executor:
                 self._listeners.append(one.transport.listen(one.url(0), Limits(), self.serve))
                 if capabilities.named_only or capabilities.same_host:
                     unnamed.append(self._listeners[-1])
-        # What has to be named is left out: the user does not see how executors reach each other. So are other transports for
-        # this host: `ConnectPeer` follows own sockets alone.
+        # Transports that users have to name are left out: users do not choose how executors connect. Other host-local
+        # transports are left out too: `ConnectPeer` accepts only sockets of executors.
         self._peer_listener.urls = tuple(listener.url for listener in self._listeners if listener not in unnamed)
         return tuple(listener.url for listener in self._listeners)
 
     def serve(self, connection: Connection) -> bool:
-        """Serve a connection from its first message on. Return True if a session has it from now on."""
+        """Serve a connection from its first message on. Return True if a session has taken it over."""
         admitted = admit(connection, self._tickets, self._peer_listener, self._context)
         if isinstance(admitted, Resume):
             return self._resume(connection, admitted)
@@ -167,7 +167,7 @@ class Executor:
             refuse(connection, "the executor is shutting down: connect again later")
             return False
         badge = admitted.grant.badge
-        with self._door:  # one after the other: many who come at once are not all the last one
+        with self._door:  # one at a time, so that simultaneous clients do not all get the last place
             self._tenancy.assign(badge)
             denial = self._denial(badge)
             if denial is not None and denial.kind == "full":
@@ -181,14 +181,14 @@ class Executor:
         return False
 
     def _denial(self, badge: Badge) -> Denial | None:
-        """The denial of a client that may not begin a session now; None: it may."""
+        """Return the denial of a client that may not begin a session now; None if it may."""
         reason = self._tenancy.refusal(badge)
         if reason:
             return Denial(reason, "tenant")
         return self._limits.denial(self._inside, self._context.device.turns.longest_wait)
 
     def _start(self, begin: Callable[[], tuple[Iterator[Pause], Wakeup]]) -> bool:
-        """Run the session that `begin` makes in the threads of the executor. Returns as `serve`."""
+        """Run the session from `begin` in the threads of the executor. Return the result of `serve`."""
         try:
             pauses, wakeup = begin()
         except BaseException:
@@ -206,10 +206,10 @@ class Executor:
         return self._make_session(owner, talk, connection, self._attached(owner, admitted))
 
     def _resume(self, connection: Connection, asked: Resume) -> bool:
-        """Let a client go on with a session that is here, or that an executor before this one has left. Returns as `serve`."""
+        """Resume a session of this executor or of an earlier one. Return the result of `serve`."""
         try:
             found = self._leases.recover(connection, asked, self._assign_recovered)
-        except (QuotaExceeded, BlockingIOError) as error:  # the executor before this one may be about to end
+        except (QuotaExceeded, BlockingIOError) as error:  # the previous executor may still be ending
             _log.warning("a session is not recovered now", session=asked.session, reason=str(error))
             reason = str(error) if isinstance(error, QuotaExceeded) else "another executor still has the session"
             refuse(connection, reason, retry=True)
@@ -233,7 +233,10 @@ class Executor:
         return self._start(partial(self._make_session, owner, leased, connection, Resumed(taken, instance())))
 
     def _assign_recovered(self, badge: Badge) -> str:
-        """Work for the tenant of a session that is to be recovered; the reason why it cannot be now, empty if it can."""
+        """Assign the executor to the tenant of a session to recover.
+
+        Return the reason if that is impossible now, else "".
+        """
         reason = self._tenancy.refusal_to_recover(badge)
         if reason:
             return reason
@@ -246,7 +249,7 @@ class Executor:
         self._room_again()  # not before: the gateway sends the next client at once
 
     def _serve_control_channel(self, connection: Connection, asked: ControlAttach) -> None:
-        """Let a client say something beside its session; a wrong secret is answered like no such session."""
+        """Serve a control channel of a client. A wrong secret gets the same reply as an unknown session."""
         session = self._roster.session(asked.session)
         if not self._leases.knows(asked.session, asked.secret) or not isinstance(session, ExecutorSession):
             refuse(connection, "there is no such session (any more)")
@@ -254,7 +257,10 @@ class Executor:
         serve_control_channel(connection, session.exchange)
 
     def _attend_parallel(self, connection: Connection, asked: ParallelAttach) -> None:
-        """Have a connection carry large buffers of a session until it ends; a wrong secret is answered like no such session."""
+        """Use a connection for large buffers of a session until it ends.
+
+        A wrong secret is treated like an unknown session.
+        """
         if not self._leases.knows(asked.session, asked.secret) or not isinstance(connection, StripingConnection):
             refuse(connection, "there is no such session (any more)")
         elif not self._parallel.add(asked.session, asked.group, connection):
@@ -287,11 +293,11 @@ class Executor:
         connection: Connection,
         greeting: Message,
     ) -> Iterator[Pause]:
-        """A session from its beginning to its end."""
+        """Run a session from its beginning to its end."""
         name, client = owner.session, owner.client
         events.tell("session_began", recovered=isinstance(greeting, Resumed))
         began = time.monotonic()
-        with ExitStack() as ending:  # from the last to the first, each of them also if another one fails
+        with ExitStack() as ending:  # in reverse order, each of them even if another one fails
             ending.callback(talk.close)
             ending.callback(self._context.trimmer.soon)
             ending.callback(self._left)
@@ -323,7 +329,7 @@ class Executor:
         return msgspec.structs.replace(said, lease=leases.seconds, secret=owner.secret, recoverable=leases.recoverable)
 
     def _for_tenant(self, models: ModelConfig) -> Sequence[Callable[[str], None]]:
-        """Give a tenant its custom ops and its folders for weights; called with its name."""
+        """Give the tenant of that name its custom ops and weight folders."""
         found: list[Callable[[str], None]] = [self._operators.assign, self._leases.assign_tenant]
         weights, disk = self._context.weights, self._context.disk
         if models.saving is not None:
@@ -333,11 +339,11 @@ class Executor:
         return found
 
     def _client(self, badge: Badge, client: str) -> dict[str, str]:
-        """Facts about a client for observers."""
+        """Return the facts about a client for observers."""
         return {"tenant": badge.tenant, "key": badge.token, "client": client, "device": self._device_id}
 
     def when_device_is_lost(self, lost: Callable[[str], None]) -> None:
-        """Call `lost` with the reason when no op can run on the device any more, after clients whose sessions end were told."""
+        """If the device is lost, tell the clients whose sessions end, then call `lost` with the reason."""
 
         def end(reason: str) -> None:
             ending = [entry.connection for entry in self._roster.entries() if not _outlives(entry.connection)]
@@ -359,7 +365,7 @@ class Executor:
             self._context.device.watch.check(error)
 
     def sessions(self, number: int) -> Sessions:
-        """The sessions that run now, with usage figures."""
+        """Return the running sessions, with usage figures."""
         tokens = self._roster.tokens()
         holdings = self._context.usage.holdings()
         figures = metered(self._context, self._tenancy.store, self._leases, holdings)
@@ -380,7 +386,7 @@ class Executor:
                 entry.connection.close()
 
     def end(self, session: str, reason: str) -> None:
-        """End a session, and what it computes."""
+        """End a session and its running submission."""
         entry = self._roster.entry(session)
         if entry is None or entry.connection is None:
             return
@@ -391,29 +397,29 @@ class Executor:
         entry.connection.close()
 
     def full(self, reason: str) -> None:
-        """Report that no client is admitted for now: the gateway, which is less busy, refuses clients for `FULL_SECONDS`."""
+        """Report that this executor is full. The less busy gateway then refuses clients for `FULL_SECONDS`."""
         if time.monotonic() - self._full_at > FULL_SECONDS / 2:
             self._full_at = time.monotonic()
             self.tell(Full(reason))
 
     def _room_again(self) -> None:
-        """A session has ended."""
+        """Report free space after a session has ended."""
         if self._full_at:
             self._full_at = 0.0
             self.tell(Full(""))
 
     def assign_tenant(self, tenant: str) -> None:
-        """Work for that tenant."""
+        """Assign the executor to that tenant."""
         self._tenancy.assign_tenant(tenant)
 
     def tick(self) -> None:
-        """Some time has passed."""
+        """Do periodic work."""
         self._context.usage.account.tick(self._context.device.turns.running_seconds())
         self._leases.tick()
 
     @property
     def idle(self) -> bool:
-        """True if no session is left."""
+        """Return True if no session is left."""
         return self._roster.empty
 
     def stop_accepting(self) -> None:
@@ -438,7 +444,7 @@ class Executor:
         self.close_observers()
 
     def close_observers(self) -> None:
-        """Tell observers the last events."""
+        """Deliver the last events to observers."""
         self._context.events.close(_LAST_EVENTS_SECONDS)
 
 
@@ -460,9 +466,9 @@ def _log_session(
     closed: Callable[[str], None],
     check: Callable[[Exception], None],
 ) -> Iterator[None]:
-    """Log how a session began and ended; what goes wrong in it ends this connection and nothing else.
+    """Log the begin and the end of a session. An error in it ends only this connection.
 
-    `closed` is told why, if it is this end that ends it. `check` is told of the executor's own errors.
+    `closed` gets the reason if this end closes the session. `check` gets internal errors of the executor.
     """
     log = _log.bind(session=name)
     log.info("session began", client=client)
@@ -494,24 +500,24 @@ def _outlives(connection: SessionChannel | None) -> bool:
 
 
 def _part(connection: SessionChannel, reason: str, *, stopped: bool = False) -> None:
-    """Say why a session ends, if its client is still there. `stopped`: as in `Broken`."""
+    """Tell the client why its session ends, if it is still connected. `stopped`: as in `Broken`."""
     connection.expire()
     complain(connection, reason, stopped=stopped)
 
 
 def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int:
-    """Be an executor until it is time to end; the exit status.
+    """Run an executor until its end, and return the exit status.
 
     Args:
         device: name of the device, or an empty string for the best.
-        reports: file descriptor to report on. Orders come on the standard input.
-        new: makes a session on the device.
+        reports: file descriptor for reports. Orders come on the standard input.
+        new: creates a session on the device.
     """
     become_server("executor")
     keep_few_arenas()
     keep_freed_for_next_run()
     if sys.stderr is not None:
-        faulthandler.enable(all_threads=False)  # a kernel that crashes leaves no more than a signal otherwise
+        faulthandler.enable(all_threads=False)  # otherwise a crashing kernel leaves only a signal
     control = Control(_take_standard_input(), reports)
     control.catch_signals()
     start = control.read_start()
@@ -524,7 +530,7 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
         with opened as executor:
             executor.tell = control.report
             executor.when_device_is_lost(partial(_end_at_once, control, start.directory))
-            operators_digest()  # takes 0.06 s, for which the first client would wait
+            operators_digest()  # takes 0.06 s; the first client would wait for it
             urls = executor.listen(start.directory)
             control.report(Ready(urls, os.getpid(), executor.sessions(0).device, str(torch.__version__)))
             _log.info("executor is ready", urls=urls, process=os.getpid())
@@ -548,7 +554,7 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
 
 
 def _end_at_once(control: Control, directory: str, reason: str) -> None:
-    """End this process and tell clients nothing: journals stay for the executor in its place."""
+    """End this process without telling clients. Journals stay for the next executor."""
     control.report(Failed(reason))
     shutil.rmtree(directory, ignore_errors=True)
     os._exit(1)
@@ -587,16 +593,16 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
 
 
 def load_plugins(config: ExecutorConfig) -> Registry:
-    """The objects of the plugins that an executor uses.
+    """Return the plugin objects that an executor uses.
 
     Raises:
-        PluginError: one that is wanted cannot be used.
+        PluginError: a requested plugin cannot be used.
     """
     return load_registry(config.plugins, builtins=builtin_plugins(), kinds=EXECUTOR_KINDS, started=True)
 
 
 def begin_strategies(context: ExecutorContext, registry: Registry, names: Sequence[str]) -> None:
-    """Register run strategies: those of plugins, and compilation by the compilers called `names`; none: nothing is compiled.
+    """Register run strategies: those of plugins, and compilation by the compilers called `names`, if any.
 
     Raises:
         StartupError: there is no such compiler.
@@ -613,7 +619,7 @@ def begin_batching(context: ExecutorContext) -> None:
     """Run programs of several sessions together.
 
     Raises:
-        StartupError: the executor does something that excludes this.
+        StartupError: another option of the executor excludes batching.
     """
     device = context.device
     others = {"--memory-gib": device.ledger, "a simulated device": device.timekeeper}
@@ -637,7 +643,7 @@ def _open_store(config: StoreConfig, disk: DiskQuota) -> WeightStore | None:
 
 
 def _take_standard_input() -> int:
-    """A private descriptor of the parent's orders; what other code prints goes to the log."""
+    """Return a private descriptor of the parent's orders. Output of other code goes to the log."""
     orders = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -647,7 +653,7 @@ def _take_standard_input() -> int:
 
 
 def main(arguments: Sequence[str] | None = None, new: SessionFactory = ExecutorSession) -> None:
-    """Run an executor and end the process, without waiting for threads that may be deep inside an op."""
+    """Run an executor and end the process, without waiting for threads that may be running an op."""
     parser = argparse.ArgumentParser(prog="djinn executor", description="Started by djinn itself.")
     parser.add_argument("--device", default="")
     parser.add_argument("--report-fd", type=int, required=True)

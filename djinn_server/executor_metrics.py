@@ -1,4 +1,4 @@
-"""All metrics of an executor as of now, put together when its gateway asks: what its parts count anyway."""
+"""Current metrics of an executor, collected from counters of its parts when the gateway asks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from djinn_server.weights.weight_reader import WeightReader
 
 
 def metered(context: ExecutorContext, store: WeightStore | None, leases: Leases, holdings: Holdings) -> ExecutorMetrics:
-    """The metrics of an executor. `store`: its tenant's weights; `leases`: its sessions with their journals; `holdings`: what these hold."""
+    """Return the metrics of an executor. `store`: weights of its tenant. `leases`: sessions and journals.
+
+    `holdings`: memory of the sessions.
+    """
     device = context.device
     sessions = context.usage.report(holdings)
     parts = [_queue(context), _recovery(leases), _read(context.weights), _appended()]
@@ -32,7 +35,7 @@ def metered(context: ExecutorContext, store: WeightStore | None, leases: Leases,
         parts.append(_batched(device.batches))
     if device.ledger is not None:
         parts.append(_memory(device.ledger))
-    parts.append(sessions)  # which also has what is 0 without a session
+    parts.append(sessions)  # which also has counters that are 0 without a session
     return ExecutorMetrics(
         _merged(part.counters for part in parts),
         _merged(part.gauges for part in parts),

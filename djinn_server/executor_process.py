@@ -1,6 +1,6 @@
 """Entry of an executor process: imports the executor without garbage collection.
 
-A collection finds nothing to free while modules are imported, and looks at all that PyTorch has made: up to 0.15 s each time.
+A collection during imports frees nothing and visits all objects of PyTorch: up to 0.15 s each time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The process that executors are forked from (`djinn_server.launch.fork_server_client`): it imports what they need, and serves a socket.
+"""Fork server: imports the modules of executors once, and forks executors on request over a socket.
 
-It is one thread, holds no device, outlives the process that had it started, and ends when there was no executor for a while.
+Its client is `djinn_server.launch.fork_server_client`. It has one thread, holds no device, outlives the process that
+started it, and ends after some time without executors.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ _ORDER_SECONDS = 10.0
 
 
 class ForkServer:
-    """Forks executors for those who connect to a socket, and tells each how its executor ends."""
+    """Forks executors for clients of a socket, and tells each client how its executor ends."""
 
     def __init__(self, place: Path, seconds: float) -> None:
-        """Listen at `place`; without an executor for so many `seconds`, `serve` returns.
+        """Listen at `place`. `serve` returns after `seconds` without an executor.
 
         Raises:
             OSError: it cannot listen there.
@@ -49,7 +50,10 @@ class ForkServer:
         self._events.register(self._listening, select.POLLIN)
 
     def serve(self) -> list[str] | None:
-        """Fork until there was no executor for a while. In each fork the arguments of its executor are returned; here, None."""
+        """Fork executors until none has run for a while.
+
+        In each fork return the executor's arguments; here, return None.
+        """
         while True:
             found = self._events.poll(None if self._running else self._seconds * 1000)
             if not found and not self._running:
@@ -69,7 +73,7 @@ class ForkServer:
             told.sendall(b"%d\n" % status)
 
     def _take_order(self) -> list[str] | None:
-        """Arguments of an executor, in its process."""
+        """Accept an order, and fork. In the fork, return the arguments of the executor."""
         told, _ = self._listening.accept()
         told.settimeout(_ORDER_SECONDS)
         given: list[int] = []
@@ -78,12 +82,12 @@ class ForkServer:
             order = json.loads(_received(told, int.from_bytes(head, "little")))
             process = os.fork()
             if not process:
-                taken, given = given, []  # `_become` closes them, whose numbers may then have others
+                taken, given = given, []  # `_become` closes these descriptors and may reuse their numbers
                 return self._begin(order, taken, told)
             descriptor = os.pidfd_open(process)
             self._running[descriptor] = process, told
             self._events.register(descriptor, select.POLLIN)
-            with contextlib.suppress(OSError):  # its parent is gone: it sees that and ends
+            with contextlib.suppress(OSError):  # the parent is gone: the executor notices and ends
                 told.sendall(b"%d\n" % process)
         except (OSError, ValueError):
             told.close()
@@ -105,7 +109,7 @@ class ForkServer:
             os._exit(1)
 
     def _become(self, order: dict[str, Any], given: list[int]) -> list[str]:
-        """Take the streams, descriptors, folder and environment of the executor; its arguments."""
+        """Take over the streams, descriptors, folder and environment of the executor, and return its arguments."""
         stdin, stderr, *kept = given
         os.dup2(stdin, 0)
         os.dup2(stderr, 2)
@@ -125,10 +129,10 @@ def _close(descriptors: list[int]) -> None:
 
 
 def _received(told: socket.socket, length: int) -> bytes:
-    """So many bytes.
+    """Receive this many bytes.
 
     Raises:
-        OSError, ValueError: they do not come, or are too many.
+        OSError, ValueError: the connection fails, or the number is too large.
     """
     if not 0 < length <= _MOST_BYTES:
         raise ValueError("an order of no size")
@@ -137,7 +141,7 @@ def _received(told: socket.socket, length: int) -> bytes:
 
 
 def main() -> None:
-    """Import, and serve; in forks, be an executor."""
+    """Import, and serve. In forks, run an executor."""
     parser = argparse.ArgumentParser(prog="djinn prepared", description="Started by djinn itself.")
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True)

@@ -1,6 +1,7 @@
-"""A compiled region: runs in place of the region's instructions, where a guard says that it may, and is verified against them.
+"""A compiled region: replaces the region's instructions if a guard allows it, and is verified against them.
 
-`CompiledRegion.follows` is the guard, before each run. `comparison.difference` verifies: both run on copies, and all results are compared.
+`CompiledRegion.follows` is the guard, before each run. `comparison.difference` is the verification: instructions and
+compiled code run on copies, and all results are compared.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from djinn_server.running.uninitialized_memory import call_with_zero_fill, needs
 
 
 class CompiledRegion:
-    """A region as a compiler made it."""
+    """A region with its compiled function."""
 
     def __init__(
         self,
@@ -48,13 +49,13 @@ class CompiledRegion:
         self._guard = law.guard()
 
     def follows(self, env: Environment) -> int | None:
-        """The `n` of a run that it was compiled for, 0 if sizes do not differ; None if it was not."""
+        """Return the run's size `n` (0 if sizes are fixed); None if the region was not compiled for this run."""
         tensors = self._inputs(env)
         n = self._guard.check(tensors, env[self._slots])
         return None if n is None or (self.region.written and self._shares(env, tensors)) else n
 
     def run(self, env: Environment) -> None:
-        """Do the region's work in `env`."""
+        """Run the compiled code in `env`."""
         inputs = self._inputs(env)
         if self._floats:
             numbers = [env[place] for place in self._floats]
@@ -67,7 +68,7 @@ class CompiledRegion:
             view(env)
 
     def _shares(self, env: Environment, tensors: Sequence[torch.Tensor]) -> bool:
-        """True if another input aliases memory that is written, and was not compiled as such."""
+        """Return True if an input aliases written memory in a way that was not compiled."""
         known = {alias.view for alias in self._aliases}
         addresses = [address_of(tensor) for index, tensor in enumerate(tensors) if index not in known]
         if any(addresses.count(address_of(env[place])) > 1 for place in self.region.written):
@@ -76,13 +77,13 @@ class CompiledRegion:
 
 
 def inputs_getter(region: Region) -> Any:
-    """A function that takes a region's inputs from an environment."""
+    """Return a function that gets a region's inputs from an environment."""
     if len(region.inputs) > 1:
         return itemgetter(*region.inputs)
     return lambda env: tuple([env[place] for place in region.inputs])
 
 
 def slots_of(template: CompiledTemplate) -> slice:
-    """The slice of an environment that contains the slots."""
+    """Return the slice of an environment with the slots."""
     first = len(template.constants)
     return slice(first, first + template.slots)

@@ -1,8 +1,8 @@
-"""Compiled libraries on disk: a process finds those that earlier ones have made of the same graphs.
+"""Disk cache of compiled libraries, shared with later processes.
 
-A file is named by digests of all that a library depends on, and of the packed graph: versions of Djinn, PyTorch and Python, and the
-processor, for whose instructions it was made. It is native code that executors load, so it lies in a directory that no other user can
-write to; a checksum tells a damaged one. Whatever goes wrong means that nothing is kept.
+File names contain a digest of the packed graph, and a digest of the versions of Djinn, PyTorch and Python and of the
+processor's instruction set. Executors load this native code, so only this user can write to the directory, and a
+checksum detects damage. Any failure is a cache miss.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from djinn_core.system.private_directories import private_directory
 from djinn_core.system.shared_files import replace_file
 
 _FORMAT: Final = 2
-BYTES_LIMIT: Final = 256 << 20  # of all files; the least recently used go first
+BYTES_LIMIT: Final = 256 << 20  # of all files; the least recently used are evicted first
 _CHECKSUM_BYTES: Final = 16
 _log = get_logger("djinn.server")
 
@@ -34,7 +34,7 @@ class DiskLibraryCache:
     """Libraries of one compiler.
 
     Args:
-        compiler: its name, with a number that changes when it makes something else of the same graph.
+        compiler: its name with a version number of its output.
     """
 
     def __init__(self, compiler: str) -> None:
@@ -43,7 +43,7 @@ class DiskLibraryCache:
         self._directory = cache_directory() / "libraries"
 
     def get(self, packed: bytes) -> bytes | None:
-        """The library of that graph; None if it is not there."""
+        """Return the library of that graph; None if it is not cached."""
         try:
             path = private_directory(self._directory, "compiled programs") / self._name(packed)
             content = path.read_bytes()
@@ -59,7 +59,7 @@ class DiskLibraryCache:
         return library
 
     def put(self, packed: bytes, library: bytes) -> None:
-        """Keep the library of a graph."""
+        """Store the library of a graph."""
         try:
             directory = private_directory(self._directory, "compiled programs")
             replace_file(directory / self._name(packed), _checksum(library) + library)
@@ -68,7 +68,7 @@ class DiskLibraryCache:
             _log.debug("a compiled library is not kept", error=str(error))
 
     def is_empty(self) -> bool:
-        """True if there is no library of these versions."""
+        """Return True if the cache has no library of these versions."""
         return not any(self._directory.glob(f"{self._versions}-*.lib"))
 
     def _name(self, packed: bytes) -> str:

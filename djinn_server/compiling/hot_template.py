@@ -1,7 +1,7 @@
 """State machine of a template's compilation on a device: cold, hot, compiled, checked, timed, adopted; or not compiled.
 
-Each phase may replace a region of the next run and chooses the next phase. The arbiter times. Sessions run one at a time, so only the change
-from waiting to checking comes from another thread.
+Each phase may replace a region of the next run and chooses the next phase. The arbiter times. Sessions run one at a
+time, so only the transition from compiling to checking comes from another thread.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Thresholds:
 
     Attributes:
         runs, seconds: number of runs and their total time, both of which a template must reach to be hot.
-        long_runs, long_seconds: the same for a template that takes long; either pair will do.
-        observed: runs from which the law of its sizes is found.
-        checks: runs on which results must have been the same.
-        misses: consecutive runs that the compiled version does not apply to, after which it is dropped. After the same number of
-            consecutive comparisons that raise, the template runs uncompiled.
-        tries: how often a template is compiled at most.
+        long_runs, long_seconds: the same for slow templates; one of the two pairs must be reached.
+        observed: runs to observe before the size law is inferred.
+        checks: runs with equal results that a check needs.
+        misses: consecutive runs that the compiled version does not apply to, after which it is dropped. After the same
+            number of consecutive comparisons that raise, the template runs uncompiled.
+        tries: maximum number of compilations of a template.
     """
 
     runs: int = 16
@@ -54,12 +54,12 @@ class Thresholds:
 
 @attrs.define
 class CompilationCounters:
-    """Counters of a device's compilations; sessions add in their turns, and the thread that compiles.
+    """Counters of a device's compilations. The session whose turn it is and the compiling thread add to them.
 
     Attributes:
-        compilations: attempts of compilers. seconds: what they took. failures: those that raised.
-        unused: results that are not used, or not any more: they differed, were no faster, or runs were others than before.
-        runs: runs in which something compiled took the place of instructions.
+        compilations: attempts of compilers. seconds: their total time. failures: attempts that raised.
+        unused: rejected or dropped libraries: results differed, were not faster, or runs changed.
+        runs: runs in which compiled code replaced instructions.
     """
 
     compilations: int = 0
@@ -73,8 +73,8 @@ class Phase(Protocol):
     """A phase of a template's compilation.
 
     Attributes:
-        stage: as `RunOffer.stage`. settled: True if a run may begin before its submission has come, and be dropped.
-        region: the instructions that it looks at or replaces.
+        stage: as `RunOffer.stage`. settled: True if a run may begin before its submission arrives, and be dropped.
+        region: the instructions that it observes or replaces.
     """
 
     stage: ClassVar[Stage]
@@ -82,17 +82,17 @@ class Phase(Protocol):
 
     @property
     def region(self) -> Region | None:
-        """As the attribute."""
+        """The instructions that the phase observes or replaces."""
 
     def take(self, env: Environment) -> bool:
-        """Put into `env` what the region makes; False if its instructions have to run, and nothing was written.
+        """Put the region's results into `env`. Return False if the instructions have to run; nothing was written then.
 
         Raises:
-            WrittenError: it failed, and may have written.
+            WrittenError: the compiled code failed, and may have written.
         """
 
     def ran(self, seconds: float, /) -> None:
-        """A run is issued; now may be the time for another phase. `seconds`: as for `RunOffer.ran`."""
+        """Note that a run was issued, and possibly change the phase. `seconds`: as for `RunOffer.ran`."""
 
 
 @attrs.frozen
@@ -100,9 +100,9 @@ class CompilationJob:
     """A compilation job.
 
     Attributes:
-        share: of the time since the template came, what its runs took: what compiling it may save.
-        aliases: inputs that look into memory which it writes.
-        compiler: which of the compilers is asked.
+        share: time of its runs as a share of the time since the template arrived: the possible saving.
+        aliases: inputs that alias memory which the region writes.
+        compiler: index of the compiler.
     """
 
     hot: HotTemplate
@@ -136,11 +136,11 @@ class HotTemplate(RunOffer):
         self.phase = ColdPhase(self)
 
     def stage(self) -> Stage:
-        """As `RunOffer.stage`."""
+        """The stage of the compilation, as `RunOffer.stage`."""
         return self.phase.stage
 
     def run(self, run: StrategyRun) -> Iterator[None]:
-        """As `RunOffer.run`."""
+        """Run the template, as `RunOffer.run` does."""
         assert isinstance(run, ServedRun)
         self.slots, phase = run.slots, self.phase
         region = phase.region
@@ -155,12 +155,12 @@ class HotTemplate(RunOffer):
                 run.run.fail(region.stop, error)
 
     def ran(self, seconds: float) -> None:
-        """As `RunOffer.ran`."""
+        """Note that a run was issued, as `RunOffer.ran` does."""
         if len(self.slots) == self.template.slots:  # it has run
             self.phase.ran(seconds)
 
     def decided(self, ratio: float, *, used: bool, reason: str) -> None:
-        """As `RunOffer.decided`."""
+        """Take the result of a trial, as `RunOffer.decided` does."""
         phase = self.phase
         if not isinstance(phase, TimingPhase):
             return
@@ -170,28 +170,28 @@ class HotTemplate(RunOffer):
             self.refuse(phase.job, phase.compiled.compiler, reason)
 
     def check(self, job: CompilationJob, compiled: CompiledRegion) -> None:
-        """A compiler has made something. Called from the background."""
+        """Check the result of a compiler. Called from the background thread."""
         self.phase = CheckingPhase(self, job, compiled)
 
     def begin(self, job: CompilationJob) -> None:
-        """Ask a compiler. The phase is changed first: the answer comes on another thread."""
+        """Start a compilation. The phase changes first, because the result comes on another thread."""
         self.phase = CompilingPhase()
         self.ask(job)
 
     def leave(self, reason: str) -> None:
-        """Compile it no more."""
+        """Stop compiling the template for good."""
         self._count_unused()
         self._tell("a template stays as it is", reason=reason)
         self.phase = NotCompiledPhase()
 
     def refuse(self, job: CompilationJob, compiler: str, reason: str) -> None:
-        """Reject the result of a compiler, and ask the next one."""
+        """Reject the result of a compiler, and start the next one."""
         self._count_unused()
         self._tell("a compiled template is not used", compiler=compiler, reason=reason)
         self.begin(attrs.evolve(job, compiler=job.compiler + 1))
 
     def again(self, reason: str) -> None:
-        """Forget what was compiled and begin again, unless that was tried too often."""
+        """Drop the compiled code and start again, unless `tries` is reached."""
         self.tries += 1
         if self.tries >= self.thresholds.tries:
             self.leave(reason)
@@ -201,7 +201,7 @@ class HotTemplate(RunOffer):
         self.phase = ColdPhase(self)
 
     def adopt(self, job: CompilationJob, compiled: CompiledRegion, ratio: float) -> None:
-        """Use what was compiled."""
+        """Adopt the compiled code."""
         grows = "yes" if job.law.base else "no"
         self._tell("a template is compiled", compiler=compiled.compiler, time_ratio=round(ratio, 3), grows=grows)
         self.phase = AdoptedPhase(self, job, compiled)
@@ -214,7 +214,7 @@ class HotTemplate(RunOffer):
 
 
 class NotCompiledPhase:
-    """Phase of a template that runs uncompiled, for good or until a compiler answers."""
+    """Phase of a template that runs uncompiled, permanently, or until a compiler returns."""
 
     stage: ClassVar[Stage] = "idle"
     settled: ClassVar[bool] = True
@@ -276,7 +276,7 @@ class ObservingPhase:
         self._odd = 0
 
     def take(self, env: Environment) -> bool:
-        """Only look."""
+        """Observe a run without replacing anything."""
         tensors = self._inputs(env)
         seen = observe(tensors, env[self._slots])
         if seen is None:
@@ -287,11 +287,12 @@ class ObservingPhase:
         return False
 
     def ran(self, _: float, /) -> None:
-        """Have it compiled when the law of its sizes is known."""
+        """Start the compilation once the size law is known."""
         if self._odd >= self.hot.thresholds.misses:
             self.hot.leave("its inputs are not plain tensors of real numbers")
         elif len(self._observed) >= self.hot.thresholds.observed:
-            # What was compiled before was dropped, for a number that changes seldom among other things: now those may that can.
+            # An earlier library was dropped, perhaps because of a rarely changing number: float slots may vary now if
+            # the template allows it.
             template, region = self.hot.template, self.region
             law = find_law(self._observed, movable_slots(template, region), not self.hot.tries, region.slots)
             if isinstance(law, SizeRelation):
@@ -300,7 +301,7 @@ class ObservingPhase:
                 self.hot.again("what differs from run to run follows no law")
 
     def _go_around(self, slots: frozenset[int]) -> bool:
-        """Look at a region without the instructions of these slots; False if there is none."""
+        """Observe a region without the instructions of these slots. Return False if there is none."""
         unruly = self._unruly | slots
         region = find_region(self.hot.template, self.hot.slots, unruly)
         if region is not None:
@@ -308,7 +309,7 @@ class ObservingPhase:
         return region is not None
 
     def _still(self, law: SizeRelation) -> tuple[WrittenView, ...]:
-        """The aliases whose sizes do not differ."""
+        """Return the aliases with constant sizes."""
         moving = {*law.sizes, *law.strides}
         return tuple([alias for alias in self._aliases if moving.isdisjoint((alias.view, alias.base))])
 
@@ -327,17 +328,17 @@ class _RegionPhase:
         self._comparison_error = ""
 
     def follows(self, env: Environment) -> int | None:
-        """As `CompiledRegion.follows`, counted."""
+        """Return `CompiledRegion.follows`, and count misses."""
         n = self.compiled.follows(env)
         self._missed = self._missed + 1 if n is None else 0
         return n
 
     def lost(self) -> bool:
-        """True if too many consecutive runs did not fit the compiled region."""
+        """Return True if too many consecutive runs did not fit the compiled region."""
         return self._missed >= self.hot.thresholds.misses
 
     def compare(self, env: Environment) -> str | None:
-        """As `difference`; None if the comparison raises because an op fails or memory for copies is missing."""
+        """Return `difference`; None if an op of the comparison fails or memory for copies is missing."""
         try:
             found = difference(self.compiled, env)
         except Exception as error:
@@ -358,10 +359,10 @@ class _RegionPhase:
         return True
 
     def use(self, env: Environment) -> bool:
-        """Run what was compiled; False if it failed and the instructions can still run.
+        """Run the compiled code. Return False if it failed and the instructions can still run.
 
         Raises:
-            WrittenError: it failed and may have written.
+            WrittenError: the compiled code failed and may have written.
         """
         try:
             self.compiled.run(env)
@@ -394,7 +395,7 @@ class CheckingPhase(_RegionPhase):
         return False
 
     def ran(self, _: float, /) -> None:
-        """Time it when the results were the same often enough."""
+        """Start timing once enough runs had equal results."""
         if self._difference:
             self.hot.refuse(self.job, self.compiled.compiler, self._difference)
         elif self.lost():
@@ -409,11 +410,11 @@ class TimingPhase(_RegionPhase):
     stage: ClassVar[Stage] = "ready"
 
     def take(self, env: Environment) -> bool:
-        """Run the compiled region where the run fits it."""
+        """Run the compiled region if the run fits it."""
         return self.follows(env) is not None and self.use(env)
 
     def ran(self, _: float, /) -> None:
-        """Begin again when runs have been others for too long."""
+        """Start again after too many consecutive runs that do not fit."""
         if self.lost():
             self.hot.again("runs were others than before while it was timed")
 
@@ -430,7 +431,10 @@ class AdoptedPhase(_RegionPhase):
         self._difference = ""
 
     def take(self, env: Environment) -> bool:
-        """Run the compiled region where the run fits it; for sizes of another magnitude than those checked, check again first."""
+        """Run the compiled region if the run fits it.
+
+        Sizes of another magnitude than the checked ones are checked first.
+        """
         n = self.follows(env)
         if n is None:
             return False
@@ -443,7 +447,7 @@ class AdoptedPhase(_RegionPhase):
         return self.use(env)
 
     def ran(self, _: float, /) -> None:
-        """Drop it when runs have been others for too long."""
+        """Drop the region after too many consecutive runs that do not fit."""
         if self._difference:
             self.hot.leave(f"compiled, it did otherwise with other sizes: {self._difference}")
         elif not self.gives_up_comparing() and self.lost():

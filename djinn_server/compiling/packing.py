@@ -33,7 +33,7 @@ class _Meta(msgspec.Struct, frozen=True):
 
 
 class _Node(msgspec.Struct, frozen=True):
-    """One call; arguments are numbers, strings and the structures that `_packed` makes."""
+    """One call; arguments are numbers, strings and structures from `_packed`."""
 
     target: str
     args: list[Any]
@@ -50,12 +50,12 @@ class _Packed(msgspec.Struct, frozen=True):
     threads: int
 
 
-# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
+# Created at import: msgspec crashes if two threads inspect a new class at the same time.
 _programs: msgspec.msgpack.Decoder[_Packed] = msgspec.msgpack.Decoder(_Packed)
 
 
 def pack(context: CompilerContext) -> bytes:
-    """`context` as bytes that `unpack` reads in another process of the same PyTorch.
+    """Encode `context` as bytes that `unpack` reads in another process with the same PyTorch.
 
     Raises:
         UnsupportedOperation: its graph contains something other than ATen ops on tensors and integer arithmetic.
@@ -81,7 +81,7 @@ def unpack(data: bytes) -> CompilerContext:
     """Decode a context that `pack` encoded.
 
     Raises:
-        ProtocolError: `data` is something else.
+        ProtocolError: `data` is not an encoded context.
         UnsupportedOperation: it contains an op that programs may not contain.
     """
     try:

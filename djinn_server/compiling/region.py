@@ -18,23 +18,23 @@ from djinn_server.running.drawing import ALWAYS, chance_of
 from djinn_server.running.template_compiler import CompiledTemplate
 
 PLAIN: Final = re.compile(r"[A-Za-z0-9_ .,>+-]{0,256}")  # names of modes, and equations of `einsum`
-SHORTEST: Final = 4  # instructions that are worth a compiler's time
+SHORTEST: Final = 4  # fewest instructions that are worth compiling
 _REFUSED_TAGS: Final = frozenset({
     torch.Tag.dynamic_output_shape,
     torch.Tag.data_dependent_output,
-    torch.Tag.inplace_view,  # changes what its operand looks like
+    torch.Tag.inplace_view,  # changes the metadata of its operand
 })  # fmt: skip
 
 
 @attrs.frozen
 class Region:
-    """Consecutive instructions of a template, as places in its environment.
+    """Consecutive instructions of a template. Values are places in its environment.
 
     Attributes:
         start, stop: range of its instructions.
-        inputs: values from before the region that it reads. written: those of them whose memory it writes.
-        fresh: results with memory of their own that are needed afterwards.
-        views: instructions that make the other results that are needed afterwards, as views of inputs and fresh values.
+        inputs: earlier values that the region reads. written: inputs whose memory the region writes.
+        fresh: results that own memory and are needed afterwards.
+        views: instructions that make the other needed results, as views of inputs and fresh values.
         slots: range of the template's slots that its instructions take.
     """
 
@@ -50,9 +50,9 @@ class Region:
 def find_region(
     template: CompiledTemplate, slots: Sequence[int | float], unruly: Collection[int] = ()
 ) -> Region | None:
-    """The longest run of instructions that can be compiled with such slots; None if there is none to speak of.
+    """Return the longest compilable run of instructions; None if it is too short.
 
-    `unruly`: slots whose instructions are not to be in it.
+    `unruly`: slots whose instructions are excluded.
     """
     forms = [template.source.forms[code] for code in template.source.code]
     firsts = [*accumulate([form.slot_count for form in forms], initial=0)]
@@ -94,13 +94,16 @@ def _compilable(form: Form, slots: Sequence[int | float]) -> bool:
 
 
 def _plain(form: Form) -> bool:
-    """True if all string arguments are plain words. Compilers write them unescaped into source code: a quotation mark would end them."""
+    """Return True if all string arguments are plain words.
+
+    Compilers write them unescaped into source code: a quotation mark would end them.
+    """
     texts = [a.value for a in form.arguments() if isinstance(a, Constant) and isinstance(a.value, str)]
     return all(PLAIN.fullmatch(text) for text in texts)
 
 
 def _random(form: Form, slots: Sequence[int | float]) -> bool:
-    """True if a call draws random numbers, which compiled code draws differently."""
+    """Return True if a call draws random numbers. Compiled code would draw other numbers."""
     chance = chance_of(form)
     return chance is not None and (chance == ALWAYS or slots[chance] != 0)
 
@@ -111,8 +114,8 @@ class _AliasAnalysis:
     def __init__(self, template: CompiledTemplate, start: int, stop: int) -> None:
         self.start, self.stop = start, stop
         self.steps = template.steps
-        self.maker: dict[int, int] = {}  # which instruction made a place
-        self.looks_into: dict[int, tuple[int, ...]] = {}  # places that a place may share memory with
+        self.maker: dict[int, int] = {}  # the producer of each place
+        self.looks_into: dict[int, tuple[int, ...]] = {}  # the places that each place may alias
         inputs: dict[int, None] = {}
         for index in range(start, stop):
             step = self.steps[index]
@@ -126,7 +129,7 @@ class _AliasAnalysis:
         self.needed = sorted(later & self.maker.keys())
 
     def region(self, slots: range) -> Region:
-        """The part as a region, which takes these slots."""
+        """Return the part as a region with these slots."""
         fresh: set[int] = set()
         views: set[int] = set()
         waiting = list(self.needed)
@@ -151,17 +154,17 @@ class _AliasAnalysis:
         )
 
     def _roots(self, place: int) -> Iterable[int]:
-        """The places whose memory `place` may look into."""
+        """Return the places whose memory `place` may alias."""
         into = self.looks_into.get(place, ())
         return [root for other in into for root in self._roots(other)] if into else [place]
 
 
 def _viewed(step: CompiledStep) -> dict[int, tuple[int, ...]]:
-    """By result the operands that it may look into."""
+    """Return, for each result, the operands that it may alias."""
     returns = torch_private.schema_of(resolve(step.op)).returns
     found: dict[int, tuple[int, ...]] = {}
     for result, _ in step.makes:
         info = returns[min(result, len(returns) - 1)].alias_info if returns else None
         if info is not None:
-            found[result] = step.reads  # more than one only where a list is looked into
+            found[result] = step.reads  # more than one only for views of a list
     return found

@@ -1,7 +1,7 @@
-"""Numbers with a fraction that differ from run to run, such as a scheduled learning rate or the bias corrections of Adam.
+"""Float scalars that differ between runs, such as a scheduled learning rate or the bias corrections of Adam.
 
-Compiled code has its numbers built in. Arithmetic with a number is the same with a tensor of no dimensions, so such numbers become
-elements of one more input.
+Compiled code treats scalars as constants. A 0-dim tensor gives the same arithmetic, so varying floats become elements
+of an extra input.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Call = Callable[..., Any]
 
 
 def movable_slots(template: CompiledTemplate, region: Region) -> frozenset[int]:
-    """The slots of a region that may be tensors instead: the rest of a call is what `call_with_tensors` knows."""
+    """Return the slots of a region that can become tensors: `call_with_tensors` supports the rest of the call."""
     found: list[int] = []
     first = 0
     for index, code in enumerate(template.source.code[: region.stop]):
@@ -39,7 +39,7 @@ def movable_slots(template: CompiledTemplate, region: Region) -> frozenset[int]:
 
 
 def _movable(form: Form) -> Iterator[int]:
-    """Offsets of such slots among those of a call."""
+    """Return the offsets of these slots within the slots of a call."""
     match = _NAME.fullmatch(form.op)
     name = match["name"] if match else ""
     if name not in _PLAIN and name not in _OF_TWO:
@@ -63,7 +63,7 @@ def _slots(argument: Argument) -> int:
 
 
 def call_with_tensors(op: str, args: Sequence[Any], kwargs: Mapping[str, Any], call: Call) -> Any:
-    """The results of a call whose numbers are tensors, in calls that take such; a list for an op on lists."""
+    """Return the results of a call with tensors for numbers, by ops that accept tensors; a list for an op on lists."""
     match = _NAME.fullmatch(op)
     assert match is not None
     if not match["lists"]:

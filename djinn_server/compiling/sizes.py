@@ -1,7 +1,7 @@
 """Dynamic shapes of a template: sizes and numbers that differ from run to run as linear functions of one of them.
 
-Each decode step has a longer KV cache than the last: sizes, strides and numbers of its programs are `a * n + b` with the
-same `n`. The law is inferred from a few runs, and a guard checks it before each further run.
+Each decode step has a longer KV cache than the last: sizes, strides and numbers of its programs are `a * n + b` with
+the same `n`. This law is inferred from a few runs, and a guard checks it before each further run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from djinn_core.ir.values import TensorMeta, tensor_meta
 
 SMALLEST: Final = 2  # sizes of 0 and 1 are special to kernels and compilers: broadcasting, strides
 Slots = tuple[int | float, ...]
-_exact = msgspec.msgpack.Encoder().encode  # tells an int from a float, and 0.0 from -0.0
+_exact = msgspec.msgpack.Encoder().encode  # distinguishes an int from a float, and 0.0 from -0.0
 
 
 @attrs.frozen
@@ -36,7 +36,7 @@ class LinearSize:
     plus: int
 
     def at(self, n: int) -> int:
-        """The value for `n`."""
+        """Return the value for `n`."""
         return self.times * n + self.plus
 
 
@@ -45,11 +45,11 @@ class SizeRelation:
     """The law by which sizes, strides and slots differ between runs.
 
     Attributes:
-        base: the input and the dimension whose size is `n`; None if nothing differs.
-        sizes: by input the dimensions that differ. strides: likewise. slots: the slots that differ.
+        base: the input and the dimension whose size is `n`; None if no size varies.
+        sizes: varying dimensions, by input. strides: varying strides, by input. slots: varying slots.
         smallest: the least `n` for which no size is below 2.
-        floats: slots that may be any numbers with a fraction.
-        used: the slots that matter.
+        floats: slots that may be any float.
+        used: slots that the region uses.
     """
 
     example: ObservedRun
@@ -66,13 +66,13 @@ class SizeRelation:
         return range(len(self.example.slots))
 
     def guard(self) -> SizeGuard:
-        """A guard that checks this law."""
+        """Return a guard that checks this law."""
         return SizeGuard(self)
 
 
 @attrs.frozen
 class UnrulySlots:
-    """Slots that differ from run to run and follow no law, where all else follows one."""
+    """Varying slots without a law, in runs whose other sizes and slots follow one."""
 
     slots: frozenset[int]
 
@@ -80,13 +80,13 @@ class UnrulySlots:
 def find_law(
     observed: Sequence[ObservedRun], movable: Collection[int] = (), still: bool = True, used: range | None = None
 ) -> SizeRelation | UnrulySlots | None:
-    """The law that all of `observed` follow, the last of which is the example; None if sizes follow none.
+    """Return the law of all runs in `observed`; None if there is none. The last run is the example.
 
     Args:
         observed: some runs.
-        movable: slots that need follow none as long as they are numbers with a fraction.
-        still: those of them that do not differ have to stay as they are.
-        used: the slots that matter; None: all.
+        movable: slots that may vary freely if they are floats.
+        still: True if constant movable slots have to stay constant.
+        used: the slots that the region uses; None: all.
     """
     example = observed[-1]
     used = range(len(example.slots)) if used is None else used
@@ -112,7 +112,7 @@ Key = tuple[Any, ...]
 
 
 def _lines(flat: Sequence[dict[Key, int | float]], differing: Sequence[Key]) -> dict[Key, LinearSize]:
-    """Those of the numbers that differ which are linear functions of the first size that does."""
+    """Return the varying numbers that are linear functions of the first varying size."""
     base = next((key for key in differing if key[0] == "size"), None)
     if base is None:
         return {}
@@ -123,7 +123,7 @@ def _lines(flat: Sequence[dict[Key, int | float]], differing: Sequence[Key]) -> 
 
 
 def _flat(run: ObservedRun, used: range) -> dict[Key, int | float]:
-    """All numbers of a run by what they are: sizes, strides, and the slots that are used."""
+    """Return all numbers of a run by kind: sizes, strides and used slots."""
     flat: dict[Key, int | float] = {("slot", i): run.slots[i] for i in used}
     for index, meta in enumerate(run.metas):
         flat |= {("size", index, dim): size for dim, size in enumerate(meta.shape)}
@@ -157,7 +157,7 @@ def _smallest(sizes: Sequence[LinearSize]) -> int:
 
 
 class SizeGuard:
-    """Checks whether a run follows a law, at little cost."""
+    """A cheap check that a run follows a law."""
 
     def __init__(self, law: SizeRelation) -> None:
         self._law = law
@@ -174,7 +174,7 @@ class SizeGuard:
         return [0 if i in self._free else slots[i] for i in self._used]
 
     def check(self, tensors: Sequence[Any], slots: Sequence[int | float]) -> int | None:
-        """The run's `n` (0 if nothing differs), or None if it does not follow the law."""
+        """Return the run's `n` (0 if nothing varies); None if the run does not follow the law."""
         for tensor in tensors:
             if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
                 return None
@@ -206,7 +206,7 @@ class SizeGuard:
 
 
 def observe(tensors: Sequence[Any], slots: Sequence[int | float]) -> ObservedRun | None:
-    """A run as it is; None if something in it is no plain strided tensor of real numbers."""
+    """Return the observation of a run; None if an input is not a plain strided tensor of real numbers."""
     metas: list[TensorMeta] = []
     for tensor in tensors:
         if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:

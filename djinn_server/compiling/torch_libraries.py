@@ -1,4 +1,4 @@
-"""The private functions of inductor and AOTAutograd that compile on executors: libraries that are built, loaded and kept."""
+"""Private APIs of inductor and AOTAutograd that executors use to build, load and cache libraries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import torch._compile
 import torch._refs
 import torch.utils._python_dispatch
 
-# Is asked for every op that is called inside it, before it runs.
+# Its handler is called before every op inside the mode.
 DispatchMode = torch.utils._python_dispatch.TorchDispatchMode
 
 
@@ -30,12 +30,12 @@ def compile_library(
     grows: Mapping[int, Sequence[int]],
     options: Mapping[str, Any],
 ) -> bytes:
-    """A native library for `module`, for inputs like `inputs`, as `load_library` takes it. Takes seconds.
+    """Compile `module` for inputs like `inputs`, and return the native library for `load_library`. Takes seconds.
 
-    On CPUs it is the extension module that inductor makes for `torch.compile` with a wrapper in C++, a third of the C++ of an ahead-of-time
-    package. Such a package it is on other devices, and where an op would have to be called through Python.
+    On CPUs it is the extension module that inductor makes for `torch.compile` with a wrapper in C++, a third of the C++
+    of an ahead-of-time package. Other devices, and ops that need a call through Python, get an ahead-of-time package.
 
-    `grows` has by input the dimensions whose sizes may be others, `options` what is set of inductor beside its defaults.
+    `grows`: dynamic dimensions, by input. `options`: inductor options that differ from the defaults.
     """
     on_cpu = all(tensor.device.type == "cpu" for tensor in inputs)
     made = _compile_extension(copy.deepcopy(module), inputs, grows, options) if on_cpu else None
@@ -43,7 +43,10 @@ def compile_library(
 
 
 def prepare_to_compile() -> None:
-    """Import what `compile_library` needs, and have it look for patterns in a small graph, which it then does not compile. Takes seconds."""
+    """Import the modules of `compile_library`, and run pattern matching on a small graph without compiling it.
+
+    Takes seconds.
+    """
     compiling = importlib.import_module("torch._inductor.compile_fx")
     graph = torch.fx.Graph()
     graph.output((graph.call_function(torch.ops.aten.neg.default, (graph.placeholder("x"),)),))
@@ -52,7 +55,8 @@ def prepare_to_compile() -> None:
         compiling.compile_fx(module, [torch.zeros(4)], inner_compile=lambda traced, *_args, **_options: traced)
 
 
-# An extension module is built in two files: of one file, the optimizer takes longer for the wrapper, which runs once a call, than for kernels.
+# An extension module is built from two files. In one file, the C++ optimizer would spend more time on the wrapper than
+# on the kernels.
 _QUICKLY_BUILT: Final[Mapping[str, object]] = {
     "cpp_wrapper_build_separate": True,
     "aot_inductor.compile_wrapper_opt_level": "O0",
@@ -65,7 +69,7 @@ _PRECOMPILED: Final = (".gch", ".pch")
 
 @contextmanager
 def _both_files_at_once() -> Iterator[None]:
-    """Have inductor compile the two files of an extension module at the same time, and likewise the headers that they begin with."""
+    """Make inductor compile the two files of an extension module, and their precompiled headers, in parallel."""
     codecache: Any = importlib.import_module("torch._inductor.codecache")
     build = codecache._worker_compile_cpp
 
@@ -102,12 +106,10 @@ def _exported(
         return torch.export.export(module, tuple(inputs), dynamic_shapes=sizes, strict=False)
 
 
-_EXTENSION: Final = (
-    "inductor_entry_cpp"  # the function in inductor's extension modules, and the last part of their names
-)
+_EXTENSION: Final = "inductor_entry_cpp"  # name of the function in inductor's extension modules, and their file suffix
 
 
-_THROUGH_PYTHON: Final = b"custom_op_wrapper"  # what an extension module looks up that calls an op through Python
+_THROUGH_PYTHON: Final = b"custom_op_wrapper"  # symbol of an extension module that calls an op through Python
 
 
 _ELF: Final = b"\x7fELF"
@@ -119,9 +121,12 @@ def _compile_extension(
     grows: Mapping[int, Sequence[int]],
     options: Mapping[str, Any],
 ) -> bytes | None:
-    """An extension module; None if it would not stand for itself. It is run once here, on `inputs`: what crashes does it here."""
+    """Return an extension module; None if it is not self-contained.
+
+    It runs once here, on `inputs`: a crash happens here.
+    """
     compiling = importlib.import_module("torch._inductor.compile_fx")
-    if grows:  # the placeholders say which sizes are symbols
+    if grows:  # the placeholders define which sizes are symbolic
         module = _exported(module, inputs, grows).module(check_guards=False)
         module.graph.set_codegen(torch.fx.graph.CodeGen())
         module.recompile()
@@ -166,7 +171,7 @@ def _compile_package(
 
 
 def load_library(package: bytes, device: torch.device) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
-    """The function in a library that `compile_library` made. One thread at a time may call it.
+    """Return the function of a library from `compile_library`. It is not thread-safe.
 
     `torch._inductor` is not imported: it takes a second, with the interpreter's lock held.
     """
@@ -189,7 +194,7 @@ def _file_of(content: bytes, suffix: str) -> Iterator[str]:
 
 def _load_extension(content: bytes) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
     address = str(torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr)  # type: ignore[attr-defined]
-    os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = address  # where such a module expects it when it is loaded
+    os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = address  # where the module expects it at load time
     with _file_of(content, ".so") as path:
         spec = importlib.util.spec_from_file_location(f"{Path(path).stem}.{_EXTENSION}", path)
         assert spec is not None
@@ -211,9 +216,9 @@ def _runner(extension: ModuleType) -> Callable[[list[torch.Tensor]], list[torch.
 
 
 def load_early() -> None:
-    """Import what PyTorch itself imports at the first op on a tensor subclass and at its first meta kernel.
+    """Import the modules that PyTorch imports lazily at the first op on a tensor subclass and at the first meta kernel.
 
-    The one asks whether the tensor is a DTensor, the other whether dynamo is off. Together they take a second.
+    The first import checks for DTensor, the second whether dynamo is disabled. Together they take a second.
     """
     if torch.distributed.is_available():
         importlib.import_module("torch.distributed.tensor")

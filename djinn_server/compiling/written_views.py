@@ -1,6 +1,6 @@
-"""Inputs of a region that look into the memory of an input which it writes, such as the transpose of a weight that an optimizer steps.
+"""Inputs that alias an input which the region writes, such as the transpose of a weight that an optimizer updates.
 
-Compiled code is told of them: it makes such an input from the written one.
+Compiled code derives such an input from the written one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class WrittenView:
     """An input that is a view of a written one.
 
     Attributes:
-        view, base: their positions among the inputs.
+        view, base: positions of both among the inputs.
         offset: first element of the view in the memory of both.
     """
 
@@ -28,7 +28,7 @@ class WrittenView:
 
 
 def written_views(region: Region, tensors: Sequence[torch.Tensor]) -> tuple[WrittenView, ...]:
-    """Those of one run: views that are not written themselves, of inputs that lie in memory without gaps."""
+    """Return the read-only views of dense written inputs in one run."""
     written = {address_of(tensors[i]): i for i, place in enumerate(region.inputs) if place in region.written}
     found: list[WrittenView] = []
     for index, (place, tensor) in enumerate(zip(region.inputs, tensors, strict=True)):
@@ -39,7 +39,7 @@ def written_views(region: Region, tensors: Sequence[torch.Tensor]) -> tuple[Writ
 
 
 def are_followed(aliases: Sequence[WrittenView], tensors: Sequence[torch.Tensor]) -> bool:
-    """True if the inputs of a run are such views."""
+    """Return True if the inputs of a run have these aliases."""
     return all(
         address_of(tensors[alias.view]) == address_of(tensors[alias.base])
         and tensors[alias.view].storage_offset() == alias.offset
@@ -49,7 +49,7 @@ def are_followed(aliases: Sequence[WrittenView], tensors: Sequence[torch.Tensor]
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Address of a tensor's memory."""
+    """Return the address of a tensor's memory."""
     return tensor.untyped_storage().data_ptr()
 
 

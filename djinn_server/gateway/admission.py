@@ -39,11 +39,11 @@ from djinn_server.launch.tickets import TICKET_SECONDS, Badge
 from djinn_server.malloc_trim import MemoryTrimmer
 from djinn_server.rate_limit import Bucket
 
-HELLO_SECONDS = 5.0  # for a client's first message, which it sends as soon as it is connected
+HELLO_SECONDS = 5.0  # for a client's first message; a client sends it right after connecting
 REFUSAL_SECONDS = (
     0.05,
     0.25,
-)  # pause before a refusal, at random: it slows guessing down and hides how long a check took
+)  # random pause before a refusal: slows down guessing and hides the duration of a check
 WRONG_A_SECOND = 20.0
 _FIRST: Final = "the first message must be one that shows a token"
 _log = get_logger("djinn.server")
@@ -51,15 +51,15 @@ _log = get_logger("djinn.server")
 
 @attrs.frozen
 class Admission:
-    """Admits clients with valid credentials: to an executor, by a ticket and where necessary a relay, or to the status.
+    """Admits clients with valid credentials: to an executor (with a ticket, and a relay if necessary) or to the status.
 
     Attributes:
-        transports: those with which executors are reached.
+        transports: transports to executors.
         rate: limits how often tenants connect.
         assigner: chooses the executors of new sessions.
         relays: limits the relayed connections of each tenant.
         trimmer: returns memory to the system after connections have ended.
-        wrong: limits how often wrong tokens are answered; clients with valid ones never wait.
+        wrong: limits replies to wrong tokens; clients with valid tokens never wait.
     """
 
     context: GatewayContext
@@ -87,7 +87,7 @@ class Admission:
                 self._kill(connection, message, identity)
             elif isinstance(message, StatusRequest):
                 self.context.events.tell("status", tenant=identity.tenant, key=identity.key, peer=_peer(connection))
-                connection.limits = Limits()  # a status is longer than what clients without a token are sent
+                connection.limits = Limits()  # a status exceeds the frame limit for clients without a token
                 send_message(connection, status_of(self.context, self.assigner.policy.name, _scope(identity)))
             else:
                 self._welcome(connection, message, identity)
@@ -98,7 +98,7 @@ class Admission:
             complain(connection, str(error))
 
     def _identify(self, connection: Connection, message: AnyMessage) -> Identity | None:
-        """The identity of the client by its first message; None: it was refused."""
+        """Return the identity of the client, given its first message; None if it was refused."""
         if not isinstance(message, Hello | StatusRequest | Kill):
             self._refuse(connection, Denial(_FIRST, "no_token"), type(message).__name__)
             return None
@@ -106,7 +106,7 @@ class Admission:
         identity = self.context.authentication.identify(credentials)
         if isinstance(identity, Denial):
             if identity is FAILED and isinstance(message, Hello) and message.secondary:
-                identity = attrs.evolve(identity, again=True)  # the client of a session asks again until its lease ends
+                identity = attrs.evolve(identity, again=True)  # clients of leased sessions retry until the lease ends
             self._refuse(connection, identity, type(message).__name__)
             return None
         if message.protocol != PROTOCOL_VERSION:
@@ -127,7 +127,7 @@ class Admission:
     ) -> None:
         if who is None and self.wrong.take():
             self.context.events.tell("refused", why="flood", asked=asked, peer=_peer(connection), of=denial.kind)
-            return  # without a reply: a client that has a token does not send hundreds of wrong ones
+            return  # no reply: a legitimate client does not send hundreds of wrong tokens
         known = {} if who is None else {"tenant": who.tenant, "key": who.key}
         known |= {"client": client} if client else {}
         self.context.events.tell("refused", why=denial.kind, asked=asked, peer=_peer(connection), **known)
@@ -179,7 +179,7 @@ class Admission:
         badge = Badge(identity.tenant, identity.key, identity.quota)
         try:
             ticket = executor.issue_ticket(hello.client, badge=badge)
-        except StartupError as error:  # its machine does not answer, or it has just died
+        except StartupError as error:  # the executor's machine does not answer, or the executor has just died
             _log.error("an executor cannot let a client in", executor=executor.process_id, error=str(error))
             refuse(connection, "the executor cannot be reached: connect again", retry=True)
             return
@@ -222,17 +222,17 @@ class Admission:
 
 
 def _scope(identity: Identity) -> str | None:
-    """The tenant whose sessions a client may see; None: all."""
+    """Return the tenant whose sessions a client may see; None: all."""
     return None if identity.sees_all else identity.tenant
 
 
 def _peer(connection: Connection) -> str:
-    """Name of the peer, as far as the transport knows it."""
+    """Return the name of the peer, if the transport knows it."""
     return connection.peer.removeprefix("client ")
 
 
 def _receive_attach(connection: Connection) -> Attach | Resume | ControlAttach | None:
-    """The message with which a client asks for a relay; None: it has closed the connection, because it reached the executor directly."""
+    """Return a client's request for a relay; None if it closed the connection because it reached the executor directly."""
     try:
         message = receive_message(connection, TICKET_SECONDS)
     except (TransportError, TimeoutError):

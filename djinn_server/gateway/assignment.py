@@ -21,9 +21,9 @@ from djinn_core.registry.registry import Registry
 from djinn_core.wire.executor_reports import Sessions
 from djinn_server.builtins.assignment import LEAST_LOADED, LeastLoaded
 
-LOAD_SECONDS: Final = 1.0  # after which a report is too old to give the load of an executor
+LOAD_SECONDS: Final = 1.0  # after which a report is too old for load decisions
 RECENT_SECONDS: Final = 60.0
-_HINTS: Final = 32  # of an executor, the latest
+_HINTS: Final = 32  # of an executor; the latest are kept
 _REASON: Final = 1000  # characters
 _log = get_logger("djinn.server")
 
@@ -34,21 +34,19 @@ class LoadMeter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._reported_at = 0.0
-        self._used: tuple[float, float] | None = (
-            None  # time of the last report, and seconds of running programs by then
-        )
+        self._used: tuple[float, float] | None = None  # time of the last report, and the total program seconds in it
         self._load = ExecutorLoad()
-        self.assigned = 0  # sessions, those of earlier processes included
+        self.assigned = 0  # sessions, including those of earlier processes
         self._assigned: list[float] = []
         self._hints: dict[str, None] = {}
 
     @property
     def is_due(self) -> bool:
-        """True if the last report is too old."""
+        """Return True if the last report is too old."""
         return time.monotonic() - self._reported_at > LOAD_SECONDS
 
     def note(self, report: Sessions) -> None:
-        """Note a report that has just come."""
+        """Note a new report."""
         now = time.monotonic()
         used = report.metered.counters.get("device_seconds", 0.0)
         with self._lock:
@@ -57,7 +55,7 @@ class LoadMeter:
                 self._hints.clear()
             self._reported_at = now
             busy = 0.0
-            if before is not None and used >= before[1]:  # otherwise another process has taken its place
+            if before is not None and used >= before[1]:  # otherwise the executor was replaced
                 busy = min(1.0, (used - before[1]) / max(now - before[0], 1e-3))
             self._load = ExecutorLoad(
                 busy=busy,
@@ -68,7 +66,7 @@ class LoadMeter:
             )
 
     def assign(self, hint: str = "") -> None:
-        """Note that a session was assigned to it."""
+        """Note that a session was assigned to the executor."""
         with self._lock:
             self.assigned += 1
             self._assigned.append(time.monotonic())
@@ -79,7 +77,7 @@ class LoadMeter:
                     del self._hints[next(iter(self._hints))]
 
     def load(self) -> ExecutorLoad:
-        """Its load, as far as it is known."""
+        """Return the known load of the executor."""
         with self._lock:
             now = time.monotonic()
             self._assigned = [at for at in self._assigned if now - at < RECENT_SECONDS]
@@ -92,7 +90,7 @@ class LoadMeter:
 
 @attrs.define
 class AssignmentCounters:
-    """Counters of decisions by policy: sessions that it assigned, those that it refused, and decisions that failed."""
+    """Counters of decisions by policy: assigned sessions, refused sessions and failed decisions."""
 
     assigned: Counter[str] = attrs.field(factory=Counter)
     refused: Counter[str] = attrs.field(factory=Counter)
@@ -101,7 +99,7 @@ class AssignmentCounters:
 
 @attrs.frozen
 class Assigner:
-    """The assignment policy of a gateway, and `least_loaded` where it fails.
+    """The assignment policy of a gateway, with `least_loaded` as fallback.
 
     Attributes:
         policy: the policy. plugin: name of its plugin for messages. counts: counters of its decisions.
@@ -113,7 +111,7 @@ class Assigner:
 
     @classmethod
     def of(cls, registry: Registry, name: str, counts: AssignmentCounters | None = None) -> Assigner:
-        """The policy of that name; `counts`: where its decisions are counted.
+        """Return the policy of that name. `counts`: counters of its decisions.
 
         Raises:
             PluginError: no plugin in use offers it.
@@ -126,7 +124,7 @@ class Assigner:
         raise PluginError(f"no plugin in use offers the assignment policy {name!r}; there are: {offered}")
 
     def assign(self, request: AssignmentRequest) -> int | AssignmentRefusal:
-        """Number of one of the executors of the request, or a refusal."""
+        """Return the number of one of the executors of the request, or a refusal."""
         decided = self._decide(request)
         counted = self.counts.refused if isinstance(decided, AssignmentRefusal) else self.counts.assigned
         counted[self.policy.name] += 1

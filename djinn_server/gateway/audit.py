@@ -24,16 +24,16 @@ _log = get_logger("djinn.server")
 
 
 class Audit(Observer):
-    """An observer that writes a file which only its owner can read, where there is one, and the server's log.
+    """An observer that writes events to the server's log and, if configured, to a file that only its owner can read.
 
-    The file is opened again where another process (logrotate) has moved it away.
+    If another process (logrotate) moves the file away, it is opened again.
     """
 
     name = "audit"
     events = EVENTS
 
     def __init__(self, path: Path | None = None) -> None:
-        """Raises `ConfigurationError` where the file cannot be written."""
+        """Raises `ConfigurationError` if the file cannot be written."""
         self._log_limit = LogRateLimit()
         self._busy_limit = LogRateLimit(at_once=1, a_second=1 / BUSY_SECONDS)
         try:
@@ -42,9 +42,9 @@ class Audit(Observer):
             raise ConfigurationError(f"cannot write the audit log {path}: {error.strerror or error}") from error
 
     def observe(self, event: Event) -> None:
-        """Write one line about an event of `EVENTS`, none about others.
+        """Write one line for each event in `EVENTS`.
 
-        Of many refusals for the same reason some are left out, and the next line says how many.
+        Repeated refusals for the same reason are skipped; the next line has their number.
         """
         if event.name not in EVENTS:
             return
@@ -68,21 +68,21 @@ class Audit(Observer):
         self._file.handle(logging.makeLogRecord({"msg": msgspec.json.encode(clean).decode()}))
 
     def close(self) -> None:
-        """Write nothing more to the file."""
+        """Stop writing to the file."""
         if self._file is not None:
             self._file.close()
 
 
 class _AuditFile(WatchedFileHandler):
     def emit(self, record: logging.LogRecord) -> None:
-        """As `logging.Handler.emit`; a file that cannot be opened again is an error like any other."""
+        """Write a record, as `logging.Handler.emit` does. Failing to reopen the file is an ordinary error."""
         try:
             super().emit(record)
         except OSError:
             self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging calls it so
-        """As `logging.Handler.handleError`: auditing must not end what is audited."""
+        """Ignore the error: auditing must not end the audited action."""
         del record
         _log.error("the audit log cannot be written", path=self.baseFilename, error=str(sys.exception()))
 

@@ -26,14 +26,14 @@ FAILED: Final = Denial(
     "the server cannot check what this client shows: its operator finds the reason in the server's log", "authenticator"
 )
 _REASON: Final = 1000  # characters
-_KIND: Final = re.compile("[a-z][a-z_]{0,31}")  # of a refusal, as audit log and metrics call it
-_LATEST: Final = 3600.0  # seconds: clients are told no later time
+_KIND: Final = re.compile("[a-z][a-z_]{0,31}")  # kind of a refusal in audit log and metrics
+_LATEST: Final = 3600.0  # seconds; the longest retry time that clients are told
 _KEY: Final = re.compile(r"[\x21-\x7e]{0,64}")
 _log = get_logger("djinn.server")
 
 
 class Authentication:
-    """Gives the identity of clients. Where an authenticator fails, the client is refused."""
+    """Determines the identity of clients. If an authenticator fails, the client is refused."""
 
     def __init__(self, tokens: TokenAuthenticator) -> None:
         self._tokens = tokens
@@ -44,8 +44,8 @@ class Authentication:
         """From now on, ask these authenticators of plugins as well, in this order.
 
         Raises:
-            ConfigurationError: an authenticator cannot be used as it is configured.
-            PluginError: there is none of a name, or one failed.
+            ConfigurationError: the configuration of an authenticator is not usable.
+            PluginError: an authenticator does not exist, or failed.
         """
         self._chosen = {name: _prepared(registry, name) for name in names if name != self._tokens.name}
 
@@ -56,16 +56,16 @@ class Authentication:
 
     @property
     def expected(self) -> int:
-        """Number of tenants that may connect."""
+        """Return the number of tenants that may connect."""
         return MOST if self._chosen else len(self.tenants)
 
     @property
     def has_keys(self) -> bool:
-        """True if there are credentials besides the server's own token."""
+        """Return True if there are credentials besides the server's own token."""
         return self._tokens.has_table or bool(self._chosen)
 
     def identify(self, credentials: Credentials) -> Identity | Denial:
-        """The identity of a client, or the denial with which it is refused."""
+        """Return the identity of a client, or its denial."""
         found = self._tokens.authenticate(credentials)
         if found is not None:
             return found
@@ -76,11 +76,11 @@ class Authentication:
         return _UNKNOWN
 
     def is_valid(self, key: str) -> bool:
-        """True while sessions that were begun with the credentials of this key may go on."""
+        """Return True while sessions with the credentials of this key may continue."""
         name, separator, own = key.partition(":")
         if not separator:
             return self._tokens.is_valid(key)
-        if name not in self._chosen:  # the key is of an earlier server, which used another authenticator
+        if name not in self._chosen:  # the key is from an earlier server with another authenticator
             return False
         authenticator, plugin = self._chosen[name]
         try:
@@ -126,7 +126,7 @@ class Authentication:
 
 
 class _InvalidResult(Exception):  # noqa: N818 - a signal within this file
-    """The result of an authenticator cannot be used; the message holds nothing of it."""
+    """The result of an authenticator is invalid. The message does not quote the result."""
 
 
 def _prepared(registry: Registry, name: str) -> tuple[Authenticator, str]:
@@ -148,7 +148,7 @@ def _prepared(registry: Registry, name: str) -> tuple[Authenticator, str]:
 
 
 def _without(credentials: Credentials, denial: Denial) -> Denial:
-    """A denial of a plugin, as clients and logs may see it: without the token."""
+    """Remove the token from a plugin's denial before clients and logs see it."""
     reason = str(denial.reason)[:_REASON]
     if credentials.token:
         reason = reason.replace(credentials.token, HIDDEN)
@@ -157,12 +157,12 @@ def _without(credentials: Credentials, denial: Denial) -> Denial:
 
 
 def _untyped(value: object) -> object:
-    """The value of a plugin, whatever its type says that it is."""
+    """Return a plugin's value as `object`, so that its real type is checked."""
     return value
 
 
 def _described(error: Exception) -> str:
-    """Type and line of an exception, without its message, which may have the credentials in it."""
+    """Describe an exception by type and line, without its message, which may contain credentials."""
     if isinstance(error, _InvalidResult):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

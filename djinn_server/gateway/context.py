@@ -1,4 +1,4 @@
-"""State of a gateway that its parts share; made when it starts, and passed on."""
+"""State that the parts of a gateway share. The gateway creates it at startup."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from djinn_server.launch.process import how_ended
 
 _KEPT: Final = 512  # events
 _KEPT_NAMES: Final = frozenset({"refused", "executor_died", "executor_restarted", "killed", "evicted"})
-# Fields of events that are shown, with the words before them.
+# Fields of events to show, each with its label.
 _FACTS: Final = {
     "why": "", "of": "", "asked": "asked for ", "client": "", "device": "on ", "exit_status": "", "session": "session ",
     "process": "process ", "peer": "from ",
 }  # fmt: skip
 _TEXT: Final = 200  # characters
-_COMPARED: Final = 32  # events with which a refusal is compared
+_COMPARED: Final = 32  # events to compare a refusal with
 
 
 @attrs.define
@@ -39,7 +39,7 @@ class GatewayCounters(Observer):
     """An observer that counts for `/metrics`: refusals by kind, admissions by tenant, since the gateway started.
 
     Attributes:
-        assignments: decisions of the assignment policy, which are no events.
+        assignments: decisions of the assignment policy, which have no events.
     """
 
     name = "counts"
@@ -52,7 +52,7 @@ class GatewayCounters(Observer):
     assignments: AssignmentCounters = attrs.field(factory=AssignmentCounters)
 
     def observe(self, event: Event) -> None:
-        """As `Observer.observe`, in the thread of the event."""
+        """Count an event, in the thread of the event."""
         fields = event.fields
         if event.name == "connected":
             self.connections += 1
@@ -69,7 +69,7 @@ class GatewayCounters(Observer):
 
 @attrs.frozen
 class _KeptEvent:
-    """An event, with the facts that are shown by name. Events that differ in time and number alone are equal."""
+    """An event with its shown facts by name. Events that differ only in time and number are equal."""
 
     seconds: float = attrs.field(eq=False)
     name: str
@@ -85,7 +85,7 @@ class _KeptEvent:
 
 
 def _shown(name: str, value: object) -> str:
-    """A fact of an event in words. Each connection of a peer has another port, which says nothing."""
+    """Return a fact of an event in words, without the meaningless port of a peer."""
     if name == "exit_status" and isinstance(value, int):
         return how_ended(value)
     return str(value).rpartition(":")[0] or str(value) if name == "peer" else str(value)
@@ -102,7 +102,7 @@ class RecentEvents(Observer):
         self._lock = threading.Lock()
 
     def observe(self, event: Event) -> None:
-        """As `Observer.observe`. Equal refusals, as of a client that tries again, are one event that says how many there were."""
+        """Keep an event. Equal refusals, such as of a retrying client, become one event with a count."""
         if event.name not in _KEPT_NAMES:
             return
         facts = {name: _shown(name, event.fields[name]) for name in _FACTS if event.fields.get(name) not in {None, ""}}
@@ -117,7 +117,7 @@ class RecentEvents(Observer):
             self._kept.append(new)
 
     def of(self, tenant: str | None, most: int = 50) -> tuple[EventStatus, ...]:
-        """The latest events about a tenant, or (None) all, the newest last."""
+        """Return the latest events about a tenant, or (None) about all, the newest last."""
         with self._lock:
             found = [one for one in self._kept if tenant is None or one.tenant == tenant]
         return tuple([one.status() for one in found[-most:]])
@@ -130,13 +130,13 @@ class GatewayContext:
     Attributes:
         authentication: gives the identities of clients.
         tenants: the executors by tenant.
-        events: tells the observers, among them `counts` and `recent`.
+        events: notifies the observers, including `counts` and `recent`.
         counts: numbers for metrics.
         recent: the latest events.
         unauthenticated: connections without a valid token so far, of all listeners.
-        keys: those of the identities of clients that were admitted.
+        keys: identity keys of admitted clients.
         pages: pages of plugins for the operations listener, by name.
-        listeners: those for clients; all of them, once the gateway is ready.
+        listeners: listeners for clients; complete once the gateway is ready.
         draining: set once no further clients are admitted.
         since: time of its start, in seconds of the monotonic clock.
     """

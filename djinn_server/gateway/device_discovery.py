@@ -1,6 +1,7 @@
 """Discovery of the devices that `djinn serve --device all` offers.
 
-Device plugins are queried in a separate process: the query opens some devices, and the gateway should hold none of their memory.
+Device plugins are queried in a separate process: the query opens some devices, whose memory the gateway should not
+hold.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ _log = get_logger("djinn.server")
 
 
 class Discovery(msgspec.Struct, frozen=True):
-    """Answer of device plugins: ids of devices, and by kind the error of a plugin that failed."""
+    """Answer of device plugins: device ids, and the errors of failed plugins by kind."""
 
     devices: list[str]
     failed: Mapping[str, str]
 
 
 def offered(devices: Sequence[str], plugins: Selection, timeout: float) -> list[str]:
-    """`devices` with `all` replaced by every device that device plugins report; CPUs only where there is nothing else.
+    """Replace `all` in `devices` by every device that plugins report. CPUs count only if there is no other device.
 
     Raises:
-        StartupError: the device plugins cannot be asked.
+        StartupError: the query of the device plugins failed.
     """
     if ALL not in devices:
         return list(devices)
@@ -45,7 +46,7 @@ def offered(devices: Sequence[str], plugins: Selection, timeout: float) -> list[
 
 def _ask(plugins: Selection, timeout: float) -> list[str]:
     command = [sys.executable, "-P", "-m", __name__]
-    order = msgspec.json.encode(plugins.sendable())  # not in the arguments: settings may be secrets
+    order = msgspec.json.encode(plugins.sendable())  # not in the arguments: settings may contain secrets
     try:
         answered = subprocess.run(
             command, input=order, env=executor_environment(), stdout=subprocess.PIPE, timeout=timeout, check=True
@@ -59,7 +60,7 @@ def _ask(plugins: Selection, timeout: float) -> list[str]:
 
 
 def discover(devices: Iterable[Device]) -> Discovery:
-    """Ask all kinds that executors may take without being told to. A kind that raises has no devices."""
+    """Query all kinds that executors may choose by default. A kind that raises has no devices."""
     found: list[str] = []
     failed: dict[str, str] = {}
     for device in devices:

@@ -58,7 +58,7 @@ from djinn_server.rlimits import allow_many_files, leave_no_cores
 if TYPE_CHECKING:
     from djinn_server.gateway.operations_listener import OperationsListener
 
-_SIGNAL_SECONDS: Final = 1.0  # after which a signal is handled at the latest
+_SIGNAL_SECONDS: Final = 1.0  # longest delay before a signal is handled
 _log = get_logger("djinn.server")
 
 
@@ -66,8 +66,8 @@ _log = get_logger("djinn.server")
 class GatewayHandle:
     """A gateway that is ready: its addresses, its devices, and the connection file for clients.
 
-    `dialled`: those for other machines, as these connect. `here`: those that only programs on this host reach. `authenticators`,
-    `pages`: names of those of plugins.
+    `dialled`: addresses that other machines connect to. `here`: addresses for programs on this host only.
+    `authenticators`, `pages`: names from plugins.
     """
 
     urls: tuple[str, ...]
@@ -99,13 +99,13 @@ class Gateway:
         self._file: tuple[Path, ConnectionFile] | None = None
 
     def start(self, tell: Callable[[str], None]) -> GatewayHandle:
-        """Start the executors, listen, and write the connection file. `tell` is called with messages about what takes long.
+        """Start the executors, listen, and write the connection file. `tell` gets messages about slow steps.
 
         Raises:
             StartupError: an executor did not start.
             TransportError: an address cannot be bound.
             ConfigurationError: the connection file cannot be written, or an authenticator is not set up.
-            PluginError: there is no such authenticator or assignment policy.
+            PluginError: an authenticator or the assignment policy does not exist.
         """
         self._config.network.listen_at.check_ports(self._config.access.operations_port)
         try:
@@ -138,7 +138,7 @@ class Gateway:
         named = self._config.network.tls is not None and not self._config.pinned
         can = [(url, one.transport.capabilities) for url, one in zip(urls, chosen, strict=True)]
         here = tuple(url for url, capabilities in can if capabilities.same_host)
-        # Clients name other addresses themselves; those of the connection file they take as they are.
+        # Clients may name other addresses themselves. They use addresses of the connection file unchanged.
         offered = [url for url, one in can if not (one.named_only or one.same_host)]
         dialled = advertised(offered, self._config.advertise, named)
         # A copy of the file on another machine must not lead to a socket there.
@@ -161,7 +161,7 @@ class Gateway:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of its certificate; empty where it has none."""
+        """Fingerprint of the gateway's certificate; empty without TLS."""
         tls = self._config.network.tls
         return fingerprint_of_file(tls.certificate) if tls is not None and tls.certificate is not None else ""
 
@@ -186,18 +186,18 @@ class Gateway:
         self._audit.close()
 
     def _plugins(self) -> Registry:
-        """The plugins of a gateway, whose authenticators and observers are in use from now on."""
-        # Imported here because it imports PyTorch, which takes as long as the executors take to start.
+        """Return the plugins of a gateway, and start using their authenticators and observers."""
+        # Imported here: it imports PyTorch, which takes as long as starting the executors.
         from djinn_core.registry.builtin_plugins import builtin_plugins
 
-        kinds = GATEWAY_KINDS - {"devices"}  # those are queried in a process of their own
+        kinds = GATEWAY_KINDS - {"devices"}  # devices are queried in a separate process
         registry = load_registry(self._config.executor.plugins, builtins=builtin_plugins(), kinds=kinds)
         self._authentication.use(registry, self._config.access.authenticators)
         self._events.observe_with(registry)
         return registry
 
     def _begin_pages(self, registry: Registry, assignment: str) -> None:
-        """Have the operations listener, where there is one, serve the pages of plugins."""
+        """Serve the pages of plugins on the operations listener, if there is one."""
         context = self._context
         assert context is not None
         if self._operations is None:
@@ -257,7 +257,7 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then let sessions end; `announce` is called when clients can connect.
 
-    `tell` is called meanwhile with messages about what takes long.
+    `tell` gets messages about slow steps.
 
     Must run in the main thread, because of the signals. A second signal ends the process at once, and with it the
     executors.
@@ -276,7 +276,7 @@ def serve(
     authentication = Authentication(TokenAuthenticator(token, table))
     authenticated = token.supplied or table is not None or bool(access.authenticators)
     if network.tls is not None:
-        server_context(network.tls)  # raises the error of a wrong certificate before anything starts
+        server_context(network.tls)  # fails on a wrong certificate before anything starts
     become_server("gateway")
     protected = network.tls is not None or access.plaintext_accepted
     if not (authenticated and protected):
@@ -292,7 +292,8 @@ def serve(
             announce(gateway.start(tell))
             set_start_aside()
             while not received:
-                # Handlers run in this thread alone, and the kernel may deliver the signal to another: `pause` would not return.
+                # Handlers run only in this thread, and the kernel may deliver the signal to another one: `pause` would
+                # not return.
                 time.sleep(_SIGNAL_SECONDS)
     except BaseException:
         gateway.close(0.0)
@@ -303,10 +304,10 @@ def serve(
 
 
 def _listening_hosts(config: GatewayConfig) -> Iterable[str]:
-    """Addresses at which the server will listen. Those of transports for this host alone are not the operator's `--host`."""
+    """Return the listen addresses of the server, without transports for this host, which ignore `--host`."""
     network = config.network
     if all(map(is_loopback, network.listen_at.hosts)):
-        return network.listen_at.hosts  # without the second that plugins take to load
+        return network.listen_at.hosts  # avoids the second that loading plugins takes
     from djinn_core.registry.builtin_plugins import builtin_plugins
 
     registry = load_registry(config.executor.plugins, builtins=builtin_plugins(), kinds={"transports"})
@@ -321,7 +322,7 @@ def _end_session(context: GatewayContext, session: str, identity: Identity) -> s
 
 
 def _operations_listener() -> type[OperationsListener]:
-    """The class, imported here because few servers need aiohttp for it.
+    """Return the listener class. Few servers need it and aiohttp, so it is imported here.
 
     Raises:
         ConfigurationError: the library is missing.
@@ -337,19 +338,19 @@ def _operations_listener() -> type[OperationsListener]:
 
 
 def default_connection_file(config: GatewayConfig) -> Path:
-    """A file of its own for this server: in its state folder if that lasts, else in the user's runtime or state directory."""
+    """Return a path for this server: in its state folder if that lasts, else in the user's runtime or state directory."""
     if config.lasting and config.state_dir is not None:
         return config.state_dir / "connection.json"
     return runtime_directory() / f"server-{os.getpid()}.json"
 
 
 class _Stop(BaseException):
-    """Raised where a signal asks the server to stop. It is no `Exception`, so that no handler takes it for an error."""
+    """Raised if a signal asks the server to stop. Not an `Exception`, so that no handler treats it as an error."""
 
 
 @contextmanager
 def _signals_stop(received: list[str]) -> Iterator[None]:
-    """Raise `_Stop` in the main thread on SIGTERM and SIGINT; afterwards the signals do what they did before.
+    """Raise `_Stop` in the main thread on SIGTERM and SIGINT; the previous handlers are restored afterwards.
 
     Their names are added to `received`: an exception that is raised in a finalizer or in a callback is lost.
     """
@@ -367,7 +368,7 @@ def _signals_stop(received: list[str]) -> Iterator[None]:
 
 
 def _executors(config: GatewayConfig) -> tuple[ExecutorConfig, ...]:
-    """Configurations of the executors, one for each device, with a directory for the device time that tenants use."""
+    """Return a configuration for each device, with a directory for the device time of tenants."""
     devices: Sequence[str]
     if config.engine.name in {"", LOCAL}:
         devices = offered(config.devices, config.executor.plugins, config.start_timeout) or ("",)
@@ -382,7 +383,7 @@ def _executors(config: GatewayConfig) -> tuple[ExecutorConfig, ...]:
 
 
 def _accounts(config: GatewayConfig, number: int) -> Path | None:
-    """The folder for the device time that tenants use on an executor, which outlives the server where its state does."""
+    """Return the folder for the device time of tenants on an executor. It outlives the server if the state folder does."""
     if config.state_dir is None:
         return None
     folder = config.state_dir / "accounts" / str(number)

@@ -63,19 +63,21 @@ class GatewayConfig:
     """Configuration of a gateway.
 
     Attributes:
-        network: addresses at which it listens; its executors listen there too, with transports that clients reach directly.
-        advertise: host name under which other machines reach this one, for the connection file; empty: found out.
+        network: addresses at which it listens; its executors listen there too, with transports that clients reach
+            directly.
+        advertise: host name of this machine in the connection file; empty: detected.
         pinned: True if clients check the certificate by its fingerprint, which is in the connection file.
         devices: devices to offer, an executor for each; `all`: every device; empty: the best that the machine has.
-        assignment: name of the policy that assigns new sessions to executors; empty: the setting's.
+        assignment: name of the policy that assigns new sessions to executors; empty: the name in the settings.
         engine: starts its executors.
         executor: configuration that its executors have in common.
         state_dir: folder with what a restarted server needs to continue its sessions; None: nothing is kept.
         lasting: True if a server that is started again uses this folder and the same ports.
-        connection_file: file for URLs and token; None: one in `state_dir` if it is `lasting`, else in a directory of the user's.
+        connection_file: file for URLs and token; None: one in `state_dir` if it is `lasting`, else in a directory of
+            the user's.
         drain_seconds: time for which sessions may go on after a signal to stop.
         start_timeout: time that the executors may take to start, in seconds.
-        log_level: what it and its executors log.
+        log_level: log level of gateway and executors.
     """
 
     network: NetworkConfig = attrs.field(factory=NetworkConfig)
@@ -111,7 +113,7 @@ class GatewayConfig:
     log_level: str = "info"
 
     def with_settings(self, settings: Settings) -> GatewayConfig:
-        """The same with the settings in place of what the command line does not give."""
+        """Return the configuration with settings for values that the command line does not set."""
         return attrs.evolve(
             self,
             devices=self.devices or ((settings.device,) if settings.device else ()),
@@ -123,7 +125,10 @@ class GatewayConfig:
         )
 
     def executor_on(self, device: str, accounts: Path | None) -> ExecutorConfig:
-        """Configuration of the executor on a device. `accounts`: where its tenants' time on it is recorded; None: nowhere."""
+        """Return the configuration of the executor on a device.
+
+        `accounts`: folder for the device time of tenants; None: none.
+        """
         log, recovery = attrs.evolve(self.executor.log, level=self.log_level), self.executor.recovery
         outlives = self.lasting and self.engine.name in {"", LOCAL} and recovery.journals is not None
         return attrs.evolve(

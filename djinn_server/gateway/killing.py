@@ -1,4 +1,4 @@
-"""The end of a session that a client or an operator asks for, with `djinn kill` or on the dashboard."""
+"""End a session on request of a client or an operator, with `djinn kill` or on the dashboard."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from djinn_server.gateway.context import GatewayContext
 
 
 def kill_session(context: GatewayContext, session: str, identity: Identity, peer: str, means: str) -> Killed | Denial:
-    """End the session whose name begins with `session`, if the identity may; `means`: how it was asked for, for the client."""
+    """End the session whose name begins with `session`, if the identity may.
+
+    `means`: the way of the request, for the client.
+    """
     if identity.monitor:
         return Denial("this token is valid for watching the server only", "monitor")
     shown = context.tenants.statuses(None if identity.sees_all else identity.tenant)

@@ -1,4 +1,4 @@
-"""Operations pages without a gateway: on loopback, for the user who started them, who shows a code in place of a token."""
+"""Operations pages without a gateway: on loopback, for the user who started them. A code replaces the token."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from djinn_server.gateway.operations_listener import OperationsListener
 
 @attrs.frozen
 class _LocalPages:
-    """Implements `HttpResponder` with the pages of one plugin, for requests that show the code."""
+    """Implements `HttpResponder` with the pages of one plugin, for requests with the code."""
 
     pages: OperationsPages
     code: str = attrs.field(repr=False)
 
     def serves_browsers(self, path: str) -> bool:
-        """As `HttpResponder.serves_browsers`."""
+        """Return True for the paths of the plugin's pages."""
         return split_path(path)[0] == self.pages.name
 
     def is_probe(self, path: str) -> bool:
-        """As `HttpResponder.is_probe`: a program that shows pages to its own user has none."""
+        """Return False: pages of a local program have no probes."""
         del path
         return False
 
     def admits(self, shown: Credentials) -> bool:
-        """As `HttpResponder.admits`."""
+        """Return True if the request has the code."""
         return hmac.compare_digest(shown.token.encode(errors="replace"), self.code.encode())
 
     def answer(self, path: str, shown: Credentials, accept: str) -> HttpResponse | EventFeed:
-        """As `HttpResponder.answer`."""
+        """Return the page at a path, as `HttpResponder.answer` does."""
         del accept
         name, rest = split_path(path)
         if name == self.pages.name and rest in self.pages.open_paths:
@@ -43,7 +43,7 @@ class _LocalPages:
         return self._respond(self.pages.answer, path, shown)
 
     def act(self, path: str, shown: Credentials) -> HttpResponse | EventFeed:
-        """As `HttpResponder.act`."""
+        """Carry out a POST request, as `HttpResponder.act` does."""
         return self._respond(self.pages.act, path, shown)
 
     def _respond(
@@ -64,7 +64,7 @@ class PageServer:
     """
 
     def __init__(self, pages: OperationsPages, server: WatchedServer, code: str, port: int = 0) -> None:
-        """Listen. `server`: has the status that the pages show; `code`: what a browser shows in place of a token.
+        """Listen. `server`: source of the status for the pages. `code`: the browser's credential.
 
         Raises:
             TransportError: the port is taken.

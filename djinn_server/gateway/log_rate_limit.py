@@ -15,7 +15,10 @@ A_SECOND: Final = 1.0
 
 
 class LogRateLimit:
-    """Decides which lines are written. A client that causes many could otherwise fill a disk, or hide others among them."""
+    """Decides which lines are written.
+
+    Otherwise a client could fill the disk with lines, or hide other lines among them.
+    """
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, at_once: float = AT_ONCE, a_second: float = A_SECOND
@@ -25,7 +28,7 @@ class LogRateLimit:
         self._lock = threading.Lock()
 
     def count(self, kind: str) -> int | None:
-        """Number of lines of that kind that were left out before this one; None: this one is left out, too."""
+        """Return the number of skipped lines of that kind before this one; None if this one is skipped, too."""
         wait = self._buckets.of(kind, self._a_second, self._at_once).take()
         with self._lock:
             if wait:

@@ -23,8 +23,8 @@ class ExecutorFamily:
 
     Attributes:
         name: name in the report; a counter is shown with `_total` after it.
-        text: what it counts or measures.
-        labels: names of its labels beside those of all families of executors.
+        text: help text.
+        labels: names of its labels, without the labels common to all executor families.
     """
 
     name: str
@@ -158,7 +158,7 @@ Labels = tuple[str, ...]
 
 
 def exporter(context: GatewayContext) -> Callable[[str], tuple[bytes, str]]:
-    """A function that gives the metrics as of now, and their content type, for the value of an `Accept` header.
+    """Return a function that takes an `Accept` header and returns the current metrics with their content type.
 
     Raises:
         ConfigurationError: the library is missing.
@@ -208,11 +208,11 @@ class _Collector:
         self._model_names: dict[str, ModelNames] = {}  # by tenant
 
     def describe(self) -> Iterable[Any]:
-        """As `Collector.describe`: empty, so that no executor is asked when this is registered."""
+        """Return no families, so that registration queries no executor."""
         return ()
 
     def collect(self) -> Iterator[Any]:
-        """As `Collector.collect`."""
+        """Yield all metric families, as `Collector.collect` does."""
         yield from self._gateway()
         rows = list(self._rows())
         yield from self._executors(rows)
@@ -279,7 +279,7 @@ class _Collector:
         )
 
     def _balance(self, rows: list[_ExecutorRow]) -> Iterator[Any]:
-        """Assignments of sessions to executors, and the load of these."""
+        """Yield the assignments of sessions to executors, and the load of the executors."""
         counts = self._context.counts.assignments
         for name, text, by_policy in (
             ("assignments", "Sessions that were assigned to an executor, by policy", counts.assigned),
@@ -335,7 +335,7 @@ class _Collector:
     def _reported(
         self, name: str, text: str, rows: list[_ExecutorRow], value: Callable[[Sessions], float | None]
     ) -> Any:
-        """A gauge of the executors that report, without those whose value is None."""
+        """Return a gauge of the reporting executors, without values that are None."""
         family = self._families.GaugeMetricFamily(f"djinn_executor_{name}", text, labels=_LABELS)
         for row in rows:
             if row.report is not None and (measured := value(row.report)) is not None:
@@ -353,7 +353,7 @@ class _Collector:
 
 
 def _counted(family: ExecutorFamily, own: Labels, metered: ExecutorMetrics) -> Sequence[tuple[Labels, float]]:
-    """Values of a counter by all of their labels: 0 for what never happened, as far as its labels are known."""
+    """Return the values of a counter by labels. Known labels without events have the value 0."""
     return _measured(family, own, metered) or ([] if family.labels else [(own, 0.0)])
 
 
@@ -370,5 +370,5 @@ def _sum(label: str, parts: Sequence[Distribution]) -> Distribution:
 
 
 def _buckets(seen: Distribution) -> list[tuple[str, float]]:
-    """Buckets as Prometheus counts them: each includes all that are smaller."""
+    """Return cumulative buckets, as Prometheus expects."""
     return list(zip((*map(str, seen.bounds), "+Inf"), accumulate(seen.counts), strict=True))

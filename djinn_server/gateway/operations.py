@@ -35,7 +35,7 @@ class Operations:
     open_probes: bool = False
 
     def serves_browsers(self, path: str) -> bool:
-        """True for pages of plugins: the routes of operations answer no request of a web page."""
+        """True for pages of plugins: operations routes refuse requests from web pages."""
         return path.partition("?")[0] not in ROUTES
 
     def is_probe(self, path: str) -> bool:
@@ -47,7 +47,7 @@ class Operations:
         return not isinstance(self.context.authentication.identify(shown), Denial)
 
     def answer(self, path: str, shown: Credentials, accept: str) -> HttpResponse | EventFeed:
-        """The response to `GET path` from a client with these credentials."""
+        """Return the response to `GET path` from a client with these credentials."""
         name, rest = split_path(path)
         if self.open_probes and not shown.token and path in PROBES:
             return self._probe(path)
@@ -68,7 +68,7 @@ class Operations:
         return route(self, who, accept)
 
     def act(self, path: str, shown: Credentials) -> HttpResponse | EventFeed:
-        """The response to `POST path` from a client with these credentials."""
+        """Return the response to `POST path` from a client with these credentials."""
         name, rest = split_path(path)
         who = self._identify(path, shown)
         if isinstance(who, HttpResponse):
@@ -91,13 +91,13 @@ class Operations:
         return HttpResponse(HTTPStatus.OK, b"ok\n")
 
     def readyz(self, who: Identity, accept: str) -> HttpResponse:
-        """Readiness: while it fails, clients should be sent elsewhere."""
+        """Readiness: while it fails, send clients elsewhere."""
         del who, accept
         reason = self._why_not_ready()
         return HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK, f"{reason or 'ok'}\n".encode())
 
     def metrics(self, who: Identity, accept: str) -> HttpResponse:
-        """Counters and gauges for Prometheus, of all tenants, and therefore for the operator alone."""
+        """Counters and gauges for Prometheus, of all tenants, so only for the operator."""
         if not who.sees_all:
             return HttpResponse(
                 HTTPStatus.FORBIDDEN, b"metrics are for the operator: ask for a token that may watch the server\n"
@@ -105,13 +105,13 @@ class Operations:
         return HttpResponse(HTTPStatus.OK, *self.export(accept))
 
     def _probe(self, path: str) -> HttpResponse:
-        """Response to a probe without a token: a status alone, which says that there is a server and if it is ready."""
+        """Return the response to a probe without a token: only an HTTP status, which tells if the server is ready."""
         if path == "/readyz" and self._why_not_ready():
             return HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE, b"not ready\n")
         return HttpResponse(HTTPStatus.OK, b"ok\n")
 
     def _why_not_ready(self) -> str:
-        """The reason why a client that connects now is not admitted; empty: it is."""
+        """Return the reason why clients are not admitted now; empty if they are."""
         if self.context.draining.is_set():
             return "draining: no further clients are admitted"
         if not self.context.listeners:
@@ -120,7 +120,7 @@ class Operations:
 
 
 def split_path(path: str) -> tuple[str, str]:
-    """The first name in a path, and what follows it."""
+    """Split a path into its first name and the rest."""
     name, slash, rest = path.partition("?")[0].removeprefix("/").partition("/")
     return name, slash + rest
 

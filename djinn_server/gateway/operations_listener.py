@@ -27,15 +27,15 @@ from djinn_core.protocol.net.unauthenticated_limit import UnauthenticatedLimit
 from djinn_server.gateway.admission import REFUSAL_SECONDS
 from djinn_server.launch.http_hosts import is_called, own_names
 
-REQUEST_SECONDS: Final = 5.0  # for a whole request, the handshake of TLS included
+REQUEST_SECONDS: Final = 5.0  # for a whole request, including the TLS handshake
 _MOST: Final = 64  # connections at a time
-_REQUEST_BYTES: Final = 16 << 10  # of a connection: nothing but a line and headers is expected
+_REQUEST_BYTES: Final = 16 << 10  # of a request: only a request line and headers are expected
 _MOST_FEEDS: Final = 64
 _PROBE_THREADS: Final = 2
-_WRITE_SECONDS: Final = 20.0  # in which a client takes an event
+_WRITE_SECONDS: Final = 20.0  # within which a client must receive an event
 _CHECK_SECONDS: Final = 2.0  # after which the token of a feed is checked again
 _PAUSE_SECONDS: Final = 0.1
-# What browsers may do with a page: nothing from elsewhere, no scripts or styles in markup, in no frame of another page.
+# Content security policy: no foreign resources, no inline scripts or styles, no framing by other pages.
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
@@ -55,10 +55,10 @@ _log = get_logger("djinn.server")
 
 
 class _Malformed(logging.Filter):
-    """Logs a line in place of a traceback for a request that is not HTTP: any client can send many."""
+    """Logs one line instead of a traceback for a malformed request, because any client can send many."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """As `logging.Filter`."""
+        """Drop the record of a malformed request, and log one line instead."""
         error = record.exc_info[1] if record.exc_info else None
         if not isinstance(error, HttpProcessingError):
             return True
@@ -71,16 +71,16 @@ _requests.addFilter(_Malformed())
 
 
 class HttpResponder(Protocol):
-    """Gives the responses of an HTTP server; called in threads."""
+    """Provides the responses of an HTTP server. Methods are called in threads."""
 
     def serves_browsers(self, path: str) -> bool:
-        """True for paths that scripts of this server's own pages may ask for."""
+        """Return True for paths that scripts of this server's own pages may request."""
 
     def admits(self, shown: Credentials) -> bool:
         """True while the credentials are valid."""
 
     def is_probe(self, path: str) -> bool:
-        """True for paths that must be answered while all other requests wait."""
+        """Return True for paths that must be answered even while other requests wait."""
 
     def answer(self, path: str, shown: Credentials, accept: str) -> HttpResponse | EventFeed:
         """The response to `GET path` from a client with these credentials."""
@@ -90,14 +90,14 @@ class HttpResponder(Protocol):
 
 
 class OperationsListener:
-    """An HTTP server for the routes of `Operations`, or those of another `HttpResponder`.
+    """An HTTP server for the routes of `Operations`, or of another `HttpResponder`.
 
     Attributes:
-        url: where it listens.
+        url: address of the listener.
     """
 
     def __init__(self, host: str, port: int, operations: HttpResponder, context: ssl.SSLContext | None = None) -> None:
-        """Listen, under TLS where there is a context.
+        """Listen, with TLS if there is a context.
 
         Raises:
             TransportError: the address cannot be bound.
@@ -113,7 +113,7 @@ class OperationsListener:
         self._unauthenticated = UnauthenticatedLimit(_MOST)
         self._connections: dict[web.RequestHandler, _Connection] = {}
         self._feeds = 0
-        # Feeds and metrics wait for executors, so probes and feeds have threads of their own.
+        # Feeds and metrics wait for executors, so probes and feeds have separate threads.
         self._probe_threads = ThreadPoolExecutor(_PROBE_THREADS, "djinn-probe")
         self._feed_threads = ThreadPoolExecutor(_MOST_FEEDS, "djinn-feed")
         self._loop = asyncio.new_event_loop()
@@ -122,8 +122,8 @@ class OperationsListener:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening, and end the connections that there are."""
-        with suppress(RuntimeError):  # the loop has ended: closed before
+        """Stop listening, and end all connections."""
+        with suppress(RuntimeError):  # the loop has ended: already closed
             self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(_CLOSE_SECONDS)
 
@@ -144,7 +144,7 @@ class OperationsListener:
             accepting.result()
 
     async def _accept(self, http: web.Server) -> None:
-        """Accept connections, each in a task of its own; the runner ends those that are left."""
+        """Accept connections, each in a separate task. The runner ends remaining connections."""
         loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
         while True:
             try:
@@ -158,7 +158,7 @@ class OperationsListener:
             task.add_done_callback(tasks.discard)
 
     async def _converse(self, sock: socket.socket, peer: str, http: web.Server) -> None:
-        """Serve one connection, within a time limit; where there are too many connections, it is ended before."""
+        """Serve one connection within a time limit. If there are too many connections, it ends earlier."""
         task = asyncio.current_task()
         assert task is not None
         loop = asyncio.get_running_loop()
@@ -253,7 +253,7 @@ class _TaskCloser:
     task: asyncio.Task[None]
 
     def close(self) -> None:
-        """As `Closable.close`; called in the event loop alone, where a further connection takes the place of this one."""
+        """Cancel the task. Called only in the event loop, when a further connection replaces this one."""
         self.task.cancel()
 
 
@@ -274,13 +274,13 @@ class _Connection(asyncio.Protocol):
         self.pause_writing, self.resume_writing = http.pause_writing, http.resume_writing  # type: ignore[method-assign]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As `asyncio.Protocol`."""
+        """Start the connection, as `asyncio.Protocol` requires."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._http.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """As `asyncio.Protocol`."""
+        """Count and forward received bytes, as `asyncio.Protocol` requires."""
         assert self._transport is not None
         self._left -= len(data)
         if self._left >= 0:
@@ -290,11 +290,11 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
 
     def eof_received(self) -> None:
-        """As `asyncio.Protocol`."""
+        """Forward the end of input, as `asyncio.Protocol` requires."""
         self._http.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As `asyncio.Protocol`."""
+        """Mark the connection as ended, as `asyncio.Protocol` requires."""
         self._http.connection_lost(exc)
         if not self.ended.done():
             self.ended.set_result(None)
@@ -308,12 +308,12 @@ def _listening_socket(host: str, port: int) -> socket.socket:
 
 
 def _from_browser(request: web.BaseRequest) -> bool:
-    """True for a request of a browser."""
+    """Return True for a request of a browser."""
     return "Origin" in request.headers or "Sec-Fetch-Site" in request.headers
 
 
 def _same_origin(request: web.BaseRequest) -> bool:
-    """True unless the request is of a page of another site."""
+    """Return False if a page of another site sent the request."""
     origin = request.headers.get("Origin")
     own = origin is None or origin.partition("://")[2] == request.headers.get("Host")
     return own and request.headers.get("Sec-Fetch-Site", "none") in {"none", "same-origin"}
@@ -325,7 +325,7 @@ def _credentials(request: web.BaseRequest) -> Credentials:
 
 
 def _certificate(request: web.BaseRequest) -> bytes:
-    """Certificate that the client showed, in DER; empty if it showed none."""
+    """Return the client certificate in DER; empty without one."""
     tls = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
     return (tls.getpeercert(binary_form=True) or b"") if tls is not None else b""
 
