@@ -1,4 +1,4 @@
-"""The placement policy `cost_based`: where work is done soonest, and one device where more do not pay."""
+"""The placement policy `cost_based`: minimises the predicted end, and uses one device if more do not save time."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_placement_policies() -> Iterable[PlacementPolicy]:
-    """The policy `cost_based`."""
+    """Register the placement policy `cost_based`."""
     return [CostBased()]

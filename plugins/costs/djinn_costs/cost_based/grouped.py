@@ -1,4 +1,4 @@
-"""Groups and branches that run beside each other: each on a device of its own."""
+"""Placement of independent groups and branches, each on its own device."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _apart(options: Options, what: str, fresh: str | None) -> Option | None:
     where = dict(zip(order, (*others, main), strict=True))
     listed = options.listed(
         lambda _, unit, listing: [where[unit.group] if unit.group >= 0 else followed(unit, listing) or main],
-        fresh=fresh,  # with copies elsewhere: later programs run there
+        fresh=fresh,  # with copies on other devices: later programs run there
     )
     if listed is None:
         return None

@@ -1,4 +1,4 @@
-"""Devices and links, as tables that are quick to look into."""
+"""Tables of devices and links for fast look-up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import attrs
 from djinn.hooks import PlacementContext
 from djinn.planning import CostEstimate, DeviceCapabilities, NetworkTopology
 
-# What a message between devices takes at least, where links were not measured or claim to take nothing.
+# Minimum seconds of a message between devices, if links were not measured or report zero.
 HOP = 5e-5  # seconds
 
 
@@ -20,10 +20,10 @@ class Hardware:
 
     Attributes:
         devices: in the order of the topology.
-        rows: costs of the nodes on devices of each make; devices that are alike share a row.
+        rows: costs of the nodes per device model; equal devices share a row.
         row_of: index of the row by device id.
-        hop: seconds in which nothing moves between two devices.
-        rate: bytes a second on the fastest link between two devices; infinite where none was measured.
+        hop: latency in seconds between two devices. rate: bytes a second on the fastest link between two devices; infinite if none
+            was measured.
     """
 
     devices: tuple[DeviceCapabilities, ...]
@@ -36,7 +36,7 @@ class Hardware:
 
     @classmethod
     def of(cls, context: PlacementContext) -> Hardware:
-        """The devices of a context."""
+        """Return the devices of a context."""
         rows: list[Sequence[CostEstimate]] = []
         known: dict[int, int] = {}
         row_of: dict[str, int] = {}
@@ -52,7 +52,7 @@ class Hardware:
         return cls(context.topology.devices, rows, row_of, hop, rate, context.topology)
 
     def seconds(self, source: str, target: str, size: int) -> float:
-        """Time to move `size` bytes from one device to another."""
+        """Return the time to move `size` bytes from one device to another."""
         if source == target:
             return 0.0
         link = self._links.get((source, target))

@@ -1,4 +1,4 @@
-"""List scheduling: units in order of how much depends on them, each on the device that is done with it first (HEFT)."""
+"""List scheduling (HEFT): takes units by descending critical path and places each on the device with the earliest finish."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import attrs
 from djinn_costs.cost_based.hardware import Hardware
 from djinn_costs.cost_based.units import ProgramUnits, Unit
 
-# A weight that comes to a device stays there, so its way counts as shared by this many runs of the program.
+# A weight that is copied to a device stays there, so this many runs of the program share the transfer time.
 RUNS: Final = 8
-_CANDIDATES: Final = 8  # devices in use that are asked for each unit
+_CANDIDATES: Final = 8  # devices in use to evaluate per unit
 
 
 @attrs.define(eq=False, slots=False)
@@ -24,8 +24,8 @@ class PlacedUnits:
 
     Attributes:
         where: device by unit.
-        done: predicted time by unit at which it is through, in seconds.
-        second: by unit the next best device and when it would have been done there, where there was a choice.
+        done: predicted finish of each unit, in seconds. second: by unit the next best device and the finish there, if there was a
+            choice.
         seconds: predicted time of the whole program.
         homes: device by block.
         copies: by storage the devices that keep a copy.
@@ -39,12 +39,12 @@ class PlacedUnits:
 
     @cached_property
     def seconds(self) -> float:
-        """Predicted time of the whole program, when all units are placed."""
+        """Return the predicted time of the whole program, when all units are placed."""
         return max(self.done, default=0.0)
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
-        """Devices that are used, in order of first use."""
+        """Return the devices that are used, in order of first use."""
         return tuple(dict.fromkeys(self.where))
 
 
@@ -52,7 +52,7 @@ Choose = Callable[[int, Unit, "ListScheduler"], Sequence[str]]
 
 
 def ranked(work: ProgramUnits, hardware: Hardware) -> list[int]:
-    """Units by how long the program still takes from their start, longest first: an order in which they may run."""
+    """Return units by descending critical path, which is a valid execution order."""
     units = work.units
     followers: list[list[int]] = [[] for _ in units]
     for index, unit in enumerate(units):
@@ -74,7 +74,7 @@ def ranked(work: ProgramUnits, hardware: Hardware) -> list[int]:
 
 
 class ListScheduler:
-    """Places units one after the other and keeps time."""
+    """Places one unit after the other and tracks time."""
 
     def __init__(
         self,
@@ -87,13 +87,13 @@ class ListScheduler:
         self.work, self.hardware = work, hardware
         self.room, self.resident = dict(room), frozenset(homes)
         self.kept = {storage: {*devices} for storage, devices in copies.items()}
-        self.free: dict[str, float] = {}  # by device in use: when it is idle
-        self.tokens: str | None = None  # where a language model generates
+        self.free: dict[str, float] = {}  # by device in use: when it becomes idle
+        self.tokens: str | None = None  # device of the language model's generation
         self.result = PlacedUnits([""] * len(work.units), [0.0] * len(work.units), {}, dict(homes))
         self._groups()
 
     def _groups(self) -> None:
-        """Idle devices by make and group, the first ones last."""
+        """Group idle devices by model and group, first devices last."""
         self.pools: dict[tuple[int, str], list[str]] = {}
         self.group_of: dict[str, str] = {}
         for device in reversed(self.hardware.devices):
@@ -104,12 +104,12 @@ class ListScheduler:
             self.first_idle.setdefault(self.hardware.row_of[device.id], []).append(device.id)
 
     def run(self, order: Sequence[int], choose: Choose) -> PlacedUnits | None:
-        """All units placed, on one of the devices that `choose` names; None if memory does not suffice."""
+        """Place all units, each on one of the devices that `choose` names. Return None if memory does not suffice."""
         units, result = self.work.units, self.result
         for index in order:
             unit = units[index]
             if unit.light and unit.storage is not None and self._home(unit) is None:
-                continue  # where the first that needs it is
+                continue  # on the device of its first consumer
             offered = self._offered(index, unit, choose)
             if not offered:
                 return None
@@ -134,7 +134,7 @@ class ListScheduler:
         return self.result.homes.get(self.work.blocks.leader(unit.storage))
 
     def idle(self, near: str | None) -> list[str]:
-        """Devices in use that are idle first, and unused ones: one of each make, and one beside `near`."""
+        """Return the devices in use that become idle first, and unused devices: one per model, and one close to `near`."""
         busy = heapq.nsmallest(_CANDIDATES, self.free, key=self.free.__getitem__)
         found = []
         for row, pool in self.first_idle.items():
@@ -149,7 +149,7 @@ class ListScheduler:
         return [*busy, *found]
 
     def _done(self, unit: Unit, device: str, bound: bool) -> float:
-        """Finish time of `unit` on `device`; infinite where its memory does not suffice, unless it is bound to it."""
+        """Return the finish time of `unit` on `device`; infinite if its memory does not suffice, unless the unit is bound to it."""
         result, hardware = self.result, self.hardware
         ready, moved = self.free.get(device, 0.0), 0.0
         for maker, size in unit.needs.items():
@@ -198,7 +198,7 @@ class ListScheduler:
                 self._bring(maker, device, done)
 
     def _bring(self, index: int, device: str, done: float) -> None:
-        """Place a light unit, and the light ones that it needs, where the first that needs it is."""
+        """Place a light unit, and its light inputs, on the device of its first consumer."""
         unit, result = self.work.units[index], self.result
         home = self._home(unit) or device
         result.where[index], result.done[index] = home, 0.0
@@ -212,7 +212,7 @@ class ListScheduler:
             self.result.homes.setdefault(self.work.blocks.leader(storage), device)
 
     def _leave_no_light_unit(self, order: Sequence[int]) -> None:
-        """Light units that no other needs."""
+        """Place light units that no other unit needs."""
         main = next((d for d in self.result.where if d), self.hardware.devices[0].id)
         for index in reversed(order):
             if not self.result.where[index]:

@@ -1,4 +1,4 @@
-"""Memory that a program needs on devices, and memory that they have."""
+"""Memory that a program needs on devices, and free memory of devices."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from djinn.hooks import PlacementContext
 from djinn.planning import DeviceCapabilities, Graph, storage_of
 from djinn_costs.cost_based.units import ProgramUnits
 
-# Of a device's memory, this share is left to what grows later (caches) and to what ops need while they run.
+# This share of a device's memory stays free for later growth (caches) and for temporary memory of ops.
 SPARE = 0.1
 
 
 def room(
     devices: Sequence[DeviceCapabilities], work: ProgramUnits, copies: Mapping[int, Sequence[str]], transient: int
 ) -> dict[str, float]:
-    """Bytes by device for inputs that are not there yet; devices of which nothing is known are not listed."""
+    """Return the bytes by device for inputs without a location; devices of unknown memory are not listed."""
     there: Counter[str] = Counter()
     for storage, home in work.homes.items():
         there[home] += work.sizes[storage]
@@ -34,17 +34,17 @@ def room(
 
 
 def transient_bytes(context: PlacementContext, kept: frozenset[int], enough: float) -> int:
-    """Peak bytes of results beside inputs and kept values; an estimate where all together is `enough`."""
+    """Return the peak bytes of results besides inputs and kept values; a rough estimate if the total fits into `enough`."""
     nodes = context.graph.nodes
     whole = sum(context.graph.meta(v).nbytes for n in context.plan.nodes for v in nodes[n].outputs)
-    rows = {id(row): row for row in context.costs.by_device.values()}  # devices of one make share theirs
+    rows = {id(row): row for row in context.costs.by_device.values()}  # equal devices share theirs
     beside = max((e.workspace for row in rows.values() for e in row), default=0)
-    # What is kept counts once more, by unit.
+    # Kept values count in addition, by unit.
     return beside + (whole if 2 * whole + beside <= enough else _most_at_once(context, kept))
 
 
 def _most_at_once(context: PlacementContext, kept: frozenset[int]) -> int:
-    """The most bytes of results, beside those in `kept`, that are needed at once when nodes run in program order."""
+    """Return the peak bytes of results, besides those in `kept`, when nodes run in program order."""
     graph, replace = context.graph, context.plan.replace
     inputs = {storage_of(v) for v in graph.inputs}
     last: dict[int, int] = {}
@@ -73,7 +73,7 @@ def _most_at_once(context: PlacementContext, kept: frozenset[int]) -> int:
 
 
 def missing(graph: Graph, device: DeviceCapabilities) -> str:
-    """Dtypes and ops of the program that a device does not compute with, or an empty string."""
+    """Return dtypes and ops of the program that a device does not support, or an empty string."""
     found: set[str] = set()
     if device.dtypes:
         values = (*graph.inputs, *(v for node in graph.nodes for v in node.outputs))

@@ -1,4 +1,4 @@
-"""The placements that are thought through for one program, each with a reason for every unit."""
+"""The candidate placements of one program, each with a reason for every unit."""
 
 from __future__ import annotations
 
@@ -19,21 +19,18 @@ from djinn_costs.cost_based.memory import SPARE, missing, room, transient_bytes
 from djinn_costs.cost_based.parts import cuts
 from djinn_costs.cost_based.units import Unit, work_of
 
-_PIECES: Final = 16  # a unit may gather a sixteenth of what a device holds
-# Of rates of successive inputs, by the same costs of the same program: the better one takes less than this share of the other.
+_PIECES: Final = 16  # a unit may gather a sixteenth of a device's memory
+# For rates predicted from equal costs: the better rate must need less than this share of the other's time.
 PAYS: Final = 0.9
-_TRIED: Final = 4  # devices that are thought of as the only one; numbers of parts
+_TRIED: Final = 4  # single devices to evaluate; numbers of parts to evaluate
 
 
 @attrs.frozen(eq=False)
 class Option:
-    """A placement that was thought through.
+    """A candidate placement.
 
     Attributes:
-        listed: where units are.
-        why: the reason by unit.
-        instead: the option that was not taken.
-        uses: what followed from hints.
+        listed: placed units. why: the reason by unit. instead: the rejected option. uses: decisions that followed from hints.
     """
 
     listed: PlacedUnits
@@ -42,7 +39,7 @@ class Option:
     uses: tuple[HintUse, ...] = ()
 
     def reason(self, index: int) -> str:
-        """Reason for the device of unit `index`, and what the other option would have taken."""
+        """Return the reason for the device of unit `index`, with the time of the rejected option."""
         other = self.instead
         if other is None:
             return self.why(index)
@@ -52,13 +49,13 @@ class Option:
 
 
 class Options:
-    """Placement options of one program."""
+    """Candidate placements of one program."""
 
     def __init__(self, context: PlacementContext) -> None:
         self.context = context
         self.pays = (
             1 - context.margin
-        )  # of the time on one device, what is divided has to be predicted to take less than that
+        )  # maximum predicted time of a divided program, as a share of the time on one device
         self._refused = {d.id: m for d in context.topology.devices if (m := missing(context.graph, d))}
         self.devices = [d for d in context.topology.devices if d.id not in self._refused]
         if not self.devices:
@@ -88,9 +85,10 @@ class Options:
             self._held[home] += self.work.sizes[storage]
 
     def listed(self, choose: Choose, fresh: str | None = None) -> PlacedUnits | None:
-        """The units on the devices that `choose` names, in an order in which they may run; None if memory does not suffice.
+        """Place the units on the devices that `choose` names, in execution order.
 
-        `fresh`: where inputs come to that live nowhere yet, where that is not where they are used first.
+        Return None if memory does not suffice. `fresh`: the device of inputs without a location; by default the device of their
+        first use.
         """
         if fresh is None:
             return ListScheduler(self.work, self.hardware, self._homes, self.copies, self.room).run(self._order, choose)
@@ -103,7 +101,7 @@ class Options:
         return ListScheduler(self.work, self.hardware, homes, self.copies, room).run(self._order, choose)
 
     def in_place(self) -> Option | None:
-        """Device of the inputs; where they live nowhere, the quickest device that holds everything."""
+        """Return the device of the inputs. If they have no location, return the fastest device that holds everything."""
         if self._held:
             main = self._held.most_common(1)[0][0]
             listed = self.listed(lambda _, unit, listing: [followed(unit, listing) or main])
@@ -117,7 +115,7 @@ class Options:
         return Option(best, lambda _: reason)
 
     def _alone(self) -> list[DeviceCapabilities]:
-        """A device of each make with room for all inputs, quickest makes first."""
+        """Return one device per model with room for all inputs, fastest models first."""
         total = sum(self.work.sizes.values())
         found: dict[int, DeviceCapabilities] = {}
         for device in self.devices:
@@ -128,7 +126,7 @@ class Options:
         return [found[row] for row in sorted(found, key=quick.__getitem__)[:_TRIED]]
 
     def spread(self) -> Option | None:
-        """Each unit on the device that is done with it first; None if there is no choice."""
+        """Place each unit on the device with its earliest finish; None if there is no choice."""
         if len(self.devices) == 1:
             return None
         listed = self.listed(_soonest)
@@ -137,16 +135,16 @@ class Options:
         return Option(listed, lambda index: self._why_soonest(listed, index))
 
     def main(self) -> str:
-        """The device that has most of the inputs; where they live nowhere, the first."""
+        """Return the device with most of the inputs; the first device if the inputs have no location."""
         return self._held.most_common(1)[0][0] if self._held else self.devices[0].id
 
     def holding_most(self, count: int) -> list[str]:
-        """The `count` devices that have most of the inputs, in the order of the topology."""
+        """Return the `count` devices with most of the inputs, in the order of the topology."""
         first = sorted(range(len(self.devices)), key=lambda n: -self._held[self.devices[n].id])[:count]
         return [self.devices[n].id for n in sorted(first)]
 
     def in_parts(self) -> Option | None:
-        """Stretches of the program on as few devices as hold it."""
+        """Return contiguous segments of the program on as few devices as hold it."""
         for where in itertools.islice(cuts(self.work, self.devices, self.room), _TRIED):
             if (listed := self.listed(_by_parts(where))) is not None:
                 return self._part_option(listed, list(dict.fromkeys(where.values())))
@@ -157,7 +155,7 @@ class Options:
         return Option(listed, lambda index: reasons.get(listed.where[index], "what it writes lives there"))
 
     def why_nothing_fits(self) -> str:
-        """Missing resources, for the error."""
+        """Return the missing resources, for the error."""
         total = sum(self.work.sizes.values())
         rooms = ", ".join(f"{d.id} {self.room.get(d.id, math.inf):,.0f}" for d in self.devices[:8])
         return (
@@ -191,14 +189,14 @@ class Options:
 
 
 def followed(unit: Unit, listing: ListScheduler) -> str | None:
-    """The home of a unit or of most of the inputs that it reads, or where most of what it needs was made."""
+    """Return the home of a unit or of most of its inputs, or the device that computed most of its operands."""
     if unit.home is not None:
         return unit.home
     return _settled(unit, listing) or _made(unit, listing)
 
 
 def _settled(unit: Unit, listing: ListScheduler, fresh: int = 0) -> str | None:
-    """Device of most of the inputs that a unit reads, if these are more than `fresh` bytes."""
+    """Return the device of most of a unit's inputs, if these are more than `fresh` bytes."""
     work, homes = listing.work, listing.result.homes
     there: dict[str, int] = {}
     for storage in unit.reads:
@@ -210,7 +208,7 @@ def _settled(unit: Unit, listing: ListScheduler, fresh: int = 0) -> str | None:
 
 
 def _made(unit: Unit, listing: ListScheduler) -> str | None:
-    """Device that made most of what a unit needs; of equally much, what was made last."""
+    """Return the device that computed most of a unit's operands; among equals, the latest."""
     result = listing.result
     makers = [(size, result.done[m], result.where[m]) for m, size in unit.needs.items() if result.where[m]]
     return max(makers)[2] if makers else None
@@ -221,14 +219,14 @@ def _by_parts(where: Mapping[int, str]) -> Choose:
 
 
 def _next_part(unit: Unit, listing: ListScheduler, part: str) -> str:
-    """`part` for what brings inputs along; the rest follows its inputs and operands."""
+    """Return `part` for units with new inputs. Other units follow their inputs and operands."""
     homes, leader = listing.result.homes, listing.work.blocks.leader
     fresh = unit.kept + sum(listing.work.sizes[s] for s in unit.reads if leader(s) not in homes)
     return unit.home or _settled(unit, listing, fresh) or (None if fresh else _made(unit, listing)) or part
 
 
 def _soonest(index: int, unit: Unit, listing: ListScheduler) -> Sequence[str]:
-    """Devices that have what the unit needs, and idle ones. What generates tokens stays together: decoding follows."""
+    """Return the devices that hold the unit's operands, and idle devices. Token generation stays on one device for decoding."""
     del index
     if unit.tokens and listing.tokens is not None:
         return [listing.tokens]
@@ -237,7 +235,7 @@ def _soonest(index: int, unit: Unit, listing: ListScheduler) -> Sequence[str]:
 
 
 def _colocate(context: PlacementContext, unite: Callable[[int, int], int]) -> None:
-    """Blocks of what patterns and optimizations want in one place: each is one, unless it lives apart already."""
+    """Unite the blocks that patterns and optimizations want on one device, unless they already live on several."""
     graph, resident = context.graph, context.resident
     inputs = frozenset(graph.inputs)
     for group in context.plan.hints.get("colocate", ()):
@@ -248,5 +246,5 @@ def _colocate(context: PlacementContext, unite: Callable[[int, int], int]) -> No
 
 
 def shown(seconds: float) -> str:
-    """Seconds as they stand in reasons."""
+    """Format seconds for reasons."""
     return f"{seconds * 1e3:.3g} ms"

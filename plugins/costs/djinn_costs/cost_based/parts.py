@@ -1,4 +1,4 @@
-"""A program that no device holds, cut into stretches in program order: one a device, on as few devices as hold it."""
+"""Cuts a program that exceeds every device into contiguous segments, one per device, on as few devices as possible."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ def cuts(
 ) -> Iterator[dict[int, str]]:
     """Yield the device of each unit, for growing numbers of devices.
 
-    Neighbours in the topology hold neighbouring stretches. Placed inputs do not move. Devices hold shares in proportion to
-    their room.
+    Neighbouring devices hold neighbouring segments. Placed inputs do not move. Shares are proportional to free memory.
     """
     fresh = _fresh_bytes(work)
     total = sum(fresh)
@@ -32,7 +31,7 @@ def cuts(
 
 
 def stages(work: ProgramUnits, devices: Sequence[str]) -> dict[int, str]:
-    """Return the device of each unit, in stretches that take about the same time, wherever inputs live."""
+    """Return the device of each unit, in segments of about equal time, independent of the locations of inputs."""
     seconds = [min(unit.seconds, default=0.0) for unit in work.units]
     total, at = sum(seconds) or 1.0, 0.0
     where: dict[int, str] = {}
@@ -62,7 +61,7 @@ def _shared_out(
 
 
 def _fresh_bytes(work: ProgramUnits) -> list[int]:
-    """Bytes by unit of inputs that are nowhere yet and that no unit before reads, and of results that stay."""
+    """Return by unit the bytes of unplaced inputs that it reads first, and of kept results."""
     seen = set(work.homes)
     found = []
     for unit in work.units:

@@ -1,4 +1,4 @@
-"""Several placements are thought through, and the best is taken: all in one place, where it lives, spread, or cut in parts."""
+"""Evaluates several placements and takes the best: on one device, at its inputs, spread, or cut in parts."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from djinn_costs.cost_based.successive import for_successive
 
 
 class CostBased(PlacementPolicy):
-    """Policy of the earliest predicted end: on one device, unless several pay or one does not hold it."""
+    """Policy of the earliest predicted end: on one device, unless several save time or one does not hold it."""
 
     name = "cost_based"
-    preference = 1  # it spreads what gains by it, and keeps together what does not
+    preference = 1  # it spreads programs that gain by it, and keeps all others together
     tolerates_growth = True
 
     def place(self, context: PlacementContext) -> Placement:
-        """A device and a reason for every node, by predicted times, sizes and what lives where.
+        """Return a device and a reason for every node, by predicted times, sizes and locations.
 
         Raises:
-            DoesNotFit: no device can run the program, or their memory does not suffice together.
+            DoesNotFit: no device can run the program, or the devices' total memory does not suffice.
         """
         options = Options(context)
         return _placement(context, options, _best(options), self.name)
 
 
 def _best(options: Options) -> Option:
-    """The first of the plain options; a more costly one only if it is faster."""
+    """Return the first simple option; a more costly one only if it is faster."""
     if (successive := for_successive(options)) is not None:
         return successive
     if (grouped := for_groups(options)) is not None:
@@ -76,7 +76,7 @@ def _placement(context: PlacementContext, options: Options, best: Option, policy
 
 
 def _copies(context: PlacementContext, listed: PlacedUnits, homes: dict[int, str]) -> dict[int, tuple[str, ...]]:
-    """Weights of which other devices keep a copy, by value: those that came for this program, and those from before."""
+    """Return by value the devices with a copy of a weight: copies made for this program, and earlier ones."""
     found: dict[int, tuple[str, ...]] = {}
     for value in context.graph.inputs if listed.copies or context.copies else ():
         holders: Iterable[str] = (*context.copies.get(value, ()), *listed.copies.get(storage_of(value), ()))

@@ -1,4 +1,4 @@
-"""Inputs that follow each other: each device takes whole ones in turn, or a part of the program for all of them."""
+"""Successive inputs: each device takes whole inputs in turn, or each device runs one stage for all inputs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from djinn_costs.cost_based.listing import RUNS, PlacedUnits
 from djinn_costs.cost_based.options import PAYS, Option, Options, shown
 from djinn_costs.cost_based.parts import stages
 
-LEAST: Final = 2  # devices, for anything to be divided
+LEAST: Final = 2  # devices below which nothing is divided
 
 
 @attrs.frozen(eq=False)
 class Rate:
-    """A placement for successive inputs, and after how many seconds it is ready for the next one."""
+    """A placement for successive inputs, and its seconds per input."""
 
     option: Option
     interval: float
 
 
 def for_successive(options: Options) -> Option | None:
-    """Option with the highest throughput of successive inputs; None if no hint announces them, or nothing gains."""
+    """Return the option with the highest throughput of successive inputs; None if no hint announces them or no option gains."""
     wanted = max(options.context.plan.hints.get("pipeline", (0,)), default=0)
     if min(wanted, len(options.devices)) < LEAST:
         return None
@@ -35,7 +35,7 @@ def for_successive(options: Options) -> Option | None:
     if not offered:
         return None
     best = offered[-1] if offered[-1].interval < PAYS * offered[0].interval else offered[0]
-    # Inputs under way are taken in turns, in which no prediction of one device is compared with one of another.
+    # Taking turns compares no prediction of one device with a prediction of another.
     if best.interval > (PAYS if options.context.stream.turn else options.pays) * alone:
         return None
     others = "".join(f", {_named(r)} every {shown(r.interval)}" for r in offered if r is not best)
@@ -50,7 +50,7 @@ def _named(rate: Rate) -> str:
 
 
 def _in_turns(options: Options, wanted: int) -> Rate | None:
-    """All of it on the device whose turn it is; among those that are about as quick as the one that has the weights."""
+    """Run the whole program on the next device in turn, among devices about as fast as the one with the weights."""
     turn, took = options.context.stream.turn, _whole(options)
     if turn not in took:
         return None
@@ -68,13 +68,13 @@ def _in_turns(options: Options, wanted: int) -> Rate | None:
 
 
 def _whole(options: Options) -> dict[str, float]:
-    """Seconds by device, if it did everything."""
+    """Return by device the seconds of the whole program."""
     rows = {row: math.fsum(u.seconds[row] for u in options.work.units) for row in set(options.hardware.row_of.values())}
     return {device.id: rows[options.hardware.row_of[device.id]] for device in options.devices}
 
 
 def _copying(options: Options, wanted: Mapping[str, Collection[int]]) -> float:
-    """Seconds until all devices have the weights that are wanted there."""
+    """Return the seconds until all devices have the weights that they need."""
     work, main, missing = options.work, options.main(), 0.0
     for device, weights in wanted.items():
         for storage in weights:
@@ -85,7 +85,7 @@ def _copying(options: Options, wanted: Mapping[str, Collection[int]]) -> float:
 
 
 def _in_stages(options: Options, wanted: int) -> Rate | None:
-    """Stretches of equal time, one a device, on those that have most of the inputs."""
+    """Return stages of equal time, one per device, on the devices with most of the inputs."""
     devices = options.holding_most(wanted)
     where = stages(options.work, devices)
     listed = options.listed(lambda index, *_: [where[index]])
@@ -107,7 +107,7 @@ def _in_stages(options: Options, wanted: int) -> Rate | None:
 
 
 def _travelling(options: Options, listed: PlacedUnits) -> float:
-    """Seconds in which links are busy with what one input sends from stage to stage, the busiest one."""
+    """Return the seconds in which the busiest link transfers one input's values between stages."""
     busy = Counter[tuple[str, str]]()
     for unit, device in zip(options.work.units, listed.where, strict=True):
         for maker, size in unit.needs.items():

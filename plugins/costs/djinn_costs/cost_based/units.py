@@ -1,8 +1,7 @@
-"""Units: stretches of a program that no placement would divide, because moving data costs more than doing the work.
+"""Units: segments of a program that no placement divides, because transfers would cost more than the work.
 
-A node joins the unit of what it is computed from where all of that is in one unit, and either no other node computes with it or
-the work is lighter than a message. So edges lead into a unit at its first node only, and units never wait for each other
-in a circle.
+A node joins the unit of its operands if all of them are in one unit, and it is either their only consumer or lighter than a message.
+So edges enter a unit only at its first node, and dependencies between units have no cycle.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from djinn.hooks import PlacementContext
 from djinn.planning import Colocation, DataResidency, ExecutionPhase, Node, storage_of, storage_sizes
 from djinn_costs.cost_based.hardware import Hardware
 
-# Light units go where the first that needs them is, whatever room there is: they take no more of a device than this share.
+# Light units follow their first consumer regardless of free memory: they take at most this share of a device.
 _SMALL: Final = 0.01
 _TOKENS: Final = frozenset({ExecutionPhase.LLM_PREFILL, ExecutionPhase.LLM_DECODE})
 
@@ -28,15 +27,14 @@ class Unit:
 
     Attributes:
         nodes: ids in order.
-        seconds: time on devices of each make, as in `Hardware.rows`.
-        storage: a storage that lives where the unit runs, or None if it makes and writes nothing.
-        needs: bytes by the unit that makes them, that are not of this one.
+        seconds: time per device model, as in `Hardware.rows`.
+        storage: a storage on the unit's device, or None if the unit computes and writes nothing. needs: bytes from other units, by
+            unit.
         reads: storages of inputs that it reads.
-        kept: bytes that it makes and that outlive the program.
-        home: device where most of what it reads lives already, or what it writes; None if nothing does.
-        bound: whether it writes what lives at `home`.
-        tokens: whether it belongs to a language model that generates.
-        light: whether it and all that it needs are lighter than a message: it is done where the first that needs it is.
+        kept: bytes of its results that outlive the program. home: device of most of its inputs, or of the storage that it writes; None
+            if they have no location. bound: whether it writes a storage at `home`. tokens: whether it belongs to a language model that
+            generates.
+        light: whether it and all of its operands are lighter than a message: it runs on the device of its first consumer.
         group: index of its group or branch in `beside`; -1 if it has none.
     """
 
@@ -54,7 +52,7 @@ class Unit:
 
 
 def beside(context: PlacementContext) -> tuple[tuple[int, ...], ...]:
-    """Return the nodes that may run beside each other: groups that an optimization made, else branches that a pattern found."""
+    """Return the nodes that can run concurrently: groups that an optimization made, else branches that a pattern found."""
     return context.plan.hints.get("groups") or context.plan.hints.get("branches", ())
 
 
@@ -63,9 +61,9 @@ class ProgramUnits:
     """A program in units.
 
     Attributes:
-        loose: nodes that only look at inputs; they run where these live, and belong to no unit.
+        loose: nodes that only view inputs; they run on the inputs' devices, and belong to no unit.
         sizes: bytes of the inputs by storage.
-        homes: device by storage, for inputs that live somewhere.
+        homes: device by storage, for inputs with a location.
         weights: storages of inputs that are weights, are not written, and of which a device can keep a copy for reading.
         tables: storages of large tables. The unit of a look-up holds nothing else.
     """
@@ -82,14 +80,14 @@ class ProgramUnits:
 def work_of(
     context: PlacementContext, blocks: Colocation, hardware: Hardware, heavy: float, pieces: int = 0
 ) -> ProgramUnits:
-    """The running part of a program in units.
+    """Divide the running part of a program into units.
 
     Args:
-        context: what is placed.
-        blocks: what has to be in one place; what units gather is united.
+        context: the program to place.
+        blocks: sets of storages that must share a device; inputs that a unit gathers are united.
         hardware: devices and links.
-        heavy: how many bytes of inputs a unit may gather as it pleases.
-        pieces: units end after this part of the program's time; 0: there is no limit.
+        heavy: bytes of inputs that a unit may gather freely.
+        pieces: units end after this part of the program's time; 0: no limit.
     """
     graph = context.graph
     sizes = storage_sizes(graph, graph.inputs)
@@ -119,9 +117,9 @@ class _Gathering:
         self.rate = hardware.rate
         self.small = _SMALL * min((d.memory for d in hardware.devices if d.memory), default=math.inf)
         self.outlives = frozenset(context.graph.outputs)
-        self.unit_of: dict[int, int] = {}  # by value: the unit that made it
-        self.written: dict[int, int] = {}  # by storage: the unit that last wrote into it
-        self.bytes: dict[int, int] = {}  # by unit: of the inputs that it gathered
+        self.unit_of: dict[int, int] = {}  # by value: the unit that computed it
+        self.written: dict[int, int] = {}  # by storage: the unit that wrote to it last
+        self.bytes: dict[int, int] = {}  # by unit: bytes of gathered inputs
         self.uses: dict[int, int] = {}
         replace = self.replace
         self.used = [tuple([replace.get(v, v) for v in n.inputs]) if replace else n.inputs for n in self.nodes]
@@ -132,9 +130,9 @@ class _Gathering:
         work.tables |= {s for s in tables if work.sizes.get(s, 0) > self.small}
 
     def _branches(self) -> dict[int, float]:
-        """By node: seconds of the chain that begins there, in which each computes with the one before and no other node does.
+        """Return by node the seconds of the chain that begins there, in which each node is the only consumer of the previous one.
 
-        Counts uses of values on the way.
+        Counts uses of values.
         """
         maker: dict[int, int] = {}
         follower: dict[int, int] = {}
@@ -181,11 +179,11 @@ class _Gathering:
                 units[index].bound |= bound
 
     def _only_looks(self, node: Node) -> bool:
-        """True if a node returns only views of inputs."""
+        """Return True if a node returns only views of inputs."""
         return bool(node.outputs) and not node.writes and all(storage_of(v) in self.work.sizes for v in node.outputs)
 
     def _joined(self, node: Node, used: tuple[int, ...], makers: set[int], home: str | None) -> int | None:
-        """The unit that a node joins, if any."""
+        """Return the unit that a node joins, or None."""
         units = self.work.units
         serious = [m for m in makers if not units[m].light] if len(makers) > 1 else list(makers)
         if len(serious) != 1:
@@ -194,7 +192,7 @@ class _Gathering:
         unit = units[index]
         tables = self.work.tables
         if tables and not (unit.reads.isdisjoint(tables) and tables.isdisjoint(map(storage_of, used))):
-            return None  # rows leave the device of the table, and dense work need not be there
+            return None  # rows leave the table's device, and dense work need not be there
         if self.groups and unit.group != self.groups.get(node.id, -1):
             return None
         if unit.light and (home is not None or not self._is_light(node, used, {index})):
@@ -214,7 +212,7 @@ class _Gathering:
         return index
 
     def _is_light(self, node: Node, used: tuple[int, ...], makers: set[int]) -> bool:
-        """True if a node with all that it needs takes less time than a message, and its operands and results are small."""
+        """Return True if a node with all of its operands takes less time than a message, and its operands and results are small."""
         before = sum(sum(self.work.units[m].seconds[:1]) for m in makers)
         size = sum(self.work.sizes.get(storage_of(v), 0) for v in used)
         if before + self.branch[node.id] + size / self.rate > self.hop:
@@ -229,7 +227,7 @@ class _Gathering:
         return fresh
 
     def _home(self, node: Node, used: tuple[int, ...]) -> tuple[str | None, bool]:
-        """Device that already holds what a node writes or reads, and whether it is written."""
+        """Return the device that holds a node's written or read storages, and whether the node writes them."""
         homes, sizes = self.work.homes, self.work.sizes
         for value in node.writes:
             home = homes.get(storage_of(self.replace.get(value, value)))
@@ -264,7 +262,7 @@ class _Gathering:
         unit.tokens = unit.tokens or number in self.tokens
 
     def _take(self, unit: Unit, index: int, used: tuple[int, ...]) -> None:
-        """Note what the unit reads: inputs, and what other units made."""
+        """Record the unit's inputs, and its operands from other units."""
         sizes, unit_of, written = self.work.sizes, self.unit_of, self.written
         for value in used:
             storage = storage_of(value)

@@ -1,6 +1,6 @@
-"""Predicts how long programs take, from what was measured of each device; `djinn calibrate` and `djinn validate`.
+"""Predicts the time of programs from measurements of each device; `djinn calibrate` and `djinn validate`.
 
-This module is imported for `djinn --help`, so PyTorch is imported where it is needed.
+This module is imported for `djinn --help`, so PyTorch is imported only on use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ hookimpl = pluggy.HookimplMarker("djinn")
 
 @hookimpl
 def djinn_register_cost_models() -> Iterable[CostModel]:
-    """The cost model `measured_roofline`."""
+    """Register the cost model `measured_roofline`."""
     from djinn_costs.roofline.model import MeasuredRoofline
 
     return [MeasuredRoofline()]
@@ -30,7 +30,7 @@ def djinn_register_cost_models() -> Iterable[CostModel]:
 
 @hookimpl
 def djinn_register_commands() -> Iterable[click.Command]:
-    """Commands that measure a device, and that compare predictions with what programs take."""
+    """Register the commands that measure a device and that validate predictions."""
     from djinn_costs.roofline.calibrate_command import calibrate
     from djinn_costs.roofline.validate_command import validate
 

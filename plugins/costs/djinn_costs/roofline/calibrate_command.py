@@ -64,7 +64,7 @@ def calibrate(
 
 
 def measure_beside_other_work(given: dict[str, Any]) -> None:
-    """Measure a device that was never measured, unless another process is measuring it now, when nothing else wants to run."""
+    """Measure an unmeasured device at low priority, unless another process is measuring it now."""
     from djinn_client.runtime import client
     from djinn_client.runtime.planning.calibrations import calibration_file, calibration_of
     from djinn_core.system.limits import lower_priority
@@ -81,7 +81,7 @@ def measure_beside_other_work(given: dict[str, Any]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.with_suffix(".lock").open("w") as locked:
         try:
-            lock_file(locked.fileno())  # until the process ends, however it ends
+            lock_file(locked.fileno())  # until the process ends, for any reason
         except BlockingIOError:
             return
         if calibration_of(device) is None:
@@ -92,14 +92,14 @@ def measure_beside_other_work(given: dict[str, Any]) -> None:
 
 
 def server_settings(servers: tuple[str, ...], connection_file: Path | None) -> dict[str, Any]:
-    """The settings that the options give."""
+    """Return the settings that the options give."""
     given = {"servers": servers or None, "connection_file": connection_file}
     return {name: value for name, value in given.items() if value is not None}
 
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A function that shows what is measured now, on a terminal; what it shows is gone at the end."""
+    """Return a function that shows the current probe on a terminal; the display is cleared at the end."""
     if quiet or not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -107,6 +107,6 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
     from rich.live import Live
     from rich.text import Text
 
-    # Without a thread that refreshes it: it would disturb what is measured.
+    # No refresh thread: it would disturb the measurement.
     with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
         yield lambda name: live.update(Text(name), refresh=True)

@@ -1,4 +1,4 @@
-"""Probes of the ops that are bound by memory: one for each op and size."""
+"""Probes of memory-bound ops: one for each op and size."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Make = Callable[[torch.device, int], Callable[[], object]]
 
 SIZES = (1 << 6, 1 << 12, 1 << 16, 1 << 20)
 LARGE = 1 << 23
-SPLIT = 8  # views that the probe `split` makes at once
-_BUDGET = 1 << 21  # elements that one probe goes through
+SPLIT = 8  # views per call of the probe `split`
+_BUDGET = 1 << 21  # total elements per probe
 _WIDTH = 256
 
 
@@ -57,7 +57,7 @@ def _ternary(function: Callable[..., object]) -> Make:
 
 
 def _rows(function: Callable[[torch.Tensor], object]) -> Make:
-    """Over the last dimension of rows."""
+    """Reduce over the last dimension."""
 
     def make(device: torch.device, elements: int) -> Callable[[], object]:
         x = torch.rand(elements, device=device).reshape(-1, min(_WIDTH, elements))
@@ -284,12 +284,12 @@ _FAMILIES: tuple[tuple[Kind, dict[str, Make]], ...] = (
     ("scan", {"cumsum": _rows(lambda x: x.cumsum(-1))}),
     ("sort", {"topk": _rows(lambda x: x.topk(1)), "sort": _rows(lambda x: x.sort(-1))}),
 )
-# These stand for their kind where memory is no longer in any cache.
+# These represent their kind for sizes beyond all caches.
 _LARGE = frozenset({"add", "add_", "relu", "clone", "sum", "clone transposed", "native_layer_norm", "_softmax"})
 
 
 def sized_probes() -> Iterator[PointwiseProbe]:
-    """Every op at every size."""
+    """Return probes of every op at every size."""
     for kind, makers in _FAMILIES:
         for operation, make in makers.items():
             sizes = (SIZES[1],) if kind == "view" else (*SIZES, LARGE) if operation in _LARGE else SIZES

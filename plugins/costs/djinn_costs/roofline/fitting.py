@@ -1,7 +1,6 @@
-"""Time as a sum of terms that may only add to it: least squares with non-negative coefficients, on relative errors.
+"""Fits time as a sum of non-negative terms: non-negative least squares on relative errors.
 
-Non-negative coefficients of terms that grow with the work make predictions that never fall when there is more to do, and
-that go on sensibly beyond what was measured.
+With non-negative coefficients, predictions never fall when work grows, and they extrapolate sensibly.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ from numpy.typing import NDArray
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
-_ROUNDS = 12  # of reweighting, so that a few disturbed measurements do not decide
+_ROUNDS = 12  # reweighting rounds, so that a few disturbed measurements do not dominate
 _TOLERANCE = 0.1  # relative error below which a measurement counts as met
-_STEPS = 10  # for each term, after which rounding errors alone decide what is free
+_STEPS = 10  # steps per term, after which only rounding errors choose the active set
 _ZERO = 1e-14
 _ZERO_GRADIENT = 1e-10
 
 
 def fit_seconds(terms: Matrix, seconds: Vector) -> Vector:
-    """Coefficients c >= 0 so that `terms @ c` is near `seconds`, relatively; the median counts more than the worst.
+    """Return coefficients c >= 0 that fit `terms @ c` to `seconds`, by relative error; outliers have less weight.
 
     Args:
         terms: a row for each measurement, a column for each term.
@@ -36,14 +35,14 @@ def fit_seconds(terms: Matrix, seconds: Vector) -> Vector:
 
 
 def non_negative(matrix: Matrix, target: Vector) -> Vector:
-    """The x >= 0 that minimises |matrix @ x - target|, by the active sets of Lawson and Hanson (1974)."""
+    """Return the x >= 0 that minimises |matrix @ x - target|, by the active sets of Lawson and Hanson (1974)."""
     scale = np.linalg.norm(matrix, axis=0)
     scale[scale == 0] = 1.0
     columns, found, free = matrix / scale, np.zeros(len(scale)), np.zeros(len(scale), dtype=bool)
     for _ in range(_STEPS * len(scale)):
         trial = np.zeros(len(scale))
         trial[free] = np.linalg.lstsq(columns[:, free], target, rcond=None)[0]
-        if (bad := free & (trial < 0)).any():  # go towards it until a coefficient is zero
+        if (bad := free & (trial < 0)).any():  # move towards it until a coefficient is zero
             found = found + (found[bad] / (found[bad] - trial[bad])).min() * (trial - found)
             free &= found > _ZERO
             continue

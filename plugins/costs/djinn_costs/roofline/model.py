@@ -1,4 +1,4 @@
-"""The cost model `measured_roofline`: the time of an op is what ops of its family took, or what its memory takes."""
+"""The cost model `measured_roofline`: predicts an op's time from measured ops of its family, or from its memory traffic."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from djinn_costs.roofline.products import ProductProbe, SmallOpsProbe, Swept, mi
 from djinn_costs.roofline.quick import QUICK
 from djinn_costs.roofline.terms import product_terms, recurrent_terms, seconds, size_terms
 
-_VERSION = 2  # of what `fit` makes; what another version made is not understood
+_VERSION = 2  # version of the parameters of `fit`; other versions are ignored
 _LIMIT = 65536
-# Ops that do what one that is measured does.
+# Ops that are equivalent to a measured op.
 _SAME_AS = {
     "_fused_rms_norm": "rms_norm",
     "_to_copy": "clone",
@@ -47,7 +47,7 @@ _SAME_AS = {
 
 
 class MeasuredRoofline(CostModel):
-    """Answers where the device was measured, and leaves it to the next model where not."""
+    """Estimates costs on measured devices; leaves all others to the next model."""
 
     name = "measured_roofline"
     tolerates_growth = True
@@ -57,7 +57,7 @@ class MeasuredRoofline(CostModel):
         self._footprint: tuple[Graph, str, frozenset[int], float] | None = None
 
     def estimate(self, graph: Graph, node: Node, device: DeviceCapabilities) -> CostEstimate | None:
-        """Cost of `node`; None on a device that was not measured."""
+        """Return the cost of `node`; None on an unmeasured device."""
         calibration = device.calibration
         parameters = calibration.models.get(self.name) if calibration is not None else None
         if calibration is None or parameters is None or parameters.get("version") != _VERSION:
@@ -80,16 +80,16 @@ class MeasuredRoofline(CostModel):
         return warm if cold <= warm.seconds else attrs.evolve(warm, seconds=cold)
 
     def probes(self) -> Iterable[Probe]:
-        """Every family of ops at several sizes, and passes over as much memory as programs go through."""
+        """Return probes of every family of ops at several sizes, and memory sweeps up to the size of usual programs."""
         for made in (sized_probes(), shaped_probes(), swept_probes(), mixed_probes()):
             yield from (attrs.evolve(one.probe, quick=one.probe.name in QUICK) for one in made)
 
     def background_command(self) -> tuple[str, ...]:
-        """A process that gives way to other work and times a fifth of the probes."""
+        """Return the command of a low-priority process that times a fifth of the probes."""
         return ("-m", "djinn", "calibrate", "--background")
 
     def fit(self, seconds: Mapping[str, float]) -> Mapping[str, Any]:
-        """Coefficients of the terms of each family, and bandwidth by size of the program."""
+        """Return the coefficients of each family's terms, and the bandwidth by program size."""
         families = _shaped_coefficients([p for p in shaped_probes() if p.probe.name in seconds], seconds)
         sized = [p for p in sized_probes() if p.probe.name in seconds]
         found = {
@@ -105,7 +105,7 @@ class MeasuredRoofline(CostModel):
         return {**found, "between": max(0.0, *more)} if more else found
 
     def _cold_seconds(self, calibration: Calibration, graph: Graph, node: Node, work: Work) -> float:
-        """Time to read what the program was given, which it has been through all of since it last did."""
+        """Return the time to read the program's inputs, which are cold: the whole program ran since they were last read."""
         footprint = self._footprint
         if footprint is None or footprint[0] is not graph or footprint[1] != calibration.digest:
             sizes: dict[int, int] = {}
@@ -122,7 +122,7 @@ class MeasuredRoofline(CostModel):
 
 
 def _variant(graph: Graph, node: Node, work: Work) -> str:
-    """Variant of the op's implementation that is taken here, where there are several of different speed."""
+    """Return the op's variant on this device, if variants differ in speed."""
     if work.kind == "copy" and work.layout != "contiguous":
         return "clone heads" if work.layout == "permuted" else "clone transposed"
     if work.kind == "reduction" and node.inputs:
@@ -134,14 +134,14 @@ def _variant(graph: Graph, node: Node, work: Work) -> str:
 
 
 def _seconds(parameters: Mapping[str, Any], work: Work, name: str) -> float:
-    """Time of an op whose operands were just used; of a kernel that does a whole layer, the sum of what it does."""
+    """Return the time of an op with warm operands; for a fused layer, the sum of its parts."""
     if not work.parts:
         return _warm_seconds(parameters, work, name)
     return sum(_warm_seconds(parameters, part, part.operation) for part in work.parts)
 
 
 def _warm_seconds(parameters: Mapping[str, Any], work: Work, name: str = "") -> float:
-    """Time of an op whose operands were just used; `name` is that of the variant."""
+    """Return the time of an op with warm operands; `name` is the name of the variant."""
     family, between = _family(work), float(parameters["between"])
     if family in parameters["families"]:
         families = parameters["families"]
@@ -173,7 +173,7 @@ def _family(work: Work) -> str:
 
 
 def _coefficients(parameters: Mapping[str, Any], work: Work, name: str) -> Sequence[float]:
-    """Those of the variant, of the op, of one that does the same, or of the middle of its kind."""
+    """Return the coefficients of the variant, the op, an equivalent op, or the median of its kind."""
     operations = parameters["operations"]
     plain = work.operation.removeprefix("_foreach_")
     for candidate in (name, plain, _SAME_AS.get(plain, ""), plain.rstrip("_")):
@@ -184,7 +184,7 @@ def _coefficients(parameters: Mapping[str, Any], work: Work, name: str) -> Seque
 
 
 def _interpolated(points: Sequence[Sequence[float]], at: float) -> float:
-    """The value at `at`, on straight lines between points in logarithmic scales."""
+    """Interpolate linearly between points in logarithmic scales."""
     x, y = np.log([p[0] for p in points]), np.log([p[1] for p in points])
     return float(np.exp(np.interp(math.log(max(at, 1.0)), x, y)))
 
@@ -200,14 +200,14 @@ def _shaped_coefficients(probes: Sequence[ProductProbe], took: Mapping[str, floa
     for family, members in by_family.items():
         terms = np.array([_shaped_terms(family, p.dims, found) for p in members])
         measured = np.array([took[p.probe.name] for p in members])
-        if family == "attention_backward":  # what was timed went forward first
+        if family == "attention_backward":  # the timed backward probe includes a forward pass
             measured = np.maximum(measured - terms @ np.array(found["attention"]), measured / 4)
         found[family] = fit_seconds(terms, measured).tolist()
     return found
 
 
 def _alone(parameters: Mapping[str, Any], mixed: SmallOpsProbe) -> float:
-    """Median time of an op of the probe over repeated runs."""
+    """Return the median time of an op of the probe over repeated runs."""
     works = [Work(name, kind, 0.0, 0.0, 0, 0, dims, torch.float32) for name, kind, dims in mixed.ops]
     return sum(_warm_seconds(parameters, work) for work in works) / len(works)
 
@@ -225,7 +225,7 @@ def _operation_coefficients(probes: Sequence[PointwiseProbe], took: Mapping[str,
 
 
 def _paging(by_operation: Mapping[str, list[tuple[int, float]]]) -> float:
-    """Seconds that ops take beyond all caches, more than the size before would make one expect: the middle of several."""
+    """Return the seconds per op beyond all caches, above the extrapolation from the next smaller size: median of several."""
     more = [
         times[LARGE] - times[SIZES[-1]] * LARGE / SIZES[-1]
         for times in map(dict, by_operation.values())
@@ -235,20 +235,20 @@ def _paging(by_operation: Mapping[str, list[tuple[int, float]]]) -> float:
 
 
 def _with_large(operation: str, points: list[tuple[int, float]], paging: float) -> list[tuple[int, float]]:
-    """Ops that write in place need no new memory."""
+    """Add a point at `LARGE`, by the last rate. Ops that allocate also pay for paging; in-place ops need no new memory."""
     largest, took = max(points)
     more = 0.0 if operation.endswith("_") else paging
     return points if largest >= LARGE else [*points, (LARGE, took * LARGE / largest + more)]
 
 
 def _view_seconds(took: Mapping[str, float]) -> list[float]:
-    """Seconds of a view, and of each more that the same op makes."""
+    """Return the seconds of a view, and of each further view of the same op."""
     one = float(np.median([t for name, t in took.items() if name != "split"] or [0.0]))
     return [one, max(0.0, took.get("split", one) - one) / (SPLIT - 1)]
 
 
 def _kind_coefficients(probes: Sequence[PointwiseProbe], took: Mapping[str, float]) -> dict[str, list[float]]:
-    """For ops that were not measured: the median of those of their kind."""
+    """Return coefficients for unmeasured ops: the median over ops of their kind."""
     by_size: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for probe in probes:
         by_size[probe.kind][probe.elements].append(took[probe.probe.name])
@@ -267,7 +267,7 @@ def _fit_sizes(points: Sequence[tuple[int, float]]) -> list[float]:
 def _bandwidth(
     probes: Sequence[Swept], took: Mapping[str, float], families: Mapping[str, Sequence[float]]
 ) -> list[list[float]]:
-    """Bytes a second by bytes gone through; never more for more bytes."""
+    """Return bytes a second by bytes read; the rate never rises with size."""
     points: list[list[float]] = []
     for probe in probes:
         started = families["product"][0] * probe.count

@@ -1,4 +1,4 @@
-"""Probes of the ops that multiply and add: products, convolutions, attention, and the memory behind cold operands."""
+"""Probes of ops that multiply and add: products, convolutions, attention, and sweeps over cold operands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Family = Literal[
     "product", "convolution", "convolution 1", "grouped", "convolution_backward", "convolution_backward 1", "attention",
     "attention_backward", "recurrent",
 ]  # fmt: skip
-_BUDGET = 2e8  # multiply-adds that one probe goes through
+_BUDGET = 2e8  # multiply-adds per probe
 
 
 @attrs.frozen
@@ -32,7 +32,7 @@ class ProductProbe:
 
 
 def shaped_probes() -> Iterator[ProductProbe]:
-    """Every family at every size."""
+    """Return probes of every family at every size."""
     yield from _products()
     yield from _convolutions()
     yield from _attentions()
@@ -82,7 +82,7 @@ def _product(batch: int, rows: int, columns: int, contracted: int) -> _Make:
 
 
 def _convolutions() -> Iterator[ProductProbe]:
-    """Kernels of one position are products; larger ones have ways of their own."""
+    """Return convolution probes. Convolutions with one position are products; larger kernels have other algorithms."""
     for side, inside, outside, kernel in (
         *itertools.product((7, 28), (16, 64, 256), (16, 64, 256), (1,)),
         *itertools.product((7, 14, 28), (16, 64, 128), (16, 64, 128), (3,)),
@@ -141,7 +141,7 @@ def _attention(heads: int, queries: int, keys: int, width: int) -> _Make:
 
 
 def _attention_backward(heads: int, queries: int, keys: int, width: int) -> _Make:
-    """Forward and backward: the kernels that a device has for the backward pass alone are many."""
+    """Time forward and backward together, because devices have many different backward kernels."""
 
     def make(device: torch.device) -> Callable[[], object]:
         q = torch.rand(1, heads, queries, width, device=device, requires_grad=True)
@@ -167,9 +167,9 @@ def _recurrent(steps: int, rows: int, width: int) -> _Make:
     return make
 
 
-# Bytes of weights that a program goes through once, so that each is where a program of that size leaves it.
+# Bytes of weights that a program reads once, so that each weight is in the cache level of such a program.
 FOOTPRINTS = (1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28)
-_SWEPT = 1 << 27  # bytes that one probe goes through
+_SWEPT = 1 << 27  # bytes that one probe reads
 _SWEPT_WIDTH = 1024
 
 
@@ -183,9 +183,9 @@ class Swept:
 
 
 def swept_probes() -> Iterator[Swept]:
-    """Every footprint."""
+    """Return a probe for every footprint."""
     for footprint in FOOTPRINTS:
-        count = max(4, footprint >> 21)  # of two megabytes, as the weights of models that do not fit into caches
+        count = max(4, footprint >> 21)  # tensors of two megabytes, like the weights of models that exceed the caches
         passes = max(2, min(32, _SWEPT // footprint))
         yield Swept(footprint, count, Probe(f"sweep {footprint}", _sweep(footprint, count, passes), passes))
 
@@ -207,9 +207,9 @@ def _sweep(footprint: int, count: int, passes: int) -> _Make:
 
 @attrs.frozen
 class SmallOpsProbe:
-    """A probe of small ops in turns, as in a model: each finds less of its code in the caches than when it runs alone.
+    """A probe of alternating small ops, as in a model: each finds less of its code in caches than when it runs alone.
 
-    `ops` is what a turn does: op, kind, dimensions.
+    `ops`: op, kind and dimensions of each turn.
     """
 
     ops: tuple[tuple[str, Kind, tuple[int, ...]], ...]
@@ -249,7 +249,7 @@ _CELL: tuple[tuple[str, Kind, tuple[int, ...]], ...] = (
 
 
 def mixed_probes() -> Iterator[SmallOpsProbe]:
-    """A block of a transformer, and a cell of a recurrent network."""
+    """Return a block of a transformer and a cell of a recurrent network."""
     for name, ops, make in (("block", _BLOCK, _block), ("cell", _CELL, _cell)):
         yield SmallOpsProbe(ops, Probe(f"mixed {name}", _in_turns(make), _TURNS * len(ops)))
 

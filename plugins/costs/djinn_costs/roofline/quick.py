@@ -1,7 +1,4 @@
-"""Probes that are timed where a device is measured in the background: a fifth of all, which tell most of usual programs.
-
-Ops that are left out count as others of their kind, or as pointwise ones.
-"""
+"""The probes for background measurements: the most informative fifth. Other ops count as their kind, or as pointwise ops."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Terms that the time of an op grows with, by the family of the op."""
+"""Terms of an op's time, by the family of the op."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Elements of four bytes that fit into the first, second and last cache, and beyond which memory is given out page by page.
+# Elements of four bytes that fit into the first, second and last cache, and above which memory is allocated page by page.
 KNOTS = (1 << 12, 1 << 16, 1 << 18, 1 << 20)
 
 
 def product_terms(dims: Sequence[int]) -> tuple[float, ...]:
-    """Of a product of (batch, rows, columns, contracted): its start, its matrices, their rows, its arithmetic, its operands."""
+    """Return the terms of a product of (batch, rows, columns, contracted): start, matrices, rows, arithmetic, operands."""
     batch, rows, columns, contracted = map(float, dims)
     return (
         1.0,
@@ -23,10 +23,10 @@ def product_terms(dims: Sequence[int]) -> tuple[float, ...]:
 
 
 def recurrent_terms(dims: Sequence[int], product: Sequence[float]) -> tuple[float, ...]:
-    """Of recurrent layers of (steps, rows, columns, contracted): start, steps, products, what is done to their results, matrices.
+    """Return the terms of recurrent layers of (steps, rows, columns, contracted): start, steps, products, pointwise work, matrices.
 
-    What comes in is multiplied for all steps at once, the state step by step: each has half of what is contracted. `product`
-    are the coefficients of products. Some kernels lay out the matrices again each time.
+    The input is multiplied for all steps at once, the state step by step; each has half of the contracted size. `product`:
+    coefficients of products. Some kernels pack the matrices again each time.
     """
     steps, rows, columns, contracted = dims
     at_once = seconds(product, product_terms((1, steps * rows, columns, contracted // 2)))
@@ -35,10 +35,10 @@ def recurrent_terms(dims: Sequence[int], product: Sequence[float]) -> tuple[floa
 
 
 def size_terms(elements: float) -> tuple[float, ...]:
-    """Of everything else: its start, its elements, and those beyond each of the knots."""
+    """Return the terms of any other op: start, elements, and elements above each of the knots."""
     return (1.0, elements, *(max(0.0, elements - knot) for knot in KNOTS))
 
 
 def seconds(coefficients: Sequence[float], terms: Sequence[float]) -> float:
-    """The sum of the terms."""
+    """Return the sum of the terms."""
     return sum(c * t for c, t in zip(coefficients, terms, strict=True))

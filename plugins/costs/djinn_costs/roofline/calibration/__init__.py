@@ -1,1 +1,1 @@
-"""Measuring devices for cost models, and checking what the models predict."""
+"""Calibration of cost models by measuring devices, and validation of predictions."""

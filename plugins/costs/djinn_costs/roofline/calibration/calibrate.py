@@ -1,4 +1,4 @@
-"""Timing the probes of cost models, round after round, and having the models fit what was measured."""
+"""Times the probes of cost models in rounds, and has the models fit the results."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def calibrate_session(
     quick: bool = False,
     told: Callable[[str], None] = lambda _: None,
 ) -> CalibrationResult:
-    """Measure the device of the session that `open_session` opened, for all cost models, and keep what they make of it.
+    """Measure the device of the session that `open_session` opened, for all cost models, and store their parameters.
 
-    `quick`: by a fifth of the probes.
+    `quick`: use a fifth of the probes.
 
     Raises:
-        ConfigurationError: no cost model in use can be calibrated, or by so few probes.
-        SessionLost: the executor has ended; nothing is kept.
+        ConfigurationError: no cost model in use can be calibrated, or not by so few probes.
+        SessionLost: the executor has ended; no result is stored.
     """
     models = calibrated_models(client.registry().cost_models)
     if quick:
@@ -59,7 +59,7 @@ def calibrate_session(
 
 @attrs.frozen
 class CalibrationResult:
-    """Result of a calibration: the device, the result's path, the models, the number of probes, and seconds taken."""
+    """Result of a calibration: the device, the file's path, the models, the number of probes, and the seconds."""
 
     device: DeviceInfo
     file: Path
@@ -71,12 +71,11 @@ class CalibrationResult:
 
 @attrs.define
 class Bench:
-    """The probes of cost models on one device, prepared, with the times that were measured so far.
+    """The probes of cost models on one device, prepared to run, with the times measured so far.
 
     Attributes:
-        told: hears the name of each probe before it is timed.
-        quick: whether only those are timed that are marked as quick.
-        seconds: by name of the cost model and of the probe its times, of one repeat.
+        told: called with the name of each probe before it is timed. quick: whether only quick probes are timed. seconds: times of
+            one repeat, by names of the cost model and the probe.
     """
 
     clock: Clock
@@ -105,7 +104,7 @@ class Bench:
         try:
             run = probe.prepare(self.device)
             if key not in self.seconds:
-                seconds_of(run, self.clock)  # the first time, memory and kernels are made ready
+                seconds_of(run, self.clock)  # the first run allocates memory and loads kernels
             self.idle.append(seconds_of(_nothing, self.clock))
             took = seconds_of(run, self.clock)
         except SessionLost:
@@ -118,7 +117,7 @@ class Bench:
             self.seconds.setdefault(key, []).append(took / probe.repeats)
 
     def fit(self) -> dict[str, Mapping[str, Any]]:
-        """The parameters of each model, from the middle of the times of each probe."""
+        """Return the parameters of each model, fitted to the median time of each probe."""
         fitted: dict[str, Mapping[str, Any]] = {}
         for model in self.models:
             repeats = {p.name: p.repeats for p in model.probes()}
@@ -131,7 +130,7 @@ class Bench:
 
 
 def _middle(times: Sequence[float], rest: float) -> float:
-    """The median, without what a submission costs that does nothing."""
+    """Return the median, minus the cost of an empty submission."""
     found = statistics.median(times)
     return max(found - rest, found / 4)
 

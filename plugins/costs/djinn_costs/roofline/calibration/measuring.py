@@ -1,4 +1,4 @@
-"""Executor time of the program that a function records: its own time, without capture, transport and waiting."""
+"""Executor time of a recorded program, without capture, transport and waiting."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ DEVICE: Final = "remote_accelerator:0"
 
 
 class Clock(Protocol):
-    """Tells how long the executor has worked, in seconds since any moment."""
+    """Measures the executor's working time in seconds, from an arbitrary start."""
 
     def read(self) -> float:
-        """Seconds so far; to be read when nothing is under way."""
+        """Return the seconds so far; call this only when no submission is under way."""
 
 
 class ExecutorClock(Observer):
-    """Adds up the time that executors say they spent on submissions."""
+    """Adds up the execution times that executors report for submissions."""
 
     name = "executor_clock"
     events = frozenset({"completed"})
@@ -34,16 +34,16 @@ class ExecutorClock(Observer):
         self._seconds = 0.0
 
     def observe(self, event: Event) -> None:
-        """Take note of a submission's time."""
+        """Add a submission's time."""
         self._seconds += event.fields["execute"]
 
     def read(self) -> float:
-        """Seconds of the executor's own clock."""
+        """Return the seconds of the executor's own clock."""
         return self._seconds
 
 
 def processor_clock(process: int) -> Clock | None:
-    """Processor time of an executor process on this machine: what else runs here disturbs it less. One thread only. None: not known."""
+    """Processor time of a single-threaded executor process on this machine, which other load disturbs less. None: unknown."""
     if process == os.getpid():
         return None
     try:
@@ -54,10 +54,10 @@ def processor_clock(process: int) -> Clock | None:
 
 @contextmanager
 def measuring(*, processor_time: bool = False) -> Iterator[Clock]:
-    """A clock for the session that is open.
+    """Yield a clock for the open session.
 
     Raises:
-        ConfigurationError: processor time was asked for of an executor that is not a process of this machine.
+        ConfigurationError: processor time was requested, but the executor is not a process of this machine.
     """
     djinn.init()
     clock: Clock = (observer := ExecutorClock())
@@ -74,7 +74,7 @@ def measuring(*, processor_time: bool = False) -> Iterator[Clock]:
 
 
 def seconds_of(run: Callable[[], object], clock: Clock) -> float:
-    """Time that the executor takes for what `run` records."""
+    """Return the time that the executor takes for the ops that `run` records."""
     djinn.synchronize()
     began = clock.read()
     kept = run()

@@ -1,4 +1,4 @@
-"""Predicted against measured, as a picture."""
+"""A plot of predicted against measured times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from djinn_costs.roofline.calibration.validate import Comparison, Validation
 
 
 def check_drawable() -> None:
-    """Make sure of what draws, before minutes go into measuring.
+    """Check that matplotlib is installed, before minutes of measuring.
 
     Raises:
         ConfigurationError: matplotlib is not installed.
@@ -42,5 +42,5 @@ def draw(validation: Validation, file: Path) -> None:
     axes.set_title(
         f"Predicted and measured time of {count} programs: median error {error:.0%}, R² of log time {r2:.3f}"
     )
-    with rc_context({"svg.fonttype": "none"}):  # texts that can be searched for
+    with rc_context({"svg.fonttype": "none"}):  # searchable text
         figure.savefig(file, format="svg", metadata={"Date": None})

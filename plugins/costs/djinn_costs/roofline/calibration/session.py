@@ -1,4 +1,4 @@
-"""A session to measure in: the executor that the settings name, and programs that run as they were written."""
+"""A session for measurements: the configured executor, without rewriting of programs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from djinn_client.runtime import client
 
 
 def open_session(**overrides: Any) -> None:
-    """Configure this process with `overrides` and connect, without the plugins that look for patterns or rewrite programs.
+    """Configure this process with `overrides` and connect, without plugins that match patterns or rewrite programs.
 
-    What is measured is then exactly what was recorded, and no time goes into what is known of it.
+    The measured program is then exactly the recorded one, and no time goes into its analysis.
 
     Raises:
-        DjinnError: a setting or a plugin cannot be used, or nothing can be reached.
+        DjinnError: a setting or a plugin cannot be used, or no executor can be reached.
     """
     djinn.configure(**overrides)
     registry = client.registry()

@@ -1,4 +1,4 @@
-"""Predicted against measured: how well the cost models infer_by_formula programs that they were not calibrated on."""
+"""Predicted against measured: how well cost models infer_by_formula programs that they were not calibrated on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from djinn_costs.roofline.calibration.calibrate import Bench, calibrated_models
 from djinn_costs.roofline.calibration.measuring import DEVICE, Clock, measuring, seconds_of, without_collection
 from djinn_costs.roofline.calibration.workloads import Workload, workloads
 
-_ENOUGH = 0.03  # seconds that a loop of steps is to take
+_ENOUGH = 0.03  # target seconds of a loop of steps
 _REPEATS = 20
 
 
@@ -41,23 +41,23 @@ class Comparison:
 
 @attrs.frozen
 class Validation:
-    """All programs, and what they say together; errors are fractions."""
+    """All programs, with summary statistics; errors are fractions."""
 
     comparisons: tuple[Comparison, ...]
 
     @property
     def median_error(self) -> float:
-        """Half of the predictions are nearer than this."""
+        """Return the median relative error."""
         return statistics.median(c.error for c in self.comparisons)
 
     @property
     def p90_error(self) -> float:
-        """Nine in ten predictions are nearer than this."""
+        """Return the 90th percentile of the relative error."""
         return float(np.quantile([c.error for c in self.comparisons], 0.9))
 
     @property
     def r2_log(self) -> float:
-        """Share of the variance of the logarithm of time that is foretold."""
+        """Return R² of the logarithm of time."""
         measured = np.log([c.measured for c in self.comparisons])
         left = measured - np.log([c.predicted for c in self.comparisons])
         spread = float(np.sum((measured - measured.mean()) ** 2))
@@ -66,7 +66,7 @@ class Validation:
 
 @attrs.define
 class _Running:
-    """A workload on the device, with what was measured of it."""
+    """A workload on the device, with its measured times."""
 
     workload: Workload
     step: Callable[[], object]
@@ -75,7 +75,7 @@ class _Running:
     seconds: list[float] = attrs.field(factory=list)
 
     def measure(self, clock: Clock) -> None:
-        """Time the step in a loop, so that it finds its memory and its code where a loop leaves them."""
+        """Time the step in a loop, so that caches are in the state of a loop."""
         self.seconds.append(seconds_of(self._loop, clock) / self.repeats)
 
     def _loop(self) -> list[object]:
@@ -95,7 +95,7 @@ def validate(
 ) -> Validation:
     """Measure every workload in each of `rounds` rounds, in turns with the probes of `bench`; then predict them.
 
-    Because a machine drifts, calibration and measurement take turns. Without a bench, what is kept of the device counts.
+    Calibration and measurement alternate, because machines drift. Without a bench, the stored calibration is used.
     """
     told = bench.told if bench is not None else _unheard
     running = []
@@ -126,13 +126,14 @@ def validate_session(
     """Measure and predict on the executor of the session that `open_session` opened, calibrating meanwhile.
 
     Args:
-        rounds: how often each probe and each program is timed.
-        processor_time: whether the executor's processor time counts, and not its clock.
-        only: parts of names; programs whose name has none of them are left out.
-        told: hears what is under way.
+        rounds: number of times that each probe and program is timed.
+        processor_time: use the executor's processor time instead of its
+            clock.
+        only: parts of names; programs without any of them are skipped.
+        told: called with progress.
 
     Raises:
-        ConfigurationError: nothing is left to validate, or no cost model can be calibrated.
+        ConfigurationError: no program is left to validate, or no cost model can be calibrated.
     """
     chosen = [w for w in workloads() if not only or any(part in w.name for part in only)]
     models = calibrated_models(client.registry().cost_models)
@@ -148,7 +149,7 @@ def validate_session(
 
 
 def _start(workload: Workload, device: torch.device, clock: Clock) -> _Running:
-    """Build a workload, run it once, and plan what it does the second time."""
+    """Build a workload, run it once, and plan its second run."""
     step = workload.build(device)
     seconds_of(step, clock)
     with djinn.capture() as recorded:
@@ -158,7 +159,7 @@ def _start(workload: Workload, device: torch.device, clock: Clock) -> _Running:
     del kept
     repeats = max(1, min(_REPEATS, int(_ENOUGH / max(seconds_of(step, clock), 1e-6))))
     running = _Running(workload, step, result, repeats)
-    running.measure(clock)  # the loop is a program of its own, and new
+    running.measure(clock)  # the loop is another, new program
     running.seconds.clear()
     return running
 
@@ -173,7 +174,7 @@ def _compared(one: _Running, calibration: Calibration | None, idle: float) -> Co
 
 
 def predicted_costs(result: PipelineResult, calibration: Calibration | None) -> tuple[Sequence[Any], Sequence[int]]:
-    """The estimates for all nodes on the first device, with another calibration if one is given; and the nodes that run."""
+    """Return the estimates for all nodes on the first device, with another calibration if given, and the nodes that run."""
     assert result.costs is not None
     topology, costs = result.topology, result.costs
     if calibration is not None:

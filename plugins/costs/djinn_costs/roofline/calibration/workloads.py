@@ -1,4 +1,4 @@
-"""Programs that predictions are checked on: models that no calibration has seen, at several sizes, from a millisecond up."""
+"""Programs to validate predictions with: models that no calibration uses, at several sizes, from a millisecond up."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Step = Callable[[], object]
 
 @attrs.frozen
 class Workload:
-    """A program to predict: `build` makes the model on a device and returns what is done in a step."""
+    """A program to predict: `build` creates the model on a device and returns the step function."""
 
     name: str
     build: Callable[[torch.device], Step]
 
 
 def workloads() -> Iterator[Workload]:
-    """All that can be built here; those of transformers only where it is installed."""
+    """Return all workloads that can be built here; those of transformers only if it is installed."""
     for width, length in ((64, 16), (128, 64), (256, 128)):
         yield Workload(f"LSTM, {width} wide, {length} long", _recurrent(width, length))
     for width, batch in ((128, 32), (512, 64), (1024, 256)):
