@@ -1,4 +1,6 @@
-"""Commands of `djinn`: `connect`, `demo`, `planning`, `run` and `servers`; `notebook`: those of notebooks. `script` runs a user's script.
+"""Commands of `djinn`: `connect`, `demo`, `planning`, `run` and `servers`; `notebook`: notebook magics.
 
-It is imported for `djinn --help`, so it imports nothing.
+`script` runs a user's script.
+
+This module is imported for `djinn --help`, so it imports nothing.
 """

@@ -1,4 +1,4 @@
-"""Progress bars in notebooks and terminals, of uploads and of weights that the server reads, while the setting `progress` is on."""
+"""Progress bars in notebooks and terminals, for uploads and server-side reads, while the setting `progress` is on."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 djinn_api_version = "2.0"
 
-PATIENCE: Final = 2.0  # seconds of an upload before a bar is shown, and of a pause after which another upload begins
+PATIENCE: Final = 2.0  # seconds of an upload before a bar appears, and of a pause that separates two uploads
 _REFRESH: Final = 0.1  # seconds between two updates
 _AT_SERVER: Final = MappingProxyType({"downloading": "The server downloads", "reading": "The server reads"})
 
 
 @hookimpl
 def djinn_register_observers() -> Iterable[Observer]:
-    """The progress bars, where standard error output is a terminal or a notebook shows them."""
+    """Register the progress bars if standard error is a terminal or the program runs in a notebook."""
     if not is_client():
         return []
     if shows_html():
@@ -39,7 +39,7 @@ def djinn_register_observers() -> Iterable[Observer]:
 
 
 def is_wanted() -> bool:
-    """True while the setting `progress` is on."""
+    """Return True while the setting `progress` is on."""
     from djinn_client.runtime.client import settings
 
     return settings().progress
@@ -49,19 +49,19 @@ class ProgressBar(Protocol):
     """A progress bar in a terminal or a notebook."""
 
     def draw(self, done: int, total: int, seconds: float, about: str) -> None:
-        """Show `done` bytes of `total` (0: unknown), after so many seconds."""
+        """Show `done` bytes of `total` (0: unknown), after this many seconds."""
 
     def remove(self) -> None:
         """Remove the bar."""
 
 
 class UploadProgress(Observer):
-    """An observer that shows how far an upload is: bytes sent, bytes that the server had, rate, time left."""
+    """Shows an upload's progress: bytes sent, bytes that the server already had, rate, remaining time."""
 
     name = "upload_progress"
 
     def __init__(self, make: Callable[[], ProgressBar], patience: float = PATIENCE) -> None:
-        """`make`: a bar for one upload."""
+        """`make`: creates a bar for one upload."""
         self._make = make
         self._patience = patience
         self._bar: ProgressBar | None = None
@@ -70,11 +70,11 @@ class UploadProgress(Observer):
 
     @property
     def events(self) -> frozenset[str]:  # type: ignore[override] # read again when settings change
-        """As `Observer.events`."""
+        """Return the observed events, as `Observer.events`."""
         return frozenset({"uploading", "uploaded", "completed", "disconnected"} if is_wanted() else ())
 
     def observe(self, event: Event) -> None:
-        """Show `uploading` (bytes that will follow) and `uploaded` (bytes that have arrived)."""
+        """Show `uploading` (bytes to come) and `uploaded` (bytes that have arrived)."""
         if event.name == "uploaded":
             self._uploaded(int(event.fields["bytes"]), bool(event.fields["recalled"]), event.seconds)
         elif event.name == "uploading":
@@ -111,12 +111,12 @@ class UploadProgress(Observer):
 
 
 class ServerProgress(Observer):
-    """An observer that shows how far the server is with weights that it downloads or reads itself."""
+    """Shows the progress of weights that the server downloads or reads."""
 
     name = "server_progress"
 
     def __init__(self, make: Callable[[], ProgressBar], patience: float = PATIENCE) -> None:
-        """`make`: a bar for one download or reading."""
+        """`make`: creates a bar for one download or read."""
         self._make = make
         self._patience = patience
         self._bar: ProgressBar | None = None
@@ -125,11 +125,11 @@ class ServerProgress(Observer):
 
     @property
     def events(self) -> frozenset[str] | None:  # type: ignore[override] # read again when settings change
-        """As `Observer.events`."""
+        """Return the observed events, as `Observer.events`."""
         return None if is_wanted() else frozenset()
 
     def observe(self, event: Event) -> None:
-        """Show `downloading` and `reading` (bytes that are there, bytes that are expected); any other event ends them."""
+        """Show `downloading` and `reading` (bytes so far, expected bytes); any other event removes the bar."""
         if event.name not in _AT_SERVER:
             self._end()
             return
@@ -152,7 +152,7 @@ class ServerProgress(Observer):
 
 
 class TerminalBar:
-    """Implements `ProgressBar` in a terminal, without a thread that refreshes it and takes the interpreter's lock from the program."""
+    """Draws in a terminal, without a refresh thread, which would compete for the interpreter lock."""
 
     def __init__(self, console: Console) -> None:
         from rich.progress import (
@@ -178,23 +178,23 @@ class TerminalBar:
         self._bar.start()
 
     def draw(self, done: int, total: int, seconds: float, about: str) -> None:  # noqa: ARG002 - the bar has a clock of its own
-        """As `ProgressBar.draw`."""
+        """Draw the bar, as `ProgressBar.draw`."""
         self._bar.update(self._task, completed=done, total=total or None, description=about)
         self._bar.refresh()
 
     def remove(self) -> None:
-        """As `ProgressBar.remove`."""
+        """Remove the bar, as `ProgressBar.remove`."""
         self._bar.stop()
 
 
 class NotebookBar:
-    """Implements `ProgressBar` in the output of a cell, as HTML that any front end shows without an extension."""
+    """Draws in a cell's output, as HTML that any front end shows without an extension."""
 
     def __init__(self) -> None:
         self._shown: Any = None  # a handle of IPython's
 
     def draw(self, done: int, total: int, seconds: float, about: str) -> None:
-        """As `ProgressBar.draw`."""
+        """Draw the bar, as `ProgressBar.draw`."""
         rate = done / seconds if seconds else 0.0
         left = f", {(total - done) / rate:.0f} s left" if total and rate else ""
         text = f"{about}: {size_text(done)}{f' of {size_text(total)}' if total else ''}, {size_text(int(rate))}/s{left}"
@@ -204,7 +204,7 @@ class NotebookBar:
         self._show(text, f'<progress {state} style="width:20em"></progress> {escape(text)}')
 
     def remove(self) -> None:
-        """As `ProgressBar.remove`."""
+        """Remove the bar, as `ProgressBar.remove`."""
         self._show("", "")
 
     def _show(self, text: str, html: str) -> None:

@@ -1,13 +1,13 @@
-"""A server and jobs on a machine that is reached over ssh, without root there.
+"""A server and jobs on a remote machine over ssh, without root access.
 
 This module is imported for `djinn --help`, so the rest is imported where it is needed.
 
-- `ssh`: command lines of OpenSSH's client, and what is run over one connection. `scripts/`: what runs on the remote machine, for POSIX
-  sh alone. `records`: what this machine keeps of each server.
-- `survey`: what is there, and what is made of it. `wheels`: what is sent. `connecting`: the steps of `djinn connect`. `tunnel`, `keeper`:
-  the process that keeps the tunnel open.
-- `project_files`: which files of a project are sent, and which are not. `jobs`: jobs on the remote machine. `job_runner`: the process there
-  that is a job's parent.
+- `ssh`: command lines of OpenSSH's client, and scripts over one connection. `scripts/`: POSIX sh scripts for the remote machine.
+  `records`: local files about each server.
+- `survey`: facts about the remote machine, and decisions. `wheels`: files to send. `connecting`: the steps of `djinn connect`.
+  `tunnel`, `keeper`: the process that keeps the tunnel open.
+- `project_files`: selects the files of a project to send. `jobs`: jobs on the remote machine. `job_runner`: the remote parent process
+  of a job.
 - `connect_commands`, `job_commands`: the command line.
 """
 
@@ -25,7 +25,7 @@ hookimpl = pluggy.HookimplMarker("djinn")
 
 @hookimpl
 def djinn_register_commands() -> Iterable[click.Command]:
-    """The commands `connect` and `disconnect`, and those about jobs."""
+    """Register the commands `connect` and `disconnect`, and the job commands."""
     from djinn_commands.connect.connect_commands import connect, disconnect
     from djinn_commands.connect.job_commands import fetch, jobs, logs, stop, submit
 

@@ -99,7 +99,7 @@ def _ssh_options(
 def _record(
     destination: str, name: str | None, options: tuple[str, ...], folder: str | None, environment: str | None
 ) -> Record:
-    """The server to be connected, as it is known, with what this call says otherwise."""
+    """Return the stored record of the server, updated by this call's options."""
     refuse_windows()
     import msgspec
 

@@ -1,4 +1,4 @@
-"""The steps of `djinn connect`. Each looks at what there is first, so that the command can be repeated after any of them failed."""
+"""The steps of `djinn connect`. Each step checks the present state first, so the command can be repeated after a failure."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class Wish:
     """The request of the user.
 
     Attributes:
-        record: the server, as it was called or as it is known. python: a path there; empty: found. torch: the requirement.
-        wheels: a folder of wheels. serve: further arguments of `djinn serve`; None: those with which it runs.
-        update: install what there is now, and restart the server. background: without systemd. check: train a step at the end.
+        record: the server, as named or as stored. python: its remote path; empty: searched. torch: the requirement.
+        wheels: a folder of wheels. serve: further arguments of `djinn serve`; None: the present ones.
+        update: install the current wheels, and restart the server. background: without systemd. check: train a step at the end.
     """
 
     record: Record
@@ -81,17 +81,17 @@ class Wish:
 
 
 def default_torch() -> str:
-    """The requirement for the version of PyTorch that is installed here, of whatever build."""
+    """Return the requirement for the locally installed version of PyTorch, of any build."""
     return f"torch=={metadata.version('torch').partition('+')[0]}"
 
 
 def connect(wish: Wish, say: Say) -> Record:
-    """Do what there is to do until the server can be used under its name.
+    """Do all missing steps until the server can be used under its name.
 
     Raises:
-        ConfigurationError: something about the request, or the remote machine, has to be changed by the user.
+        ConfigurationError: the user must change the request or the remote machine.
         StartupError: a step failed on the remote machine.
-        TransportError: there is no connection, or it broke.
+        TransportError: the connection failed or broke.
     """
     name = wish.record.name
     try:
@@ -104,10 +104,10 @@ def connect(wish: Wish, say: Say) -> Record:
 
 
 def is_up(wish: Wish) -> bool:
-    """True if the server runs, its tunnel is open and its log-in is there: all that a second call asks.
+    """Return True if the server runs, its tunnel is open and its log-in exists.
 
     Raises:
-        ConfigurationError: it runs with other options than those that are asked for.
+        ConfigurationError: the server runs with other options than the requested ones.
     """
     record = wish.record
     state = tunnel_state(record.name)
@@ -133,23 +133,23 @@ def _check_options(wish: Wish, running: str) -> None:
 
 
 class _Served(msgspec.Struct):
-    """The part of the connection file there that is read here."""
+    """The fields of the remote connection file that are read here."""
 
     urls: tuple[str, ...]
     token: str
 
 
 class _Connecting:
-    """One call of `djinn connect` that has something to do."""
+    """One call of `djinn connect` with steps to do."""
 
     def __init__(self, wish: Wish, say: Say) -> None:
         self.wish = wish
-        self.say: Say = lambda text: say(one_line(text))  # much of it comes from the remote machine
+        self.say: Say = lambda text: say(one_line(text))  # much of the text comes from the remote machine
         self.record = wish.record
         self.connection = SshConnection(wish.record.destination, control_path(wish.record.name))
 
     def run(self) -> Record:
-        """Do the steps; a connection that is of no further use is closed."""
+        """Do the steps, and close the connection if no tunnel uses it."""
         try:
             return self._run_steps()
         finally:
@@ -240,7 +240,7 @@ class _Connecting:
         return read_survey(done.output).torch
 
     def _ask_torch(self, survey: Survey) -> Survey:
-        """The survey, with what the PyTorch there says now if a GPU or another driver may have come after the environment."""
+        """Return the survey, with a new PyTorch check if a GPU or driver may have been added after the environment."""
         if not must_ask_torch(survey, self.wish.serve):
             return survey
         with self._step("ask PyTorch about the GPU"):
@@ -252,7 +252,7 @@ class _Connecting:
         return survey
 
     def _check_torch(self, survey: Survey) -> None:
-        """Raise `StartupError` where there is a GPU that the PyTorch there cannot use."""
+        """Raise `StartupError` if the remote PyTorch cannot use the remote GPU."""
         if must_ask_torch(survey, self.wish.serve):
             from djinn.errors import StartupError
 
@@ -312,7 +312,7 @@ def open_or_raise(connection: SshConnection) -> None:
     """Open a connection unless it is open.
 
     Raises:
-        TransportError: it cannot be opened.
+        TransportError: the connection cannot be opened.
     """
     host = connection.destination.host
     if reason := connection.open(asks=has_terminal()):
@@ -334,14 +334,17 @@ def _cure(reason: str, destination: Destination) -> str:
 
 
 def refused(text: str) -> ConfigurationError:
-    """The error for what the user has to change. Its class is imported here, after PyTorch, for which commands that go well need not wait."""
+    """Return an error that the user can fix.
+
+    Its class is imported late, because it imports PyTorch, which successful calls need not wait for.
+    """
     from djinn.errors import ConfigurationError
 
     return ConfigurationError(text)
 
 
 def failure(title: str, host: str, done: Done) -> DjinnError:
-    """The error for a script that failed."""
+    """Return the error for a failed script."""
     from djinn.errors import StartupError, TransportError
 
     said = f"\n{done.last_words}" if done.last_words else ""
@@ -356,10 +359,10 @@ def failure(title: str, host: str, done: Done) -> DjinnError:
 
 
 def download(survey: Survey, python: Python, wheels: Wheels, torch: str, built: Path) -> tuple[Path, ...]:
-    """Wheels for another machine that neither it nor `wheels` has, from the index that pip uses here.
+    """Download wheels that neither the remote machine nor `wheels` has, from the index that pip uses here.
 
     Raises:
-        StartupError: pip does not find them here either.
+        StartupError: pip does not find a wheel.
     """
     from djinn.errors import StartupError
 
@@ -378,7 +381,7 @@ def download(survey: Survey, python: Python, wheels: Wheels, torch: str, built: 
 
 
 def platform_options(survey: Survey, python: Python) -> list[str]:
-    """Options with which pip downloads for the remote machine: its Python, and every manylinux tag that its C library allows."""
+    """Return pip's options for the remote platform: its Python, and every manylinux tag that its C library allows."""
     major, minor = python.minor
     libc = survey.libc.rpartition(".")[2]
     newest = int(libc) if survey.libc.startswith("glibc 2.") and libc.isdecimal() else 17
@@ -395,7 +398,7 @@ def platform_options(survey: Survey, python: Python) -> list[str]:
 
 
 def port_of(urls: tuple[str, ...]) -> int | None:
-    """The port of the first TCP address among those of a server; None where there is none."""
+    """Return the port of a server's first TCP address; None without one."""
     for url in urls:
         with contextlib.suppress(ValueError):  # it is no URL
             found = urlsplit(url)
@@ -405,18 +408,18 @@ def port_of(urls: tuple[str, ...]) -> int | None:
 
 
 def look_script(record: Record, python: str) -> Script:
-    """The script that looks what is there."""
+    """Return the script that surveys the remote machine."""
     return Script(("look",), {**record.place, "wanted": python})
 
 
 def environment_script(record: Record, python: Python, wheels: Wheels, torch: str, *, gpus: bool = True) -> Script:
-    """The script that makes the environment. `gpus`: there are some, and PyTorch is asked if it can use them."""
+    """Return the script that creates the environment. `gpus`: the machine has GPUs, and PyTorch is asked if it can use them."""
     values = {
         "python": python.path,
         "version": ".".join(map(str, python.version)),
         "requirements": "\n".join(requirements(wheels, torch)),
         "stamp": stamp_of(wheels, torch),
-        # Everything may have been sent; an index that is far away need not be asked then.
+        # All wheels may have been sent; then no distant index is needed.
         "offline": "yes" if wheels.named("torch") else "no",
         "check": _LOOK_AT_TORCH if gpus else _VERSION_OF_TORCH,
     }
@@ -424,7 +427,7 @@ def environment_script(record: Record, python: Python, wheels: Wheels, torch: st
 
 
 def serve_script(record: Record, options: tuple[str, ...] | None, restart: bool, background: bool) -> Script:
-    """The script that starts the server."""
+    """Return the script that starts the server."""
     values = {
         "options": shlex.join(options or ()),
         "given": "no" if options is None else "yes",
@@ -436,7 +439,7 @@ def serve_script(record: Record, options: tuple[str, ...] | None, restart: bool,
 
 
 def rehearse(wish: Wish) -> Iterator[str]:
-    """Each command of a first call, without doing anything. What the steps before it find out stands in angle brackets."""
+    """Return the commands of a first call, without running them. Results of earlier steps are in angle brackets."""
     record, control = wish.record, control_path(wish.record.name)
     python, wheels, torch = Python((0, 0, 0), "<the Python found>"), Wheels(()), wish.torch or default_torch()
     steps: list[tuple[str, Script]] = [("look what is there", look_script(record, wish.python))]
@@ -465,7 +468,7 @@ def rehearse(wish: Wish) -> Iterator[str]:
 
 
 def train_a_step(name: str) -> str:
-    """One step of training on the server, and the same here: a sentence about both.
+    """Run one training step on the server and locally. Return a sentence about both.
 
     Raises:
         StartupError: the results differ.
@@ -498,10 +501,10 @@ def train_a_step(name: str) -> str:
 
 @contextlib.contextmanager
 def connected(record: Record) -> Iterator[SshConnection]:
-    """A connection to a machine that is known: that of the tunnel, or else one for this block.
+    """Yield a connection to a known machine: the tunnel's, or else a new one for this block.
 
     Raises:
-        TransportError: it cannot be opened.
+        TransportError: the connection cannot be opened.
     """
     connection = SshConnection(record.destination, control_path(record.name))
     was_open = connection.is_open()
@@ -518,8 +521,8 @@ def end_server(record: Record) -> None:
     """End the server.
 
     Raises:
-        StartupError: it does not end.
-        TransportError: there is no connection, or it broke.
+        StartupError: the server does not end.
+        TransportError: the connection failed or broke.
     """
     with connected(record) as connection:
         done = connection.run(Script(("server", "end"), record.place))
@@ -528,5 +531,5 @@ def end_server(record: Record) -> None:
 
 
 def room(size: float) -> str:
-    """A number of bytes for the user."""
+    """Format a number of bytes for the user."""
     return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / (1 << 20):.1f} MiB"

@@ -211,7 +211,7 @@ def fetch(job: str, path: str, into: Path, server: str | None) -> None:
 
 
 def _record(server: str | None) -> Record:
-    """The server that is meant, by its name or by the environment."""
+    """Return the server record by name, or by the environment."""
     import os
 
     refuse_windows()
@@ -222,7 +222,7 @@ def _record(server: str | None) -> Record:
 
 
 def _follow(record: Record, job: str) -> None:
-    """Show a log to its end; ends with the job's exit status."""
+    """Show a log to its end, then exit with the job's exit status."""
     from djinn_commands.connect import jobs as known
 
     try:
@@ -238,7 +238,7 @@ def _follow(record: Record, job: str) -> None:
 
 
 def _listed(paths: Iterable[str]) -> str:
-    """Names of files for a terminal."""
+    """Format names of files for a terminal."""
     return ", ".join(map(one_line, paths))
 
 

@@ -1,10 +1,11 @@
-"""The parent process of a job, on the remote machine. It is sent with each job, and needs Python's standard library and filelock alone.
+"""The parent process of a job, on the remote machine.
 
-It runs in the folder of the job, in a session of its own, and writes what becomes of it into files there, which survive it:
+The client sends this file with each job. It needs only Python's standard library and filelock. It runs in the job's folder, in its
+own process session, and records the job's progress in files:
 
-- `job.json`, sent by the client: what is to be run. `files/`: the project's files, the working directory.
-- `log`: what the job prints. `pid`: this process. `state`: `preparing`, then `running`. `ended`: once it has ended, seconds and exit status.
-- `stop`: made by `djinn stop`, so that the end is told from a failure.
+- `job.json`, sent by the client: the program to run. `files/`: the project's files, the working directory.
+- `log`: the job's output. `pid`: this process. `state`: `preparing`, then `running`. `ended`: seconds and exit status, after the end.
+- `stop`: created by `djinn stop`, to distinguish a stop from a failure.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from typing import Any
 
 
 def write(name: str, text: str) -> None:
-    """Write a file of the job so that readers find it whole."""
+    """Write a file of the job atomically."""
     aside = Path(f".{name}.new")
     aside.write_text(text)
     aside.replace(name)
 
 
 def tell(text: str) -> None:
-    """Say something in the log of the job."""
+    """Write a line to the job's log."""
     sys.stdout.write(f"[djinn] {text}\n")
     sys.stdout.flush()
 
 
 def named_files(wanted: list[str]) -> list[Path]:
-    """Files of the project that requirements name: wheels, and further lists (`-r`, `-c`), with those that they name."""
+    """Return project files that requirements name: wheels, and nested lists (`-r`, `-c`) with their files."""
     found: list[Path] = []
     lines = [(line, Path("files")) for line in wanted]
     for line, beside in lines:
@@ -49,7 +50,7 @@ def named_files(wanted: list[str]) -> list[Path]:
 
 
 def environment(job: dict[str, Any], folder: Path) -> Path:
-    """The Python of the job: that of the server, or of an environment on top of it with what the project requires, made once."""
+    """Return the job's Python: the server's, or an environment on top of it with the project's requirements, made once."""
     base = Path(sys.executable)
     wanted = job["requirements"]
     if not wanted:
@@ -68,9 +69,9 @@ def environment(job: dict[str, Any], folder: Path) -> Path:
             subprocess.run(made, check=True)
             ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
             below, own = (subprocess.check_output([one, "-c", ask], text=True).strip() for one in (base, python))
-            # Behind the environment's own packages: PyTorch and Djinn stay those of the server.
+            # After the environment's own packages: PyTorch and Djinn stay the server's.
             Path(own, "below.pth").write_text(f"import site; site.addsitedir({below!r})\n")
-            # Beside the project's own: paths in it are relative to it.
+            # Next to the project's own list, because paths in it are relative.
             listed = Path("files", f".djinn-{name}.txt").absolute()
             listed.write_text("\n".join(wanted) + "\n")
             torch = subprocess.check_output([python, "-c", "import torch; print(torch.__version__)"], text=True).strip()
@@ -84,7 +85,7 @@ def environment(job: dict[str, Any], folder: Path) -> Path:
 
 
 def name_server(job: dict[str, Any], connection: Path) -> None:
-    """A log-in of the name that the client uses, so that the script finds the server under it on either machine."""
+    """Create a log-in under the client's name for the server, so that the script finds it on both machines."""
     base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     link = base / "djinn" / "servers" / f"{job['server']}.json"
     if not link.exists() and not link.is_symlink():
@@ -121,7 +122,7 @@ def main() -> None:
         }
         write("state", "running\n")
         child = subprocess.Popen([python, job["script"], *job["arguments"]], cwd=files, env=variables)
-        # The child has the signal of its group, too, and may need a moment.
+        # The child gets the signal of its group as well, and may need a moment.
         signal.signal(signal.SIGTERM, lambda *_: None)
         code = child.wait()
         ended["code"] = code if code >= 0 else 128 - code

@@ -1,4 +1,4 @@
-"""Jobs on a remote machine: processes of the user there, each with a folder whose files say what becomes of it."""
+"""Jobs on a remote machine: the user's processes, each with a folder of files that record its state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ _ENDED: Final = frozenset({"done", "failed", "stopped", "lost"})
 
 @attrs.frozen
 class Job:
-    """A job as its folder says. `code`: exit status, None while there is none. `begun`, `ended`: seconds after 1970; `ended` is now while it runs."""
+    """A job, as read from its folder.
+
+    `code`: exit status, None before the end. `begun`, `ended`: seconds after 1970; `ended` is now while it runs.
+    """
 
     id: str
     state: str
@@ -51,24 +54,24 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        """True if it does nothing any more."""
+        """Return True if the job has ended."""
         return self.state in _ENDED
 
     @property
     def exit_code(self) -> int:
-        """Exit status for a command that followed it: that of the job, or 1 if it has none."""
+        """Return the exit status for a command that followed the job: the job's own, or 1 if it has none."""
         return 1 if self.code is None else self.code
 
 
 def read_jobs(text: str) -> list[Job]:
-    """The jobs that the output of `jobs.sh` tells of, the latest last.
+    """Return the jobs in the output of `jobs.sh`, the latest last.
 
     Raises:
-        ValueError: a line is not what the script writes; the message shows it.
+        ValueError: a line is malformed; the message shows it.
     """
     found = []
     for line in text.splitlines():
-        if line.count("\t") != 6:  # what the login shell says besides
+        if line.count("\t") != 6:  # other output of the login shell
             continue
         read = _LINE.fullmatch(line)
         if read is None:
@@ -79,10 +82,10 @@ def read_jobs(text: str) -> list[Job]:
 
 
 def choose_record(server: str | None, configured: Sequence[str]) -> Record:
-    """The server that is meant: by name, by the setting `servers`, or the only one that was connected.
+    """Return the server record: by name, by the setting `servers`, or the only connected one.
 
     Raises:
-        ConfigurationError: there is none, there are several, or it was not reached over ssh.
+        ConfigurationError: no server matches, several match, or the server was not connected over ssh.
     """
     known = list_records()
     names = [server] if server else list(configured) or [record.name for record in known]
@@ -104,7 +107,7 @@ def _no_server(names: Sequence[str], known: Sequence[str]) -> ConfigurationError
 
 
 def new_id(script: str) -> str:
-    """A name for a job of a script, which sorts by time."""
+    """Return a name for a job of a script, which sorts by time."""
     stem = "".join(mark if mark.isalnum() and mark.isascii() else "-" for mark in Path(script).stem).strip("-")[:24]
     return f"{stem or 'job'}-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
@@ -112,7 +115,7 @@ def new_id(script: str) -> str:
 def submit(
     record: Record, project: ProjectFiles, script: str, arguments: Sequence[str], requirements: Sequence[str]
 ) -> tuple[str, bool]:
-    """Send the project and start the job there: its name, and if a server runs beside it.
+    """Send the project and start the job. Return its name, and whether a server runs on the machine.
 
     Args:
         record: the server.
@@ -122,8 +125,8 @@ def submit(
         requirements: what is installed for it, a line each.
 
     Raises:
-        StartupError: it could not be started.
-        TransportError: there is no connection, or it broke before the job began.
+        StartupError: the job could not be started.
+        TransportError: the connection failed, or broke before the job began.
     """
     job = new_id(script)
     said = {
@@ -147,34 +150,35 @@ def submit(
 
 
 def list_jobs(record: Record, job: str = "") -> list[Job]:
-    """Jobs on the machine, or those whose names begin with `job`.
+    """Return all jobs on the machine, or those whose names begin with `job`.
 
     Raises:
-        TransportError: there is no connection, or it broke.
+        TransportError: the connection failed or broke.
     """
     with connected(record) as connection:
         return _list(record, connection, job)
 
 
 def find_job(record: Record, job: str) -> Job:
-    """The job of that name, or the only one whose name begins so.
+    """Return the job with that name, or the only job whose name begins with it.
 
     Raises:
-        ConfigurationError: there is none, or there are several.
-        TransportError: there is no connection, or it broke.
+        ConfigurationError: no job matches, or several match.
+        TransportError: the connection failed or broke.
     """
     with connected(record) as connection:
         return _find(record, connection, job)
 
 
 def copy_log(record: Record, job: str, to: IO[bytes], *, follow: bool) -> Job:
-    """Write the log of a job, with `follow` until it has ended; the job as it is then. A terminal gets text that it does not obey.
+    """Write the log of a job, with `follow` until the job has ended.
 
-    A connection that breaks meanwhile is opened again, by whatever keeps the tunnel or by this, and the log goes on where it was.
+    Return the job's final state. Control sequences are escaped for terminals. A broken connection is reopened by the tunnel's
+    keeper or by this function, and the log continues at its position.
 
     Raises:
-        ConfigurationError: there is no such job.
-        TransportError: there is no connection, or it broke and this does not `follow`.
+        ConfigurationError: the job does not exist.
+        TransportError: the connection failed, or broke without `follow`.
     """
     job = find_job(record, job).id
     written, text = 0, LogText() if to.isatty() else None
@@ -195,7 +199,7 @@ def copy_log(record: Record, job: str, to: IO[bytes], *, follow: bool) -> Job:
                     to.flush()
                     written += len(part)
                 code = process.wait()
-            if text is not None and (code != BROKEN or not follow):  # a character or a colour may be cut off
+            if text is not None and (code != BROKEN or not follow):  # flush a cut character or colour
                 to.write(text.add(b"", last=True).encode(errors="replace"))
                 to.flush()
             if code != BROKEN:
@@ -206,11 +210,11 @@ def copy_log(record: Record, job: str, to: IO[bytes], *, follow: bool) -> Job:
 
 
 def stop_job(record: Record, job: str) -> Job:
-    """End a job with all its processes; the job as it is then.
+    """End a job with all its processes. Return the job's final state.
 
     Raises:
-        ConfigurationError: there is no such job.
-        TransportError: there is no connection, or it broke.
+        ConfigurationError: the job does not exist.
+        TransportError: the connection failed or broke.
     """
     with connected(record) as connection:
         name = _find(record, connection, job).id
@@ -223,9 +227,9 @@ def remove_job(record: Record, job: str) -> None:
     """Remove a job that has ended, with its files.
 
     Raises:
-        ConfigurationError: there is no such job.
-        StartupError: it runs.
-        TransportError: there is no connection, or it broke.
+        ConfigurationError: the job does not exist.
+        StartupError: the job is running.
+        TransportError: the connection failed or broke.
     """
     with connected(record) as connection:
         name = _find(record, connection, job).id
@@ -234,7 +238,7 @@ def remove_job(record: Record, job: str) -> None:
 
 @attrs.define
 class FetchedFiles:
-    """Files that were copied: how many, and their bytes. `left_out`: links that lead out of what was asked for, and special files."""
+    """Copied files: their number and bytes. `left_out`: special files, and links that lead out of the requested path."""
 
     count: int = 0
     size: int = 0
@@ -248,12 +252,12 @@ def fetch(record: Record, job: str, path: str, into: Path) -> FetchedFiles:
         record: the server.
         job: its name.
         path: below the job's working directory.
-        into: a folder, which is made if there is none.
+        into: a folder, created if it is missing.
 
     Raises:
-        ConfigurationError: there is no such job, or `path` leads elsewhere.
-        StartupError: there is no such file, or the remote machine sent another one.
-        TransportError: there is no connection, or it broke.
+        ConfigurationError: the job does not exist, or `path` leads out of its folder.
+        StartupError: the file does not exist, or the remote machine sent a different file.
+        TransportError: the connection failed or broke.
     """
     wanted = PurePosixPath(path)
     if wanted.is_absolute() or ".." in wanted.parts or not wanted.parts:
@@ -267,7 +271,7 @@ def fetch(record: Record, job: str, path: str, into: Path) -> FetchedFiles:
                 with tarfile.open(fileobj=process.stdout, mode="r|") as archived:
                     _unpack(archived, wanted, into, fetched)
                 code = process.wait()
-            except tarfile.ReadError:  # nothing came, or not all of it
+            except tarfile.ReadError:  # the archive is empty or incomplete
                 code = process.wait() or BROKEN
     if code:
         raise failure(f"fetching {path} of {name}", record.host, Done(code, "", ""))
@@ -275,7 +279,7 @@ def fetch(record: Record, job: str, path: str, into: Path) -> FetchedFiles:
 
 
 def _unpack(archived: tarfile.TarFile, wanted: PurePosixPath, into: Path, fetched: FetchedFiles) -> None:
-    archived.extraction_filter = lambda member, _: member  # `_safe` has looked at it
+    archived.extraction_filter = lambda member, _: member  # `_safe` has checked it
     for member in archived:
         name = PurePosixPath(member.name)
         if not name.is_relative_to(wanted) or ".." in name.parts:
@@ -296,7 +300,7 @@ def _unpack(archived: tarfile.TarFile, wanted: PurePosixPath, into: Path, fetche
 
 
 def _safe(member: tarfile.TarInfo, above: PurePosixPath, folder: Path) -> tarfile.TarInfo | None:
-    """A member with its name below `above`, to be unpacked into `folder`; None for one that leads out of it."""
+    """Return a member renamed below `above`, to be unpacked into `folder`; None if it leads out of it."""
     below = copy.copy(member)
     below.name = PurePosixPath(member.name).relative_to(above).as_posix()
     if member.islnk():
@@ -308,7 +312,7 @@ def _safe(member: tarfile.TarInfo, above: PurePosixPath, folder: Path) -> tarfil
             return tarfile.data_filter(below, str(folder))
         except tarfile.FilterError:
             return None
-    # Python 3.11.3 and earlier: no links at all.
+    # Python 3.11.3 and earlier: refuse all links.
     below.mode &= 0o755
     below.uid, below.uname, below.gname = user_id(), "", ""
     return below if member.isfile() or member.isdir() else None

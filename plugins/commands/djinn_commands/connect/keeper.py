@@ -1,7 +1,7 @@
-"""The process that keeps a tunnel open: one for each server, until `djinn disconnect` or the end of the user's session on this machine.
+"""The process that keeps a tunnel open. Each server has one, until `djinn disconnect` or the end of the user's session on this machine.
 
-It takes over the connection that `djinn connect` opened, and opens another one, with pauses that grow, whenever that breaks. It imports neither
-Djinn nor PyTorch.
+It takes over the connection that `djinn connect` opened. If the connection breaks, it reconnects with exponential backoff. It
+imports neither Djinn nor PyTorch.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from djinn_commands.connect.ssh import SshConnection, hold_command
 
 _FIRST: Final = 0.5  # seconds between two attempts
 _LONGEST: Final = 60.0
-# What another attempt does not mend; repeating it looks like guessing passwords to the other side.
+# Errors that a retry does not fix; the remote side would take retries for password guessing.
 _FINAL: Final = re.compile(
     r"Permission denied|Host key verification failed|REMOTE HOST IDENTIFICATION|Too many authentication failures"
 )
 
 
 def is_final(reason: str) -> bool:
-    """True where only the user can mend why a connection cannot be opened."""
+    """Return True if only the user can fix the error of a connection."""
     return _FINAL.search(reason) is not None
 
 
 def next_pause(pause: float, lasted: float) -> float:
-    """Seconds until the next attempt, after `pause` before the one that has just ended, with a tunnel that `lasted` so many seconds."""
+    """Return the seconds until the next attempt, after a pause of `pause` and a tunnel that `lasted` this many seconds."""
     return _FIRST if lasted > _LONGEST else min(pause * 2, _LONGEST)
 
 
 def keep(record: Record) -> None:
-    """Keep the tunnel open until it cannot be, or this process is ended."""
+    """Keep the tunnel open until it fails for good or this process is ended."""
     connection = SshConnection(record.destination, control_path(record.name))
     pause = _FIRST
     while True:
@@ -70,7 +70,7 @@ def keep(record: Record) -> None:
 
 @contextlib.contextmanager
 def _held(connection: SshConnection) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that ends with the connection."""
+    """Start a process that ends with the connection."""
     process = subprocess.Popen(
         hold_command(connection), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -90,7 +90,7 @@ def _end(*_: object) -> None:
 
 
 def _detached() -> int:
-    """Go on in a child that no terminal ends: 0 there, and its number in this process."""
+    """Fork a child that no terminal ends. Return 0 in the child, and the child's process id in this process."""
     if sys.platform != "win32":
         if child := os.fork():
             return child
@@ -100,12 +100,12 @@ def _detached() -> int:
 
 
 def main(name: str) -> None:
-    """Keep the tunnel of the record of that name, in a process that is no child of this one, whose number is printed; one process can."""
+    """Keep the tunnel of a record in a detached process, and print its id. Only one process per record can run."""
     if child := _detached():
         sys.stdout.write(f"{child}\n")
         return
     quiet = os.open(os.devnull, os.O_RDWR)
-    os.dup2(quiet, sys.stdout.fileno())  # the reader of the number is not kept waiting
+    os.dup2(quiet, sys.stdout.fileno())  # the reader of the id need not wait
     signal.signal(signal.SIGTERM, _end)
     record = find_record(name)
     if record is None:

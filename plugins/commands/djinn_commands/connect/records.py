@@ -1,4 +1,4 @@
-"""Files on this machine about servers that are reached over ssh. The token is in none of them: it is in the log-in."""
+"""Local files about servers that are reached over ssh. The token is stored only in the log-in."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ import platformdirs
 
 from djinn_commands.connect.ssh import Destination
 
-_LONGEST: Final = 84  # bytes of a path of a socket, with room for what ssh appends until it is bound
+_LONGEST: Final = 84  # maximum bytes of a socket path, minus the suffix that ssh appends before it binds
 _SUFFIX: Final = ".json"
 T = TypeVar("T")
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A server that was connected.
+    """A connected server.
 
     Attributes:
         name: of the server and its log-in. host, options: as in `Destination`.
-        folder: where Djinn keeps its files there; empty: in the user's data directory.
-        environment: an environment of the user's there, which has Djinn; empty: the one that was made.
-        local, remote: the ports that the tunnel joins. login: the file of the log-in.
+        folder: Djinn's remote folder; empty: the user's data directory. environment: a remote environment of the user that has
+            Djinn; empty: the environment that Djinn made. local, remote: the ports at the tunnel's ends. login: the file of the
+            log-in.
     """
 
     name: str
@@ -43,12 +43,12 @@ class Record(msgspec.Struct, frozen=True):
 
     @property
     def destination(self) -> Destination:
-        """The destination for ssh."""
+        """Return the destination for ssh."""
         return Destination(self.host, self.options)
 
     @property
     def place(self) -> dict[str, str]:
-        """Variables of every script."""
+        """Return the variables of every script."""
         return {"folder": self.folder, "environment": self.environment}
 
 
@@ -64,56 +64,56 @@ class TunnelState(msgspec.Struct, frozen=True):
 
 
 def records_directory() -> Path:
-    """The directory of the records, for the user alone."""
+    """Return the directory of the records, which only the user can read."""
     path = platformdirs.user_state_path("djinn") / "connect"
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
 
 
 def record_path(name: str, suffix: str = _SUFFIX) -> Path:
-    """A file of a server: its record, or with another suffix what else there is of it."""
+    """Return the path of a server's record, or with another suffix of another file about it."""
     return records_directory() / f"{name}{suffix}"
 
 
 def is_server_name(text: str) -> bool:
-    """True if `text` can be the name of a server, which is that of its log-in, too."""
+    """Return True if `text` can be the name of a server and its log-in."""
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text) is not None
 
 
 def forget_record(name: str) -> None:
-    """Remove everything about a server from this machine but its log-in."""
+    """Remove all local files about a server except its log-in."""
     for suffix in (_SUFFIX, ".tunnel", ".keeper.log", ".lock", ".connect.lock"):
         record_path(name, suffix).unlink(missing_ok=True)
 
 
 def find_record(name: str) -> Record | None:
-    """The record of that name; None if there is none, or one that another version wrote."""
+    """Return the record with that name; None if it is missing or another version wrote it."""
     return _read(record_path(name), Record)
 
 
 def list_records() -> list[Record]:
-    """All records, by name."""
+    """Return all records, by name."""
     names = sorted(path.name.removesuffix(_SUFFIX) for path in records_directory().glob(f"*{_SUFFIX}"))
     return [found for name in names if (found := find_record(name))]
 
 
 def save_record(record: Record) -> None:
-    """Store it in place of the one before."""
+    """Replace a record."""
     _write(record_path(record.name), record)
 
 
 def tunnel_state(name: str) -> TunnelState | None:
-    """The state that the keeper told last; None if there was none."""
+    """Return the keeper's last state; None if it wrote none."""
     return _read(record_path(name, ".tunnel"), TunnelState)
 
 
 def save_tunnel_state(name: str, state: TunnelState) -> None:
-    """Store it in place of the one before."""
+    """Replace the keeper's state."""
     _write(record_path(name, ".tunnel"), state)
 
 
 def control_path(name: str) -> Path:
-    """The socket of the connection, in a directory that is the user's alone and has a path that is short enough.
+    """Return the path of the connection's socket, in a private directory with a short path.
 
     Raises:
         PermissionError: the directory is another user's.
@@ -133,7 +133,7 @@ def control_path(name: str) -> Path:
 
 
 def refuse_windows() -> None:
-    """Raise `click.ClickException` where ssh keeps no connection for other commands."""
+    """Raise `click.ClickException` on Windows, where ssh cannot share a connection."""
     if sys.platform == "win32":
         raise click.ClickException(
             "on Windows, ssh shares no connections, which this needs: use it in WSL (`wsl --install`), or start `djinn serve` there by hand and "
@@ -142,7 +142,7 @@ def refuse_windows() -> None:
 
 
 def user_id() -> int:
-    """Number of this process's user; 0 on Windows, where the commands are refused."""
+    """Return this process's user id; 0 on Windows, where the commands are refused."""
     if sys.platform == "win32":
         return 0
     else:  # noqa: RET505 - mypy looks at one platform at a time

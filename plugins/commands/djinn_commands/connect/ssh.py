@@ -1,8 +1,7 @@
 """OpenSSH's client: its command lines, and scripts that are run on the remote machine over one connection.
 
-One connection, a master of ssh's `ControlMaster`, is authenticated once; whatever is run afterwards goes through its socket and reads no
-configuration. A script travels on standard input, before the data that it reads: command lines can be seen by other users, and the login
-shell there may be any.
+One connection, a master of ssh's `ControlMaster`, is authenticated once. Later commands use its socket and read no configuration. A
+script is sent on standard input, before its data, because other users can see command lines and the remote login shell is unknown.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ _OPEN: Final = (
     "-o",
     "ClearAllForwardings=yes",
 )
-# Through the socket or not at all: a connection of its own would have to be authenticated again.
+# Only through the socket: a new connection would have to be authenticated again.
 _SHARED: Final = ("-F", "/dev/null", "-o", "ControlMaster=no", "-o", "ProxyCommand=false", "-o", "BatchMode=yes")
-BROKEN: Final = 255  # exit status of ssh where it is not that of the remote command
+BROKEN: Final = 255  # exit status of ssh's own errors
 
 
 @attrs.frozen
 class Destination:
-    """`host`: as on ssh's command line, such as `alice@gpu-box`. `options`: further options for ssh, such as `-p 2222`."""
+    """`host`: as in ssh's command line, such as `alice@gpu-box`. `options`: further options for ssh, such as `-p 2222`."""
 
     host: str
     options: tuple[str, ...] = ()
@@ -56,13 +55,13 @@ class Destination:
 
 @attrs.frozen
 class Script:
-    """Files of `scripts/` in their order, for POSIX sh, and the variables that they are given."""
+    """Files of `scripts/` in order, for POSIX sh, and their variables."""
 
     names: tuple[str, ...]
     values: Mapping[str, str] = attrs.field(factory=dict)
 
     def text(self, mark: str = "") -> str:
-        """The whole script; what it prints for Djinn begins after the line `mark`."""
+        """Return the whole script; its output for Djinn begins after the line `mark`."""
         given = [f"{key}={shlex.quote(value)}" for key, value in sorted(self.values.items())]
         folder = files("djinn_commands.connect").joinpath("scripts")
         common, *parts = [folder.joinpath(f"{name}.sh").read_text() for name in ("common", *self.names)]
@@ -71,7 +70,7 @@ class Script:
 
 @attrs.frozen
 class Done:
-    """The end of a script. `output`: what it printed; `errors`: its standard error."""
+    """The result of a script. `output`: standard output; `errors`: standard error."""
 
     code: int
     output: str
@@ -79,18 +78,18 @@ class Done:
 
     @property
     def broken(self) -> bool:
-        """True where the connection broke, or there was none."""
+        """Return True if the connection broke or did not exist."""
         return self.code == BROKEN
 
     @property
     def last_words(self) -> str:
-        """The end of what it printed about its mistakes, fit for a terminal."""
+        """Return the end of its error output, escaped for a terminal."""
         lines = [one_line(line) for line in self.errors.replace("\r", "\n").splitlines() if line.strip()]
         return "\n".join(lines[-8:])
 
 
 def open_command(destination: Destination, control: Path, *, asks: bool) -> list[str]:
-    """Command that authenticates and leaves a connection in the background. `asks`: it may ask the user for a password."""
+    """Return the command that authenticates and leaves a connection in the background. `asks`: it may ask for a password."""
     quiet = () if asks else ("-o", "BatchMode=yes")
     return [
         "ssh",
@@ -109,17 +108,17 @@ def open_command(destination: Destination, control: Path, *, asks: bool) -> list
 
 
 def control_command(destination: Destination, control: Path, order: str, *arguments: str) -> list[str]:
-    """Command for the connection itself: `check`, `forward`, `cancel` or `exit`."""
+    """Return the command that controls the connection: `check`, `forward`, `cancel` or `exit`."""
     return ["ssh", "-F", "/dev/null", "-S", str(control), "-O", order, *arguments, "--", destination.host]
 
 
 def forward_arguments(local: int, remote: int) -> tuple[str, str]:
-    """A port of this machine's loopback that leads to one of the remote machine's."""
+    """Return ssh's arguments to forward a local loopback port to a remote one."""
     return "-L", f"127.0.0.1:{local}:127.0.0.1:{remote}"
 
 
 def run_command(destination: Destination, control: Path, size: int) -> list[str]:
-    """Command that runs a script of `size` bytes, which it reads from its standard input; in quotes that every login shell reads alike."""
+    """Return the command that runs a script of `size` bytes from its standard input, quoted for any login shell."""
     remote = f"exec sh -c 'eval \"$(dd bs=1 count={size} 2>/dev/null)\"'"
     return ["ssh", *_SHARED, "-S", str(control), "-T", "--", destination.host, remote]
 
@@ -128,7 +127,7 @@ class Source(Protocol):
     """Data for the standard input of a script."""
 
     def __call__(self, to: IO[bytes]) -> None:
-        """Write all of it."""
+        """Write all of the data."""
         ...
 
 
@@ -140,22 +139,22 @@ class SshConnection:
         self.control = control
 
     def is_open(self) -> bool:
-        """True if there is a connection, which may be about to break."""
+        """Return True if there is a connection, which may be about to break."""
         return self.control.exists() and self._order("check").returncode == 0
 
     def open(self, *, asks: bool) -> str:
-        """Open it unless it is open; an empty text, or why it cannot be.
+        """Open the connection if it is closed.
 
-        Passwords and unknown host keys are asked for on the terminal, if the user `asks` for it.
+        Return an empty text or the error. If the user `asks`, passwords and unknown host keys are requested on the terminal.
         """
         if shutil.which("ssh") is None:
             return "there is no ssh on this machine: install OpenSSH's client"
         if self.is_open():
             return ""
         with contextlib.suppress(FileNotFoundError):
-            self.control.unlink()  # of a connection that was killed
+            self.control.unlink()  # left by a killed connection
         with tempfile.TemporaryFile() as said:
-            # A pipe would stay open as long as the connection, which is in the background then.
+            # A pipe would stay open as long as the background connection.
             done = subprocess.run(
                 open_command(self.destination, self.control, asks=asks),
                 stdin=subprocess.DEVNULL,
@@ -168,22 +167,22 @@ class SshConnection:
         return "" if done.returncode == 0 else text or f"ssh ended with code {done.returncode}"
 
     def close(self) -> None:
-        """End it, with everything that goes through it."""
+        """Close the connection, with all of its channels."""
         self._order("exit")
 
     def forward(self, local: int, remote: int) -> str:
-        """Have a local port lead to a remote one; an empty text, or why it does not."""
+        """Forward a local port to a remote one. Return an empty text or the error."""
         done = self._order("forward", *forward_arguments(local, remote))
         return "" if done.returncode == 0 else done.stderr.strip() or f"ssh ended with code {done.returncode}"
 
     def run(self, script: Script, data: Source | None = None) -> Done:
-        """Run a script to its end; `data` is what it reads."""
+        """Run a script to its end; `data`: its standard input."""
         mark = _mark()
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             process = self._start(script, mark, output, errors)
             assert process.stdin is not None
             try:
-                # It may end before it has read everything; how it ended says more than that.
+                # The script may end before it has read all input; its exit status is more useful than this error.
                 with contextlib.suppress(BrokenPipeError), process.stdin as to:
                     if data is not None:
                         data(to)
@@ -200,10 +199,7 @@ class SshConnection:
 
     @contextlib.contextmanager
     def running(self, script: Script) -> Iterator[subprocess.Popen[bytes]]:
-        """A script that runs, with what it prints as it comes; the process is killed at the end of the block.
-
-        Its standard error goes where ours does.
-        """
+        """Run a script and stream its output. The process is killed at the end of the block. Its standard error is inherited."""
         mark = _mark()
         process = self._start(script, mark, subprocess.PIPE, None)
         assert process.stdin is not None
@@ -211,7 +207,7 @@ class SshConnection:
         try:
             process.stdin.close()
             while (line := process.stdout.readline()) and line.strip() != mark.encode():
-                pass  # said by files of the login shell
+                pass  # output of the login shell's files
             yield process
         finally:
             process.kill()
@@ -240,12 +236,12 @@ def _mark() -> str:
 
 
 def hold_command(connection: SshConnection) -> list[str]:
-    """Command that runs as long as the connection lives and its own standard input is open."""
+    """Return a command that runs as long as the connection and its own standard input are open."""
     return [*run_command(connection.destination, connection.control, 0)[:-1], "exec cat >/dev/null"]
 
 
 def has_terminal() -> bool:
-    """True where ssh can ask the user."""
+    """Return True if ssh can ask the user."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR))
     except OSError:

@@ -1,4 +1,4 @@
-"""Facts about the remote machine, and decisions by them. Nothing here asks."""
+"""Facts about the remote machine, and pure decisions based on them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from djinn_commands.connect.shown import one_line
 KIB: Final = 1024
 GIB: Final = 1 << 30
 OLDEST: Final = (3, 11)
-# Bytes of an environment, unpacked, where the wheels do not tell: with PyTorch for CPUs, and for CUDA with its libraries.
+# Unpacked bytes of an environment if the wheels do not tell: with PyTorch for CPUs, and for CUDA with its libraries.
 _CPU_SIZE: Final = 2 * GIB
 _CUDA_SIZE: Final = 9 * GIB
-_FURTHER: Final = 1.3  # blocks of the disk, compiled modules, pip itself, logs
+_FURTHER: Final = 1.3  # disk blocks, compiled modules, pip itself, logs
 
 
 @attrs.frozen
 class Python:
-    """An interpreter there."""
+    """A remote Python interpreter."""
 
     version: tuple[int, int, int]
     path: str
 
     @property
     def minor(self) -> tuple[int, int]:
-        """Its version, to which wheels belong."""
+        """Return its minor version, which wheels are built for."""
         return self.version[:2]
 
     def __str__(self) -> str:
@@ -37,11 +37,13 @@ class Python:
 
 @attrs.frozen
 class Survey:
-    """Findings of `look.sh`. `free`, `memory`: bytes, None if unknown. `gpus`: name, memory and driver of each, as nvidia-smi writes them.
+    """Findings of `look.sh`.
 
-    `installed`: stamp of the environment that an earlier call made; empty if there is none. `unwritable`: a folder, if it is.
-    `torch`: version of the PyTorch of that environment, its CUDA, and if that can be used: ends with `True` then. `options`: those of the
-    last start of the server, as words of sh.
+    `free`, `memory`: bytes, None if unknown. `gpus`: name, memory and driver of each, as nvidia-smi writes them.
+
+    `installed`: stamp of an existing environment; empty without one. `unwritable`: a folder without write permission. `torch`:
+    PyTorch's version and CUDA version in that environment, ending with `True` if CUDA works. `options`: options of the server's
+    last start, as words of sh.
     """
 
     system: str = ""
@@ -59,7 +61,7 @@ class Survey:
     options: str = ""
 
     def lines(self) -> list[str]:
-        """The findings, for the user."""
+        """Return the findings, for the user."""
         found = [f"{self.release or self.system} on {self.machine}"]
         found.append("Python " + (", ".join(map(str, self.pythons)) or "none"))
         found += [f"GPU {gpu}" for gpu in self.gpus] or ["no GPU that nvidia-smi shows"]
@@ -69,7 +71,7 @@ class Survey:
 
 
 def read_survey(text: str) -> Survey:
-    """The survey that the output of `look.sh` gives, fit for a terminal."""
+    """Parse the output of `look.sh`, and escape it for a terminal."""
     facts: dict[str, list[str]] = {}
     for line in text.splitlines():
         key, _, value = line.partition(" ")
@@ -105,31 +107,31 @@ def _pythons(lines: Iterable[str]) -> Iterable[Python]:
 
 
 def choose_python(pythons: Iterable[Python], here: tuple[int, int]) -> Python | None:
-    """The interpreter for the environment: of the version that runs here, for which wheels from here are, or else the newest."""
+    """Return the interpreter for the environment: the local minor version, which local wheels fit, or else the newest."""
     fit = [one for one in pythons if one.minor >= OLDEST]
     same = [one for one in fit if one.minor == here]
     return max(same or fit, key=lambda one: one.version, default=None)
 
 
 def must_ask_torch(survey: Survey, serve: Iterable[str] | None) -> bool:
-    """True where a GPU is to be served, and the PyTorch there has not said that it can use one.
+    """Return True if a GPU is to be served and the remote PyTorch has not reported that it can use one.
 
     Args:
         survey: the findings.
-        serve: options of `djinn serve`; None: those of its last start.
+        serve: options of `djinn serve`; None: the options of its last start.
     """
     options = survey.options.split() if serve is None else serve
     return bool(survey.gpus) and not survey.torch.endswith(" True") and "cpu" not in options
 
 
 def needed_room(gpus: bool, packed: int, unpacked: int, has_torch: bool) -> int:
-    """Bytes that the environment takes while it is made.
+    """Return the bytes that the environment takes while it is created.
 
     Args:
-        gpus: there are some, so that an index gives PyTorch for CUDA.
-        packed: bytes of the wheels that are sent.
+        gpus: the machine has GPUs, so pip installs PyTorch for CUDA.
+        packed: bytes of the sent wheels.
         unpacked: bytes of the files in them.
-        has_torch: PyTorch is among them, so that they are all, or nearly.
+        has_torch: PyTorch is among them, so nearly all packages are.
     """
     if has_torch:
         return int((packed + unpacked) * _FURTHER)
@@ -137,7 +139,7 @@ def needed_room(gpus: bool, packed: int, unpacked: int, has_torch: bool) -> int:
 
 
 def objection(survey: Survey, here: tuple[int, int], needed: int) -> str:
-    """The reason why no environment can be made there, and what to do; empty if one can."""
+    """Return the reason why no environment can be created, with advice; empty if it can."""
     if survey.system != "Linux":
         return f"it runs {survey.system or 'an unknown system'}, and `djinn serve` was tried on Linux alone"
     if choose_python(survey.pythons, here) is None:

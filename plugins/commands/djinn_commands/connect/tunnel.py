@@ -1,4 +1,4 @@
-"""The keeper of a tunnel, seen from commands: started, asked, ended."""
+"""Start, query and end the keeper of a tunnel, from commands."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import filelock
 
 from djinn_commands.connect.records import Record, TunnelState, record_path, tunnel_state
 
-_PATIENCE: Final = 60.0  # seconds for what takes less than one
+_PATIENCE: Final = 60.0  # timeout in seconds, for steps that usually take less than one
 
 
 def is_kept(name: str) -> bool:
-    """True if a process keeps the tunnel of that name."""
+    """Return True if a process keeps the tunnel of that name."""
     lock = filelock.FileLock(record_path(name, ".lock"))
     try:
         lock.acquire(timeout=0)
@@ -30,7 +30,7 @@ def is_kept(name: str) -> bool:
 
 
 def free_port() -> int:
-    """A port of loopback that is free now."""
+    """Return a free loopback port."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
@@ -38,7 +38,7 @@ def free_port() -> int:
 
 
 def start_keeper(record: Record) -> TunnelState:
-    """Start the process, in the place of one with other ports; what it says of its first attempt."""
+    """Start the keeper, and replace one with other ports. Return the result of its first attempt."""
     stop_keeper(record.name)
     with contextlib.suppress(FileNotFoundError):
         record_path(record.name, ".tunnel").unlink()
@@ -68,11 +68,11 @@ def _lives(process: int) -> bool:
 
 
 def stop_keeper(name: str) -> bool:
-    """End the process, and with it the connection; False if there was none."""
+    """End the keeper and its connection. Return False if none was running."""
     deadline = time.monotonic() + _PATIENCE
     was_there = False
     while is_kept(name) and time.monotonic() < deadline:
-        # The lock says that it lives, so that the number is its own. It writes the number as soon as it has tried once.
+        # The lock shows that the process lives, so the id is its own. It writes the id after its first attempt.
         if not was_there and (state := tunnel_state(name)) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(state.process, signal.SIGTERM)

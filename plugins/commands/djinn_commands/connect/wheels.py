@@ -1,4 +1,4 @@
-"""Wheels that are sent: Djinn's and its plugins', built from the checkout or taken from a folder, and others of that folder."""
+"""Wheels to send: Djinn's and its plugins', built from the checkout or taken from a folder, and other wheels of that folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from djinn_core.registry.discovery import installed
 if TYPE_CHECKING:
     from djinn.errors import ConfigurationError
 
-# Packages that a server needs, and their folders in a checkout. They need not be installed here.
+# Packages that a server needs, and their folders in a checkout. They need not be installed locally.
 _NEEDED_THERE: Final = {"djinn-server": "djinn_server", "djinn-tcp": "plugins/tcp"}
 _BACKEND: Final = "hatchling.build"
 _BUILD: Final = "import os, sys\nfrom hatchling.build import build_wheel\nfor project in sys.argv[2:]:\n    os.chdir(project)\n    build_wheel(sys.argv[1])"
@@ -32,31 +32,31 @@ _BUILD: Final = "import os, sys\nfrom hatchling.build import build_wheel\nfor pr
 
 @attrs.frozen
 class Wheels:
-    """Files to send. `left_out`: plugins that are installed here and cannot be sent, with the reason."""
+    """Files to send. `left_out`: locally installed plugins that cannot be sent, with the reason."""
 
     files: tuple[Path, ...]
     left_out: tuple[str, ...] = ()
 
     def named(self, distribution: str) -> Path | None:
-        """The wheel of a distribution."""
+        """Return the wheel of a distribution."""
         prefix = f"{distribution.replace('-', '_')}-"
         return next((file for file in self.files if file.name.lower().startswith(prefix)), None)
 
     @property
     def own(self) -> tuple[Path, ...]:
-        """Those of Djinn and its plugins."""
+        """Return the wheels of Djinn and its plugins."""
         return tuple(file for file in self.files if file.name.startswith(("djinn-", "djinn_")))
 
     def digests(self) -> dict[Path, str]:
-        """The SHA-256 of each."""
+        """Return the SHA-256 of each wheel."""
         return {file: _digest(file) for file in self.files}
 
 
 def find_wheels(folder: Path | None, into: Path) -> Wheels:
-    """The wheels of a folder; Djinn's own are built into `into` where it has none, or there is no folder.
+    """Return the wheels of a folder. Djinn's own are built into `into` if the folder lacks them or none is given.
 
     Raises:
-        ConfigurationError: Djinn is not installed from a checkout, and the folder has no wheel of it, or no wheel of its server.
+        ConfigurationError: Djinn is not installed from a checkout, and the folder lacks a wheel of Djinn or of its server.
     """
     given = tuple(sorted(folder.glob("*.whl"))) if folder is not None else ()
     if Wheels(given).named("djinn") is not None:
@@ -80,7 +80,7 @@ def find_wheels(folder: Path | None, into: Path) -> Wheels:
 
 
 def _refused(text: str) -> ConfigurationError:
-    from djinn.errors import ConfigurationError  # after PyTorch, for which nothing waits that goes well
+    from djinn.errors import ConfigurationError  # late: imports PyTorch, which only failures need
 
     return ConfigurationError(text)
 
@@ -92,7 +92,7 @@ class _Project:
 
 
 def _projects() -> tuple[list[_Project], tuple[str, ...]]:
-    """Folders from which Djinn and its plugins are installed here, and the plugins that have none. And folders of what a server needs."""
+    """Return the source folders of Djinn, its plugins and the server's packages, and the plugins without a folder."""
     found, left_out = [], []
     names = {"djinn"} | {plugin.origin[0] for plugin in installed()}
     names -= _NEEDED_THERE.keys()
@@ -126,33 +126,33 @@ def _backend(folder: Path) -> str:
 
 
 def _pip() -> tuple[Path, ...]:
-    """The wheel of pip that Python brings, for machines whose Python has none."""
+    """Return the wheel of pip that Python bundles, for machines whose Python has none."""
     import ensurepip
 
     return tuple(sorted((Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")))[-1:]
 
 
 def requirements(wheels: Wheels, torch: str) -> tuple[str, ...]:
-    """Requirements for the environment there, a line each: a PyTorch, and the wheels of Djinn by their place in the folder of the environment."""
+    """Return the remote requirements, one per line: PyTorch, and Djinn's wheels by their paths in the environment's folder."""
     return (torch, *(f"./wheels/{file.name}" for file in wheels.own))
 
 
 def stamp_of(wheels: Wheels, torch: str) -> str:
-    """A digest of what is installed: differs whenever that does."""
+    """Return a digest of the installed files, to detect changes."""
     digests = sorted(f"{file.name} {_digest(file)}" for file in wheels.own)
     return hashlib.sha256("\n".join([torch, *digests]).encode()).hexdigest()[:16]
 
 
 def missing(wheels: Wheels, listing: str) -> tuple[Path, ...]:
-    """The wheels that are not there yet, by what `have.sh` printed."""
+    """Return the wheels that the remote machine lacks, by the output of `have.sh`."""
     there = {name.strip(): digest for digest, _, name in (line.partition("  ") for line in listing.splitlines())}
     return tuple(file for file, digest in wheels.digests().items() if there.get(file.name) != digest)
 
 
 def archive(files: Mapping[str, Path], texts: Mapping[str, str] | None = None) -> Source:
-    """A tar archive of files under their names, with files of these texts before them.
+    """Yield a tar archive: first files with these texts, then the files under their names.
 
-    The last member is an empty file `whole`: for tar, an archive that breaks off between two members is none that is broken.
+    The last member is an empty file `whole`, because tar accepts an archive that is cut between two members.
     """
 
     def write(to: IO[bytes]) -> None:
@@ -170,19 +170,19 @@ def archive(files: Mapping[str, Path], texts: Mapping[str, str] | None = None) -
 
 
 def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Root's tar would set it, which fails in a container that has no such user."""
+    """Root's tar would set the owner, which fails in a container without that user."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member
 
 
 def total(files: Iterable[Path]) -> int:
-    """Bytes of files."""
+    """Return the bytes of files."""
     return sum(file.stat().st_size for file in files)
 
 
 def unpacked(files: Iterable[Path]) -> int:
-    """Bytes of the files in wheels."""
+    """Return the bytes of the files in wheels."""
     size = 0
     for file in files:
         with zipfile.ZipFile(file) as opened:

@@ -2,8 +2,8 @@
 
 This module is imported for `djinn --help`, so the rest is imported where it is needed.
 
-- `view`: what is shown of a status and the one before, as plain values. `history`: the past hour and day, in bounded memory.
-- `watcher`: asks a server again and again. `pages`: the page of the operations listener.
+- `view`: the displayed values, from a status and the previous one. `history`: the past hour and day, in bounded memory.
+- `watcher`: polls a server. `pages`: the page of the operations listener.
 - `dashboard_command`, `top_command`: `djinn dashboard` and `djinn top`; `terminal`: the view as
   tables of rich.
 """
@@ -27,7 +27,7 @@ hookimpl = pluggy.HookimplMarker("djinn")
 
 @hookimpl
 def djinn_register_operations_pages() -> Iterable[OperationsPages]:
-    """The page `/dashboard`."""
+    """Register the page `/dashboard`."""
     from djinn_observability.dashboard.pages import DashboardPages
 
     return [DashboardPages()]
@@ -35,7 +35,7 @@ def djinn_register_operations_pages() -> Iterable[OperationsPages]:
 
 @hookimpl
 def djinn_register_commands() -> Iterable[click.Command]:
-    """The commands `dashboard` and `top`."""
+    """Register the commands `dashboard` and `top`."""
     from djinn_observability.dashboard.dashboard_command import dashboard
     from djinn_observability.dashboard.top_command import top
 

@@ -36,7 +36,7 @@ def dashboard(servers: tuple[str, ...], connection_file: Path | None, port: int)
         replies = kill_session(command_settings(servers, connection_file), session).values()
         return "" if any(isinstance(one, Killed) for one in replies) else "; ".join(dict.fromkeys(map(str, replies)))
 
-    status(None)  # what is wrong with the configuration is said now
+    status(None)  # report configuration errors now
     code = secrets.token_urlsafe(9)
     server = PageServer(DashboardPages(), WatchedServer(status, end), code, port)
     click.echo(f"The dashboard is at {server.url}\nThe code for it is {code}\nCtrl-C ends it")

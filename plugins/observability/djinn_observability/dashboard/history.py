@@ -16,21 +16,21 @@ from djinn_observability.dashboard.view import KINDS, STAGES, Alarm, Sample, ala
 
 SECONDS: Final = 5.0  # between two points
 POINTS: Final = 720  # an hour, and a day
-TOGETHER: Final = 24  # points of the hour that become one of the day: two minutes
+TOGETHER: Final = 24  # points of the hour per point of the day: two minutes
 NOTES: Final = 50
-SAME_SECONDS: Final = 60.0  # in which equal alarms are one note with their number
-TENANTS: Final = 64  # of which those that were seen last are kept
-ALL: Final = None  # the key of all tenants together
-# Names of the numbers of a point, in order; stages in seconds a second, which is devices.
+SAME_SECONDS: Final = 60.0  # seconds in which equal alarms become one note with a count
+TENANTS: Final = 64  # maximum tenants; the most recently seen are kept
+ALL: Final = None  # key of the total over all tenants
+# Names of a point's numbers, in order; stages in seconds per second, which is a number of devices.
 FIELDS: Final = ("seconds", *KINDS, *STAGES, "sessions", "waiting", "requests", "tokens", "steps")
 
 _T = TypeVar("_T")
-# As doubles, because a tuple of numbers takes four times the memory; first the number of the status that it came with.
+# As doubles, because a tuple of numbers takes four times the memory; the first is the number of its status.
 Point: TypeAlias = "array[float]"
 
 
 class Past:
-    """Points of one tenant, the newest last: `hour` as they come, `day` as means of some that follow each other."""
+    """Points of one tenant, the newest last: `hour` in full, `day` as means of consecutive points."""
 
     def __init__(self) -> None:
         self.hour: deque[Point] = deque(maxlen=POINTS)
@@ -38,12 +38,12 @@ class Past:
         self._recent: list[Point] = []
 
     def add(self, point: Point) -> None:
-        """A point has come."""
+        """Add a point."""
         self.hour.append(point)
         self._recent.append(point)
 
     def close(self, number: int) -> None:
-        """A point of the day is complete."""
+        """Complete a point of the day."""
         if self._recent:
             _, seconds, *columns = zip(*self._recent, strict=True)
             means = [round(sum(column) / len(column), 4) for column in columns]
@@ -52,7 +52,7 @@ class Past:
 
 
 class History:
-    """Points and warnings of a server, for any thread."""
+    """Points and warnings of a server. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -62,7 +62,7 @@ class History:
         self._number = 0
 
     def add(self, now: Sample, seconds: float | None = None) -> None:
-        """Take in a status of all tenants, `seconds` after 1970 (None: now)."""
+        """Add a status of all tenants, `seconds` after 1970 (None: now)."""
         before, self._last = self._last or now, now
         at = time.time() if seconds is None else seconds
         view = make_view(before, now)
@@ -80,13 +80,13 @@ class History:
                     past.close(self._number)
 
     def points(self, tenant: str | None, after: int = 0) -> tuple[int, list[Point], list[Point]]:
-        """The number of the newest point; points of a tenant's hour that came after the one of number `after`, and those of its day."""
+        """Return the newest point's number, the points of a tenant's hour after number `after`, and the same for its day."""
         with self._lock:
             past = self._points.get(tenant, Past())
             return self._number, _newer(past.hour, after), _newer(past.day, after)
 
     def notes(self, tenant: str | None) -> list[dict[str, Any]]:
-        """Warnings that concern a tenant, the newest last."""
+        """Return warnings about a tenant, the newest last."""
         with self._lock:
             return [alarm.note(at) for at, alarm in self._notes.get(tenant, ())]
 
@@ -101,7 +101,7 @@ def _add_note(notes: deque[tuple[float, Alarm]], at: float, alarm: Alarm) -> Non
 
 
 def _kept(table: dict[str | None, _T], key: str | None, make: Callable[[], _T]) -> _T:
-    """The entry of a key, which is the one that was used last from now on; the one that was not used for longest goes."""
+    """Return the entry of a key, as the most recently used. The least recently used entry is evicted."""
     found = table.pop(key, None)
     table[key] = found = make() if found is None else found
     if len(table) > TENANTS:
@@ -110,7 +110,7 @@ def _kept(table: dict[str | None, _T], key: str | None, make: Callable[[], _T]) 
 
 
 def _newer(points: deque[Point], after: int) -> list[Point]:
-    """Those after a number, without their numbers. A tenant without executors has none meanwhile."""
+    """Return points after a number, without their numbers."""
     return [point[1:] for point in points if point[0] > after]
 
 

@@ -38,16 +38,16 @@ class DashboardPages(OperationsPages):
         self._end: EndSession | None = None
 
     def begin(self, server: WatchedServer) -> None:
-        """As `OperationsPages.begin`."""
+        """Start the history, as `OperationsPages.begin`."""
         self._watcher, self._end = Watcher(server), server.end
 
     def end(self) -> None:
-        """As `OperationsPages.end`."""
+        """Stop the history, as `OperationsPages.end`."""
         if self._watcher is not None:
             self._watcher.end()
 
     def answer(self, request: PageRequest) -> HttpResponse | EventFeed:
-        """As `OperationsPages.answer`."""
+        """Answer a GET request, as `OperationsPages.answer`."""
         if request.path in _FILES:
             name, kind = _FILES[request.path]
             return HttpResponse(HTTPStatus.OK, (_STATIC / name).read_bytes(), kind)
@@ -58,7 +58,7 @@ class DashboardPages(OperationsPages):
         return EventFeed(_Feed(self._watcher, None if identity.sees_all else identity.tenant, may_end).next)
 
     def act(self, request: PageRequest) -> HttpResponse:
-        """As `OperationsPages.act`: end a session."""
+        """End a session, as `OperationsPages.act`."""
         if self._end is None or request.identity is None or not request.path.startswith(_END):
             return HttpResponse(HTTPStatus.NOT_FOUND, b"POST /dashboard/end/SESSION ends a session\n")
         error = self._end(request.path.removeprefix(_END), request.identity)
@@ -66,7 +66,7 @@ class DashboardPages(OperationsPages):
 
 
 class _Feed:
-    """The events of one viewer: first the past hour and day, then what is new of them, each with the view as of now."""
+    """The events of one viewer: first the past hour and day, then new points, each with the current view."""
 
     def __init__(self, watcher: Watcher, tenant: str | None, may_end: bool) -> None:
         self._watcher = watcher
@@ -75,7 +75,7 @@ class _Feed:
         self._seen = 0
 
     def next(self) -> bytes:
-        """The next event, as JSON."""
+        """Return the next event, as JSON."""
         first = not self._seen
         self._seen, *points = self._watcher.history.points(self._tenant, self._seen)
         hour, day = [[_numbers(point) for point in some] for some in points]
@@ -87,5 +87,5 @@ class _Feed:
 
 
 def _numbers(point: Point) -> list[float]:
-    """A point for JSON, whole numbers as such."""
+    """Convert a point for JSON, with whole numbers as integers."""
     return [int(number) if number.is_integer() else number for number in point]

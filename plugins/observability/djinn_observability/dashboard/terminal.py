@@ -1,4 +1,4 @@
-"""The view as tables of rich, for `djinn top`. Texts of others are set as text, never read as markup."""
+"""The view as tables of rich, for `djinn top`. Names from outside are printed as text, never parsed as markup."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 from djinn_observability.dashboard.view import KINDS, OTHER
 
 _EVENTS: Final = 8
-_NARROWEST: Final = 16  # columns of a name that is shortened
+_NARROWEST: Final = 16  # columns of a shortened name
 SESSIONS: Final = (
     "client", "session", "work", "req/s", "tok/s", "steps/s", "first token", "token", "answer", "busy", "memory", "link", "by kind",
 )  # fmt: skip
@@ -23,7 +23,7 @@ _TICKS: Final = " ▁▂▃▄▅▆▇█"
 def make_screen(
     view: Mapping[str, Any], points: Sequence[Sequence[float]], fields: Sequence[str], width: int = 80
 ) -> RenderableType:
-    """Executors, sessions and events; `points` of the history with the names of their numbers. `width`: columns of the terminal."""
+    """Return the screen with executors, sessions and events; `points`: history points. `width`: columns of the terminal."""
     executors = view["executors"]
     parts: list[RenderableType] = [_heading(view, points, fields), Text(""), _executors(executors, width), Text("")]
     parts.append(_sessions(executors, width) if any(one["sessions"] for one in executors) else Text("no sessions"))
@@ -87,14 +87,11 @@ def _events(events: Iterable[Mapping[str, Any]], width: int) -> RenderableType:
 def _table(
     headings: Sequence[str], rows: Sequence[Sequence[Text]], width: int, dispensable: Sequence[str]
 ) -> RenderableType:
-    """A table of whole columns: those of `dispensable`, the first of them first, are left out and named if there is no room.
-
-    Empty columns are left out.
-    """
+    """Return a table without empty columns. If it is too wide, `dispensable` columns are dropped in order, and named."""
     full = [n for n, _ in enumerate(headings) if n == 0 or not rows or any(row[n].cell_len for row in rows)]
     headings, rows = [headings[n] for n in full], [[row[n] for n in full] for row in rows]
     wide = {h: max([len(h), *[row[n].cell_len for row in rows]]) + 1 for n, h in enumerate(headings)}
-    text = headings[0] if dispensable else headings[-1]  # a name or a sentence, which may be shortened
+    text = headings[0] if dispensable else headings[-1]  # a name or a sentence, which may be cut
     whole = wide[text]
     wide[text] = least = min(whole, _NARROWEST + 1)
     left_out: list[str] = []
@@ -115,7 +112,7 @@ def _table(
 
 
 def _by_kind(kinds: Mapping[str, int]) -> str:
-    """Bytes by kind; empty if no kind is known."""
+    """Format bytes by kind; empty if no kind is known."""
     told = [f"{kind} {size(kinds[kind])}" for kind in KINDS if kinds.get(kind)]
     return "" if set(kinds) <= {OTHER} else ", ".join(told)
 
@@ -125,7 +122,7 @@ def _rate(number: float) -> str:
 
 
 def _latency(percentiles: Sequence[float]) -> str:
-    """Median and 99th percentile; empty without any."""
+    """Format median and 99th percentile; empty without latencies."""
     p50, p99 = percentiles
     if not p99:
         return ""
@@ -141,7 +138,7 @@ def _sparkline(numbers: Sequence[float]) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in words."""
+    """Format bytes."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}"
@@ -150,7 +147,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words."""
+    """Format seconds."""
     if seconds < 1:
         return f"{1000 * seconds:.1f} ms"
     if seconds < 120:

@@ -11,7 +11,7 @@ import click
 
 from djinn_core.cli.server_options import server_options
 
-_FIRST_SECONDS: Final = 0.5  # between the look that is not shown and the first one that is
+_FIRST_SECONDS: Final = 0.5  # seconds between the first, hidden status and the first displayed one
 
 
 @click.command()
@@ -35,7 +35,7 @@ def top(servers: tuple[str, ...], connection_file: Path | None, seconds: float, 
         return Sample(time.monotonic(), merge(read_status(servers, connection_file)))
 
     console, history = Console(highlight=False), History()
-    history.add(before := look())  # rates are those between two looks
+    history.add(before := look())  # rates are differences of two statuses
     time.sleep(min(seconds, _FIRST_SECONDS))
     looks = 0
     shown = Live(console=console, screen=True, auto_refresh=False) if console.is_terminal else contextlib.nullcontext()

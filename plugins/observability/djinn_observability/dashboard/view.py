@@ -1,4 +1,4 @@
-"""The view: what is shown of a server's status and of the one before it, as plain values. Nothing here asks or keeps anything."""
+"""The view: display values of a server's status and the previous one. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import attrs
 
-Facts = Mapping[str, Any]  # as `djinn status --json` shows a server
+Facts = Mapping[str, Any]  # a server, as in `djinn status --json`
 
-OTHER: Final = "other"  # bytes of which the client has not told the kind
+OTHER: Final = "other"  # bytes whose kind the client has not reported
 KINDS: Final = ("weights", "caches", "optimizer", "gradients", "inputs", "activations", OTHER)
 STAGES: Final = ("queue", "decode", "execute", "encode")
-# Counters of an executor of which an increase is worth a warning: the name of the event, and its words.
+# Counters of an executor whose increase is a warning: the name of the event, and its words.
 _ALARMS: Final = {
     "quota_refusals": ("session_refused", "refused because a quota is used up"),
     "memory_refusals": ("memory_refused", "allocations for which no room could be made"),
@@ -25,20 +25,20 @@ LATENCIES: Final = ("answer", "first_token", "token")
 
 @attrs.frozen
 class Sample:
-    """A status, and when it was read in seconds of the monotonic clock."""
+    """A status, and its time in seconds of the monotonic clock."""
 
     at: float
     facts: Facts
 
 
 def executors_of(facts: Facts) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The executors, each with a key that stays while its process lives: who restarts counts anew."""
+    """Return the executors, each with a key that is stable while its process lives. A restarted process counts from 0."""
     for executor in facts.get("executors", ()):
         yield f"{executor.get('server', '')}/{executor.get('tenant', '')}/{executor['process']}", executor
 
 
 def memory_by_kind(executor: Mapping[str, Any]) -> dict[str, int]:
-    """Bytes of an executor's sessions by kind; kinds without any are left out."""
+    """Return the bytes of an executor's sessions by kind, without empty kinds."""
     found = dict.fromkeys(KINDS, 0)
     for session in executor["sessions"]:
         for kind, nbytes in _kinds(session).items():
@@ -53,7 +53,7 @@ def _kinds(session: Mapping[str, Any]) -> dict[str, int]:
 
 
 def make_view(before: Sample, now: Sample) -> dict[str, Any]:
-    """The view: rates are those between the two samples; 0 where they are the same or a process began in between."""
+    """Return the view. Rates are between the two samples; 0 if the samples are equal or a process began in between."""
     seconds = now.at - before.at
     earlier = dict(executors_of(before.facts))
     executors = [_executor(key, one, earlier.get(key), seconds) for key, one in executors_of(now.facts)]
@@ -66,7 +66,7 @@ def make_view(before: Sample, now: Sample) -> dict[str, Any]:
 
 
 def shorten(view: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """The view with the `most` sessions that took the most of their devices; `left_out`: how many others there are."""
+    """Return the view with only the `most` sessions with the largest device shares; `left_out`: number of other sessions."""
     sessions = [session for executor in view["executors"] for session in executor["sessions"]]
     kept = {id(one) for one in sorted(sessions, key=lambda one: (-float(one["busy"]), one["session"]))[:most]}
     executors = [{**one, "sessions": [s for s in one["sessions"] if id(s) in kept]} for one in view["executors"]]
@@ -137,7 +137,7 @@ def _session(session: Mapping[str, Any], before: Mapping[str, Any] | None, secon
 
 
 def _one_model(now: Mapping[str, Any], before: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """Requests and tokens a second of a session or a model, and its latencies as [p50, p99] in seconds."""
+    """Return requests and tokens a second of a session or a model, and its latencies as [p50, p99] in seconds."""
     rates = _rates(now, before, seconds, ("requests", "tokens")) if before else {}
     percentiles = {name: [now.get(name, {}).get(key, 0.0) for key in ("p50", "p99")] for name in LATENCIES}
     return {
@@ -169,7 +169,7 @@ def _rates(
 
 
 def _share(rates: Mapping[str, float], name: str) -> float:
-    """The part of the time in which a device computed. A submission counts when it ends, also if it began before the first status."""
+    """Return the share of time in which a device computed. A submission counts at its end, even if it began before the first status."""
     return min(1.0, rates.get(name, 0.0))
 
 
@@ -180,9 +180,9 @@ def _event(event: Mapping[str, Any]) -> dict[str, Any]:
 
 @attrs.frozen
 class Alarm:
-    """A fault or a refusal between two statuses. `count`: how often it happened; 0 for a change of state.
+    """A fault or a refusal between two statuses.
 
-    The words of counts stand after the number.
+    `count`: number of occurrences; 0 for a change of state. For counts, the words follow the number.
     """
 
     name: str
@@ -191,13 +191,13 @@ class Alarm:
     count: float = 0
 
     def note(self, seconds: float) -> dict[str, Any]:
-        """The alarm as an event of the view."""
+        """Return the alarm as an event of the view."""
         text = f"{self.count:g} {self.words}" if self.count else self.words
         return {"seconds": seconds, "name": self.name, "tenant": self.tenant, "text": text}
 
 
 def alarms(before: Facts, now: Facts) -> Iterator[Alarm]:
-    """Faults and refusals between two statuses."""
+    """Return faults and refusals between two statuses."""
     earlier = dict(executors_of(before))
     for key, executor in executors_of(now):
         tenant, device = executor.get("tenant", ""), executor["device"]["id"]
@@ -215,7 +215,7 @@ def alarms(before: Facts, now: Facts) -> Iterator[Alarm]:
 
 
 def merge(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One status of several servers, as `read_status` gives them; those that do not answer become events."""
+    """Merge the statuses of several servers. Servers without an answer become events."""
     several = len(rows) > 1
     answered = [row for row in rows if not row.get("error")]
     missing = [

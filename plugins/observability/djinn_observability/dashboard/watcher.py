@@ -1,4 +1,4 @@
-"""Watcher: asks a server for its status, in the background for the history, and for each viewer, at most once a second."""
+"""Polls a server's status at most once a second, in the background for the history, and for each viewer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from djinn.hooks import WatchedServer
 from djinn_observability.dashboard.history import SECONDS, History
 from djinn_observability.dashboard.view import Sample, make_view, shorten
 
-FRESH_SECONDS: Final = 0.8  # for which a status is used again: several viewers ask once
-SESSIONS: Final = 200  # that are sent to a viewer
-_SAMPLES: Final = 4  # rates are taken over as many seconds, less one
+FRESH_SECONDS: Final = 0.8  # seconds for which a status is reused, so that several viewers cause one request
+SESSIONS: Final = 200  # sessions to send to a viewer
+_SAMPLES: Final = 4  # latest statuses to keep; rates cover the seconds between the first and the last
 _log = logging.getLogger("djinn.dashboard")
 
 
 class Watcher:
-    """State of a server, asked again and again; `end` stops its thread."""
+    """Polls the state of a server; `end` stops its thread."""
 
     def __init__(self, server: WatchedServer, seconds: float = SECONDS) -> None:
         self.history = History()
@@ -32,12 +32,12 @@ class Watcher:
         self._thread.start()
 
     def end(self) -> None:
-        """Stop asking."""
+        """Stop polling."""
         self._ended.set()
         self._thread.join(10.0)
 
     def view(self, tenant: str | None) -> dict[str, Any]:
-        """The view of a tenant now; None: the operator, who is shown all."""
+        """Return the current view of a tenant; None: the operator, who sees all."""
         with self._lock:
             scope = self._scopes.setdefault(tenant, _Scope())
         seen = scope.view(self._server, tenant)
@@ -65,6 +65,6 @@ class _Scope:
             now = time.monotonic()
             if not self._samples or now - self._samples[-1].at > FRESH_SECONDS:
                 if self._samples and now - self._samples[-1].at > 10 * FRESH_SECONDS:
-                    self._samples.clear()  # rates since a viewer left long ago say nothing of now
+                    self._samples.clear()  # statuses from before a long pause give no current rates
                 self._samples.append(Sample(now, server.status(tenant)))
             return make_view(self._samples[0], self._samples[-1])

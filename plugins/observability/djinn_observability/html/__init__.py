@@ -14,5 +14,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_renderers() -> Iterable[Renderer]:
-    """The renderers `html` and `svg`."""
+    """Register the renderers `html` and `svg`."""
     return [HtmlRenderer(), SvgRenderer()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Told apart by people who see few colours, on white, and beside each other: fill, line.
+# Distinguishable with colour blindness, on white, and next to each other: fill, line.
 _COLOURS = {
     "forward": ("#dbe7f6", "#3b6ea8"),
     "llm_prefill": ("#dbe7f6", "#3b6ea8"),
@@ -16,9 +16,9 @@ _COLOURS = {
     "training_optimizer": ("#e6e0f5", "#6c4bb0"),
 }
 _OTHER = ("#ececec", "#777777")
-MIXED = "several phases"  # what a box has whose ops are of several
+MIXED = "several phases"  # colour of a box with ops of several phases
 
 
 def colours(phase: str) -> tuple[str, str]:
-    """The colours of a phase: for the inside of a box, and for its line."""
+    """Return the fill and the line colour of a phase."""
     return _COLOURS.get(phase, _OTHER)

@@ -8,7 +8,7 @@ import attrs
 
 from djinn_observability.html.scene import Box
 
-CHARACTER = 7.6  # pixels that a letter of a title takes, at most
+CHARACTER = 7.6  # maximum pixels per letter of a title
 SMALL = 6.1  # the same for the rest
 LEAST = 110  # width of a box
 LINE = 17  # height of a line of text
@@ -16,13 +16,13 @@ CHIP = 18
 PAD = 14
 GAP = 26  # between rows
 BESIDE = 22  # between boxes of a row
-BEND = 16  # width that a passing arrow takes
+BEND = 16  # width of a passing arrow
 BAR = 5
 
 
 @attrs.frozen
 class PlacedBox:
-    """A box with its place; of an open one also those in it, and its arrows as the points that they go through."""
+    """A box with its position. An open box also has inner boxes, and arrows as lists of points."""
 
     box: Box
     x: float
@@ -35,28 +35,28 @@ class PlacedBox:
 
 
 def chips_of(box: Box, *, is_open: bool) -> tuple[str, ...]:
-    """The patterns that a box names; what is in the boxes in it, those name where it is open."""
+    """Return the patterns to name on a box. An open box leaves the patterns of inner boxes to them."""
     return box.own_chips if is_open else box.chips
 
 
 def head_height(box: Box, *, is_open: bool) -> float:
-    """Height of what every box shows: title, cost, patterns, bar."""
+    """Return the height of the header of a box: title, cost, patterns, bar."""
     return 8 + LINE + LINE - 2 + (CHIP + 3 if chips_of(box, is_open=is_open) else 0) + BAR + 5
 
 
 def head_width(box: Box, *, is_open: bool) -> float:
-    """Width that a box needs for its text."""
+    """Return the width of a box's text."""
     chips = sum(chip_width(chip) + 4 for chip in chips_of(box, is_open=is_open))
     return max(LEAST, len(box.title) * CHARACTER + 20, len(box.detail) * SMALL + 20, chips + 16)
 
 
 def chip_width(chip: str) -> float:
-    """Width of the label of a pattern."""
+    """Return the width of a pattern's label."""
     return len(chip) * SMALL + 12
 
 
 def place(box: Box, opened: frozenset[int]) -> PlacedBox:
-    """The places of a box and of all that is seen in it, with the upper left corner at 0, 0."""
+    """Place a box and all visible boxes in it, with the upper left corner at 0, 0."""
     layout = box.layout
     if id(box) not in opened or layout is None:
         return PlacedBox(box, 0, 0, head_width(box, is_open=False), head_height(box, is_open=False), is_open=False)
@@ -82,7 +82,7 @@ def place(box: Box, opened: frozenset[int]) -> PlacedBox:
 
 
 def _span(row: Sequence[int], widths: Mapping[int, float], boxes: int) -> tuple[float, float]:
-    """Extent of a row to the left and to the right of the middle of its boxes; arrows that pass do not count."""
+    """Return the extent of a row to the left and right of its boxes' middle, without passing arrows."""
     edges: list[tuple[float, float]] = []
     x = 0.0
     for cell in row:
@@ -96,7 +96,7 @@ def _span(row: Sequence[int], widths: Mapping[int, float], boxes: int) -> tuple[
 def _way(
     wire: Sequence[int], boxes: Mapping[int, PlacedBox], points: Mapping[int, tuple[float, float, float]]
 ) -> tuple[tuple[float, float], ...]:
-    """The points of an arrow: out of its source below, down through each bend, into its target above."""
+    """Return the points of an arrow: from its source above, through each bend, to its target below."""
     way: list[tuple[float, float]] = []
     for position, cell in enumerate(wire):
         x, top, bottom = points[cell]
@@ -104,5 +104,5 @@ def _way(
             way.append((x, top))
         if position < len(wire) - 1:
             way += [(x, boxes[cell].y + boxes[cell].height)] if cell in boxes else []
-            way.append((x, bottom))  # below everything in the row before it turns
+            way.append((x, bottom))  # below all of the previous row before it turns
     return tuple(way)

@@ -1,7 +1,7 @@
 """Layered graph layout of one container: rows of boxes, their order, and the arrows through rows between.
 
-Sugiyama's layered drawing in small: boxes go below whatever they depend on, an arrow that passes rows gets a bend in each of
-them, and rows are ordered so that few arrows cross. Arrows from one box share their bends.
+A small version of Sugiyama's method: boxes go below their dependencies, an arrow gets a bend in each row that it passes, and rows
+are ordered for few crossings. Arrows from one box share their bends.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _SWEEPS = 6
 
 @attrs.frozen
 class LayeredRows:
-    """Rows of cells and the ways of the arrows.
+    """Rows of cells and the paths of the arrows.
 
-    Cells below `boxes` are boxes; all others are points: bends, and where arrows enter and leave the container.
+    Cells below `boxes` are boxes; all others are points: bends, entries and exits of arrows.
 
     Attributes:
         rows: cells from top to bottom, from left to right.
@@ -38,8 +38,8 @@ def layered(
     """Lay out boxes 0, 1, 2... with arrows between them, and from and to the world outside.
 
     Args:
-        boxes: how many.
-        edges: arrows from a box to one with a higher number.
+        boxes: their number.
+        edges: arrows from a box to a box with a higher number.
         entering: boxes with arrows from outside.
         leaving: boxes with arrows to outside.
     """
@@ -57,8 +57,8 @@ def layered(
 
 
 def _ranks(graph: nx.DiGraph[int], entry: int, leave: int) -> dict[int, int]:
-    """The row of each cell: as high as what it depends on allows; what depends on nothing, just above its first user."""
-    first = 1 if entry in graph else 0  # the way in has a row of its own
+    """Return the row of each cell: directly below its dependencies. A cell without dependencies is directly above its first user."""
+    first = 1 if entry in graph else 0  # entering arrows have a row of their own
     ranks: dict[int, int] = {}
     for cell in nx.lexicographical_topological_sort(graph):
         above = [ranks[p] for p in graph.predecessors(cell)]
@@ -75,7 +75,7 @@ def _ranks(graph: nx.DiGraph[int], entry: int, leave: int) -> dict[int, int]:
 def _wires(
     edges: Iterable[tuple[int, int]], ranks: Mapping[int, int], rows: dict[int, list[int]], free: int
 ) -> list[tuple[int, ...]]:
-    """The way of each arrow; adds the bends to the rows."""
+    """Return the path of each arrow; adds the bends to the rows."""
     bends: dict[tuple[int, int], int] = {}
     wires: list[tuple[int, ...]] = []
     for source, target in edges:
@@ -92,7 +92,7 @@ def _wires(
 
 
 def _ordered(rows: list[list[int]], wires: Sequence[tuple[int, ...]]) -> list[list[int]]:
-    """The rows, each ordered by where its neighbours above stand, then below, and so on."""
+    """Order the rows by the positions of their neighbours above, then below, alternating."""
     above: dict[int, list[int]] = defaultdict(list)
     below: dict[int, list[int]] = defaultdict(list)
     for wire in wires:

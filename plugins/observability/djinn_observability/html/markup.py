@@ -1,4 +1,4 @@
-"""Words in XML and HTML, whatever is in them: names of modules are the user's."""
+"""Escaping of text for XML and HTML: module names come from the user."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff
 
 
 def allowed(words: str) -> str:
-    """Words without the characters that XML cannot hold."""
+    """Remove the characters that XML cannot hold."""
     return _FORBIDDEN.sub("\ufffd", words)
 
 
 def text(words: str) -> str:
-    """Words as they may stand in an element or an attribute."""
+    """Escape text for an element or an attribute."""
     return escape(allowed(words), {'"': "&quot;"})

@@ -1,4 +1,4 @@
-"""A picture as a page: boxes open and close by a click. The page is one file and asks for nothing from elsewhere."""
+"""A picture as an HTML page whose boxes open and close by a click. The page is one file and loads no other resource."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ h1 { font-size: 16px; margin: 0 0 8px } .buttons { margin: 8px 0 } .buttons butt
 
 
 def page(result: PipelineResult) -> str:
-    """The picture of a program as an HTML document."""
+    """Return the picture of a program as an HTML document."""
     whole = scene(result)
     opened, title = shown_open(whole), heading(result)
     data = json.dumps(
@@ -48,7 +48,7 @@ show({_in_script(data)}, document.body);
 
 
 class _Numbers:
-    """Counts boxes."""
+    """Numbers the boxes."""
 
     def __init__(self) -> None:
         self.last = -1
@@ -59,7 +59,7 @@ class _Numbers:
 
 
 def _plain(box: Box, opened: frozenset[int], numbers: _Numbers) -> dict[str, Any]:
-    """A box as `page.js` wants it."""
+    """Return a box in the format of `page.js`."""
     return {
         "id": numbers.next(),
         "title": allowed(box.title),
@@ -79,5 +79,5 @@ def _plain(box: Box, opened: frozenset[int], numbers: _Numbers) -> dict[str, Any
 
 
 def _in_script(data: str) -> str:
-    """JSON that cannot end the script that it stands in."""
+    """Return JSON that cannot close its enclosing script element."""
     return data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -1,4 +1,4 @@
-"""The renderers. What they need is imported when they are asked: networkx takes a quarter of a second, and few programs draw."""
+"""The renderers. Their dependencies are imported on use: networkx takes a quarter of a second, and few programs draw."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from djinn.planning import PipelineResult
 
 
 class SvgRenderer(Renderer):
-    """A picture that stands still."""
+    """Renders a static picture."""
 
     name = "svg"
     suffixes = (".svg",)
     media_type = "image/svg+xml"
 
     def render(self, result: PipelineResult) -> str:
-        """The parts that take most of the time are open."""
+        """Return an SVG in which the slowest parts are open."""
         from djinn_observability.html.svg import svg
 
         return svg(result)
 
 
 class HtmlRenderer(Renderer):
-    """A page in which boxes open and close by a click."""
+    """Renders a page in which boxes open and close by a click."""
 
     name = "html"
     suffixes = (".html", ".htm")
     media_type = "text/html"
 
     def render(self, result: PipelineResult) -> str:
-        """One file, with the script that draws it."""
+        """Return one HTML file, with the script that draws it."""
         from djinn_observability.html.page import page
 
         return page(result)

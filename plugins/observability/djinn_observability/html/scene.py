@@ -1,4 +1,4 @@
-"""Contents of a picture: a box for each part of a program, with the arrows between those in it."""
+"""Contents of a picture: a box for each part of a program, with the arrows between its inner boxes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from djinn_profiler.explain.outline import Part, by_call, outline
 from djinn_profiler.explain.survey import Facts, Survey, some
 
 BOXES = 40  # that are shown at first
-_LITTLE = 0.03  # of the time: boxes that take less stay closed
-_MOST = 0.9  # of a box's ops, that its phase is the phase of
-_CHIPS = 3  # patterns that a closed box names
+_LITTLE = 0.03  # share of the time below which boxes stay closed
+_MOST = 0.9  # share of a box's ops that must have one phase
+_CHIPS = 3  # patterns to name on a closed box
 
 
 @attrs.frozen
@@ -28,10 +28,9 @@ class Box:
     """One part of a program.
 
     Attributes:
-        title, detail: its name and class, and what it costs. kind: its class, or its name where that is not known.
-        chips: names of the patterns in it, and `own_chips` of those that are in none of the boxes in it.
-        tip: everything that is known of it, a line each.
-        phase: what nearly all of its ops are part of, or `MIXED`. share: its part of the whole program's predicted time, or else of its ops.
+        title, detail: its name and class, and its cost. kind: its class, or its name if the class is unknown.
+        chips: names of the patterns in it; `own_chips`: those in no inner box. tip: all facts about it, one per line. phase: the phase
+            of nearly all of its ops, or `MIXED`. share: its part of the whole program's predicted time, or else of its ops.
         count: how many equal parts it stands for. is_own: whether it is ops that belong to no inner module.
         inner: the boxes in it. layout: their rows and arrows; None if there are none.
     """
@@ -50,23 +49,20 @@ class Box:
     layout: LayeredRows | None = None
 
     def __iter__(self) -> Iterator[Box]:
-        """This box and all in it."""
+        """Iterate over this box and all inner boxes."""
         yield self
         for box in self.inner:
             yield from box
 
 
 def scene(result: PipelineResult) -> Box:
-    """The box of the whole program."""
+    """Return the box of the whole program."""
     whole = outline(result.graph, result.profile, by_call)
     return _Maker(result, Survey(result, whole)).box(whole)
 
 
 def shown_open(whole: Box, most: int = BOXES) -> frozenset[int]:
-    """Boxes that are open at first, by `id`.
-
-    Those that take most of the time, as long as `most` boxes are seen; of those that are made alike, the first.
-    """
+    """Return the `id` of initially open boxes: the slowest, up to `most` visible boxes. Of equal boxes, only the first is open."""
     chosen = _Chosen(most)
     chosen.take(whole)
     return frozenset(chosen.opened)
@@ -94,7 +90,7 @@ class _Chosen:
 
 
 def _structure(box: Box) -> Hashable:
-    """Equal for boxes that are made alike, whatever their sizes."""
+    """Return a key that is equal for boxes of equal structure, independent of sizes."""
     return box.kind, box.phase, tuple(map(_structure, box.inner)) or box.is_own
 
 
@@ -104,7 +100,7 @@ class _Maker:
     survey: Survey
 
     def box(self, part: Part) -> Box:
-        """The box of a part, with everything in it."""
+        """Return the box of a part, with all inner boxes."""
         facts = self.survey.facts(part)
         inner, edges, entering, leaving = self._inside(part)
         boxes = tuple(map(self.box, inner))
@@ -154,7 +150,7 @@ class _Maker:
 
     @cached_property
     def _sources(self) -> dict[int, list[int]]:
-        """For each node those whose data it uses."""
+        """Return for each node the nodes whose data it uses."""
         return {
             node: [source for source in dict.fromkeys(sources) if source >= 0]
             for node, sources in enumerate(self.result.graph.flow.sources)
@@ -169,7 +165,7 @@ class _Maker:
         return users
 
     def _inside(self, part: Part) -> tuple[list[Part], list[tuple[int, int]], list[int], list[int]]:
-        """Contents of a box: parts, arrows between them, and which have arrows from and to outside."""
+        """Return the inner parts of a box, the arrows between them, and the parts with arrows from and to outside."""
         place = {n: i for i, inner in enumerate(part.parts) for n in inner.nodes}
         sample = frozenset(part.sample)
         entry, leave = len(part.parts), len(part.parts) + 1
@@ -190,12 +186,12 @@ class _Maker:
         return [part.parts[i] for i in shown], sorted(edges), entering, leaving
 
     def _stays(self, source: int, user: int) -> bool:
-        """True if data stays in one part of a training step. Arrows of data kept for the backward pass would hide all others."""
+        """Return True if data stays in one part of a training step. Arrows of activations for the backward pass would hide all others."""
         phases = self.result.profile.phases if self.result.profile is not None else ()
         return not phases or phases[source] is phases[user] or not phases[user].is_training
 
     def _shown(self, part: Part, flow: nx.DiGraph[int]) -> Sequence[int]:
-        """The parts to show. Ops between modules that only look at data are not; arrows go through them."""
+        """Return the parts to show. View ops between modules are hidden, and arrows pass through them."""
         looks = self.result.graph.flow.looks
         hidden = [i for i, p in enumerate(part.parts) if p.is_own and all(looks[n] for n in p.nodes)]
         if len(hidden) == len(part.parts):
@@ -222,7 +218,7 @@ def _phase(facts: Facts) -> str:
 
 
 def _chips(facts: Facts, inner: Sequence[Box]) -> tuple[str, ...]:
-    """The patterns of a box, those of boxes in it after its own."""
+    """Return the patterns of a box, followed by those of inner boxes."""
     names = [found.pattern for found in facts.patterns]
     names += [chip for box in inner for chip in box.chips]
     return tuple(dict.fromkeys(names))[:_CHIPS]

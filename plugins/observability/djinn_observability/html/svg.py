@@ -1,4 +1,4 @@
-"""A picture as an SVG: nothing in it moves, and nothing comes from elsewhere."""
+"""A static SVG picture without external resources."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _WIRE = "#8a8f98"
 
 
 def svg(result: PipelineResult) -> str:
-    """The picture of a program: the parts that take most of the time are open."""
+    """Return the picture of a program, with the slowest parts open."""
     whole = scene(result)
     return drawn(whole, shown_open(whole), heading(result), bars(result))
 
 
 def heading(result: PipelineResult) -> str:
-    """A line that says what the picture shows."""
+    """Return a line that describes the picture."""
     kind = result.profile.workload.value if result.profile is not None else "program"
     return f"{kind}: {len(result.graph.nodes):,} ops"
 
 
 def bars(result: PipelineResult) -> str:
-    """Text of the bars."""
+    """Return the text of the bars."""
     if result.costs is None:
         return "share of the ops"
     known = {device.id: device.calibration for device in result.topology.devices}
@@ -38,7 +38,7 @@ def bars(result: PipelineResult) -> str:
 
 
 def drawn(whole: Box, opened: frozenset[int], title: str, bar: str) -> str:
-    """The picture of a box, with the boxes in `opened` (by `id`) open."""
+    """Return the picture of a box, with the boxes in `opened` (by `id`) open."""
     placed = place(whole, opened)
     key, key_width = legend(whole, bar)
     width = max(placed.width, key_width, len(title) * 8) + 2 * MARGIN
@@ -60,7 +60,7 @@ def drawn(whole: Box, opened: frozenset[int], title: str, bar: str) -> str:
 
 
 def legend(whole: Box, bars: str) -> tuple[str, float]:
-    """The colours of the phases that occur, and what the bar says."""
+    """Return the legend: colours of the phases, and the meaning of the bar."""
     phases = [p for p in dict.fromkeys(box.phase for box in whole if box.share > 0 or not box.inner) if p != MIXED]
     parts: list[str] = []
     x = 0.0
@@ -130,7 +130,7 @@ def _chips(chips: Sequence[str], middle: float, y: float, line: str) -> Iterator
 
 
 def path(points: Sequence[tuple[float, float]]) -> str:
-    """A smooth way through the points of an arrow: curves between rows, straight lines past them."""
+    """Return a smooth path through the points of an arrow: curves between rows, straight lines past them."""
     x, y = points[0]
     steps = [f"M{x:.1f},{y:.1f}"]
     for to_x, to_y in points[1:]:

@@ -1,9 +1,9 @@
 """OpenTelemetry: spans of plans, submissions, uploads, transfers and recovery, and metrics.
 
-This module is imported by every client and server, so OpenTelemetry is imported where it is configured.
+This module is imported by every client and server, so OpenTelemetry is imported only if it is configured.
 
 - `telemetry`: tracers and meters, of the program's own OpenTelemetry or for the collector that `OTEL_EXPORTER_OTLP_ENDPOINT` names.
-- `client_observer`, `server_observer`: what events become.
+- `client_observer`, `server_observer`: turn events into spans and metrics.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _ENDPOINTS = (
 
 
 def exports() -> bool:
-    """True if the environment names a collector, and does not switch OpenTelemetry off."""
+    """Return True if the environment names a collector and does not disable OpenTelemetry."""
     off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
     return not off and any(os.environ.get(name) for name in _ENDPOINTS)
 
 
 @hookimpl
 def djinn_register_observers() -> Iterable[Observer]:
-    """Observers where the program has configured OpenTelemetry, or the environment names a collector; otherwise none."""
+    """Register observers if the program has configured OpenTelemetry or the environment names a collector."""
     exporting = exports()
     if "opentelemetry.trace" not in sys.modules and not exporting:
         return []

@@ -1,4 +1,4 @@
-"""Events of a client as spans and metrics. The executors' spans are children of those of the submissions here."""
+"""Events of a client as spans and metrics. The executors' spans are children of the client's submission spans."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from djinn_observability.opentelemetry.telemetry import SUBMIT, Telemetry, finis
 
 @attrs.define
 class _Uploads:
-    """Uploads up to the next submission: one span, however many tensors they are."""
+    """Uploads up to the next submission, as one span for all tensors."""
 
     parent: Context
     began: int
@@ -39,17 +39,17 @@ class ClientObserver(Observer):
     processes = frozenset({"client"})
 
     def __init__(self, make: Callable[[str], Telemetry]) -> None:
-        """`make` gives the telemetry of a service by its name; called once, in a client."""
+        """`make` returns the telemetry of a service by its name; called once, in a client."""
         self._make = make
         self._lock = threading.Lock()
         self._made: _Spans | None = None
 
     def observe(self, event: Event) -> None:
-        """As `Observer.observe`."""
+        """Handle an event, as `Observer.observe`."""
         self._spans().observe(event)
 
     def trace_context(self, kind: str, executor: int, number: int) -> str:
-        """As `Observer.trace_context`; the span of a submission begins here."""
+        """Begin the span of a submission, and return its context, as `Observer.trace_context`."""
         return self._spans().trace_context(kind, executor, number)
 
     def _spans(self) -> _Spans:
@@ -60,7 +60,7 @@ class ClientObserver(Observer):
 
 
 class _Spans:
-    """Spans that are open, and instruments."""
+    """Open spans, and instruments."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
@@ -76,7 +76,7 @@ class _Spans:
         self._servers: list[dict[str, Any]] = [{}]
 
     def trace_context(self, kind: str, executor: int, number: int) -> str:
-        """As `Observer.trace_context`."""
+        """Begin the span of a submission, and return its context."""
         if kind != "submission":
             return _traceparent(trace.get_current_span().get_span_context())
         attributes = {**SUBMIT, **self._server(executor), "djinn.submission": number, "djinn.executor": executor}
@@ -85,7 +85,7 @@ class _Spans:
         return _traceparent(span.get_span_context())
 
     def observe(self, event: Event) -> None:
-        """As `Observer.observe`."""
+        """Update spans and instruments by an event."""
         fields = event.fields
         if event.name == "completed":
             self._completed(fields.get("executor", 0), fields.get("submission", 0), fields)
@@ -157,14 +157,14 @@ class _Spans:
 
 
 def _traceparent(span: SpanContext) -> str:
-    """The span as the header `traceparent` of W3C Trace Context, version 00; empty if there is none."""
+    """Return the span as a W3C Trace Context header `traceparent`, version 00; empty without a span."""
     if not span.is_valid:
         return ""
     return f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.trace_flags):02x}"
 
 
 def _address(url: str) -> dict[str, Any]:
-    """A server as the conventions name it."""
+    """Return a server's address attributes by the OpenTelemetry conventions."""
     parts = urlsplit(url)
     if not parts.hostname:
         return {"server.address": parts.path or url}

@@ -13,7 +13,7 @@ from djinn.hooks import Event, Observer
 from djinn_observability.opentelemetry.telemetry import SUBMIT, Telemetry
 
 _NAMES = {"tenant": "djinn.tenant", "device": "djinn.device", "session": "djinn.session.id", "client": "djinn.client"}
-_MEASURED = ("djinn.tenant", "djinn.device")  # attributes of metrics: there are few of each
+_MEASURED = ("djinn.tenant", "djinn.device")  # attributes with few distinct values, for metrics
 
 
 class ServerObserver(Observer):
@@ -27,12 +27,12 @@ class ServerObserver(Observer):
     processes = frozenset({"gateway", "executor"})
 
     def __init__(self, make: Callable[[str], Telemetry]) -> None:
-        """`make` gives the telemetry of a service by its name; called at the first event, which says whose it is."""
+        """`make` returns the telemetry of a service by its name; called at the first event, which names the service."""
         self._make = make
         self._says: _Says | None = None
 
     def observe(self, event: Event) -> None:
-        """As `Observer.observe`."""
+        """Handle an event, as `Observer.observe`."""
         if self._says is None:
             self._says = _Says(self._make(f"djinn-{event.process}"))
         says, fields = self._says, event.fields
@@ -51,7 +51,7 @@ class ServerObserver(Observer):
 
 
 class _Says:
-    """Instruments of a process, and what becomes of events."""
+    """Instruments of a process, and handlers of its events."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self.telemetry, meter = telemetry, telemetry.meter
@@ -64,7 +64,7 @@ class _Says:
         self._died: dict[str, float] = {}  # by device
 
     def completed(self, event: Event) -> None:
-        """A submission was answered."""
+        """Record an answered submission."""
         fields = event.fields
         queue = fields.get("queue", 0.0)
         whole = queue + sum(fields.get(name, 0.0) for name in ("decode", "duration", "encode"))
@@ -89,7 +89,7 @@ class _Says:
         self._calls.record(whole, {**SUBMIT, **measured, **({"error.type": error} if error else {})})
 
     def transferred(self, event: Event) -> None:
-        """Values of another executor are here, or will not come."""
+        """Record the arrival, or the failure, of values from another executor."""
         fields = event.fields
         parent = _parent(fields)
         if parent is not None:
@@ -105,12 +105,12 @@ class _Says:
         self._moved.add(fields.get("bytes", 0), _about(fields, _MEASURED))
 
     def answered(self, name: str, fields: Mapping[str, Any]) -> None:
-        """The gateway let a client in, or did not."""
+        """Record that the gateway accepted or refused a client."""
         about = {"error.type": str(fields.get("why", ""))} if name == "refused" else {}
         self._clients.add(1, {"djinn.outcome": name, **about})
 
     def restarted(self, event: Event) -> None:
-        """An executor has died, or another one has taken its place: the time between is a span."""
+        """Record the death or the replacement of an executor: the time between is a span."""
         device = str(event.fields.get("device", ""))
         if event.name == "executor_died":
             self._died[device] = event.seconds
@@ -123,7 +123,7 @@ class _Says:
 
 
 def _parent(fields: Mapping[str, Any]) -> Context | None:
-    """The client's span; None where the client does not trace."""
+    """Return the client's span; None if the client does not trace."""
     trace = fields.get("trace")
     return TraceContextTextMapPropagator().extract({"traceparent": trace}, Context()) if trace else None
 

@@ -1,4 +1,4 @@
-"""Tracers and meters, and what both observers say with them."""
+"""Tracers and meters, and helpers of both observers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from djinn.errors import ConfigurationError
 
 SUBMIT: Final = {"rpc.system.name": "djinn", "rpc.method": "djinn.Executor/Submit"}
-# Seconds: from a decode step on one machine to a step of training.
+# Seconds: from a local decode step to a training step.
 DURATIONS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _SCOPE: Final = "djinn"
 
 
 def _nothing() -> None:
-    """Nothing is to be exported: the program does that itself."""
+    """Flush nothing: the program exports by itself."""
 
 
 @attrs.frozen
@@ -31,7 +31,7 @@ class Telemetry:
     """Traces and metrics of a process.
 
     Attributes:
-        flush: exports what waits; for processes that may be killed.
+        flush: exports pending data, for processes that may be killed.
     """
 
     tracer: Tracer
@@ -49,13 +49,13 @@ class Telemetry:
         error: str = "",
         ended: float = 0.0,
     ) -> None:
-        """A span of `seconds` that `ended` then (seconds since 1970; 0: now); a child of the current one, unless a `parent` is given."""
+        """Create a span of `seconds` that ended at `ended` (seconds since 1970; 0: now), under `parent` or the current span."""
         end = int(ended * 1e9) or time.time_ns()
         began = end - int(seconds * 1e9)
         finish(self.tracer.start_span(name, parent, kind, dict(attributes), start_time=began), error, end)
 
     def histogram(self, name: str, about: str) -> metrics.Histogram:
-        """A histogram of durations in seconds."""
+        """Create a histogram of durations in seconds."""
         return self.meter.create_histogram(
             name, unit="s", description=about, explicit_bucket_boundaries_advisory=DURATIONS
         )
@@ -70,14 +70,14 @@ def finish(span: Span, error: str = "", end: int | None = None) -> None:
 
 
 def of_the_program() -> Telemetry | None:
-    """Tracer and meter of the providers that the program has configured for itself; None if it has not."""
+    """Return tracer and meter of the providers that the program has configured; None if it has not."""
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return None
     return Telemetry(trace.get_tracer(_SCOPE), metrics.get_meter(_SCOPE))
 
 
 def check_exporter() -> None:
-    """Check that events can be exported, without the time that importing the exporter takes.
+    """Check that events can be exported, without importing the exporter, which is slow.
 
     Raises:
         ConfigurationError: the SDK or the exporter is not installed.
@@ -95,7 +95,7 @@ def check_exporter() -> None:
 
 
 def for_collector(service: str) -> Telemetry:
-    """Tracer and meter for the collector that the environment names, by OTLP over HTTP, under the name of this service."""
+    """Return tracer and meter for the collector in the environment, by OTLP over HTTP, under this service's name."""
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.metrics import MeterProvider
