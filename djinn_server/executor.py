@@ -483,6 +483,10 @@ def _log_session(
         closed("quota")
         log.warning("session broken off: its tenant has used up what it may", reason=str(error))
         _part(connection, f"the server ended this session: {error}")
+    except SessionLost as error:
+        closed("recovery")
+        log.error("a session cannot be recovered", error=str(error))
+        _part(connection, f"the session cannot be recovered: {error}")
     except TransportError as error:
         log.info("session ended with its connection", error=str(error))
     except Exception as error:
@@ -502,6 +506,8 @@ def _outlives(connection: SessionChannel | None) -> bool:
 def _part(connection: SessionChannel, reason: str, *, stopped: bool = False) -> None:
     """Tell the client why its session ends, if it is still connected. `stopped`: as in `Broken`."""
     connection.expire()
+    if isinstance(connection, ExecutorChannel):
+        connection.abandon_replay()
     complain(connection, reason, stopped=stopped)
 
 

@@ -171,6 +171,12 @@ class Outbox:
         else:
             self.acknowledge(received)
 
+    def abandon_replay(self) -> None:
+        """End a replay early: the next frame follows those that the other end has received from an earlier process."""
+        if self.ahead is not None:
+            self._sent += (self.ahead - self._sent) & COUNT_MASK
+            self.ahead = None
+
     def acknowledge(self, received: int) -> None:
         """Drop the frames up to number `received`, which the other end has received.
 

@@ -74,6 +74,10 @@ class ExecutorChannel(SessionChannel):
         yield None
 
     @abstractmethod
+    def abandon_replay(self) -> None:
+        """End a replay that has failed, so that the client receives the reason, which `send` sends next."""
+
+    @abstractmethod
     def resend(self) -> None:
         """Resend what the process before had sent and the client has not received."""
 
@@ -129,6 +133,9 @@ class PlainExecutorChannel(PlainChannel, ExecutorChannel):
         """As `ExecutorChannel.on_goodbye`."""
         self._client_left = True
         self._changed()
+
+    def abandon_replay(self) -> None:
+        """As `ExecutorChannel.abandon_replay`: there is no process before this one."""
 
     def resend(self) -> None:
         """As `ExecutorChannel.resend`: there is no process before this one."""

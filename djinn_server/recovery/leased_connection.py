@@ -74,6 +74,11 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
         if not self._client_left:
             super().send(frame)
 
+    def abandon_replay(self) -> None:
+        """As `ExecutorChannel.abandon_replay`."""
+        with self._sending, self._keeping:
+            self._outbox.abandon_replay()
+
     def resend(self) -> None:
         """As `ExecutorChannel.resend`."""
         self._retransmit(self._inner)

@@ -77,6 +77,25 @@ def test_session_of_another_version_is_lost_and_says_what_to_do(server):
     djinn.init()
 
 
+def test_damaged_journal_ends_the_session_with_the_reason(server):
+    value = torch.arange(1000.0).to(REMOTE)
+    assert value.sum().item() == 499500.0
+    server.kill(*executors())
+    (journal,) = (server.state / "journals").glob("*.journal")
+    with journal.open("r+b") as file:
+        largest = max(RecordReader(file).places(len(MAGIC), journal.stat().st_size), key=lambda place: place.size)
+        file.seek(largest.start + largest.size // 2)
+        (byte,) = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+    server.start()
+    with pytest.raises(djinn.errors.SessionLost, match=r"cannot be recovered: .* is damaged"):
+        value.cpu()
+    wait_for(lambda: not list(journal.parent.iterdir()), "the removal of the journal")
+    djinn.shut_down()
+    djinn.init()
+
+
 def test_revoked_token_is_refused_after_a_restart_and_its_session_ends(python, plain_environment, tmp_path):
     table = tmp_path / "tokens.json"
     with change_table(table) as change:
