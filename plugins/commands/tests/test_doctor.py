@@ -151,7 +151,7 @@ def test_what_is_printed_is_not_broken_into_lines_when_piped(environ):
     done = CliRunner().invoke(main, ["doctor"], env=environ | {"DJINN_SERVERS": url, "DJINN_TOKEN": "hush"})
     assert done.exit_code == 1
     assert f"Server {url}: of no use, see below" in done.output
-    assert "Start `djinn serve` there" in done.output
+    assert "`djinn explain-error transport` lists causes and cures" in done.output
     assert "All is well" not in done.output
 
 

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from djinn_client.runtime.connecting.servers import ask_each, ask_status, find_servers
 from djinn_client.runtime.planning.constraints import policy_for
-from djinn_core.errors import AccessRefused, ConfigurationError, DjinnError, PluginError
+from djinn_core.errors import ConfigurationError, DjinnError, PluginError
 from djinn_core.hookspecs.transports import Transport
 from djinn_core.planning.request import asked_by_size
 from djinn_core.registry.builtin_plugins import builtin_plugins
@@ -317,11 +317,9 @@ def _server_row(url: str, status: Status | DjinnError) -> ServerRow:
 
 
 def _server_mend(error: DjinnError) -> str:
-    if isinstance(error, AccessRefused):  # for a token, a version or a quota: the server says what to do
-        return "`djinn explain-error access-refused` lists reasons and cures."
     if isinstance(error, PluginError):
         return "`djinn plugins` shows which transports are there."
-    return "Start `djinn serve` there, or check the address, the tunnel and firewalls in between."
+    return f"`djinn explain-error {error.code}` lists causes and cures."
 
 
 def check_servers(rows: tuple[ServerRow, ...]) -> Iterator[Finding]:
