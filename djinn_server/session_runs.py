@@ -155,9 +155,11 @@ class SessionRuns:
 
     def _run_in_parts(self, known: BoundTemplate, work: RunRequest) -> Generator[None, None, RunOutcome]:
         """Run a submission that may pause between two ops, unless it has run ahead."""
-        ahead = self.ahead.take(known, work) if self.ahead is not None else None
-        if ahead is not None and self.ahead is not None:
-            return ahead.finish(work, self._values, self._ahead_bytes)
+        if self.ahead is not None and self.ahead.pending:
+            with contextlib.nullcontext() if self.memory is None else self.memory.in_use():
+                ahead = self.ahead.take(known, work)
+                if ahead is not None:
+                    return ahead.finish(work, self._values, self._ahead_bytes)
         work.rest, template = self._cancellation.pauses, known.template
         with (
             contextlib.nullcontext()

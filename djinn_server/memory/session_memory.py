@@ -81,6 +81,13 @@ class SessionMemory:
         """Return True if the session has run nothing for `IDLE_SECONDS`."""
         return now - self._used > IDLE_SECONDS
 
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """A block in which the session uses its values and no other thread evicts any. It is not idle then."""
+        with self._ledger.lock:
+            self._used = time.monotonic()
+            yield
+
     # --- kinds of values ----------------------------------------------------------------------------------------
 
     def learn(self, hints: ValueHints) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 
 import attrs
 import pytest
@@ -41,6 +42,7 @@ from djinn_server.disk_quota import DiskQuota
 from djinn_server.memory import ledger
 from djinn_server.memory.limited import LimitedRuntime
 from djinn_server.memory.process import ProcessMemory
+from djinn_server.memory.session_memory import IDLE_SECONDS
 from djinn_server.recovery.executor_channel import PlainExecutorChannel
 from djinn_server.running import arbiter, expected_runs, runs_ahead
 from djinn_server.running.arbiter import TrialLimits
@@ -200,6 +202,15 @@ def test_another_one_does_not(foreseen, others):
     foreseen.step(**{"number": 6} | others)
     assert foreseen.counts == (taken, 1)
     assert not foreseen.pending
+
+
+def test_session_whose_submissions_run_ahead_is_not_idle(dialogue):
+    """What it shares with an idle session would be moved away."""
+    found = until_ahead(dialogue(limit=0))
+    taken, before = found.counts[0], time.monotonic()
+    found.step(6)
+    assert found.counts[0] == taken + 1
+    assert not found.session._runs.memory.idle(before + IDLE_SECONDS)
 
 
 @pytest.mark.parametrize("handle", [MATRIX, FIRST, None])
