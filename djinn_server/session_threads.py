@@ -232,7 +232,9 @@ class SessionThreads:
                     self._promote()
                 elif not self._runs_since and runs == self._brief_runs:
                     self._is_watched = False
-                    self._is_watched = runs != self._brief_runs  # it has begun another, and perhaps relied on this thread
+                    self._is_watched = (
+                        runs != self._brief_runs
+                    )  # it has begun another, and perhaps relied on this thread
             self._leader, self._is_watched = threading.get_ident(), self._watches
 
     def _run(self, task: SessionTask) -> bool:
