@@ -13,7 +13,7 @@ from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import AnyMessage, ProtocolClose, Refused, decode, encode
 
-# A peer that has not shown a token or a ticket can make this end hold no more than this.
+# Frame limit for peers without a token or a ticket.
 UNAUTHENTICATED_LIMITS = Limits(head=16 << 10, body=0, buffers=0)
 
 
@@ -33,11 +33,11 @@ def send_message(connection: Connection, message: Message) -> None:
 
 
 def receive_message(connection: Connection, timeout: float | None) -> AnyMessage:
-    """The next message.
+    """Receive the next message.
 
     Raises:
         TimeoutError: none came within `timeout` seconds.
-        ProtocolError: what came is no message.
+        ProtocolError: the frame is not a message.
         TransportError: the connection is broken or closed.
     """
     return decode(connection.receive(timeout).head)
@@ -59,15 +59,18 @@ def refuse(
     crashes_executors: bool = False,
     retry_after: float = 0.0,
 ) -> None:
-    """Say no, and why. The other end may be gone already. `retry`, `crashes_executors`, `retry_after`: as in `Refused`."""
+    """Send a refusal with its reason. The other end may be gone already.
+
+    `retry`, `crashes_executors`, `retry_after`: as in `Refused`.
+    """
     with contextlib.suppress(TransportError):
         send_message(connection, Refused(reason, retry, crashes_executors, retry_after))
 
 
 def complain(connection: Connection, reason: str, *, stopped: bool = False) -> None:
-    """Say that what came cannot be accepted. The transport has closed the connection if the frame itself was broken.
+    """Report an unacceptable message to the peer.
 
-    `stopped`: as in `ProtocolClose`.
+    The transport has closed the connection if the frame itself was malformed. `stopped`: as in `ProtocolClose`.
     """
     with contextlib.suppress(TransportError, ProtocolError):
         send_message(connection, ProtocolClose(reason, stopped))

@@ -1,4 +1,4 @@
-"""Idle sessions: their values leave the device, and come back one by one when they are used."""
+"""Idle sessions: their values are moved off the device, and each is restored at its next use."""
 
 from __future__ import annotations
 

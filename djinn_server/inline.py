@@ -1,7 +1,7 @@
 """An executor as a thread of the client's own process, for debugging with breakpoints on both sides.
 
-It shares the interpreter with the client, so it is slow and its crash is the client's. A client connects to it as to
-a process: ticket, session, messages.
+It shares the interpreter with the client, so it is slow, and its crash ends the client. A client connects to it as to
+an executor process: ticket, session, messages.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from djinn_server.session import ExecutorSession
 from djinn_server.shared_device import SharedDevice
 from djinn_server.weights.weight_reader import WeightReader
 
-# An interpreter that ends stops threads wherever they are, and PyTorch's freeing of memory does not survive that.
-ENDING_SECONDS = 5.0  # for an op that runs, and for the session to free what it has
+# An exiting interpreter stops threads at any point, and PyTorch's deallocation does not survive that.
+ENDING_SECONDS = 5.0  # for the running op, and for the session to free its values
 
 
 class QueueConnection(Connection):
@@ -46,7 +46,7 @@ class QueueConnection(Connection):
         self._closed = False
 
     def send(self, frame: Frame) -> None:
-        """As `Connection.send`. The body is copied: the buffers are the sender's again, and writable for the receiver."""
+        """Send a frame with a copy of its body: the sender may reuse its buffers, and the receiver may write."""
         if self._closed:
             raise TransportError("the connection to the inline executor is closed")
         copied = Frame(frame.head, [memoryview(bytearray(buffer)) for buffer in frame.body])
@@ -55,7 +55,7 @@ class QueueConnection(Connection):
         self.bytes_sent += _size(copied)
 
     def receive(self, timeout: float | None = None) -> Frame:
-        """As `Connection.receive`."""
+        """Receive a frame, as `Connection.receive` does."""
         if self._closed:
             raise TransportError("the connection to the inline executor is closed")
         try:
@@ -70,7 +70,7 @@ class QueueConnection(Connection):
         return frame
 
     def close(self) -> None:
-        """As `Connection.close`."""
+        """Close both ends, as `Connection.close` does."""
         if not self._closed:
             self._closed = True
             self._incoming.put(None)
@@ -94,10 +94,10 @@ def connected_pair() -> tuple[QueueConnection, QueueConnection]:
 
 
 def begin(settings: Settings, client: str) -> tuple[Connection, str]:
-    """Start an executor thread; a connection to it, and the ticket to show.
+    """Start an executor thread. Return a connection to it, and a ticket.
 
     Raises:
-        StartupError: there is no such device.
+        StartupError: the device does not exist.
     """
     registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     key = new_key()

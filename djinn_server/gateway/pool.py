@@ -37,7 +37,7 @@ _log = get_logger("djinn.server")
 
 
 class SupervisedExecutor:
-    """An executor of a pool: its process is watched, and replaced when it dies."""
+    """An executor of a pool: its process is supervised, and replaced if it dies."""
 
     def __init__(
         self,
@@ -72,12 +72,12 @@ class SupervisedExecutor:
 
     @property
     def launched(self) -> StartedExecutor | None:
-        """Its process; None while that is not ready."""
+        """The process of the executor; None until it is ready."""
         return self._process if self._state == "ready" else None
 
     @property
     def device_id(self) -> str:
-        """Id of its device, also while its process is started again."""
+        """Id of the device, also during a restart of the process."""
         return self._device_id
 
     def status(self) -> ExecutorStatus:
@@ -110,21 +110,21 @@ class SupervisedExecutor:
 
     @property
     def restarts(self) -> int:
-        """Number of times that its process was started again."""
+        """Number of restarts of the process."""
         return self._restarts
 
     def is_idle(self, seconds: float) -> bool:
-        """Return True if it has no session, and was not started again within `seconds`: clients of a dead process come back."""
+        """Return True if it has no session, and no restart within `seconds`: clients of a dead process reconnect."""
         report = self.report()
         return report is not None and not report.sessions and time.monotonic() - self._restarted_at >= seconds
 
     @property
     def assigned(self) -> int:
-        """Number of sessions that were assigned to it, those of earlier processes included."""
+        """Number of sessions assigned to this executor, including its earlier processes."""
         return self._meter.assigned
 
     def report(self) -> Sessions | None:
-        """The executor's report of its sessions; None if it is not ready or does not answer."""
+        """Return the executor's report of its sessions; None if it is not ready or does not answer."""
         if self._state != "ready":
             return None
         try:
@@ -134,12 +134,12 @@ class SupervisedExecutor:
             return None
 
     def refresh_load(self) -> None:
-        """Ask for a report where the last one is too old to give its load."""
+        """Request a report if the last one is too old for load decisions."""
         if self._meter.is_due:
             self.report()
 
     def _report(self) -> Sessions:
-        """A report, from which its load is noted where that is due.
+        """Request a report, and update the load if that is due.
 
         Raises:
             StartupError: it does not answer.
@@ -151,11 +151,11 @@ class SupervisedExecutor:
 
     @property
     def load(self) -> ExecutorLoad:
-        """Its load, by its last report and the sessions that were assigned to it since."""
+        """Return the load, from the last report and the sessions assigned since then."""
         return self._meter.load()
 
     def assign(self, hint: str = "") -> None:
-        """Note that a session was assigned to it."""
+        """Note that a session was assigned to this executor."""
         self._meter.assign(hint)
 
     def evict(self, tokens: tuple[str, ...]) -> None:
@@ -163,7 +163,7 @@ class SupervisedExecutor:
         self._process.evict(tokens)
 
     def end(self, session: str, reason: str) -> None:
-        """End a session, where it has that session."""
+        """End a session, if this executor has it."""
         self._process.end(session, reason)
 
     def drain(self, seconds: float) -> None:
@@ -201,7 +201,7 @@ class SupervisedExecutor:
                 _log.error("an executor does not start again", error=str(error), next_try_seconds=pause)
                 self._closing.wait(pause)
                 continue
-            if self._closing.is_set():  # while it was starting: `close` has ended the process before this one
+            if self._closing.is_set():  # while it was starting: `close` has ended the previous process
                 self._process.close(0.0)
                 return False
             self._restarted_at = time.monotonic()
@@ -214,13 +214,13 @@ class SupervisedExecutor:
 
 
 def _queue(report: Sessions) -> dict[str, int]:
-    """Submissions by the upper bound of the time that they waited for the device."""
+    """Return a histogram of the time that submissions waited for the device."""
     (seen,) = report.metered.distributions.get("queue_duration_seconds", (Distribution((), (0,), 0.0),))
     return dict(zip((*map(str, seen.bounds), "+Inf"), seen.counts, strict=True))
 
 
 def _figures(report: Sessions) -> Iterator[tuple[str, float]]:
-    """All metrics of a report; values of a labelled one are added up."""
+    """Return all metrics of a report, with the sum for each labelled metric."""
     metered = report.metered
     yield from metered.counters.items()
     yield from metered.gauges.items()
@@ -240,7 +240,8 @@ class Pool:
     ) -> None:
         """Start all executors at the same time, without waiting for them.
 
-        `engine`: starts their processes. `requests`: where, one for each; none: the engine does not look at them.
+        `engine`: starts their processes. `requests`: a launch request for each executor; empty: the engine ignores
+        requests.
 
         Raises:
             StartupError: a process cannot be started.
@@ -267,7 +268,7 @@ class Pool:
         return tuple(supervised.launched for supervised in self._executors if supervised.launched is not None)
 
     def find(self, device: str) -> tuple[int, StartedExecutor] | Refusal:
-        """A ready executor for `device` (a number, an id or a kind; empty: any) with its number, or a refusal with the reason."""
+        """Return a ready executor for `device` (a number, an id or a kind; empty: any) with its number, or a refusal."""
         found = self._candidates(device)
         return found if isinstance(found, Refusal) else found[0]
 
@@ -279,13 +280,13 @@ class Pool:
         *,
         counts: bool = True,
     ) -> tuple[int, StartedExecutor] | Refusal:
-        """The executor for a new session; of several with devices of the same kind and name, the policy chooses.
+        """Return the executor for a new session. The policy chooses among devices of one kind and name.
 
         Args:
             newcomer: the session, without executors.
             assigner: has the policy.
             others: the pools of other tenants, with their names.
-            counts: True if the session is load to come for the executor.
+            counts: True if the session counts as expected load of the executor.
         """
         found = self._candidates(newcomer.device)
         if isinstance(found, Refusal):
@@ -309,7 +310,7 @@ class Pool:
         return chosen, alike[chosen]
 
     def refresh_loads(self) -> None:
-        """As `SupervisedExecutor.refresh_load`, for all."""
+        """Refresh the loads of all executors."""
         for supervised in self._executors:
             supervised.refresh_load()
 
@@ -325,7 +326,7 @@ class Pool:
         ready = [
             (n, supervised.launched) for n, supervised in enumerate(self._executors) if supervised.launched is not None
         ]
-        full, found = "", []  # reason of one that has no room; those that have
+        full, found = "", []  # reason of a full executor; executors with free places
         for number, executor in ready:
             if not device or device in {str(number), executor.ready.device.id, executor.ready.device.kind}:
                 reason = executor.full()
@@ -343,7 +344,7 @@ class Pool:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Ids of the devices, in the order of their numbers, as the executors said at first."""
+        """Ids of the devices, in the order of their numbers, from the first reports of the executors."""
         return tuple(supervised.device_id for supervised in self._executors)
 
     @property

@@ -14,7 +14,7 @@ _log = get_logger("djinn.server")
 
 
 class SessionReaper:
-    """A thread that ends such sessions and executors, and refreshes the loads of the others."""
+    """A thread that ends invalid sessions and idle executors, and refreshes the loads of the other executors."""
 
     def __init__(self, context: GatewayContext) -> None:
         self._context = context
@@ -22,7 +22,7 @@ class SessionReaper:
         threading.Thread(target=self._run, name="djinn-reaper", daemon=True).start()
 
     def close(self) -> None:
-        """Have the thread end."""
+        """End the thread."""
         self._closed.set()
 
     def _run(self) -> None:
@@ -33,7 +33,7 @@ class SessionReaper:
                 _log.exception("sessions or executors could not be ended; trying again", error=repr(error))
 
     def reap(self) -> None:
-        """End what is to be ended now."""
+        """End all sessions and executors that are due."""
         invalid = self._invalid(self._context.keys | self._reported())
         if invalid:
             self._context.tenants.evict(invalid)
@@ -46,7 +46,7 @@ class SessionReaper:
         return tuple(sorted(key for key in keys if not self._context.authentication.is_valid(key)))
 
     def _reported(self) -> frozenset[str]:
-        """Keys of the live sessions: also of those that an earlier gateway admitted, or whose ticket was used late."""
+        """Return the keys of live sessions, including sessions from an earlier gateway or with a late ticket."""
         if not self._context.authentication.has_keys:
             return frozenset()
         reports = [supervised.report() for _, pool in self._context.tenants.pools() for supervised in pool.executors]

@@ -15,9 +15,9 @@ from djinn_core.logs import get_logger
 from djinn_core.wire.frames import weight
 from djinn_server.system.memory import total_bytes
 
-MOST: Final = 512  # twice the sessions that an executor serves: those beside sessions are short
-EACH_BYTES: Final = 2 << 30  # a frame may have 1 GiB, and one goes each way
-_REASON_SECONDS: Final = 5.0  # for which the other direction goes on where one cannot send: it may bring the reason
+MOST: Final = 512  # twice an executor's sessions: other connections are short
+EACH_BYTES: Final = 2 << 30  # one frame of up to 1 GiB in each direction
+_REASON_SECONDS: Final = 5.0  # time for the other direction after a failed send: it may carry the reason
 _CHECK_SECONDS: Final = 0.25
 _log = get_logger("djinn.server")
 
@@ -29,11 +29,11 @@ class RelayDirection:
         self._source = source
         self._target = target
         self._name = name
-        self._sending = 0  # bytes of the frame that is being sent
+        self._sending = 0  # bytes of the frame being sent
         self._ended = threading.Event()  # nothing more is sent
 
     def held(self) -> int:
-        """Bytes that were received and not sent on: of a frame that is not whole yet, or whose receiver is slow."""
+        """Bytes that were received but not forwarded: an incomplete frame, or a frame for a slow receiver."""
         return self._sending + self._source.held
 
     def close(self) -> None:
@@ -42,9 +42,9 @@ class RelayDirection:
         self._target.close()
 
     def run(self, other: RelayDirection) -> None:
-        """Send frames on until the source ends or the target takes no more, then close both connections.
+        """Forward frames until the source ends or the target fails, then close both connections.
 
-        Where the target takes no more, the `other` direction is waited for: the reason may be among its frames.
+        If the target fails, wait for the `other` direction: its frames may contain the reason.
         """
         try:
             source_ended = self._send_on()
@@ -56,7 +56,7 @@ class RelayDirection:
             self.close()
 
     def _send_on(self) -> bool:
-        """Send frames on until the source ends (True) or the target takes no more (False)."""
+        """Forward frames until the source ends (True) or the target fails (False)."""
         try:
             while True:
                 frame = self._source.receive()
@@ -66,7 +66,7 @@ class RelayDirection:
                 except TransportError as error:
                     _log.debug("a relayed frame was not delivered", source=self._name, error=str(error))
                     return False
-                del frame  # its memory is not kept while the next one is waited for
+                del frame  # frees its memory before the next receive
                 self._sending = 0
         except ProtocolError as error:
             _log.warning("a relayed connection broke the protocol", source=self._name, error=str(error))
@@ -76,14 +76,14 @@ class RelayDirection:
 
 
 def relay_directions(client: Connection, executor: Connection) -> tuple[RelayDirection, RelayDirection]:
-    """The directions of a connection that is relayed: from the client, and from the executor."""
+    """Return both directions of a relayed connection: from the client, and from the executor."""
     return RelayDirection(client, executor, "client"), RelayDirection(executor, client, "executor")
 
 
 def relay(up: RelayDirection, down: RelayDirection) -> None:
     """Relay frames in both directions until one of the connections ends, then close both.
 
-    A sender that is faster than its receiver is slowed down, because `send` waits.
+    `send` blocks, which slows down a sender that is faster than its receiver.
     """
     back = threading.Thread(target=down.run, args=(up,), name="djinn-relay", daemon=True)
     back.start()
@@ -92,10 +92,13 @@ def relay(up: RelayDirection, down: RelayDirection) -> None:
 
 
 class Relays:
-    """Limits of relaying by tenant: number of connections, and bytes that were received and not sent on yet."""
+    """Limits of relaying by tenant: number of connections, and bytes that were received but not forwarded yet."""
 
     def __init__(self, most: int = MOST, each: int = EACH_BYTES, together: int = 0) -> None:
-        """`most`: connections of a tenant. `each`: bytes of a tenant. `together`: bytes of all; 0: half of the machine's memory."""
+        """Set the limits. `most`: connections of a tenant. `each`: bytes of a tenant.
+
+        `together`: bytes of all tenants; 0: half of the memory.
+        """
         self._most = most
         self._each = each
         self._together = together or total_bytes() // 2
@@ -118,7 +121,10 @@ class Relays:
 
     @contextmanager
     def limiting(self, tenant: str, *directions: RelayDirection) -> Iterator[None]:
-        """Apply the limit of bytes to these directions while the block lasts: those that hold most are closed where it is exceeded."""
+        """Apply the byte limits to these directions while the block lasts.
+
+        If a limit is exceeded, the largest holders are closed.
+        """
         with self._lock:
             self._directions.update(dict.fromkeys(directions, tenant))
             if not self._checking:
@@ -158,7 +164,10 @@ class Relays:
 def over_limits(
     held: Mapping[str, Mapping[RelayDirection, int]], each: int, together: int
 ) -> dict[RelayDirection, str]:
-    """The directions to close, with their tenants, so that the rest is within the limits: the largest first, of the tenant that holds most."""
+    """Return the directions to close, with their tenants, until the rest is within the limits.
+
+    The largest direction of the largest tenant comes first.
+    """
     left = {tenant: dict(directions) for tenant, directions in held.items()}
     found: dict[RelayDirection, str] = {}
     while left:

@@ -18,7 +18,7 @@ MOST_WITH_LOGS: Final = 32  # executors
 
 
 def _shortened(executors: tuple[ExecutorStatus, ...]) -> tuple[ExecutorStatus, ...]:
-    """The same without the decisions of plans where there are many sessions: a reply may have 4 MiB."""
+    """Drop the decisions of plans if there are many sessions: a reply is limited to 4 MiB."""
     if sum(len(executor.sessions) for executor in executors) <= MOST_WITH_DECISIONS:
         return executors
     replace = msgspec.structs.replace
@@ -29,7 +29,7 @@ def _shortened(executors: tuple[ExecutorStatus, ...]) -> tuple[ExecutorStatus, .
 
 
 def status_of(context: GatewayContext, assignment: str, tenant: str | None) -> Status:
-    """The status as a tenant sees it, or (None) the operator. `assignment`: name of the assignment policy."""
+    """Return the status for a tenant, or (None) for the operator. `assignment`: name of the assignment policy."""
     age = time.monotonic() - context.since
     executors = _shortened(context.tenants.statuses(tenant))
     if tenant is not None or len(executors) > MOST_WITH_LOGS:

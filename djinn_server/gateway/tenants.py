@@ -21,17 +21,17 @@ from djinn_server.launch.engines import LocalEngine, StartedExecutor
 from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.tickets import TICKET_SECONDS
 
-MOST: Final = 16  # tenants that have executors at a time
+MOST: Final = 16  # tenants with executors at a time
 STARTS: Final = 2  # tenants whose executors start at the same time: more would make all of them slow
-RETURN_SECONDS: Final = 60.0  # in which clients of an executor that died come back to its successor
-IDLE_SECONDS: Final = 600.0  # after which the executors of a tenant without sessions are ended
+RETURN_SECONDS: Final = 60.0  # in which clients of a dead executor reconnect to its successor
+IDLE_SECONDS: Final = 600.0  # after which the executors of an idle tenant end
 _log = get_logger("djinn.server")
 
 
 class Tenants:
-    """The executors of a gateway: a pool for each tenant that has come, and one in reserve where more may come.
+    """The executors of a gateway: a pool for each connected tenant, and a reserve pool if more tenants may connect.
 
-    A pool that was started ahead goes to the first tenant that connects, and to no other afterwards.
+    The reserve pool goes to the first tenant that connects, and stays with that tenant.
     """
 
     def __init__(
@@ -46,7 +46,8 @@ class Tenants:
     ) -> None:
         """Start the first pool, without waiting for it.
 
-        `expected`: gives the number of tenants that may connect. `engine`: as for a `Pool`. `requests`: makes those of a new pool.
+        `expected`: gives the number of tenants that may connect. `engine`: as for a `Pool`. `requests`: creates the
+        launch requests of a new pool.
 
         Raises:
             StartupError: a process cannot be started.
@@ -79,13 +80,13 @@ class Tenants:
         return ready
 
     def start_pool(self, tenant: str, memory: int = 0) -> Pool | Refusal:
-        """The tenant's executors, started where it has none, or a refusal with the reason.
+        """Return the tenant's executors, started if necessary, or a refusal with the reason.
 
-        `memory`: the tenant's quota of memory on each of them, in bytes; 0: as much as is configured.
+        `memory`: the tenant's memory quota on each executor, in bytes; 0: the configured limit.
         """
         with self._lock:
             starting = self._starting.setdefault(tenant, threading.Lock())
-        with starting:  # executors of a tenant are started once, while other tenants do not wait for them
+        with starting:  # starts a tenant's executors once, without blocking other tenants
             while True:
                 with self._lock:
                     found = self._pools.get(tenant)
@@ -113,20 +114,20 @@ class Tenants:
                     self._starting_tenants.discard(tenant)
 
     def statuses(self, tenant: str | None = None) -> tuple[ExecutorStatus, ...]:
-        """Entries in `djinn status` of one tenant's executors, or (None) of all."""
+        """Return the `djinn status` entries of one tenant's executors, or (None) of all."""
         owned = [(name, pool.statuses()) for name, pool in self._owned(tenant)]
         return tuple(msgspec.structs.replace(one, tenant=name) for name, statuses in owned for one in statuses)
 
     def pools(self) -> list[tuple[str, Pool]]:
-        """All pools with their tenants; that in reserve has an empty name."""
+        """Return all pools with their tenants. The reserve pool has an empty name."""
         return self._owned(None)
 
     def others(self, tenant: str) -> list[tuple[str, Pool]]:
-        """Pools of the other tenants, which compute on the same devices."""
+        """Return the pools of the other tenants, which use the same devices."""
         return [(name, pool) for name, pool in self._owned(None) if name not in {"", tenant}]
 
     def least_load(self) -> tuple[float, int]:
-        """Load of the least loaded device, of all tenants together, and number of sessions that were assigned to it within a minute."""
+        """Return the total load of the least loaded device, and the number of sessions assigned to it within a minute."""
         pools = [pool for _, pool in self._owned(None)]
         loads = [[pool.executors[number].load for pool in pools] for number in range(len(self._configs))]
         devices = ((sum(one.busy + one.beginning for one in of), sum(one.recent for one in of)) for of in loads)
@@ -151,7 +152,7 @@ class Tenants:
 
     @property
     def ready(self) -> bool:
-        """True if a client that connects now finds an executor."""
+        """Return True if a client that connects now finds an executor."""
         return not self._closed and all(isinstance(pool.find(""), tuple) for _, pool in self._owned(None))
 
     def release_idle(self) -> None:
@@ -210,7 +211,7 @@ class Tenants:
         return [(name, pool) for name, pool in pools if tenant is None or name == tenant]
 
     def _take_reserve(self, tenant: str) -> Pool | None:
-        """The pool in reserve, from now on the tenant's; another one is started where more tenants may connect."""
+        """Give the reserve pool to the tenant, and start another one if more tenants may connect."""
         pool, self._reserve = self._reserve, None
         if pool is None:
             return None
@@ -255,7 +256,7 @@ class Tenants:
 
 
 def _is_idle(pool: Pool) -> bool:
-    """Return True if no executor has a session, or may have one: an executor that does not answer, or was just started again."""
+    """Return False if an executor has a session, does not answer, or was just restarted."""
     return all(executor.is_idle(RETURN_SECONDS) for executor in pool.executors)
 
 

@@ -22,7 +22,7 @@ from djinn_server.launch.token_table import TokenRow, TokenTable, digest_of, is_
 
 VARIABLE = "DJINN_TOKEN"
 GENERATED = "generated for this server"
-SHORTEST = 16  # characters; what people type and what can be tried out is shorter
+SHORTEST = 16  # characters; typed or guessable tokens are shorter
 
 
 @attrs.frozen
@@ -43,7 +43,7 @@ class Token:
 
 
 def find_token(file: Path | None, environ: Mapping[str, str], state: Path | None = None) -> Token:
-    """The token from `file`, or from the environment, or a generated one, which is kept in the folder `state`.
+    """Return the token from `file`, from the environment, or a generated one that is stored in the folder `state`.
 
     Raises:
         ConfigurationError: the file cannot be read, others may read it, or the token is too short to protect anything.
@@ -64,7 +64,7 @@ def has_table(file: Path) -> bool:
     """Check whether the file has a table of tokens, rather than one token as text.
 
     Raises:
-        ConfigurationError: it cannot be read, or others may read it.
+        ConfigurationError: the file cannot be read, or other users may read it.
     """
     try:
         return is_table(read_private(file))
@@ -122,7 +122,7 @@ class TokenAuthenticator(Authenticator):
     name = "tokens"
 
     def __init__(self, token: Token, table: Path | None = None) -> None:
-        """Raises `ConfigurationError` where the table cannot be used."""
+        """Raises `ConfigurationError` if the table is not usable."""
         self._token = token
         self._file = table
         self._lock = threading.Lock()
@@ -148,7 +148,7 @@ class TokenAuthenticator(Authenticator):
         return self._current().quotas.get(tenant, Quota())
 
     def authenticate(self, credentials: Credentials) -> Identity | Denial | None:
-        """As `Authenticator.authenticate`; the time that it takes says nothing about other tokens."""
+        """Authenticate a token, as `Authenticator.authenticate` does. Its duration reveals nothing about other tokens."""
         if self._token.matches(credentials.token):
             return Identity(OPERATOR, quota=self.quota_of(OPERATOR))
         digest, found = digest_of(credentials.token), None
@@ -163,7 +163,7 @@ class TokenAuthenticator(Authenticator):
         return Identity(found.tenant, found.id, found.monitor, table.quotas.get(found.tenant, Quota()))
 
     def is_valid(self, key: str) -> bool:
-        """True if the token of that id has not been revoked and has not expired."""
+        """Return True if the token of that id is neither revoked nor expired."""
         return not key or any(row.id == key for row in self._valid_rows())
 
     def _valid_rows(self) -> list[TokenRow]:
@@ -171,7 +171,7 @@ class TokenAuthenticator(Authenticator):
         return [row for row in self._current().tokens if not row.expired(now)]
 
     def _current(self) -> TokenTable:
-        """The table as the file has it now; where the file cannot be read any more, the table that was read last."""
+        """Return the present table of the file. If the file is no longer readable, return the last table."""
         if self._file is None:
             return self._table
         with self._lock:

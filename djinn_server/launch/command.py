@@ -16,7 +16,7 @@ PREPARED_MODULE = "djinn_server.fork_server"
 
 
 def executor_command(module: str, device: str, report: int) -> list[str]:
-    """The command that runs `module` as an executor that reports on file descriptor `report`.
+    """Return the command that runs `module` as an executor with reports on file descriptor `report`.
 
     A command of its own instead of `multiprocessing`: the user's script needs no main guard and is not imported again.
     `-P` keeps the working directory, which may hold a file named `random.py`, off the import path.
@@ -33,7 +33,7 @@ def executor_command(module: str, device: str, report: int) -> list[str]:
 
 
 def executor_environment(without: Collection[str] = ()) -> dict[str, str]:
-    """This process's environment, with its import path, so that the executor imports the same code.
+    """Return this process's environment with its import path, so that the executor imports the same code.
 
     The result omits the token, plugin settings and the variables in `without`. Executors need no token, and receive plugin
     settings in their configuration.
@@ -43,22 +43,23 @@ def executor_environment(without: Collection[str] = ()) -> dict[str, str]:
         name: value for name, value in os.environ.items() if name not in left_out and not name.startswith(PLUGIN_PREFIX)
     }
     environment["PYTHONPATH"] = os.pathsep.join(_import_path())
-    # MKL otherwise keeps buffers for each thread, which are several megabytes for each session.
+    # Without this, MKL keeps buffers for each thread: several megabytes for each session.
     environment.setdefault("MKL_DISABLE_FAST_MM", "1")
-    # PyTorch's allocator then asks for huge pages for 2 MiB and more: small ones take longer to come than a copy of as much.
+    # Makes PyTorch's allocator request huge pages from 2 MiB on: page faults of small pages take longer than a copy of
+    # the memory.
     environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     return environment
 
 
 def _import_path() -> list[str]:
-    """`sys.path` in its order, the working directory (`""`) last so that nothing in it shadows a module."""
+    """Return `sys.path` in its order, the working directory (`""`) last so that nothing in it shadows a module."""
     entries = [entry for entry in sys.path if entry]
     root = str(Path(__file__).resolve().parents[2])
     if root not in entries:
         entries.append(root)
     if "" in sys.path:
         entries.append(".")
-    with contextlib.suppress(FileNotFoundError):  # the working directory was removed: nothing in it can be imported
+    with contextlib.suppress(FileNotFoundError):  # the working directory was removed
         here = Path.cwd()
         return [str(here / entry) for entry in entries if Path(entry).exists()]
     return [entry for entry in entries if Path(entry).is_absolute()]

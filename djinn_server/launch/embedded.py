@@ -38,7 +38,7 @@ def start(
     joining: tuple[int, int] | None = None,
     unused_seconds: float = 0.0,
 ) -> tuple[OwnExecutor, ...]:
-    """As `ExecutorStarter.start`."""
+    """Start the executors of a program, as `ExecutorStarter.start` does."""
     engine = engine_named(settings.engine, engines)
     if engine.name == LOCAL and settings.prepared_seconds:
         engine = LocalEngine(partial(_fork_server, settings.prepared_seconds))
@@ -56,14 +56,14 @@ def start(
 
 
 def begin_inline(settings: Settings, client: str) -> tuple[Connection, str]:
-    """As `ExecutorStarter.begin_inline`."""
-    # It imports PyTorch, which a process that starts executors early has not imported yet.
+    """Start an inline executor, as `ExecutorStarter.begin_inline` does."""
+    # Imported late: it imports PyTorch.
     begin: Callable[[Settings, str], tuple[Connection, str]] = importlib.import_module("djinn_server.inline").begin
     return begin(settings, client)
 
 
 def _tell(progress: bool, line: str) -> None:
-    """Show a user what is waited for."""
+    """Show the user the reason for a wait."""
     if progress and sys.stderr.isatty():
         sys.stderr.write(f"{line}\n")
     else:
@@ -83,7 +83,10 @@ def _start_executor(
 
 
 def _fork_server(seconds: float, config: ExecutorConfig) -> ForkServerClient | None:
-    """The process that executors with these plugins are forked from, which ends so long after the last of them; None if there cannot be one."""
+    """Return the fork server for executors with these plugins; None if there cannot be one.
+
+    It ends some time after its last executor.
+    """
     try:  # the path of a socket is short
         folder = private_directory(Path(tempfile.gettempdir()) / f"djinn-prepared-{user_id()}", "prepared executors")
     except (OSError, ConfigurationError) as error:
@@ -93,7 +96,7 @@ def _fork_server(seconds: float, config: ExecutorConfig) -> ForkServerClient | N
 
 
 def _published() -> Path | None:
-    """The directory for what programs of this user publish, so that others of theirs find it; None if there cannot be one."""
+    """Return the directory for weights that programs of this user publish to each other; None if there cannot be one."""
     try:
         return private_directory(cache_directory() / "own-published", "published weights")
     except (OSError, ConfigurationError) as error:

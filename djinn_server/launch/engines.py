@@ -21,7 +21,7 @@ from djinn_server.launch.process_holder import ProcessHolder
 
 
 class LocalHandle(ExecutorHandle):
-    """Handle of an executor process on this machine. The core uses `process` itself (`start_executor`)."""
+    """Handle of an executor process on this machine. `start_executor` uses `process` directly."""
 
     def __init__(self, process: ExecutorProcess) -> None:
         self.process = process
@@ -31,28 +31,28 @@ class LocalHandle(ExecutorHandle):
         """Return at once: the process runs."""
 
     def call(self, method: str, *arguments: Any, timeout: float) -> Any:  # noqa: ARG002 - the methods have limits of their own
-        """As `ExecutorHandle.call`."""
+        """Call a method of the holder, as `ExecutorHandle.call` does."""
         return getattr(self._holder, method)(*arguments)
 
     def send(self, method: str, *arguments: Any) -> None:
-        """As `ExecutorHandle.send`."""
+        """Send a call without waiting, as `ExecutorHandle.send` does."""
         getattr(self._holder, method)(*arguments)
 
     def wait(self) -> tuple[int, str]:
-        """As `ExecutorHandle.wait`."""
+        """Wait for the end, as `ExecutorHandle.wait` does."""
         return self._holder.wait()
 
     @property
     def ended(self) -> bool:
-        """As `ExecutorHandle.ended`."""
+        """True once the executor has ended, as `ExecutorHandle.ended`."""
         return not self.process.alive
 
     def end(self) -> None:
-        """As `ExecutorHandle.end`."""
+        """End the executor, as `ExecutorHandle.end` does."""
         self.process.close(0.0)
 
     def restart(self) -> LocalHandle:
-        """As `ExecutorHandle.restart`."""
+        """Start a replacement, as `ExecutorHandle.restart` does."""
         return LocalHandle(self.process.restart())
 
 
@@ -62,11 +62,11 @@ class LocalEngine(ExecutorEngine):
     name = LOCAL
 
     def __init__(self, prepared: Callable[[ExecutorConfig], ForkServerClient | None] = lambda _: None) -> None:
-        """`prepared`: returns the process from which an executor of a configuration is forked; None: the executor is started anew."""
+        """`prepared`: returns the fork server for a configuration; None: start a new process."""
         self._prepared = prepared
 
     def launch(self, options: ExecutorOptions, request: LaunchRequest) -> LocalHandle:  # noqa: ARG002 - there is one place
-        """As `ExecutorEngine.launch`."""
+        """Start an executor process, as `ExecutorEngine.launch` does."""
         config = cast("ExecutorConfig", options)
         return LocalHandle(ExecutorProcess(config, fork_server=self._prepared(config)))
 
@@ -86,7 +86,7 @@ def start_executor(engine: ExecutorEngine, config: ExecutorConfig, request: Laun
 
 
 def engine_named(engine: str, engines: Iterable[ExecutorEngine]) -> ExecutorEngine:
-    """The engine that the setting `engine` names.
+    """Return the engine that the setting `engine` names.
 
     Raises:
         PluginError: no engine has this name. The message names the folder of Djinn's plugins.
@@ -108,8 +108,8 @@ class EngineConfig:
     """The engine that starts executors.
 
     Attributes:
-        name: of its engine. address: where it is; empty: the engine finds it.
-        executors: how many executors it starts for each device; 0: as many as the settings say.
+        name: name of the engine. address: address of the engine's service; empty: the engine finds it.
+        executors: number of executors for each device; 0: the number in the settings.
         resources, runtime_env, placement_group: as in `LaunchRequest`.
     """
 
@@ -121,7 +121,7 @@ class EngineConfig:
     placement_group: Any = None
 
     def with_settings(self, settings: Settings) -> EngineConfig:
-        """The same with the settings in place of what is not configured."""
+        """Return the configuration with settings for unset values."""
         return EngineConfig(
             self.name or settings.engine,
             self.address or settings.engine_address,
@@ -134,7 +134,10 @@ class EngineConfig:
     def requests(
         self, count: int, notify: Callable[[str], None] = lambda _: None, first: int = 0
     ) -> tuple[LaunchRequest, ...]:
-        """A request for each of `count` executors that are started together. `notify`: as in `LaunchRequest`. `first`: number of the first."""
+        """Return a launch request for each of `count` executors that start together. `notify`: as in `LaunchRequest`.
+
+        `first`: number of the first.
+        """
         group = secrets.token_hex(4)
         where = (self.address, dict(self.resources), self.runtime_env, self.placement_group)
         return tuple(LaunchRequest(number, count, group, *where, notify) for number in range(first, first + count))

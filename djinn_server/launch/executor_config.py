@@ -1,6 +1,6 @@
-"""Configuration of an executor, by subject: as the command line, the settings and its parent process pass it on.
+"""Configuration of an executor, by subject: shared by command line, settings and parent process.
 
-A field that has a flag of `djinn serve` says so in its metadata; the option of the command line is made from that.
+Metadata of a field declares its flag of `djinn serve`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class NetworkConfig:
 
 @attrs.frozen
 class LogConfig:
-    """Messages on the standard error output: from which `level` on, and the parts whose `debug` messages are shown."""
+    """Messages on standard error: the minimum `level`, and the parts whose `debug` messages are shown."""
 
     level: str = "warning"
     debug: str = ""
@@ -51,9 +51,9 @@ class MemoryConfig:
     """Memory of an executor's sessions.
 
     Attributes:
-        limit: bytes that they may hold together; 0: as much as the device has.
-        policy: name of the policy that orders evictions then; empty: the built-in one.
-        ahead: bytes that the results of programs may have which a session runs before they come; 0: none is.
+        limit: bytes that all sessions may hold together; 0: the device's memory.
+        policy: name of the policy that orders evictions; empty: the built-in one.
+        ahead: limit in bytes for the results of programs that a session runs before their submissions; 0: no such runs.
         idle_minutes: time without a message after which a session's values are moved off the device; 0: they stay.
     """
 
@@ -86,7 +86,7 @@ class AdmissionLimits:
 
     Attributes:
         sessions: the most sessions at a time.
-        queue_seconds: longest time in seconds that a submission may have waited for its turn when a further session begins.
+        queue_seconds: longest waiting time of a queued submission, in seconds, at which a further session may begin.
     """
 
     sessions: int = flagged(
@@ -105,12 +105,12 @@ class AdmissionLimits:
 
 @attrs.frozen
 class StoreConfig:
-    """The store: weights on disk that clients need not send again.
+    """The store: weights on disk that clients need not upload again.
 
     Attributes:
-        directory: where it is; None: there is none.
+        directory: path of the store; None: no store.
         limit: bytes that the weights may have together.
-        warm: safetensors files whose tensors no client need send.
+        warm: safetensors files whose tensors clients need not upload.
     """
 
     directory: Path | None = flagged(
@@ -129,14 +129,14 @@ class StoreConfig:
 
 @attrs.frozen
 class ModelConfig:
-    """Weights that executors read themselves, so that clients need not have them.
+    """Weights that executors read, so that clients need no copy.
 
     Attributes:
         folders: folders whose models clients may name; caches of the Hugging Face hub included.
         addresses: patterns of other addresses that clients may name.
-        saving: folder in which each tenant has one for weights that its clients save; None: clients save none.
-        published: folder in which each tenant has one for weights that its clients publish under names; None: clients publish none.
-        publish_hours: the longest time for which a name is valid; 0: nothing is published.
+        saving: parent of the tenants' folders for saved weights; None: clients cannot save weights.
+        published: parent of the tenants' folders for published weights; None: clients cannot publish weights.
+        publish_hours: maximum lifetime of a published name; 0: no publishing.
     """
 
     folders: tuple[Path, ...] = flagged(
@@ -168,12 +168,12 @@ class ModelConfig:
 
     @property
     def permissions(self) -> WeightPermissions:
-        """Permissions before a tenant is assigned, for which a folder to save weights in may be added."""
+        """Permissions before a tenant is assigned. The tenant's folder for saved weights may be added later."""
         return WeightPermissions(self.folders, self.addresses, self.folders if self.folders == ANYWHERE else ())
 
 
 ANYWHERE: Final = (Path(), Path("/"))  # relative paths begin in the working directory
-EVERYTHING: Final = ModelConfig(ANYWHERE, ("*",))  # for a program's own executor, whose files are those of its user
+EVERYTHING: Final = ModelConfig(ANYWHERE, ("*",))  # for a program's own executor, which may read its user's files
 
 
 @attrs.frozen
@@ -181,14 +181,14 @@ class RecoveryConfig:
     """Recovery of sessions whose connection breaks, or whose executor dies.
 
     Attributes:
-        lease_seconds: how long a session waits for a client whose connection broke; 0: it ends with its connection.
-        journals: directory for the journals of sessions, from which the next executor recovers them when this one dies; None: there
-            are none.
+        lease_seconds: how long a session waits for a disconnected client; 0: the session ends with its connection.
+        journals: directory for the journals of sessions, from which the next executor recovers them if this one dies;
+            None: no journals.
         journal_limit: bytes that each journal may have.
         snapshot_seconds: shortest time between two snapshots of a session, to which its journal is compacted.
-        outlives_parent: True if another parent starts an executor in its place when its own parent dies. It then ends without a
-            word to its clients, as if it were killed, and leaves its journals.
-        outlives_gateway: the same if its parent dies or stops it.
+        outlives_parent: True if another parent starts a replacement after the death of its own parent. The executor
+            then ends without telling its clients, and leaves its journals.
+        outlives_gateway: as `outlives_parent`, also if its parent stops it.
     """
 
     lease_seconds: float = flagged(
@@ -228,13 +228,12 @@ class ExecutorConfig(ExecutorOptions):
         hang_seconds: as `DeviceRuntime.hang_seconds`; None: that of the device.
         compilers: names of those that compile hot templates, in the order in which they are asked.
         operators: custom ops that clients may name: operator libraries and modules, as `--operators` has them.
-        batch_sessions: True if sessions with the same weights may have the same template run together.
-        accounts: directory with the device time that its tenant has used, which outlives this executor; None: the next one counts
-            from zero.
+        batch_sessions: True if runs of one template by sessions with shared weights may be batched.
+        accounts: directory with the used device time of its tenant, which outlives this executor; None: not kept.
         state: state folder of its server, which no client may read; None: its parent has none.
-        tenants: True if a gateway sends it clients; False: it belongs to the program that started it, and trusts this program.
+        tenants: True if a gateway sends clients; False: it belongs to its parent program, and trusts it.
         module: the Python module that the process runs; only tests change it.
-        unused_seconds: it ends where no session has begun after so long; 0: it waits for one.
+        unused_seconds: it ends if no session begins within this time; 0: no limit.
     """
 
     device: str = ""
@@ -276,7 +275,7 @@ class ExecutorConfig(ExecutorOptions):
     unused_seconds: float = 0.0
 
     def with_settings(self, settings: Settings) -> ExecutorConfig:
-        """The same with the settings in place of what is not configured."""
+        """Return the configuration with settings for unset values."""
         memory = MemoryConfig(
             self.memory.limit or bytes_of(settings.memory_gib),
             self.memory.policy or settings.memory_policy,
@@ -295,7 +294,7 @@ class ExecutorConfig(ExecutorOptions):
 
     @property
     def recoverable(self) -> bool:
-        """True if sessions are to outlive the executor, by journals."""
+        """True if journals let sessions outlive the executor."""
         return self.recovery.lease_seconds > 0 and self.recovery.journals is not None
 
     @property
@@ -329,19 +328,19 @@ class ExecutorConfig(ExecutorOptions):
         return attrs.evolve(self.models.permissions, hidden=hidden)
 
     def sendable(self) -> ExecutorConfig:
-        """The same, with settings of plugins as values that JSON can hold."""
+        """Return the configuration with plugin settings as JSON values."""
         return attrs.evolve(self, plugins=self.plugins.sendable())
 
     def encode(self) -> bytes:
-        """The configuration as JSON, for an engine on another machine; `decode_config` reads it."""
+        """Return the configuration as JSON, for an engine on another machine; `decode_config` reads it."""
         return msgspec.json.encode(self.sendable(), enc_hook=str)
 
 
 def decode_config(data: bytes) -> ExecutorConfig:
-    """The configuration that `ExecutorConfig.encode` wrote.
+    """Decode the configuration that `ExecutorConfig.encode` wrote.
 
     Raises:
-        StartupError: it is not valid; the two machines run different versions of Djinn.
+        StartupError: the configuration is not valid, because the machines run different versions of Djinn.
     """
     try:
         return msgspec.json.decode(data, type=ExecutorConfig, dec_hook=lambda kind, text: kind(text))

@@ -15,13 +15,11 @@ class Flag:
     """A flag that sets the field whose metadata it is in.
 
     Attributes:
-        name: as it is typed, such as `--store-gib`.
-        help: its text in `--help`.
+        name: option name, such as `--store-gib`. help: its text in `--help`.
         least, above, most: bounds of a number.
-        serve_default: value with `djinn serve` where the flag is not given, if that is not the default of the field.
+        serve_default: default with `djinn serve`, if it differs from the default of the field.
         gib: True if the flag is in GiB; the field is in bytes.
-        file: True for a path that is no directory.
-        exists: True for a path at which something must be.
+        file: True for a path of a file. exists: True for a path that must exist.
     """
 
     name: str
@@ -36,6 +34,9 @@ class Flag:
 
 
 def flagged(default: _T, name: str, help: str, **properties: Any) -> _T:  # noqa: A002 - as in `Flag`
-    """A field of a configuration class with this default, which a flag sets. `properties`: the other attributes of the `Flag`."""
+    """Declare a field of a configuration class with a default and a flag.
+
+    `properties`: the other attributes of the `Flag`.
+    """
     field: _T = attrs.field(default=default, metadata={FLAG: Flag(name, help, **properties)})
     return field

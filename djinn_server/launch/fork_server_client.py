@@ -28,7 +28,7 @@ from djinn_server.launch.command import PREPARED_MODULE
 
 _REPLY_SECONDS: Final = 10.0
 _KILLED: Final = -9
-# Beginnings of the names of variables that differ from executor to executor, and that no import reads.
+# Prefixes of variables that differ between executors, and that no import reads.
 _OF_ONE_EXECUTOR: Final = (
     *("RAY_", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
     *("DBUS_SESSION_", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "SHLVL", "SSH_", "TERM_", "WINDOWID", "XDG_SESSION_"),
@@ -37,16 +37,16 @@ _log = get_logger("djinn.launch")
 
 
 class ChildProcess(Protocol):
-    """The process of an executor, as its parent uses it; `subprocess.Popen` is one."""
+    """Interface of an executor's process for its parent. `subprocess.Popen` implements it."""
 
     stdin: IO[bytes] | None
     pid: int
 
     def poll(self) -> int | None:
-        """Exit status; None while it runs."""
+        """Return the exit status; None while the process runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; the exit status."""
+        """Wait for the end of the process, and return the exit status."""
 
     def terminate(self) -> None:
         """Send SIGTERM."""
@@ -56,13 +56,13 @@ class ChildProcess(Protocol):
 
 
 class ForkedExecutor:
-    """As `ChildProcess`: a fork of the fork server, which sends its process id and its exit status."""
+    """A fork of the fork server, as a `ChildProcess`. The fork server sends its process id and its exit status."""
 
     def __init__(self, server: socket.socket, stdin: IO[bytes]) -> None:
         """`server`: connection to the fork server.
 
         Raises:
-            OSError: no process id comes.
+            OSError: the fork server sends no process id.
         """
         self.stdin: IO[bytes] | None = stdin
         self._server = server
@@ -73,7 +73,7 @@ class ForkedExecutor:
         self.pid = self._number()
 
     def _number(self) -> int:
-        """The next number that the fork server sends, a line that comes at once as soon as it has begun."""
+        """Receive the next number from the fork server. The rest of a started line comes at once."""
         line = b""
         while not line.endswith(b"\n"):
             byte = self._server.recv(1)
@@ -83,13 +83,13 @@ class ForkedExecutor:
         return int(line)
 
     def poll(self) -> int | None:
-        """As `ChildProcess.poll`."""
+        """Return the exit status, as `ChildProcess.poll` does."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(0.0)
         return self._status
 
     def wait(self, timeout: float | None = None) -> int:
-        """As `ChildProcess.wait`. Where the fork server is killed, so are its executors."""
+        """Wait for the end, as `ChildProcess.wait` does. A killed fork server takes its executors with it."""
         if self._status is None and not self._has_ended(timeout):
             raise subprocess.TimeoutExpired("executor", timeout or 0.0)
         with self._lock:
@@ -108,11 +108,11 @@ class ForkedExecutor:
             return True
 
     def terminate(self) -> None:
-        """As `ChildProcess.terminate`."""
+        """Send SIGTERM."""
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """As `ChildProcess.kill`."""
+        """Send SIGKILL."""
         self._send(getattr(signal, "SIGKILL", signal.SIGTERM))
 
     def _send(self, number: signal.Signals) -> None:
@@ -123,7 +123,7 @@ class ForkedExecutor:
 
 @attrs.frozen
 class ForkServerClient:
-    """Starts fork servers of this machine, and has them fork executors.
+    """Starts fork servers of this machine, and asks them to fork executors.
 
     Attributes:
         folder: folder with their sockets, which only this user can enter.
@@ -138,12 +138,12 @@ class ForkServerClient:
     def fork(
         self, arguments: Sequence[str], environment: Mapping[str, str], given: Sequence[int]
     ) -> ForkedExecutor | None:
-        """An executor that is forked; None where no fork server runs, or it does not answer.
+        """Fork an executor. Return None if no fork server runs or answers.
 
         Args:
             arguments: those of its command, without `--report-fd`, whose number the fork server adds.
             environment: its environment.
-            given: the descriptor for its reports, and those that it keeps open.
+            given: the descriptor for its reports, and further descriptors to keep open.
         """
         if sys.platform == "win32":
             return None
@@ -170,12 +170,12 @@ class ForkServerClient:
                 os.close(reading)
 
     def start_server(self, environment: Mapping[str, str]) -> None:
-        """Start a fork server for later executors; returns at once. Where one runs already, the new one ends."""
+        """Start a fork server for later executors; returns at once. If one runs already, the new one ends."""
         kept = _read_by_imports(environment)
         place, seconds = str(self._socket(environment)), str(self.seconds)
         command = [sys.executable, "-P", "-m", PREPARED_MODULE, "--socket", place, "--seconds", seconds]
         try:
-            # In a session of its own and not a child of this process, because an engine may end the children of a process with it.
+            # In a separate session and not a child of this process: an engine may end a process with its children.
             subprocess.run(
                 ["/bin/sh", "-c", 'exec 3<&0; "$@" <&3 3<&- &', "sh", *command],
                 env=kept,
@@ -190,12 +190,12 @@ class ForkServerClient:
             _log.warning("no executors can be prepared on this machine", reason=str(error))
 
     def _socket(self, environment: Mapping[str, str]) -> Path:
-        """Socket of the fork server for executors with this environment."""
+        """Return the socket of the fork server for executors with this environment."""
         kept = sorted(_read_by_imports(environment).items())
         facts = json.dumps([sys.executable, djinn_version(), kept]).encode() + self.plugins
         return self.folder / f"prepared-{hashlib.sha256(facts).hexdigest()[:12]}"
 
 
 def _read_by_imports(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that what an executor imports may read. `_` is the command, as a shell names it."""
+    """Return the variables that an executor's imports may read. A shell sets `_` to the command."""
     return {n: value for n, value in environment.items() if n != "_" and not n.startswith(_OF_ONE_EXECUTOR)}

@@ -1,4 +1,4 @@
-"""Held executor: what the core does with an executor of an engine, over calls to the executor's holder."""
+"""Held executor: controls an executor of an engine through calls to the executor's holder."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from djinn_core.logs import get_logger
 from djinn_core.wire.executor_reports import Ready, Sessions
 from djinn_server.launch.tickets import NO_TENANT, TICKET_SECONDS, Badge
 
-_REPLY_SECONDS: Final = 10.0  # that a call may take beside the time for which its method waits
-_CLOSE_SECONDS: Final = 30.0  # the same for the last call: files that it has not removed by then stay
-_FULL_SECONDS: Final = 1.0  # after which `full` asks again
+_REPLY_SECONDS: Final = 10.0  # extra time for a call beyond its method's timeout
+_CLOSE_SECONDS: Final = 30.0  # extra time for the last call: unremoved files stay behind
+_FULL_SECONDS: Final = 1.0  # after which `full` queries again
 # Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
 _ready: msgspec.json.Decoder[Ready] = msgspec.json.Decoder(Ready)
 _sessions: msgspec.json.Decoder[Sessions] = msgspec.json.Decoder(Sessions)
@@ -43,13 +43,14 @@ def checked_handle(returned: object, plugin: ExecutorEngine | ExecutorHandle, me
 
 
 class HeldExecutor:
-    """An executor that an engine started, and the executors that replaced it. Methods may be called from several threads.
+    """An executor that an engine started, and the executors that replaced it.
 
-    It ends when it is closed, and when this process ends in any way. In a forked child it is inert.
+    Methods may be called from several threads. The executor ends when this object is closed, and when this process
+    ends. In a forked child the object is inert.
     """
 
     def __init__(self, handle: ExecutorHandle, *, follows: bool = False) -> None:
-        """`follows`: True if it takes the place of another executor, whose journals it recovers."""
+        """`follows`: True if it replaces another executor and recovers its journals."""
         self._handle = handle
         self._follows = follows
         self._ready: Ready | None = None
@@ -81,7 +82,7 @@ class HeldExecutor:
 
     @property
     def alive(self) -> bool:
-        """False once the executor has ended; an engine that does not answer for a while is no end."""
+        """False once the executor has ended. An engine that does not answer for a while does not count as an end."""
         return not self._closed and not self._handle.ended
 
     @property
@@ -96,9 +97,9 @@ class HeldExecutor:
         return self._ready
 
     def wait_ready(self, timeout: float) -> Ready:
-        """Wait until the executor listens; return its addresses and device. If it does not, it is ended.
+        """Wait until the executor listens; return its addresses and device. On failure, end it.
 
-        `timeout`: seconds from when the engine has a place for it.
+        `timeout`: seconds after the engine has placed it.
 
         Raises:
             StartupError: it did not start, or the engine has no place; the message says why, and what to do.
@@ -185,9 +186,9 @@ class HeldExecutor:
         self._handle.end()
 
     def restart(self) -> HeldExecutor:
-        """Start another executor in the place of this one, which has ended. The new executor finds the journals. Return at once.
+        """Start a replacement for this executor, which has ended, and return at once.
 
-        May be called again if it raised.
+        The new executor finds the journals. After an error, the call may be repeated.
 
         Raises:
             StartupError: it cannot be started.
@@ -196,7 +197,7 @@ class HeldExecutor:
         if not self._closed:
             with contextlib.suppress(StartupError):
                 self._handle.call("close", 0.0, False, timeout=_REPLY_SECONDS)
-        self._closed = False  # if the next line raises, this one has to be closed again
+        self._closed = False  # if the next line raises, this object must be closed again
         handle = checked_handle(self._handle.restart(), self._handle, "restart")
         self._closed = True
         return HeldExecutor(handle, follows=True)

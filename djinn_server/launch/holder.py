@@ -58,19 +58,19 @@ class ExecutorHolder(ProcessHolder):
         """Start the process and return at once.
 
         Args:
-            config: configuration of the executor, as `ExecutorOptions.encode` gives it.
-            name: name of its folder: the same for an executor and those that are started in its place, and of no other.
-            towards: address of another machine. The executor listens, under TLS, at the address of this machine from which
-                that one is reached.
-            base: folder for journals that all machines share, so that sessions outlive this machine; empty: journals lie with
-                the temporary files of this machine.
+            config: encoded configuration of the executor (`ExecutorOptions.encode`).
+            name: name of its folder, shared only by an executor and its replacements.
+            towards: address of another machine. The executor listens with TLS at this machine's address on the route to
+                that machine.
+            base: shared folder for journals, so that sessions outlive this machine; empty: the temporary directory of
+                this machine.
             share: number of executors that share the disk.
-            threads: torch threads, where `config` does not say; 0: torch's default.
-            without: names of environment variables that the executor does not get.
-            prepared_seconds: how long this machine keeps a process from which the next executors are forked; 0: none.
+            threads: torch threads, if `config` sets none; 0: torch's default.
+            without: environment variables to remove.
+            prepared_seconds: how long this machine keeps an idle fork server; 0: none.
 
         Raises:
-            StartupError: it cannot be started.
+            StartupError: the process cannot be started.
         """
         self.fingerprint = ""
         self._locks: list[int] = []  # descriptors

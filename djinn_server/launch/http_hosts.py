@@ -26,18 +26,18 @@ def own_names(url: str) -> frozenset[str]:
 
 
 def allow_host(name: str) -> None:
-    """Allow `name` as a further name of this server; to be called before it listens."""
+    """Allow `name` as a further name of this server; call this before it listens."""
     if name:
         os.environ[HOSTS_VARIABLE] = ",".join(filter(None, (os.environ.get(HOSTS_VARIABLE, ""), name)))
 
 
 def is_well_formed(host: str) -> bool:
-    """True if the text can be the value of a `Host` header."""
+    """Return True if the text can be the value of a `Host` header."""
     return _HOST.fullmatch(host) is not None
 
 
 def is_called(host: str, names: frozenset[str]) -> bool:
-    """True if a `Host` header has one of these names, or an IP address, which no web page can forge."""
+    """Return True if a `Host` header has one of these names, or an IP address, which no web page can forge."""
     found = _HOST.fullmatch(host)
     if found is None:
         return False

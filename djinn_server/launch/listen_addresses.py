@@ -17,7 +17,7 @@ from djinn_core.protocol.tls_transports import under_tls
 
 # Transports that listen at a TCP port, named here so that their ports can be checked before plugins are loaded.
 _OVER_TCP = frozenset({"tcp", "tcps", "http", "https"})
-_ELSEWHERE = "192.0.2.1"  # an address of no machine (RFC 5737)
+_ELSEWHERE = "192.0.2.1"  # an unused address (RFC 5737)
 
 
 @attrs.frozen
@@ -33,9 +33,9 @@ class ListenAddresses:
     """Listen addresses by transport, as the operator configured them.
 
     Attributes:
-        host: address of the transports that are not in `given`.
+        host: address of transports without an entry in `given`.
         given: address by name of a transport, or by one of its URL schemes.
-        without: names or schemes of transports that do not listen.
+        without: names or schemes of disabled transports.
     """
 
     host: str = "127.0.0.1"
@@ -55,7 +55,10 @@ class ListenAddresses:
         return next((f"{host.replace('/', '_')}-{port}" for host, port in found if port), "")
 
     def of(self, transport: Transport, others: Iterable[str] = ()) -> ListenAddress | None:
-        """Listen address of a transport; None if it does not listen. `others`: further names of the transport."""
+        """Return the listen address of a transport; None if it does not listen.
+
+        `others`: further names of the transport.
+        """
         names = {transport.name, *transport.schemes, *others}
         given = next((at for name, at in self.given.items() if name in names), None)
         capabilities = transport.capabilities
@@ -65,7 +68,7 @@ class ListenAddresses:
         return ListenAddress("127.0.0.1" if capabilities.same_host else given.host or self.host, given.port)
 
     def check_ports(self, operations: int | None) -> None:
-        """Check that the ports are free, before executors are started, which takes seconds.
+        """Check that the ports are free, before the slow start of executors.
 
         Checks the transports of `_OVER_TCP` and the port for `operations`; other transports raise an error when they listen.
 
@@ -104,7 +107,7 @@ class ListeningTransport:
     address: ListenAddress
 
     def url(self, port: int) -> str:
-        """URL of the listener at that port."""
+        """Return the URL of the listener at that port."""
         return f"{self.transport.schemes[0]}://{network_location(self.address.host, port)}"
 
 
@@ -133,7 +136,7 @@ def listening_transports(
 
 
 def faster_transports(transports: Iterable[Transport], local: Transport) -> tuple[ListeningTransport, ...]:
-    """The transports for this host that are faster than `local` and need not be named."""
+    """Return the transports for this host that are faster than `local` and enabled by default."""
     every = ((one, one.capabilities) for one in transports)
     return tuple(
         ListeningTransport(one, ListenAddress("127.0.0.1"))
@@ -145,7 +148,7 @@ def faster_transports(transports: Iterable[Transport], local: Transport) -> tupl
 def configured_transports(
     transports: Sequence[Transport], tls: TlsOptions | None, addresses: ListenAddresses
 ) -> tuple[ListeningTransport, ...]:
-    """The transports of `listening_transports`, after a check of what the operator configured.
+    """Check the operator's addresses, and return `listening_transports`.
 
     Raises:
         ConfigurationError: `addresses` names a transport that is not installed or has no TLS.
@@ -178,9 +181,9 @@ def _check_names(addresses: ListenAddresses, transports: Sequence[Transport], tl
 
 
 def own_address() -> str:
-    """Address by which other machines reach this one: that of the default route, or else of a network interface.
+    """Return this machine's address for other machines: of the default route, else of a network interface.
 
-    The name of this machine if it has no network.
+    Return the host name without a network.
     """
     try:
         return address_towards(_ELSEWHERE)
@@ -189,7 +192,7 @@ def own_address() -> str:
 
 
 def _interface_addresses() -> Iterator[str]:
-    """Addresses of the interfaces that are up, without those that only this machine or its link reaches."""
+    """Return the addresses of active interfaces, without loopback and link-local addresses."""
     import psutil
 
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
@@ -202,12 +205,13 @@ def _interface_addresses() -> Iterator[str]:
 
 
 def advertised(urls: Iterable[str], advertise: str, named: bool) -> tuple[str, ...]:
-    """URLs of a server for its clients, one for each of its listeners.
+    """Return the URLs of a server for its clients, one for each listener.
 
     Args:
         urls: URLs of the listeners.
-        advertise: host by which other machines reach this one, as the operator says; empty: unknown.
-        named: True if that of a listener at every interface is this machine's name, which its certificate has, and not its address.
+        advertise: the operator's host name for this machine; empty: unknown.
+        named: True if a listener at all interfaces is advertised by host name, which is in the certificate, not by
+            address.
     """
     listed = tuple(urls)
     hosts = [urlsplit(url).hostname or "" for url in listed]

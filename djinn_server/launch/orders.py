@@ -1,8 +1,7 @@
 """Messages between an executor process and its parent: JSON lines over two pipes.
 
-Orders go down the executor's standard input, reports come back on a pipe of their own. Secrets travel this way, never in
-arguments or the environment, which other users of the machine can read. The end of the orders means that the parent is
-gone.
+Orders go to the executor's standard input. Reports come back on a separate pipe. Secrets travel in orders, because
+other users of the machine can read arguments and the environment. The end of the orders means that the parent is gone.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
         return msgspec.structs.replace(self, key=b"", config=attrs.evolve(self.config, plugins=Selection()))
 
     def __repr__(self) -> str:
-        """Text without secrets: the key, and the settings of plugins."""
+        """Return a text without the secrets: the key, and the settings of plugins."""
         return f"Start(directory={self.directory!r}, device={self.config.device!r})"
 
 
@@ -50,7 +49,7 @@ class ReportSessions(msgspec.Struct, frozen=True, tag="report"):
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
-    """Begin no further session, wait at most `seconds` for those that run, then end."""
+    """Begin no further session, wait at most `seconds` for running sessions, then end."""
 
     seconds: float
 
@@ -87,25 +86,28 @@ FULL_SECONDS: Final = 5.0  # how long a `Full` report holds
 
 
 class Full(msgspec.Struct, frozen=True, tag="full"):
-    """Report that no order asked for: the executor has no room for a further session, for `reason`; an empty `reason`: it has room again."""
+    """Unsolicited report: the executor accepts no further session because of `reason`.
+
+    An empty `reason` means that it accepts sessions again.
+    """
 
     reason: str
 
 
 Report = Ready | Failed | Sessions | Full
 
-# `dec_hook` makes paths of texts: JSON has no form for paths.
+# `dec_hook` converts strings to paths: JSON has no paths.
 _orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order, dec_hook=lambda kind, text: kind(text))
 _reports: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
 
 
 def to_line(message: Order | Report) -> bytes:
-    """The message as one line."""
+    """Encode the message as one line."""
     return msgspec.json.encode(message, enc_hook=str) + b"\n"
 
 
 def read_order(line: bytes) -> Order:
-    """The order on a line.
+    """Decode the order on a line.
 
     Raises:
         StartupError: it is not valid; parent and executor run different versions of Djinn.
@@ -114,7 +116,7 @@ def read_order(line: bytes) -> Order:
 
 
 def read_report(line: bytes) -> Report:
-    """The report on a line.
+    """Decode the report on a line.
 
     Raises:
         StartupError: it is not valid; parent and executor run different versions of Djinn.

@@ -1,4 +1,4 @@
-"""Embedded executor of a program: started by its client, and started again when it dies."""
+"""Embedded executor of a program: its client starts it, and restarts it after a crash."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from djinn_server.launch.engines import StartedExecutor, start_executor
 from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.own_journals import JOURNAL_BYTES, OwnJournals, room_for_journals
 
-LEASE_SECONDS = 30.0  # for a broken connection; the executor ends with the program
+LEASE_SECONDS = 30.0  # lease after a broken connection; the executor ends with the program
 _log = get_logger("djinn.launch")
 
 
 class OwnExecutor:
-    """An executor process, or the one in its place, with the same journals. Methods may be called from several threads.
+    """An executor process and its replacements, with the same journals. Methods may be called from several threads.
 
     Attributes:
         number: as in `LaunchRequest`.
@@ -39,9 +39,9 @@ class OwnExecutor:
         Args:
             config: its configuration.
             engine: starts the processes.
-            request: where the engine starts them.
-            journals: the directory for the journals of sessions on this machine, from which the next process recovers them;
-                None: there are none, or the engine has a place for them. It is closed with this object.
+            request: launch request for the engine.
+            journals: the directory for session journals on this machine; None: no journals, or the engine stores them.
+                It is closed with this object.
 
         Raises:
             StartupError: it cannot be started.
@@ -61,12 +61,12 @@ class OwnExecutor:
 
     @property
     def lease_seconds(self) -> float:
-        """As `EmbeddedExecutor.lease_seconds`."""
+        """Seconds for which sessions wait for their client."""
         return LEASE_SECONDS
 
     @property
     def recoverable(self) -> bool:
-        """True if a new process can recover the sessions of one that died."""
+        """True if a new process can recover the sessions of a dead process."""
         return self._config.recoverable and (self._journals is None or not self._journals.empty)
 
     @property
@@ -85,26 +85,26 @@ class OwnExecutor:
         return self._process.ending()
 
     def notice(self) -> str:
-        """As `ExecutorHandle.notice`."""
+        """Return the engine's notice, as `ExecutorHandle.notice` does."""
         return self._process.notice()
 
     def wait_ready(self, timeout: float) -> Ready:
-        """As `HeldExecutor.wait_ready`."""
+        """Wait until the executor listens, as `HeldExecutor.wait_ready` does."""
         return self._process.wait_ready(timeout)
 
     def issue_ticket(self, client: str) -> str:
-        """As `HeldExecutor.issue_ticket`."""
+        """Return a ticket for one connection, as `HeldExecutor.issue_ticket` does."""
         return self._process.issue_ticket(client)
 
     def trusted(self, transports: tuple[Transport, ...]) -> tuple[Transport, ...]:
-        """The transports that reach it; where it has a certificate of its own, they accept no other."""
+        """Return the transports to the executor. If it has its own certificate, they accept no other."""
         return trusting(transports, self._process.fingerprint)
 
     def start_again(self) -> None:
-        """Start a process in the place of the one that has ended; where it runs, do nothing.
+        """Start a replacement for an ended process. Do nothing if the process runs.
 
         Raises:
-            StartupError: it cannot be started, or this was closed.
+            StartupError: the process cannot be started, or this object was closed.
         """
         with self._lock:
             if self._closed:
@@ -115,7 +115,7 @@ class OwnExecutor:
             self._process = self._process.restart()
 
     def close(self, drain_seconds: float = 5.0) -> None:
-        """End the process as `HeldExecutor.close` does; no other is started."""
+        """End the process as `HeldExecutor.close` does, without a replacement."""
         with self._lock:
             self._closed = True
             self._process.close(drain_seconds)

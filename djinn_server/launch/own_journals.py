@@ -16,28 +16,28 @@ from djinn_core.system.private_directories import remove_abandoned
 from djinn_core.system.processes import lock_file
 
 JOURNAL_BYTES: Final = 8 << 30  # the most that one journal may have
-LEAST_ROOM: Final = 64 << 20  # bytes; with less for all of them, none is written
-_DISK_PART: Final = 4  # one part of so many of the free space: a journal is there twice while it is compacted
+LEAST_ROOM: Final = 64 << 20  # bytes; with less space for all journals, none is written
+_DISK_PART: Final = 4  # divisor of the free space: compaction needs a journal's space twice
 _log = get_logger("djinn.launch")
 
 
 def room_for_journals(directory: Path) -> int:
-    """Number of bytes that all journals in a directory may have together, by the free space of its disk."""
+    """Return the bytes for all journals in a directory, based on the free space of its disk."""
     return shutil.disk_usage(directory).free // _DISK_PART
 
 
 class OwnJournals:
     """A directory for journals that only this user can enter.
 
-    It is removed when this object is closed or collected, and when the process ends; where the process is killed, by the next
-    program that makes one.
+    It is removed when this object is closed or collected, and when the process ends. If the process is killed, the next
+    program removes it.
     """
 
     def __init__(self, base: Path) -> None:
         """Make the directory in `base`.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: the directory cannot be made.
         """
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
         if base.lstat().st_uid != user_id() or base.is_symlink():
@@ -59,7 +59,10 @@ class OwnJournals:
 
 
 def own_journals() -> OwnJournals | None:
-    """A directory in the user's cache, or else where temporary files are; None if there is no room, which the log says."""
+    """Return a directory in the user's cache, or else in the temporary directory.
+
+    If there is no space, log that and return None.
+    """
     errors: list[str] = []
     for base in _bases():
         try:

@@ -16,15 +16,15 @@ LONGEST_LINE = 64 << 20  # bytes, the limit of a frame's message
 
 @attrs.define
 class LineReader:
-    """Reads lines from a file descriptor without ever waiting longer than asked. For one thread at a time."""
+    """Reads lines from a file descriptor with timeouts. Not thread-safe."""
 
     descriptor: int
     _buffer: bytearray = attrs.field(factory=bytearray, init=False)
-    _searched: int = attrs.field(default=0, init=False)  # bytes of the buffer that were searched for a newline
+    _searched: int = attrs.field(default=0, init=False)  # searched bytes of the buffer
     _ended: bool = attrs.field(default=False, init=False)
 
     def read_line(self, timeout: float | None = None) -> bytes | None:
-        """The next line without its end, or None at the end of the stream, where half a line is dropped.
+        """Return the next line without its end, or None at the end of the stream. An incomplete last line is dropped.
 
         Raises:
             TimeoutError: no whole line came within `timeout` seconds; nothing is lost.
@@ -39,7 +39,7 @@ class LineReader:
         return line
 
     def next_line(self) -> bytes | None:
-        """The next line that has already been read, or None."""
+        """Return the next line that was already read, or None."""
         end = self._buffer.find(b"\n", self._searched)
         if end < 0:
             self._searched = len(self._buffer)
@@ -50,7 +50,7 @@ class LineReader:
         return line
 
     def fill(self) -> bool:
-        """Read what is there, waiting for at least a byte; False at the end of the stream.
+        """Read available bytes, at least one; return False at the end of the stream.
 
         Raises:
             StartupError: the other process sent a line longer than `LONGEST_LINE`.

@@ -22,17 +22,18 @@ from djinn_server.launch.pipe_lines import LineReader, write_line
 from djinn_server.launch.piped_messages import call_line, read_reply
 
 PLACED_SECONDS: Final = 60.0
-_END_SECONDS: Final = 5.0  # that the command may take to end after its holder
+_END_SECONDS: Final = 5.0  # within which the command must end after its holder
 _LOST: Final = -9
 _SHOWN: Final = 120  # characters of a command in a message
 _log = get_logger("djinn.launch")
 
 
 class PipedHandle(ExecutorHandle):
-    """Handle of an executor whose holder runs behind a command that passes standard input and output on to it.
+    """Handle of an executor whose holder runs behind a command that forwards standard input and output.
 
-    The command ends with `holder_command()`, or runs that where it leads to: `unshare ...`, `numactl ...`, `ssh HOST ...`. The holder ends
-    when this process ends in any way, since its standard input does. What it and the executor log goes to standard error.
+    The command line ends with `holder_command()`, or runs it in another environment: `unshare ...`, `numactl ...`, `ssh
+    HOST ...`. The holder ends when this process ends in any way, since its standard input does. Logs of holder and
+    executor go to standard error.
     """
 
     def __init__(
@@ -46,9 +47,10 @@ class PipedHandle(ExecutorHandle):
         """Run the command and return at once.
 
         Args:
-            command: the command with its arguments. They can be read by other users of the machine, so no secret belongs there.
-            arguments: those of `ExecutorHolder`.
-            variables: environment variables of the command, beside those of this process.
+            command: the command with its arguments. Other users of the machine can read them, so they must not contain
+                secrets.
+            arguments: arguments of `ExecutorHolder`.
+            variables: additional environment variables of the command.
             placed_seconds: how long `wait_placed` waits for the holder.
 
         Raises:
@@ -66,7 +68,7 @@ class PipedHandle(ExecutorHandle):
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=executor_environment() | dict(variables or {}),
-                process_group=0,  # an interrupt from the keyboard is for the user's program alone
+                process_group=0,  # Ctrl-C is for the user's program only
             )
         except OSError as error:
             raise StartupError(f"cannot start an executor with `{self._shown}`: {error}") from error
@@ -75,7 +77,7 @@ class PipedHandle(ExecutorHandle):
         threading.Thread(target=self._read, name="djinn-holder", daemon=True).start()
 
     def wait_placed(self) -> None:
-        """As `ExecutorHandle.wait_placed`."""
+        """Wait until the holder runs, as `ExecutorHandle.wait_placed` does."""
         seconds = self._given[-1]
         try:
             theirs = self._placed.result(seconds)
@@ -90,27 +92,27 @@ class PipedHandle(ExecutorHandle):
             )
 
     def call(self, method: str, *arguments: Any, timeout: float) -> Any:
-        """As `ExecutorHandle.call`."""
+        """Call a method of the holder, as `ExecutorHandle.call` does."""
         try:
             return self._ask(method, arguments).result(timeout)
         except TimeoutError:
             raise StartupError(f"the holder behind `{self._shown}` did not answer in {timeout:g} s") from None
 
     def send(self, method: str, *arguments: Any) -> None:
-        """As `ExecutorHandle.send`."""
+        """Send a call without waiting, as `ExecutorHandle.send` does."""
         self._ask(method, arguments)
 
     def wait(self) -> tuple[int, str]:
-        """As `ExecutorHandle.wait`."""
+        """Wait for the end, as `ExecutorHandle.wait` does."""
         return self._over.result()
 
     @property
     def ended(self) -> bool:
-        """As `ExecutorHandle.ended`."""
+        """True once the command has ended, as `ExecutorHandle.ended`."""
         return self._over.done()
 
     def end(self) -> None:
-        """As `ExecutorHandle.end`."""
+        """End the holder and the command, as `ExecutorHandle.end` does."""
         if not self._close_input(_END_SECONDS):
             _log.warning("a holder takes no calls any more, killing its command", command=self._shown)
             self._process.kill()
@@ -122,13 +124,13 @@ class PipedHandle(ExecutorHandle):
             self._process.kill()
 
     def restart(self) -> PipedHandle:
-        """As `ExecutorHandle.restart`."""
+        """Start a replacement, as `ExecutorHandle.restart` does."""
         self.end()
         command, arguments, variables, placed_seconds = self._given
         return PipedHandle(command, arguments, variables=variables, placed_seconds=placed_seconds)
 
     def _close_input(self, timeout: float = -1) -> bool:
-        """Close the command's input; False if a call is still being written to it after `timeout` seconds (-1: wait for that)."""
+        """Close the command's input. Return False if a write is still running after `timeout` seconds (-1: no timeout)."""
         assert self._process.stdin is not None
         if not self._writing.acquire(timeout=timeout):
             return False
@@ -176,7 +178,7 @@ class PipedHandle(ExecutorHandle):
     def _take(self, line: bytes) -> None:
         try:
             reply = read_reply(line)
-        except msgspec.DecodeError:  # such as the greeting of a machine
+        except msgspec.DecodeError:  # such as a login message
             _log.warning(
                 "a command says what is no reply of a holder",
                 command=self._shown,
@@ -189,7 +191,7 @@ class PipedHandle(ExecutorHandle):
             _settle(future, reply.result if reply.error is None else StartupError(reply.error))
 
     def _hear_end(self, heard: Future[Any]) -> None:
-        if heard.exception() is None:  # else the command has ended, and `_read` says how
+        if heard.exception() is None:  # otherwise the command has ended, and `_read` reports how
             status, how = heard.result()
             _settle(self._over, (status, how))
 

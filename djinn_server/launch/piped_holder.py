@@ -1,7 +1,8 @@
 """Process that holds an executor and takes the calls of its `ExecutorHolder` over standard input and output.
 
-An engine starts it with a command that leads to where the executor is to be (`PipedHandle`): in namespaces, in a container, on another
-machine. It imports no PyTorch. The end of its standard input means that the process that launched it is gone, or wants it to end.
+An engine starts it with a command that enters the executor's environment (`PipedHandle`): namespaces, a container,
+another machine. It imports no PyTorch. The end of its standard input means that its launcher is gone, or asks it to
+end.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _log = get_logger("djinn.launch")
 
 
 def holder_command(python: str = sys.executable) -> tuple[str, ...]:
-    """The command that runs a holder, to be put behind one that leads to where it is to run.
+    """Return the command that runs a holder, to append to a command that enters its environment.
 
     `python`: the interpreter there. Its environment needs the same version of Djinn as here.
     """
@@ -30,7 +31,7 @@ def holder_command(python: str = sys.executable) -> tuple[str, ...]:
 
 
 class _CallServer:
-    """Answers calls, each in a thread of its own."""
+    """Answers calls, each in a separate thread."""
 
     def __init__(self, holder: ExecutorHolder, replies: int) -> None:
         self._holder, self._replies = holder, replies
@@ -73,12 +74,12 @@ def main() -> None:
     holding = _CallServer(holder, replies)
     for line in calls:
         holding.take(read_call(line))
-    # Without a word to the executor's clients, as if it had been killed: they go on with the next one, which finds the journals.
+    # Ends without telling the executor's clients: they continue on the next executor, which finds the journals.
     os._exit(0)
 
 
 def _take_pipes() -> tuple[BinaryIO, int]:
-    """The file that calls are read from, and the descriptor that replies go to: nothing else may read there or write here."""
+    """Return the file for calls and the descriptor for replies. No other code may use them."""
     calls, replies = os.fdopen(os.dup(0), "rb"), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -14,7 +14,7 @@ _BYTES: Final = "base64"
 
 
 class HolderCall(msgspec.Struct, frozen=True, array_like=True):
-    """Call of a method of the holder. The first has no method: its arguments are those of the holder itself."""
+    """Call of a method of the holder. The first call has no method: its arguments create the holder."""
 
     number: int
     method: str
@@ -34,30 +34,30 @@ _replies: msgspec.json.Decoder[HolderReply] = msgspec.json.Decoder(HolderReply)
 
 
 def call_line(number: int, method: str, arguments: tuple[Any, ...]) -> bytes:
-    """A call as a line."""
+    """Encode a call as a line."""
     return msgspec.json.encode(HolderCall(number, method, _packed(arguments))) + b"\n"
 
 
 def reply_line(number: int, result: Any, error: str | None = None) -> bytes:
-    """A reply as a line."""
+    """Encode a reply as a line."""
     return msgspec.json.encode(HolderReply(number, _packed(result), error)) + b"\n"
 
 
 def read_call(line: bytes) -> HolderCall:
-    """The call that a line holds.
+    """Decode the call on a line.
 
     Raises:
-        msgspec.DecodeError: it holds none.
+        msgspec.DecodeError: the line has no call.
     """
     read = _calls.decode(line)
     return HolderCall(read.number, read.method, tuple(map(_unpacked, read.arguments)))
 
 
 def read_reply(line: bytes) -> HolderReply:
-    """The reply that a line holds.
+    """Decode the reply on a line.
 
     Raises:
-        msgspec.DecodeError: it holds none.
+        msgspec.DecodeError: the line has no reply.
     """
     read = _replies.decode(line)
     return HolderReply(read.number, _unpacked(read.result), read.error)

@@ -50,7 +50,7 @@ class ExecutorProcess:
     """
 
     place = ""
-    fingerprint = ""  # it shows the certificate that it is configured with, which is not its own
+    fingerprint = ""  # it shows the configured certificate, not its own
 
     def __init__(
         self, config: ExecutorConfig, without: Collection[str] = (), fork_server: ForkServerClient | None = None
@@ -59,11 +59,11 @@ class ExecutorProcess:
 
         Args:
             config: its configuration.
-            without: names of environment variables that it does not get.
-            fork_server: forks it where it runs; otherwise the executor is started anew.
+            without: environment variables to remove.
+            fork_server: forks the executor if it runs; otherwise a new process starts.
 
         Raises:
-            StartupError: it cannot be started.
+            StartupError: the process cannot be started.
         """
         check_platform()
         self.config = config
@@ -91,11 +91,11 @@ class ExecutorProcess:
             os.close(sending)
             os.close(lock)  # the executor has its own copy
         self._end = weakref.finalize(self, _end, self._process, receiving, self._directory, self._owner)
-        with contextlib.suppress(OSError):  # a process that died already cannot read this; `wait_ready` says so
+        with contextlib.suppress(OSError):  # a dead process cannot read this; `wait_ready` reports it
             self._order(Start(self._directory, self._key, config.sendable()))
 
     def wait_ready(self, timeout: float) -> Ready:
-        """Wait until the executor listens; its report. Where it does not, the process is ended.
+        """Wait until the executor listens, and return its report. On failure, end the process.
 
         Raises:
             StartupError: it failed, died, or took longer than `timeout` seconds.
@@ -127,12 +127,12 @@ class ExecutorProcess:
 
     @property
     def process_id(self) -> int:
-        """Its process id."""
+        """The process id of the executor."""
         return self._process.pid
 
     @property
     def tenant(self) -> str:
-        """The tenant that it works for; empty if none has come."""
+        """The tenant of the executor; empty before the first client."""
         return self._tenant
 
     @property
@@ -141,25 +141,25 @@ class ExecutorProcess:
         return self._process.poll() is None
 
     def wait(self) -> int:
-        """Wait until the process has ended; its exit status, negative for a signal."""
+        """Wait until the process has ended. Return its exit status, negative for a signal."""
         return self._process.wait()
 
     def ending(self) -> str:
-        """Predicate of a sentence about the process, such as "ended with exit status 1", with the reason that it gave."""
+        """Return a predicate about the process, such as "ended with exit status 1", with the reported reason."""
         ending = _ending(self._process)
-        self.full()  # reads what it reported last
+        self.full()  # reads its last reports
         return f"{ending}: {self._failure}" if self._failure else ending
 
     def issue_ticket(self, client: str = "", lifetime: float = TICKET_SECONDS, badge: Badge = NO_TENANT) -> str:
-        """A ticket for one connection within `lifetime` seconds. `client`: name of the client, for messages."""
+        """Return a ticket for one connection within `lifetime` seconds. `client`: name of the client, for messages."""
         if badge.tenant != self._tenant:
             self._tenant = badge.tenant
-            with contextlib.suppress(OSError):  # the process has ended: the ticket is of no use either
+            with contextlib.suppress(OSError):  # the process has ended: the ticket is useless
                 self._order(AssignTenant(badge.tenant))
         return issue_ticket(self._key, client, lifetime, badge)
 
     def status(self, timeout: float = 5.0) -> Sessions:
-        """The executor's report: its sessions, and the memory of its device.
+        """Return the executor's report: its sessions, and the memory of its device.
 
         Raises:
             StartupError: the process has ended or does not answer.
@@ -176,7 +176,7 @@ class ExecutorProcess:
             return report
 
     def full(self) -> str:
-        """Reason why it refuses all clients for now, by its latest report; empty: it accepts them. Does not block."""
+        """Return why it refuses all clients for now, from its latest report; empty: it accepts clients. Does not block."""
         if self._reading.acquire(blocking=False):
             try:
                 with contextlib.suppress(TimeoutError):  # nothing more was said
@@ -200,17 +200,17 @@ class ExecutorProcess:
         return ""
 
     def evict(self, tokens: tuple[str, ...]) -> None:
-        """Have the sessions of these tokens, which are no longer valid, ended; returns at once."""
+        """Ask the executor to end the sessions of these invalid tokens; return at once."""
         with contextlib.suppress(OSError):  # the process has ended, and its sessions
             self._order(Evict(tokens))
 
     def end(self, session: str, reason: str) -> None:
-        """Have a session ended, where the executor has it; returns at once."""
+        """Ask the executor to end a session, if it has that session; return at once."""
         with contextlib.suppress(OSError):  # the process has ended, and its sessions
             self._order(End(session, reason))
 
     def drain(self, seconds: float) -> None:
-        """Have it begin no further session, and end with its last session or after `seconds`; returns at once."""
+        """Ask it to accept no further session, and to end with its last session or after `seconds`; return at once."""
         with contextlib.suppress(OSError):  # the process has ended
             self._order(Drain(seconds))
 
@@ -223,10 +223,10 @@ class ExecutorProcess:
         self._end()
 
     def restart(self) -> ExecutorProcess:
-        """Another process in the place of this one, which has ended.
+        """Start a replacement for this process, which has ended.
 
         Raises:
-            StartupError: it cannot be started.
+            StartupError: the process cannot be started.
         """
         self.close(0.0)
         return ExecutorProcess(self.config, self._without, self._fork_server)
@@ -268,7 +268,7 @@ class ExecutorProcess:
             report = read_report(line)
             self._note(report)
             if isinstance(report, Sessions) and report.number == number:
-                return report  # others answer requests that have timed out
+                return report  # other reports answer timed-out requests
         return None
 
 
@@ -300,7 +300,7 @@ def _ending(process: ChildProcess) -> str:
 
 
 def how_ended(status: int) -> str:
-    """Predicate of a sentence about a process that has ended with an exit status, negative for a signal."""
+    """Return a predicate about a process that ended with an exit status, negative for a signal."""
     if status < 0:
         name = signal.Signals(-status).name if -status in {*signal.Signals} else f"signal {-status}"
         return f"was killed by {name}"

@@ -1,4 +1,7 @@
-"""The methods of a holder that need its executor process alone. Clients import this early: it imports neither TLS nor PyTorch."""
+"""The methods of a holder that need only its executor process.
+
+Clients import this early: it imports neither TLS nor PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ class ProcessHolder:
         self._process = process
 
     def version(self) -> str:
-        """Version of Djinn here."""
+        """Return the version of Djinn on this machine."""
         return djinn_version()
 
     def wait_ready(self, timeout: float) -> tuple[bytes, str, str]:
-        """The executor's `Ready` report as JSON, its fingerprint, and the name of its machine; both are empty for this machine.
+        """Return the `Ready` report as JSON, the fingerprint, and the machine's name; both are empty for this machine.
 
         Raises:
             StartupError: as `ExecutorProcess.wait_ready`.
@@ -33,11 +36,11 @@ class ProcessHolder:
         return msgspec.json.encode(self._process.wait_ready(timeout)), "", ""
 
     def issue_ticket(self, client: str, lifetime: float, badge: bytes) -> str:
-        """As `ExecutorProcess.issue_ticket`; the ticket expires by the clock of this machine. `badge`: as JSON."""
+        """Return a ticket for one connection, which expires by the clock of this machine. `badge`: as JSON."""
         return self._process.issue_ticket(client, lifetime, _badges.decode(badge))
 
     def status(self, timeout: float) -> bytes:
-        """The executor's `Sessions` report as JSON.
+        """Return the executor's `Sessions` report as JSON.
 
         Raises:
             StartupError: it does not answer.
@@ -45,23 +48,23 @@ class ProcessHolder:
         return msgspec.json.encode(self._process.status(timeout))
 
     def full(self) -> str:
-        """As `ExecutorProcess.full`."""
+        """Return why the executor refuses clients, as `ExecutorProcess.full` does."""
         return self._process.full()
 
     def evict(self, tokens: Collection[str]) -> None:
-        """As `ExecutorProcess.evict`."""
+        """End the sessions of invalid tokens, as `ExecutorProcess.evict` does."""
         self._process.evict(tuple(tokens))
 
     def end(self, session: str, reason: str) -> None:
-        """As `ExecutorProcess.end`."""
+        """End a session, as `ExecutorProcess.end` does."""
         self._process.end(session, reason)
 
     def drain(self, seconds: float) -> None:
-        """As `ExecutorProcess.drain`."""
+        """Accept no further session, as `ExecutorProcess.drain` does."""
         self._process.drain(seconds)
 
     def wait(self) -> tuple[int, str]:
-        """Wait until the executor has ended; its exit status, and `ExecutorProcess.ending`."""
+        """Wait until the executor has ended. Return its exit status, and `ExecutorProcess.ending`."""
         status = self._process.wait()
         return status, self._process.ending()
 

@@ -15,7 +15,7 @@ from djinn_core.system.private_directories import private_directory
 from djinn_core.system.private_files import open_private
 from djinn_core.system.shared_files import replace_file
 
-_DAYS: Final = 825  # the longest time for which browsers accept a certificate
+_DAYS: Final = 825  # the longest lifetime that browsers accept
 _RENEW_DAYS: Final = 30
 _NAME: Final = "djinn"
 
@@ -29,14 +29,14 @@ class CertificateFiles:
 
 
 def self_signed(directory: Path, hosts: tuple[str, ...] = ()) -> CertificateFiles:
-    """The certificate in `directory`, made now where there is none or it is about to expire.
+    """Return the certificate in `directory`. Create it if it is missing or about to expire.
 
     Args:
         directory: directory for the certificate and its key, which only this user may enter.
-        hosts: names and addresses for which it is valid, besides those of this machine.
+        hosts: additional names and addresses for which it is valid.
 
     Raises:
-        ConfigurationError: the files cannot be read or written, or the library that makes certificates is missing.
+        ConfigurationError: the files cannot be read or written, or the library for certificates is missing.
     """
     found = CertificateFiles(directory / "certificate.pem", directory / "key.pem")
     try:
@@ -74,7 +74,7 @@ def _library() -> Any:
 
 
 def _make(hosts: tuple[str, ...]) -> tuple[bytes, bytes]:
-    """Certificate and key as PEM."""
+    """Return certificate and key as PEM."""
     x509 = _library().x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -1,4 +1,4 @@
-"""State folder of a server: what a server that is started again needs to continue the sessions of the server before it."""
+"""State folder of a server: the data with which a restarted server continues the sessions of the previous server."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def open_state(given: Path | None, addresses: ListenAddresses, tell: Callable[[s
 
 
 def _lock(folder: Path) -> int:
-    """A descriptor that holds the lock on a state folder; the kernel releases the lock however this process ends."""
+    """Lock a state folder, and return the locked descriptor. The kernel releases the lock when this process ends."""
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | NOFOLLOW | CLOEXEC, 0o600)
     try:
         lock_file(lock)
@@ -100,7 +100,7 @@ def _lock(folder: Path) -> int:
 
 
 def _temporary() -> ServerState:
-    """A folder that is removed with this process; if the process is killed, by the next server."""
+    """Return a temporary folder. This process removes it, or the next server if this process is killed."""
     try:
         made = OwnJournals(cache_directory() / "servers")
     except OSError:
@@ -109,7 +109,7 @@ def _temporary() -> ServerState:
 
 
 def kept_token(folder: Path) -> str:
-    """The token that a server with this state folder has generated: the one in the folder, or a new one.
+    """Return the generated token in the state folder, or create one.
 
     Raises:
         ConfigurationError: the file is a link, belongs to another user, can be read by others, or cannot be written.

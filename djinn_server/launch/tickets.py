@@ -1,4 +1,4 @@
-"""One-time tickets, with which the parent of an executor lets a client in.
+"""One-time tickets, with which the parent of an executor admits a client.
 
 A ticket is a grant (client, time of expiry, nonce) signed with a key that only the executor and its parent know. The parent issues
 one without asking the executor, which may be busy.
@@ -22,18 +22,18 @@ from djinn_core.hookspecs.quotas import Quota
 
 KEY_BYTES = 32
 CLIENT_LENGTH = 128  # characters
-TICKET_SECONDS: Final = 60.0  # a client dials several addresses, each of which may time out
+TICKET_SECONDS: Final = 60.0  # a client tries several addresses, and each attempt may time out
 
 
 class Badge(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """Identity of a client that a gateway lets in: its tenant, the id of its token, and the tenant's quota."""
+    """Identity of an admitted client: its tenant, the id of its token, and the tenant's quota."""
 
     tenant: str = ""
     token: str = ""
     quota: Quota = Quota()
 
 
-NO_TENANT: Final = Badge()  # in particular: the process that started the executor
+NO_TENANT: Final = Badge()  # including the process that started the executor
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -55,7 +55,7 @@ def new_key() -> bytes:
 
 
 def issue_ticket(key: bytes, client: str, lifetime: float = TICKET_SECONDS, badge: Badge = NO_TENANT) -> str:
-    """A ticket that is valid once, within `lifetime` seconds. `client`: name of the client, for messages."""
+    """Return a ticket that is valid once, within `lifetime` seconds. `client`: name of the client, for messages."""
     grant = Grant(_printable_name(client), time.monotonic() + lifetime, secrets.token_urlsafe(12), badge)
     statement = msgspec.json.encode(grant)
     return base64.urlsafe_b64encode(_sign(key, statement) + statement).decode("ascii")
@@ -70,7 +70,7 @@ class TicketChecker:
     _lock: threading.Lock = attrs.field(factory=threading.Lock, repr=False)
 
     def redeem(self, ticket: str) -> Grant | None:
-        """The ticket's grant, or None if it is forged, expired or used. Takes the same time for all forged ones."""
+        """Return the ticket's grant; None if it is forged, expired or used. Takes constant time for forged tickets."""
         grant = _verify(self._key, ticket)
         now = time.monotonic()
         if grant is None or grant.expires < now:
@@ -84,7 +84,7 @@ class TicketChecker:
 
 
 def _printable_name(client: str) -> str:
-    """The name with characters unfit for a terminal replaced, cut so that the ticket fits into a message."""
+    """Replace unprintable characters of the name, and truncate it so that the ticket fits into a message."""
     text = client[:CLIENT_LENGTH].encode("ascii", "replace").decode("ascii")
     return "".join(character if character.isprintable() else "?" for character in text)
 

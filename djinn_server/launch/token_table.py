@@ -1,7 +1,7 @@
 """Token table: the file with a server's access tokens, by tenant, with expiry times and quotas.
 
-Tokens are kept as digests, so that reading the file gives no access. They are random and long, so a plain digest is as good as
-a slow one.
+The table stores digests of tokens, so reading the file gives no access. Tokens are random and long, so a fast digest is
+as safe as a slow one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 class TokenRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One token. Times in seconds since 1970; `expires` 0: never. `monitor`: as for `create`."""
+    """A token. Times are in seconds since 1970; `expires` 0: never. `monitor`: as for `create`."""
 
     id: str
     tenant: str
@@ -55,15 +55,15 @@ _tables: msgspec.json.Decoder[TokenTable] = msgspec.json.Decoder(TokenTable)
 
 
 def digest_of(token: str) -> str:
-    """Digest of a token, as the file keeps it."""
+    """Return the digest of a token for the file."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def check_tenant(name: str) -> str:
-    """`name`, if it can be a tenant's.
+    """Return `name` if it is a valid tenant name.
 
     Raises:
-        ConfigurationError: it cannot.
+        ConfigurationError: the name is not valid.
     """
     if not _TENANT.fullmatch(name):
         raise ConfigurationError(
@@ -74,13 +74,13 @@ def check_tenant(name: str) -> str:
 
 
 def create(table: TokenTable, tenant: str, seconds: float, monitor: bool = False) -> tuple[TokenTable, TokenRow, str]:
-    """The table with a new token, the token's row, and the token itself, of which the table keeps a digest alone.
+    """Return the table with a new token, the token's row, and the token itself. The table has only its digest.
 
     Args:
         table: the table without it.
         tenant: its tenant.
         seconds: how long it is valid; 0: for ever.
-        monitor: True if it is valid for status, metrics and health alone.
+        monitor: True if it is valid only for status, metrics and health.
     """
     token, now = PREFIX + secrets.token_urlsafe(32), time.time()
     row = TokenRow(
@@ -92,10 +92,10 @@ def create(table: TokenTable, tenant: str, seconds: float, monitor: bool = False
 def check_mode(path: Path, descriptor: int) -> None:
     """Check that no other user can read a file with secrets.
 
-    A file of root's may be readable by its group: orchestrators mount secrets so for processes that are not root.
+    A file of root may be readable by its group: orchestrators mount secrets this way for other users.
 
     Raises:
-        ConfigurationError: another user can, or owns it; the message says what to do.
+        ConfigurationError: another user can read or owns the file; the message says what to do.
     """
     status = os.fstat(descriptor)
     others = 0o037 if status.st_uid == 0 != user_id() else 0o077
@@ -109,10 +109,10 @@ def check_mode(path: Path, descriptor: int) -> None:
 
 
 def read_private(path: Path) -> bytes:
-    """The content of a file that no other user may read.
+    """Return the content of a private file.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
         ConfigurationError: others may read it.
     """
     with path.open("rb") as file:
@@ -121,12 +121,12 @@ def read_private(path: Path) -> bytes:
 
 
 def is_table(content: bytes) -> bool:
-    """True if a file has a table, and not a single token as text."""
+    """Return True if a file has a table, not a single token as text."""
     return content.lstrip().startswith(b"{")
 
 
 def parse_table(content: bytes, path: Path) -> TokenTable:
-    """The table that a file has. `path`: of the file, for the message of the error.
+    """Parse the table in a file. `path`: of the file, for the message of the error.
 
     Raises:
         ConfigurationError: the file has no token table, or a tenant name in it is invalid.
@@ -143,7 +143,7 @@ def parse_table(content: bytes, path: Path) -> TokenTable:
 
 
 def read_table(path: Path) -> TokenTable:
-    """The table in a file.
+    """Read the table in a file.
 
     Raises:
         ConfigurationError: it cannot be read, is not a token table, or others may read it.
@@ -156,14 +156,14 @@ def read_table(path: Path) -> TokenTable:
 
 @attrs.define
 class TableChange:
-    """The table of a file that `change_table` has locked, as it is to be written."""
+    """The table of a locked file, which `change_table` writes at the end."""
 
     table: TokenTable
 
 
 @contextlib.contextmanager
 def change_table(path: Path) -> Iterator[TableChange]:
-    """The table in a file, empty if there is none; what the block has put in its place is written at the end.
+    """Lock a file and give its table, empty if there is none. The table that the block sets is written at the end.
 
     Raises:
         ConfigurationError: it cannot be read or written, or others may read it.
