@@ -23,7 +23,7 @@ _log = get_logger("djinn.interception")
 
 @hookimpl
 def djinn_register_integrations() -> Iterable[Integration]:
-    """Eager runs of functions that are compiled, and of flex attention."""
+    """Register eager execution of compiled functions and of flex attention."""
     return [
         Integration("eager tracing", "torch._dynamo.eval_frame", adapt_tracing),
         Integration("eager compiling", "torch._inductor.compile_fx", adapt_compiling),
@@ -38,7 +38,7 @@ _traced_by: Final[list[Callable[..., Any]]] = []
 def let_dynamo_trace(backend: Callable[..., Any]) -> None:
     """Have `torch.compile(backend=backend)` see remote tensors as it sees tensors of any device.
 
-    Other backends would compile kernels for a device that is not here, so programs on remote tensors are left alone for them.
+    Other backends would compile kernels for an absent device, so remote programs run eagerly with them.
     """
     _traced_by.append(backend)
 
@@ -51,7 +51,7 @@ def traces(compiler: Any) -> bool:
 
 
 def adapt_tracing(module: Any) -> None:
-    """`torch._dynamo.eval_frame`: calls with remote tensors, and of methods of remote modules, are not traced."""
+    """Adapt `torch._dynamo.eval_frame`: do not trace calls with remote tensors or methods of remote modules."""
     context = module.OptimizeContext
     make = context.__call__
 
@@ -60,7 +60,7 @@ def adapt_tracing(module: Any) -> None:
         if traces(self.callback):
             return made
         if isinstance(function, torch.nn.Module) or not callable(made) or isinstance(made, type):
-            return made  # a module's method comes this way, too
+            return made  # a module's method also takes this path
         return _plain_for_remote(function, made)
 
     context.__call__ = compiled
@@ -86,7 +86,7 @@ def _is_remote_module(owner: Any) -> bool:
 
 
 def adapt_compiling(module: Any) -> None:
-    """`torch._inductor.compile_fx`: graphs that make remote tensors, in functions that were given none, run as they are."""
+    """Adapt `torch._inductor.compile_fx`: graphs that create remote tensors without remote inputs run eagerly."""
     compile_here = module.compile_fx
 
     @functools.wraps(compile_here)
@@ -100,7 +100,7 @@ def adapt_compiling(module: Any) -> None:
 
 
 def _values(graph: Any) -> list[Any]:
-    """Examples of what is computed in `graph`."""
+    """Return example values of a graph's nodes."""
     nodes = graph.graph.nodes if isinstance(graph, torch.fx.GraphModule) else ()
     return [node.meta.get("example_value") for node in nodes]
 
@@ -115,7 +115,7 @@ def _say_once() -> None:
 
 
 def _adapt_flex_attention(module: Any) -> None:
-    """`torch.nn.attention.flex_attention`: its list of devices is that of those that it has kernels for; here it is made of ops."""
+    """Adapt `torch.nn.attention.flex_attention`: its device list names devices with kernels; the remote device runs it as ops."""
     validate = module._validate_device  # noqa: SLF001 - nothing public says which devices there are
 
     @functools.wraps(validate)

@@ -1,6 +1,6 @@
-"""Checkpoints of training: the random state of the remote device belongs to them, as that of GPUs does.
+"""Random state of the remote device in training checkpoints, as for GPUs.
 
-Without it a run that is resumed would drop other elements than the one that it goes on from.
+Without it, dropout in a resumed run would differ from the original run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Step = Callable[..., Any]
 
 
 def saving_random_state(function: Step, position: int) -> Step:
-    """`function`, whose argument at `position` is a folder, and then the random state to that folder."""
+    """Wrap `function`, whose argument at `position` is a folder, to also save the random state to that folder."""
 
     @functools.wraps(function)
     def save(*args: Any, **kwargs: Any) -> Any:
@@ -34,7 +34,7 @@ def saving_random_state(function: Step, position: int) -> Step:
 
 
 def loading_random_state(function: Step, position: int) -> Step:
-    """Likewise, the random state from that folder."""
+    """Wrap `function` to also load the random state from that folder."""
 
     @functools.wraps(function)
     def load(*args: Any, **kwargs: Any) -> Any:

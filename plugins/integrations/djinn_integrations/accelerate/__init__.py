@@ -1,4 +1,4 @@
-"""Accelerate finds the remote device by itself, and its checkpoints keep the device's random state."""
+"""Adapters for Accelerate: it chooses the remote device, and its checkpoints keep the device's random state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_integrations() -> Iterable[Integration]:
-    """The modules of Accelerate that choose, size or save devices."""
+    """Register the modules of Accelerate that choose, size or save devices."""
     return [
         Integration("accelerate checkpoints", "accelerate.checkpointing", adapt_checkpointing),
         Integration("accelerate device", "accelerate.state", adapt_state),

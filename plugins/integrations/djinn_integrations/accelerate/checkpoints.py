@@ -1,4 +1,4 @@
-"""Checkpoints of `Accelerator.save_state` keep the random state of the remote device, and stay on the server where they are saved there."""
+"""Checkpoints of `Accelerator.save_state` keep the remote device's random state, and stay on the server if saved there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from djinn_integrations.weights.server_files import address_in, loading_stays_on
 
 
 def adapt_checkpointing(module: Any) -> None:
-    """`accelerate.checkpointing`: `Accelerator.save_state` and `load_state`."""
+    """Adapt `accelerate.checkpointing`: `Accelerator.save_state` and `load_state`."""
     for name, wrap in {
         "save_accelerator_state": saving_random_state,
         "load_accelerator_state": _loading,
@@ -25,7 +25,7 @@ def adapt_checkpointing(module: Any) -> None:
 
 
 def _loading(load: Callable[..., Any], position: int) -> Callable[..., Any]:
-    """`load_accelerator_state`, which loads optimizers by way of the CPU."""
+    """Wrap `load_accelerator_state`, which loads optimizers through the CPU."""
     plain = loading_random_state(load, position=position)
 
     @functools.wraps(load)

@@ -1,7 +1,7 @@
-"""The device that Accelerate chooses, and how much memory it has.
+"""The device that Accelerate chooses, and its memory size.
 
-Accelerate asks for one kind of accelerator after another by name and ends with the CPU. There it now finds the remote
-device; a machine with another accelerator, and a program that asks for the CPU (`Accelerator(cpu=True)`), see no change.
+Accelerate checks each kind of accelerator by name and falls back to the CPU. With this adapter the fallback is the remote device.
+Machines with another accelerator, and programs that request the CPU (`Accelerator(cpu=True)`), are unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MemoryByDevice = dict[int | str, int | str]
 
 
 def adapt_state(module: Any) -> None:
-    """`accelerate.state`: `PartialState().device`, unless the program asks for the CPU or there is another accelerator."""
+    """Adapt `accelerate.state`: set `PartialState().device`, unless the program requests the CPU or another accelerator exists."""
     chosen = module.PartialState.default_device.fget
 
     def default_device(state: Any) -> torch.device:
@@ -34,7 +34,7 @@ def adapt_state(module: Any) -> None:
 
 
 def adapt_modeling(module: Any) -> None:
-    """`accelerate.utils.modeling`: `device_map="auto"` knows the remote device by its number, as it knows GPUs."""
+    """Adapt `accelerate.utils.modeling`: `device_map="auto"` addresses the remote device by number, like a GPU."""
     measured = module.get_max_memory
 
     @functools.wraps(measured)
@@ -51,11 +51,11 @@ def adapt_modeling(module: Any) -> None:
 
 
 def _is_ours(device: int | str) -> bool:
-    """True if accelerate would look for `device` among the GPUs of this machine, which has none."""
+    """Return True if accelerate would look for `device` among this machine's GPUs, and there are none."""
     return isinstance(device, int) and is_the_only_accelerator()
 
 
 def _free_bytes() -> int:
-    """Free bytes on the remote device; the largest integer where the device does not tell."""
+    """Return the free bytes on the remote device; the largest integer if unknown."""
     measure = getattr(getattr(torch, DEVICE_NAME), "mem_get_info", None)
     return sys.maxsize if measure is None else int(measure(0)[0])

@@ -49,7 +49,10 @@ class ClientFallback(OpHandler):
         operands: list[LazyTensor],
         slots: tuple[Slot, ...],
     ) -> bool:
-        """As `OpHandler.needed`: True if the executor does not support calls like this one. Asked once for each kind of call, in one round trip."""
+        """Return True if the executor does not support calls like this one, as `OpHandler.needed`.
+
+        The executor is asked once for each kind of call, in one round trip.
+        """
         if not operands or func.is_view or torch.Tag.nondeterministic_seeded in func.tags or _returns_list(func):
             return False
         kind = func, tuple((o.dtype, o.dim()) for o in operands), tuple(kwargs)
@@ -68,12 +71,12 @@ class ClientFallback(OpHandler):
     ) -> bool:
         try:
             with torch.no_grad():
-                # What is written is tried on copies: a failure must not harm it, and success must not come twice.
+                # Written operands are tried on copies: a failure must leave them intact, and success must not apply twice.
                 tried: Any = [o.detach().clone() for o in operands] if _written(func, args, kwargs) else operands
             ask_executor(func, args, kwargs, tried, slots)
         except UnsupportedOperation as error:
             if isinstance(error, RemoteNotImplementedError) and error.op != func.name():
-                return False  # an op before this one failed, and says so where its result is wanted
+                return False  # an earlier op failed, and reports its error when its result is used
             self._tell(func, str(error))
             return True
         except RemoteError as error:
@@ -81,11 +84,11 @@ class ClientFallback(OpHandler):
         return False
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The results of the op, computed on this machine's CPU, as remote tensors.
+        """Run the op on this machine's CPU, and return its results as remote tensors.
 
         Raises:
             UnsupportedOperation: a result shares memory with an operand, or is not a strided tensor.
-            Exception: whatever PyTorch raises here.
+            Exception: any error of PyTorch.
         """
         self._tell(func, "it is not on the allow-list of ops")
         context.stats.client_fallbacks += 1
@@ -103,7 +106,7 @@ class ClientFallback(OpHandler):
 
 
 class _Here:
-    """The operands of one op on the CPU, and which remote tensors they stand for."""
+    """CPU copies of an op's operands, and their remote tensors."""
 
     def __init__(self, func: Any) -> None:
         self._func = func
@@ -111,7 +114,7 @@ class _Here:
         self._named_device: int | None = None
 
     def bring(self, argument: Any) -> Any:
-        """`argument` with remote tensors fetched and the device replaced by the CPU."""
+        """Return `argument` with remote tensors fetched and the device replaced by the CPU."""
         if isinstance(argument, LazyTensor):
             return self._fetched(argument)
         if isinstance(argument, (list, tuple)):
@@ -123,7 +126,7 @@ class _Here:
 
     @property
     def _result_device(self) -> int:
-        """Logical device of the results: the device that the call names, otherwise the device of the operands."""
+        """Return the logical device of the results: the device that the call names, otherwise the operands' device."""
         return self._pairs[0][0].remote.meta.device if self._named_device is None else self._named_device
 
     def _fetched(self, remote: LazyTensor) -> torch.Tensor:
@@ -134,7 +137,7 @@ class _Here:
         return known
 
     def send(self, out: Any) -> Any:
-        """`out` with CPU tensors uploaded, and operands that the op returns as themselves."""
+        """Upload the CPU tensors in `out`; operands that the op returns stay the same objects."""
         if isinstance(out, (list, tuple)):
             return type(out)(self.send(o) for o in out)
         if not isinstance(out, torch.Tensor):

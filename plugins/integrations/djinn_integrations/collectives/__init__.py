@@ -10,12 +10,12 @@ djinn_api_version = "2.0"
 
 
 class Collectives(OpHandler):
-    """Exchanges values through the clients. What does it is imported with the first collective."""
+    """Exchanges values through the clients. The implementation is imported with the first collective."""
 
     name = "collectives"
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """As `OpHandler.run`."""
+        """Run a collective, as `OpHandler.run`."""
         from djinn_integrations.collectives.exchange import run
 
         return run(func, args, kwargs)
@@ -23,5 +23,5 @@ class Collectives(OpHandler):
 
 @hookimpl
 def djinn_register_op_handlers() -> list[OpHandler]:
-    """The op handler `collectives`."""
+    """Register the op handler `collectives`."""
     return [Collectives()]

@@ -1,8 +1,8 @@
 """Collectives of `torch.distributed` on remote tensors: their values pass through the clients.
 
-Each process of the group is a client, perhaps of a server of its own. A collective sends what was recorded, fetches its inputs, runs
-on their copies with the group's CPU backend (gloo), and uploads its results. So it returns when it is done, even with `async_op=True`.
-Only `send` does not wait for the other end.
+Each process of the group is a client. Clients may have different servers. A collective sends what was recorded, fetches its inputs,
+runs on their copies with the group's CPU backend (gloo), and uploads its results. So a collective is synchronous, even with
+`async_op=True`. Only `send` does not wait for its peer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from djinn_client.interception.handler_support import LazyTensor, copy, fetch, u
 from djinn_core.errors import UnsupportedOperation
 from djinn_integrations.collectives.torch_work import await_collectives, finished_work
 
-# All others write their first argument and return it, or make new tensors (`_c10d_functional`).
+# All others write their first argument and return it, or create tensors (`_c10d_functional`).
 _READ_AND_WRITTEN: Final = frozenset(
     ("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_", "all_reduce_", "all_reduce_coalesced_")
 )
@@ -25,13 +25,13 @@ _WRITE_NOTHING: Final = frozenset(("barrier", "monitored_barrier_", "send"))
 
 
 class _Copies:
-    """Copies of remote tensors on the CPU, one of each."""
+    """CPU copies of remote tensors, one per tensor."""
 
     def __init__(self) -> None:
         self._made: dict[int, torch.Tensor] = {}
 
     def of(self, tree: Any, make: Callable[[LazyTensor], torch.Tensor]) -> Any:
-        """`tree` with copies in place of remote tensors; `make` makes those that there are not."""
+        """Return `tree` with copies in place of remote tensors; `make` creates missing copies."""
         return pytree.tree_map(lambda leaf: self._of(leaf, make) if isinstance(leaf, LazyTensor) else leaf, tree)
 
     def _of(self, tensor: LazyTensor, make: Callable[[LazyTensor], torch.Tensor]) -> torch.Tensor:
@@ -40,7 +40,7 @@ class _Copies:
         return self._made[id(tensor)]
 
     def write_back(self, tree: Any) -> None:
-        """Give the remote tensors of `tree` the elements that their copies have now."""
+        """Write the copies' present elements to the remote tensors of `tree`."""
         for leaf in pytree.tree_leaves(tree):
             if isinstance(leaf, LazyTensor):
                 copy(torch.ops.aten.copy_.default, (leaf, self._made[id(leaf)]), {})
@@ -55,7 +55,7 @@ def _written(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], make: Callable[[LazyTensor], torch.Tensor]
 ) -> Any:
     copies = _Copies()
-    rest, named = copies.of((args[1:], kwargs), fetch)  # first: what is read may be what is written
+    rest, named = copies.of((args[1:], kwargs), fetch)  # first, because the copied tensor may be the written one
     results = func(copies.of(args[0], make), *rest, **named)
     leaves = pytree.tree_leaves(results)
     await_collectives(leaves)
@@ -83,7 +83,7 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a collective.
 
     Raises:
-        UnsupportedOperation: it receives from any rank.
+        UnsupportedOperation: the call receives from any rank.
     """
     name = func.overloadpacket.__name__
     if name == "wait_tensor":  # collectives have waited

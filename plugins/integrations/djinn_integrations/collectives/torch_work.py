@@ -1,4 +1,4 @@
-"""The private functions of PyTorch for the work of collectives."""
+"""PyTorch's private functions for work handles of collectives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.distributed
 
 
 def await_collectives(results: Sequence[Any]) -> None:
-    """Wait for what collectives return: handles of their work, or tensors."""
+    """Wait for the results of collectives: work handles, or tensors."""
     for result in results:
         if isinstance(result, torch.ScriptObject):
             torch.distributed.Work.unbox(result).wait()
@@ -19,7 +19,7 @@ def await_collectives(results: Sequence[Any]) -> None:
 
 
 def finished_work(results: Sequence[torch.Tensor]) -> torch.ScriptObject:
-    """A handle of a collective that is done. That of gloo cannot be waited for twice, and has results on the CPU."""
+    """Return a work handle of a finished collective. Gloo's handle cannot be waited for twice, and has CPU results."""
     future: Any = torch.futures.Future()
     future.set_result(list(results))
     return torch._C._distributed_c10d._create_work_from_future(future).boxed()  # type: ignore[attr-defined,no-any-return]

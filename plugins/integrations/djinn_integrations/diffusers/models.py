@@ -1,6 +1,6 @@
 """Models whose weights the server reads: `from_pretrained(..., device_map="remote_accelerator:0")`.
 
-The configuration is loaded here. Where the checkpoint's files would be looked up, the server is asked whether it has them.
+The client loads the configuration. Before diffusers looks up the checkpoint's files, the adapter asks the server for them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from djinn_integrations.weights.server_files import loading_stays_on
 
 
 class _ServerCheckpoint(str):
-    """The path of a checkpoint that the server reads, as diffusers passes it on."""
+    """Path of a checkpoint on the server, which diffusers passes on."""
 
     __slots__ = ("weights",)
     weights: RemoteWeights
@@ -30,14 +30,14 @@ class _ServerCheckpoint(str):
 
 @attrs.define
 class _LoadingModel:
-    """A model that is being loaded onto a device, and what the server has of it."""
+    """A model that is being loaded onto a device, and its weights on the server."""
 
     device: torch.device
     weights: RemoteWeights | None = None
 
 
 def adapt_reading(module: Any) -> None:
-    """`diffusers.models.model_loading_utils`: a checkpoint of the server is read by it."""
+    """Adapt `diffusers.models.model_loading_utils`: the server reads its own checkpoints."""
     read = module.load_state_dict
 
     @functools.wraps(read)
@@ -50,7 +50,7 @@ def adapt_reading(module: Any) -> None:
 
 
 def adapt_models(module: Any) -> None:
-    """`diffusers.models.modeling_utils`."""
+    """Adapt `diffusers.models.modeling_utils`."""
     loading: ContextVar[_LoadingModel | None] = ContextVar("loading", default=None)
     module.ModelMixin.from_pretrained = classmethod(_noting_device(module.ModelMixin.from_pretrained, loading))
     module._fetch_index_file = _asking_server(module._fetch_index_file, loading)
@@ -103,7 +103,7 @@ def _address(
     force_download: bool = False,
     **_: Any,
 ) -> str | None:
-    """Address of a model of the hub; None if it is no such model, or its files are not those with the usual names."""
+    """Return the address of a hub model; None for other models, and for unusual file names."""
     if variant or use_safetensors is False or force_download:
         return None
     name = Path(pretrained_model_name_or_path)

@@ -1,4 +1,4 @@
-"""Pipelines on the remote device: `from_pretrained(..., device_map="remote_accelerator:0")`, without the weights that the server has."""
+"""Pipelines on the remote device: `from_pretrained(..., device_map="remote_accelerator:0")`, without download of the server's weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 from djinn_integrations.weights.open_weights import server_weights, whole_device
 
 _LIBRARIES: Final = ("diffusers", "transformers")
-# Ends of the names of classes without weights.
+# Suffixes of class names without weights.
 _WEIGHTLESS: Final = (
     "Scheduler",
     "Tokenizer",
@@ -27,7 +27,7 @@ _OPTIONS: Final = ("cache_dir", "force_download", "local_files_only", "proxies",
 
 
 def adapt_pipelines(module: Any) -> None:
-    """`diffusers.pipelines.pipeline_utils`."""
+    """Adapt `diffusers.pipelines.pipeline_utils`."""
     at_server: ContextVar[bool] = ContextVar("at_server", default=False)
     downloaded = module.snapshot_download
 
@@ -61,14 +61,14 @@ def _loading(from_pretrained: Any, at_server: ContextVar[bool], supported: list[
 
 
 def _server_has_all(cls: Any, name: Any, device: str, options: Mapping[str, Any]) -> bool:
-    """True if the server reads the weights of all components of a pipeline of the hub, so that none is downloaded here."""
+    """Return True if the server reads the weights of all components of a hub pipeline, so no weights are downloaded here."""
     if Path(name).exists() or any(
         options.get(option) for option in ("variant", "use_onnx", "custom_pipeline", "force_download")
     ):
         return False
     try:
         components = cls.load_config(name, **{option: options[option] for option in _OPTIONS if option in options})
-    except (OSError, ValueError):  # diffusers says what is wrong with it
+    except (OSError, ValueError):  # diffusers reports the error
         return False
     base = f"hf://{name}@{options.get('revision') or 'main'}"
     found = [

@@ -1,4 +1,4 @@
-"""`torch.compile(backend="djinn")`: a graph that Dynamo has traced is recorded in one step."""
+"""`torch.compile(backend="djinn")`: records a Dynamo graph in one step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_integrations() -> Iterable[Integration]:
-    """Recording of graphs in one step. PyTorch finds the backend itself, by an entry point of its own group."""
+    """Register recording of whole graphs. PyTorch finds the backend by its own entry point group."""
     return [Integration("dynamo", "torch._dynamo", _switch_on)]
 
 

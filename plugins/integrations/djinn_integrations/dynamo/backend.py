@@ -1,4 +1,4 @@
-"""The backend `djinn` of `torch.compile`. PyTorch imports this module when it is first asked for it."""
+"""The backend `djinn` of `torch.compile`. PyTorch imports this module at first use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Compiled = Callable[..., Any]
 
 
 def djinn(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-    """A function that does what `graph_module` does, and records it in one step from the second call on."""
+    """Return a function equivalent to `graph_module` that records it in one step from the second call on."""
     if torch.is_grad_enabled() and any(isinstance(i, torch.Tensor) and i.requires_grad for i in example_inputs):
         return _differentiable(graph_module, example_inputs)
     return RecordedGraph(graph_module)
@@ -26,7 +26,7 @@ def _boxed(graph_module: torch.fx.GraphModule, _: Sequence[Any]) -> Compiled:
 
     def run(inputs: list[Any]) -> Any:
         taken = list(inputs)
-        inputs.clear()  # AOTAutograd hands over what it does not need any more
+        inputs.clear()  # AOTAutograd donates its inputs
         return graph(*taken)
 
     run._boxed_call = True  # type: ignore[attr-defined] # noqa: SLF001 - AOTAutograd then hands over its inputs as one list

@@ -1,4 +1,4 @@
-"""A traced graph, and what it records."""
+"""A traced graph, and its recordings."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from djinn_client.runtime.plugins import is_disabled
 from djinn_integrations.dynamo.recorded_call import RecordedCall, record_call
 from djinn_integrations.dynamo.switch import recording
 
-KEPT: Final = 64  # recordings of one graph, which differ in sizes or in what shares memory
+KEPT: Final = 64  # recordings per graph, which differ in sizes or in shared memory
 
 
 class RecordedGraph:
-    """Calls a graph: op by op for inputs of a new kind, otherwise in one step."""
+    """Calls a graph: op by op for inputs of a new kind, otherwise by a recording."""
 
     def __init__(self, graph_module: torch.fx.GraphModule) -> None:
         self._run = graph_module.forward
         self._calls: OrderedDict[object, RecordedCall | None] = OrderedDict()
 
     def __call__(self, *inputs: Any) -> Any:
-        """Outputs of the graph."""
+        """Return the outputs of the graph."""
         if not recording.on or taps.recorded or is_disabled("dynamo"):
             return self._run(*inputs)
         tensors = [i for i in inputs if isinstance(i, torch.Tensor)]

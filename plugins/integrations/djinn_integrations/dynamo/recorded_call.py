@@ -1,8 +1,8 @@
 """Recorded calls: instructions recorded once and appended again in bulk (as in CUDA graph replay).
 
-A caller that knows that a function records the same ops whenever its inputs have the same metadata, such as a compiler that
-guards it, need not run it again: its instructions are appended with other values, without dispatch and without tensors for
-intermediate results. `djinn_native/csrc/graph.cpp` holds and appends them.
+If a function always records the same ops for inputs of the same metadata, as a guarded compiled function does, it need not run
+again. Its instructions are appended with other values, without dispatch and without tensors for intermediate results.
+`djinn_native/csrc/graph.cpp` holds and appends them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RecordedCall:
     """A call that can be recorded again."""
 
     def __init__(self, graph: int, others: Sequence[tuple[int, Any]]) -> None:
-        """`graph`: its number in C++. others: places and values of the results that are no tensors."""
+        """`graph`: its number in C++. others: positions and values of results that are not tensors."""
         self._graph = graph
         self._others = others
         weakref.finalize(self, ops.drop_graph, graph).atexit = False
@@ -45,10 +45,10 @@ class RecordedCall:
 
 
 def record_call(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> tuple[Any, RecordedCall | None]:
-    """Call `function` with `inputs`; its result (a sequence), and the recorded call for appending it again.
+    """Call `function` with `inputs`.
 
-    The latter is None if that cannot be known: where the function waited for a result, or wrote into what is neither
-    an input nor its own.
+    Return its result (a sequence) and a recorded call to append it again. The recorded call is None if the function waited for a
+    result, or wrote to a tensor that is neither an input nor its own.
     """
     recorder = current()
     sent = SentEntries()
@@ -73,7 +73,7 @@ def _recorded(recorder: Recorder, start: int, inputs: Sequence[torch.Tensor], ou
     if not isinstance(outputs, (list, tuple)) or sum(data.nbytes for _, data, _ in uploads) > CONSTANTS_LIMIT:
         return None
     if any(call.changes for call in recorder.entries.calls[start:]):
-        return None  # an operand is another tensor afterwards
+        return None  # an operand becomes a different tensor afterwards
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
     if not all(isinstance(tensor, LazyTensor) and not tensor.requires_grad for tensor in tensors):
         return None

@@ -1,4 +1,4 @@
-"""transformers finds the remote device by itself: `Trainer`, `pipeline`, and its advice about padding."""
+"""Adapters for transformers: `Trainer` and `pipeline` choose the remote device, and advice about padding does not block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_integrations() -> Iterable[Integration]:
-    """The modules of transformers that choose devices, save their state or wait for them."""
+    """Register the modules of transformers that choose devices, save their state or wait for them."""
     return [
         *(
             Integration(f"folders of the server in {module}", module, taking_addresses(*methods))

@@ -1,4 +1,4 @@
-"""Adapters of peft whose weights the server reads, where the model that they adapt is on the remote device."""
+"""Adapters of peft whose weights the server reads, if their base model is on the remote device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from djinn_integrations.weights.open_weights import hub_address, server_weights
 
 
 def adapt_adapters(module: Any) -> None:
-    """`peft.peft_model`: `PeftModel.from_pretrained` and `load_adapter`."""
+    """Adapt `peft.peft_model`: `PeftModel.from_pretrained` and `load_adapter`."""
     loading: ContextVar[torch.device | None] = ContextVar("loading", default=None)
     added, loaded = module.PeftModel.load_adapter, module.load_peft_weights
 
@@ -39,7 +39,7 @@ def adapt_adapters(module: Any) -> None:
 def _address(
     model_id: Any, subfolder: str | None = None, revision: str | None = None, force_download: bool = False, **_: Any
 ) -> str | None:
-    """Address of an adapter of the hub; None for a folder that is no part of one."""
+    """Return the address of a hub adapter; None for a folder outside of a hub model."""
     folder = subfolder or ""
     if force_download:
         return None

@@ -1,4 +1,4 @@
-"""The device that transformers chooses where the user names none: a pipeline's and a trainer's."""
+"""The default device of transformers' pipelines and trainers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CPU = torch.device("cpu")
 
 
 def adapt_pipeline(module: Any) -> None:
-    """`transformers.pipelines.base`: `device=0`, and no device, are the remote one, as they are the GPU elsewhere."""
+    """Adapt `transformers.pipelines.base`: `device=0` and no device mean the remote device, like a GPU."""
     made = module.Pipeline.__init__
 
     @functools.wraps(made)
@@ -30,7 +30,7 @@ def adapt_pipeline(module: Any) -> None:
 
 
 def adapt_training_arguments(module: Any) -> None:
-    """`transformers.training_args`: the trainer takes the device that accelerate took, which computes in bfloat16, too."""
+    """Adapt `transformers.training_args`: the trainer uses accelerate's device, which supports bfloat16."""
     name = "_setup_devices"
     chosen, computes_bfloat16 = getattr(module.TrainingArguments, name), module.is_torch_bf16_gpu_available
 

@@ -1,7 +1,7 @@
-"""transformers' advice to pass an attention mask: given when the reply comes, in place of waiting for it in every forward pass.
+"""transformers' advice to pass an attention mask: given when the reply arrives, without waiting in each forward pass.
 
-Without a mask its models look whether the first or the last token is padding, to warn once. A decoding step has one token,
-which the model itself has made: nothing is asked there.
+Without a mask, its models check whether the first or the last token is padding, to warn once. A decoding step has one token, which
+the model generated, so it is not checked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Warn = Callable[[Any, torch.Tensor, torch.Tensor | None], None]
 
 
 def adapt_models(module: Any) -> None:
-    """`transformers.modeling_utils`."""
+    """Adapt `transformers.modeling_utils`."""
     model = module.PreTrainedModel
     model.warn_if_padding_and_no_attention_mask = _later(model.warn_if_padding_and_no_attention_mask)
 

@@ -1,6 +1,6 @@
-"""Models in folders of the server: `from_pretrained("file:NAME")` takes configuration and tokenizer from there, too.
+"""Models in folders of the server: `from_pretrained("file:NAME")` also takes configuration and tokenizer from the server.
 
-The small files of the folder come here, into a temporary folder that transformers reads in place of the address.
+The folder's small files are copied to a local temporary folder, which transformers reads instead of the address.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _folders: dict[str, str] = {}  # address by folder
 
 
 def address_of(path: object) -> str | None:
-    """The address whose small files are in a folder of this module; None for other folders."""
+    """Return the server address of a temporary folder of this module; None for other folders."""
     return _folders.get(str(path))
 
 
 def local_folder(address: str) -> str:
-    """A folder with the small files of the server's folder at an address, as they are now.
+    """Copy the small files of a server folder to a local folder, and return that folder.
 
     Raises:
         WeightsUnavailable: the server has no such folder, or may not read it.
@@ -45,7 +45,7 @@ def local_folder(address: str) -> str:
 
 @functools.cache
 def _temporary() -> str:
-    """A folder that is removed when the program ends."""
+    """Return a folder that is removed when the program ends."""
     made = tempfile.TemporaryDirectory(prefix="djinn-models-")
     atexit.register(made.cleanup)
     return made.name
@@ -71,7 +71,7 @@ def _taking_addresses(method: Any) -> classmethod[Any, Any, Any]:
 
 
 def taking_addresses(*methods: tuple[str, str]) -> Callable[[Any], None]:
-    """Adapt class methods of a module, each named by its class and itself: the first argument may be an address of the server."""
+    """Adapt class methods of a module, each given as class and name: the first argument may be a server address."""
 
     def adapt(module: Any) -> None:
         for owner, name in methods:

@@ -1,4 +1,4 @@
-"""Checkpoints of `Trainer`: they keep the device's random state, and stay on the server where their folder is an address of it."""
+"""Checkpoints of `Trainer`: they keep the device's random state, and stay on the server if their folder is a server address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from djinn_integrations.weights.server_files import address_in, loading_stays_on
 
 
 def adapt_trainer(module: Any) -> None:
-    """`transformers.trainer`: `save_steps` and `train(resume_from_checkpoint=...)`."""
+    """Adapt `transformers.trainer`: `save_steps` and `train(resume_from_checkpoint=...)`."""
     trainer = module.Trainer
     trainer._save_rng_state = saving_random_state(trainer._save_rng_state, position=1)
     trainer._load_rng_state = loading_random_state(trainer._load_rng_state, position=1)
@@ -24,7 +24,7 @@ def adapt_trainer(module: Any) -> None:
 
 
 def _rotating(rotate: Callable[..., Any]) -> Callable[..., Any]:
-    """`rotate_checkpoints`: what is removed here is removed from the server as well."""
+    """Wrap `rotate_checkpoints`: remove old checkpoints from the server as well."""
 
     @functools.wraps(rotate)
     def rotated(output_dir: Any, *args: Any, **options: Any) -> Any:
@@ -40,7 +40,7 @@ def _rotating(rotate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _staying(load: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that loads a part of a checkpoint to the CPU, on its way to the device."""
+    """Wrap a method that loads a part of a checkpoint through the CPU."""
 
     @functools.wraps(load)
     def loaded(self: Any, checkpoint: Any, *args: Any, **options: Any) -> Any:

@@ -1,7 +1,7 @@
 """Models whose weights the server reads itself: `from_pretrained(..., device_map="remote_accelerator:0")`.
 
-The configuration and the tokenizer are loaded here, as ever. Where the checkpoint's files would be looked up and downloaded, the server is
-asked whether it has them; then transformers reads the server's tensors as if they were in a safetensors file.
+The client loads configuration and tokenizer. Before transformers looks up the checkpoint's files, the adapter asks the server for
+them. transformers then reads the server's tensors like those of a safetensors file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from djinn_integrations.weights.server_files import saved_at
 
 
 class _ServerCheckpoint(str):
-    """The path of a checkpoint that the server reads, as transformers passes it on."""
+    """Path of a checkpoint on the server, which transformers passes on."""
 
     __slots__ = ("weights",)
     weights: RemoteWeights
@@ -39,7 +39,7 @@ def _checkpoint(path: str, weights: RemoteWeights) -> _ServerCheckpoint:
 
 
 def adapt_loading(module: Any) -> None:
-    """`transformers.modeling_utils`."""
+    """Adapt `transformers.modeling_utils`."""
     loading: ContextVar[torch.device | None] = ContextVar("loading", default=None)
     module.PreTrainedModel.from_pretrained = classmethod(
         _noting_device(module.PreTrainedModel.from_pretrained, loading)
@@ -55,7 +55,7 @@ def adapt_loading(module: Any) -> None:
 
 
 def adapt_pipelines(module: Any) -> None:
-    """`transformers.pipelines`: a pipeline's model is loaded onto the remote device, in place of being moved there."""
+    """Adapt `transformers.pipelines`: a pipeline's model is loaded directly onto the remote device."""
     plain = module.pipeline
     signature = inspect.signature(plain)
 
@@ -73,8 +73,8 @@ def adapt_pipelines(module: Any) -> None:
 
 
 def _chosen(device: Any) -> torch.device | None:
-    """The remote device that a pipeline's argument `device` means; None for another one."""
-    if find_spec("accelerate") is None:  # which transformers asks for where a device map is given
+    """Return the remote device that a pipeline's argument `device` means; None for other devices."""
+    if find_spec("accelerate") is None:  # transformers requires it for a device map
         return None
     if device is None or isinstance(device, int):
         index = device or 0
@@ -103,7 +103,7 @@ def _asking_server(resolve: Callable[..., Any], loading: ContextVar[torch.device
         if weights is not None:
             return [_checkpoint(f"{weights.address}/model.safetensors", weights)], None
         files, others = resolve(*args, **options)
-        if device is not None and files:  # those that `save_pretrained` has had the server write
+        if device is not None and files:  # files that `save_pretrained` had the server write
             addresses = [saved_at(file) for file in files]
             opened = [None if address is None else open_weights(address, device) for address in addresses]
             files = [_checkpoint(f, one) if one is not None else f for f, one in zip(files, opened, strict=True)]
@@ -121,7 +121,7 @@ def _address(
     download_kwargs: Mapping[str, Any] | None = None,
     **_: Any,
 ) -> str | None:
-    """Address of a model of the hub or in a folder of the server; None if it is no such model, or its files are not those with the usual names."""
+    """Return the address of a model of the hub or of a server folder; None for other models, and for unusual file names."""
     options = download_kwargs or {}
     name = str(pretrained_model_name_or_path)
     unusual = variant or gguf_file or use_safetensors is False or transformers_explicit_filename

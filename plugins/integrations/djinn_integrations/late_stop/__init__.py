@@ -1,4 +1,4 @@
-"""transformers' `generate()` on a remote device does not wait at each token to learn if it should stop."""
+"""Lets transformers' `generate()` run on a remote device without waiting for the stop check of each token."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_integrations() -> Iterable[Integration]:
-    """The module of transformers that checks if a sequence is finished."""
+    """Register the module of transformers that checks if a sequence is finished."""
     return [Integration("late_stop", "transformers.generation.utils", _adapt)]
 
 
 def _adapt(module: ModuleType) -> None:
-    from djinn_integrations.late_stop.seam import adapt  # here, because it imports more of transformers
+    from djinn_integrations.late_stop.seam import adapt  # imported late, because it imports more of transformers
 
     adapt(module)

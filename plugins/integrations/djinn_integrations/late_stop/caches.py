@@ -1,4 +1,4 @@
-"""Caches that outlive `generate()`: the entries of surplus steps are removed from them."""
+"""Caches that outlive `generate()`: removal of surplus steps' entries."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import torch
 
 from djinn_integrations.late_stop.pace import MOST
 
-_SLACK: Final = 16  # further states that a window keeps, so that it is not cut at every step
+_SLACK: Final = 16  # additional states of a window, so that it is not cut at every step
 
 
 class CacheLayer(Protocol):
-    """One layer of a cache, as far as surplus steps concern it."""
+    """One layer of a cache, with the operations to undo surplus steps."""
 
     def step(self) -> None:
         """Count a step; more than `MOST` steps will never be undone."""
 
     def cut(self, steps: int) -> None:
-        """Restore the state after the first `steps` steps; undo one more that failed half way, too."""
+        """Restore the state after the first `steps` steps. Also undo one further step that failed half way."""
 
     def release(self) -> None:
-        """Nothing will be undone any more."""
+        """End the counting: no later step will be undone."""
 
 
 @attrs.define
 class _GrowingLayer:
-    """A layer that grows by concatenation. One that is not initialised shares the states of another."""
+    """A layer that grows by concatenation. An uninitialised layer shares the states of another."""
 
     layer: Any
-    before: int  # states in it before the first step that was counted
+    before: int  # states before the first counted step
 
     def step(self) -> None:
         pass
@@ -47,7 +47,7 @@ class _GrowingLayer:
 
 @attrs.define
 class _WindowLayer(_GrowingLayer):
-    """A layer that keeps the last states only. Until `release` it keeps as many more as may be needed again."""
+    """A layer that keeps only the last states. Until `release` it keeps the additional states that a cut may need."""
 
     def step(self) -> None:
         most = self.layer.sliding_window - 1 + MOST + 1
@@ -63,7 +63,7 @@ class _WindowLayer(_GrowingLayer):
 
 @attrs.define
 class _FixedLayer:
-    """A layer of fixed size that is written in place. What lies beyond its length is zero, and becomes so again."""
+    """A layer of fixed size that is written in place. Elements beyond its length are zero, and are zeroed again by a cut."""
 
     layer: Any
     before: torch.Tensor
@@ -76,7 +76,7 @@ class _FixedLayer:
         layer = self.layer
         length = self.before + steps
         places = torch.arange(layer.max_cache_len, device=layer.device)
-        # One more than was counted: a step may have failed half way.
+        # One more than the count: a step may have failed half way.
         surplus = ((places >= length) & (places <= length + self.taken - steps))[:, None]
         layer.keys.masked_fill_(surplus, 0)
         layer.values.masked_fill_(surplus, 0)
@@ -88,7 +88,7 @@ class _FixedLayer:
 
 @attrs.define
 class _EmptyLayer:
-    """A layer that holds nothing."""
+    """A layer without states."""
 
     def step(self) -> None:
         pass
@@ -124,7 +124,7 @@ _CACHES: Final = ("Cache", "DynamicCache", "StaticCache")
 
 
 def can_be_cut(cache: Any) -> bool:
-    """True if entries that steps have written to `cache` can be removed again without a trace."""
+    """Return True if entries of surplus steps can be removed from `cache` exactly."""
     decoder = _decoder(cache)
     return (
         _name(decoder) in _CACHES
@@ -134,33 +134,33 @@ def can_be_cut(cache: Any) -> bool:
 
 
 class TruncatableCache:
-    """A cache whose next steps are counted. It is made after its first step, which counts as well."""
+    """A cache with counted steps. Create it after the cache's first step, which counts as well."""
 
     def __init__(self, cache: Any) -> None:
         self._layers = [_LAYERS[_name(layer)](layer) for layer in _decoder(cache).layers]
 
     def step(self) -> None:
-        """A step was taken."""
+        """Count a step."""
         for layer in self._layers:
             layer.step()
 
     def cut(self, steps: int) -> None:
-        """Remove what came after the first `steps` steps."""
+        """Remove the entries after the first `steps` steps."""
         for layer in self._layers:
             layer.cut(steps)
 
     def release(self) -> None:
-        """Nothing will be removed any more."""
+        """End the counting: no later entry will be removed."""
         for layer in self._layers:
             layer.release()
 
 
 def _decoder(cache: Any) -> Any:
-    """The cache that grows with each token: the first of an encoder-decoder's caches."""
+    """Return the cache that grows with each token: the first of an encoder-decoder's caches."""
     return cache.self_attention_cache if _name(cache) == "EncoderDecoderCache" else cache
 
 
 def _name(thing: Any) -> str:
-    """The name of the object's class, if that is transformers' own; empty for all others, derived classes among them."""
+    """Return the class name if the class is transformers' own; empty for all others, including derived classes."""
     made = type(thing)
     return made.__name__ if made.__module__ == "transformers.cache_utils" else ""

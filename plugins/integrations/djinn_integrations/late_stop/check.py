@@ -1,4 +1,4 @@
-"""A stop check whose replies come late. Steps that turn out to be surplus are undone without a trace."""
+"""A stop check with late replies. Surplus steps are undone exactly."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class _Step:
 
 
 class LateStopCheck:
-    """In the place of transformers' `StopCheck`, for one call of `generate()`.
+    """Replaces transformers' `StopCheck` for one call of `generate()`.
 
     Attributes:
-        steps: how many were checked.
+        steps: number of checked steps.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class LateStopCheck:
         pace: StepTimes,
         may_go_on: Callable[[int], bool],
     ) -> None:
-        """`may_go_on`: whether a sequence of this length may be continued before its check was answered."""
+        """`may_go_on`: whether a sequence of this length may be continued before the reply to its check."""
         self.steps = 0
         self._prompt = prompt
         self._tokens: list[torch.Tensor] = []
@@ -57,7 +57,7 @@ class LateStopCheck:
         self._failed = False
 
     def __call__(self, unfinished_sequences: torch.Tensor, tokens: torch.Tensor, length: int) -> bool:
-        """Ask if all sequences are finished; return if they were some steps ago."""
+        """Send the check of this step. Return True if the sequences were finished some steps ago."""
         self._pace.issued()
         self.steps += 1
         if self._cache is not None:
@@ -74,10 +74,10 @@ class LateStopCheck:
         return self._last is not None
 
     def was_surplus(self) -> bool:
-        """True if the step that an error has just ended was surplus. Waits for the pending stop check.
+        """Return True if the step that just raised an error was surplus. Waits for the pending stop check.
 
         Raises:
-            RemoteError: what a step before has failed with, which the program would have met first.
+            RemoteError: the error of an earlier step, which the program would have met first.
         """
         if self._failed:
             return False
@@ -86,7 +86,7 @@ class LateStopCheck:
         return self._broken_off
 
     def finish(self) -> int:
-        """Wait for the replies that are left, and undo the surplus; return how many steps to remove from what was collected."""
+        """Wait for the remaining replies and undo surplus steps. Return how many steps to remove from the collected outputs."""
         self._take(0)
         if self._last is not None and (self._broken_off or self._last.number < self.steps):
             self._go_back_to(self._last)
@@ -96,15 +96,15 @@ class LateStopCheck:
         return 0
 
     def without_surplus(self, *recorded: Any) -> tuple[Any, ...]:
-        """The sequences, and what else the loop has collected, without the surplus steps."""
+        """Return the sequences, and the loop's other collected outputs, without the surplus steps."""
         assert self._last is not None
         kept = self._last.number
-        # Not cut from the loop's last sequences: those are of no use where a surplus step has failed.
+        # Not cut from the loop's last sequences, which are invalid if a surplus step failed.
         sequences = torch.cat([self._prompt, torch.stack(self._tokens[:kept], dim=-1)], dim=-1)
         return (sequences, *(record[:kept] if record else record for record in recorded))
 
     def _take(self, lateness: int) -> None:
-        """Take in the replies that are here, and wait for those that are later than `lateness` steps."""
+        """Read the replies that have arrived, and wait for those later than `lateness` steps."""
         while self._asked and self._last is None:
             step = self._asked[0]
             if len(self._asked) <= lateness and not step.answer.done():

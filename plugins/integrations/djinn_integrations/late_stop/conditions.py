@@ -12,7 +12,7 @@ from djinn_client.interception.tap import taps
 from djinn_client.torch_dispatch import forward_hooks
 from djinn_integrations.late_stop.caches import can_be_cut
 
-# What these return follows from the tokens and their scores alone.
+# The results of these depend only on the tokens and their scores.
 _CRITERIA: Final = frozenset({"EosTokenCriteria", "MaxLengthCriteria", "StopStringCriteria"})
 _PROCESSORS: Final = frozenset(
     {
@@ -48,7 +48,7 @@ _OWN_HOOKS: Final = ("accelerate", "djinn_client", "transformers")
 
 
 def why_not(model: Any, processors: Any, criteria: Any, config: Any, synced: bool) -> str:
-    """Reason why the checks of this call of `generate()` cannot be late; empty if they can."""
+    """Return the reason why the checks of this `generate()` call cannot be late; empty if they can."""
     if synced or getattr(config, "is_assistant", False):
         return "other processes or models wait for each step"
     if djinn.compat.is_capturing() or taps.recorded:
@@ -66,7 +66,7 @@ def why_not(model: Any, processors: Any, criteria: Any, config: Any, synced: boo
 
 
 def why_not_with(model: Any, config: Any, cache: Any, outlives: bool) -> str:
-    """Reason why they cannot with this cache, which may outlive the call; empty if they can."""
+    """Return the reason why this cache, which may outlive the call, prevents late checks; empty if it does not."""
     if cache is None or not outlives:
         return ""
     if not can_be_cut(cache):
@@ -77,7 +77,7 @@ def why_not_with(model: Any, config: Any, cache: Any, outlives: bool) -> str:
 
 
 def longest_late(model: Any) -> float:
-    """The length from which a sequence is continued only after the reply to its check."""
+    """Return the length from which a sequence continues only after the reply to its check."""
     config = model.config.get_text_config(decoder=True)
     most = getattr(config, "max_position_embeddings", None)
     return most if isinstance(most, int) else float("inf")
@@ -94,7 +94,7 @@ def _reasons_in(model: torch.nn.Module) -> Iterator[str]:
 
 
 def _pads_are_tokens(model: Any, config: Any) -> bool:
-    """True if the padding token of finished rows is in the vocabulary, so that the model can run on it."""
+    """Return True if the padding token of finished rows is in the vocabulary, so that the model can run on it."""
     if config.eos_token_id is None:
         return True
     ends = config.eos_token_id

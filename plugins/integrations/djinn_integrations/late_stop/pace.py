@@ -1,4 +1,4 @@
-"""Number of steps that a reply may be late: as many as keep both ends busy over the link, and no more."""
+"""Number of steps that a reply may be late: the minimum that keeps both ends of the link busy."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 from collections import deque
 from typing import Final
 
-MOST: Final = 32  # steps that may have to be undone
-_UNKNOWN: Final = 2  # steps, while the link's round trip is not known
-_RECENT: Final = 8  # steps whose durations count
+MOST: Final = 32  # steps that may have to be undone, at most
+_UNKNOWN: Final = 2  # steps until the link's round trip time is known
+_RECENT: Final = 8  # measured steps to keep
 _JITTER_SECONDS: Final = 0.001
 
 
 class StepTimes:
-    """Measures what a step takes on either side.
+    """Measures the duration of a step on both sides.
 
     A reply takes a round trip. The number of steps in that time depends on the slower of two: the program, which issues steps, and
     the executor, which runs them.
@@ -28,12 +28,12 @@ class StepTimes:
         self._spent: float | None = None
 
     def issued(self) -> None:
-        """The program has issued a step."""
+        """Note that the program has issued a step."""
         if self._left_at is not None:
             self._issuing.append(time.perf_counter() - self._left_at)
 
     def goes_on(self) -> None:
-        """The program begins to issue the next one."""
+        """Note that the program begins to issue the next step."""
         self._left_at = time.perf_counter()
 
     def ran(self, spent: float) -> None:
@@ -43,7 +43,7 @@ class StepTimes:
         self._spent = spent
 
     def lateness(self) -> int:
-        """Steps whose replies may be under way at a time."""
+        """Return the number of steps whose replies may be pending at a time."""
         step = max(min(self._issuing, default=0.0), min(self._running, default=0.0))
         if self._round_trip is None or step <= 0.0:
             return _UNKNOWN

@@ -44,7 +44,7 @@ _EXPECTED: Final = {
 
 @attrs.define
 class _Generation:
-    """A call of `_sample`, and its late stop check, once it has one."""
+    """A call of `_sample`, and its late stop check, if any."""
 
     model: Any
     config: Any
@@ -84,7 +84,7 @@ _sampling = _SamplingCalls()
 
 
 def adapt(module: Any) -> None:
-    """`transformers.generation.utils`: stop checks of remote sequences may be late, where it is laid out as expected."""
+    """Adapt `transformers.generation.utils`: allow late stop checks of remote sequences, if the module has the expected layout."""
     if not _fits(module):
         _log.info("this version of transformers is laid out otherwise: generate() waits for each token's stop check")
         return
@@ -150,7 +150,7 @@ def _entered(generation: _Generation, draws: bool) -> Iterator[None]:
 
 def _deferred(original: Any) -> Any:
     class DeferredStopCheck(original):  # type: ignore[misc]
-        """transformers' own check, or a late one if the sequences are remote."""
+        """Returns transformers' own check, or a late one if the sequences are remote."""
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             generation = _running.innermost
@@ -202,7 +202,7 @@ def _covered(optimize: Any) -> Any:
 
 @attrs.define
 class _Steps:
-    """The block in which steps are taken."""
+    """The block in which steps run."""
 
     around: Any
     generation: _Generation | None

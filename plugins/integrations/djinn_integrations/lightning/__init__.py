@@ -1,4 +1,4 @@
-"""Lightning finds the remote device by itself, under each of the three names that its packages have."""
+"""Adapters for Lightning, under each of the three names of its packages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_integrations() -> Iterable[Integration]:
-    """The modules that know accelerators, and those that choose one."""
+    """Register the modules that define and choose accelerators."""
     trainers, fabrics = ("lightning.pytorch", "pytorch_lightning"), ("lightning.fabric", "lightning_fabric")
     return [
         *(

@@ -1,4 +1,4 @@
-"""An accelerator of the remote device's name for `Trainer` and `Fabric`."""
+"""An accelerator named like the remote device, for `Trainer` and `Fabric`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from djinn_client.interception.tensors.lazy_tensor import logical_device
 
 
 def adapt_accelerators(module: Any) -> None:
-    """`lightning.pytorch.accelerators`, `lightning.fabric.accelerators`: `accelerator="remote_accelerator"`."""
+    """Adapt `lightning.pytorch.accelerators` and `lightning.fabric.accelerators`: `accelerator="remote_accelerator"`."""
     registry = getattr(module, "AcceleratorRegistry", None) or module.ACCELERATOR_REGISTRY
     registry.register(DEVICE_NAME, _accelerator(module.Accelerator), description="Djinn's remote accelerator")
 
@@ -24,7 +24,7 @@ def _accelerator(base: Any) -> type:
             torch.get_device_module(device).set_device(device)
 
         def teardown(self) -> None:
-            """Nothing: the session goes on."""
+            """Do nothing: the session continues."""
 
         def get_device_stats(self, device: Any) -> dict[str, Any]:
             del device
@@ -32,7 +32,7 @@ def _accelerator(base: Any) -> type:
 
         @staticmethod
         def parse_devices(devices: Any) -> list[int]:
-            """Indexes of devices, of a number, a list or a string of them."""
+            """Return device indexes from a number, a list or a string."""
             if isinstance(devices, str):
                 devices = [int(part) for part in devices.split(",")] if "," in devices else int(devices)
             if isinstance(devices, int):
@@ -45,7 +45,7 @@ def _accelerator(base: Any) -> type:
 
         @staticmethod
         def auto_device_count() -> int:
-            """One: a process drives one device."""
+            """Return 1: a process drives one device."""
             return 1
 
         @staticmethod

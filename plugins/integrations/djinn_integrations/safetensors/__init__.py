@@ -1,4 +1,4 @@
-"""safetensors reads files onto the remote device, and fetches in one round trip what it saves."""
+"""Adapters for safetensors: it reads files onto the remote device, and fetches all tensors to save in one round trip."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_integrations() -> Iterable[Integration]:
-    """The modules that read and write files."""
+    """Register the modules that read and write files."""
     return [
         Integration("safetensors reading", "safetensors", adapt_reading),
         Integration("safetensors saving", "safetensors.torch", adapt_saving),

@@ -1,7 +1,7 @@
-"""Files are opened for the remote device as for any other.
+"""Opens safetensors files on the remote device.
 
-The reader of safetensors knows the names of a few kinds of devices. To all others it leaves the number, which is the remote
-device's.
+safetensors knows a few device types by name. For other types it passes the device number, which PyTorch takes for the remote
+device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _USERS = ("accelerate", "diffusers", "peft", "safetensors", "sentence_transforme
 
 
 class OnCpu:
-    """Weights at an address whose tensors come here, as the object that `safe_open` returns."""
+    """Weights at a server address whose tensors are fetched to the client; has the interface of `safe_open`'s object."""
 
     def __init__(self, weights: RemoteWeights) -> None:
         self._weights = weights
@@ -39,17 +39,17 @@ class OnCpu:
         """Do nothing, as the weights themselves."""
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        """The tensor called `name`, here."""
+        """Fetch the tensor called `name`."""
         return self._weights[name].cpu()
 
     def get_tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors, by name; they come in one round trip."""
+        """Fetch all tensors, by name, in one round trip."""
         found = self._weights.get_tensors()
         with fetched_together(found.values()):
             return {name: tensor.cpu() for name, tensor in found.items()}
 
     def get_slice(self, name: str) -> _SliceOnCpu:
-        """The tensor called `name`, of which rows can be asked for."""
+        """Return the tensor called `name` as a slice, of which rows can be read."""
         return _SliceOnCpu(self._weights.get_slice(name))
 
 
@@ -65,7 +65,7 @@ class _SliceOnCpu:
 
 
 def adapt_reading(module: Any) -> None:
-    """`safetensors`: `safe_open` and `load_file` take `remote_accelerator:0`."""
+    """Adapt `safetensors`: `safe_open` and `load_file` accept `remote_accelerator:0`."""
     opened = module.safe_open
 
     @functools.wraps(opened, updated=())
@@ -82,7 +82,7 @@ def adapt_reading(module: Any) -> None:
 
 
 def adapt_saving(module: Any) -> None:
-    """`safetensors.torch`: what is saved is fetched in one round trip, or saved by the server where the path is an address of it."""
+    """Adapt `safetensors.torch`: tensors to save are fetched in one round trip; for a server address, the server saves them."""
     rebind(module.save, _fetching_together(module.save), _USERS)
     rebind(module.save_file, _at_address(_fetching_together(module.save_file)), _USERS)
 

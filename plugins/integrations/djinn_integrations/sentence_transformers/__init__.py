@@ -1,4 +1,4 @@
-"""sentence-transformers finds the remote device by itself, and has the server read the weights of models that go there."""
+"""Adapters for sentence-transformers: it chooses the remote device, and the server reads the weights of remote models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_integrations() -> Iterable[Integration]:
-    """The module that chooses the device, and the one that loads models."""
+    """Register the module that chooses the device, and the one that loads models."""
     return [
         Integration("sentence_transformers device", "sentence_transformers.util", adapt_util),
         Integration("sentence_transformers models", "sentence_transformers.base.model", adapt_models),
@@ -28,7 +28,7 @@ def djinn_register_integrations() -> Iterable[Integration]:
 
 
 def adapt_util(module: Any) -> None:
-    """`sentence_transformers.util`: models that are told no device go to the remote one."""
+    """Adapt `sentence_transformers.util`: the default device is the remote device."""
     chosen = module.get_device_name
 
     @functools.wraps(chosen)
@@ -40,14 +40,14 @@ def adapt_util(module: Any) -> None:
 
 
 def adapt_models(module: Any) -> None:
-    """`sentence_transformers.base.model`: transformers loads what is for the remote device straight onto it."""
+    """Adapt `sentence_transformers.base.model`: remote models are loaded directly onto the device."""
     going_to: ContextVar[torch.device | None] = ContextVar("going_to", default=None)
     made, loaded = module.BaseModel.__init__, module.Transformer._load_model
 
     @functools.wraps(made)
     def make(self: Any, *args: Any, device: Any = None, **options: Any) -> None:
         chosen = module.get_device_name() if device is None else device
-        # Without accelerate transformers takes no device map.
+        # Without accelerate, transformers accepts no device map.
         before = going_to.set(whole_device(chosen) if find_spec("accelerate") is not None else None)
         try:
             made(self, *args, device=device, **options)

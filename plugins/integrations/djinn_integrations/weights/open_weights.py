@@ -1,4 +1,4 @@
-"""`djinn.open_weights` and `djinn.save_weights`: tensors that the server reads and writes itself, so that they never pass through the client."""
+"""`djinn.open_weights` and `djinn.save_weights`: tensors that the server reads and writes, bypassing the client."""
 
 from __future__ import annotations
 
@@ -46,44 +46,41 @@ from djinn_core.wire.weight_messages import (
 
 hide_frames_of(__name__)
 _log = get_logger("djinn.runtime")
-# Seconds for which the executor may keep a reply about an address that it still opens. Other threads wait meanwhile.
-_FIRST_PATIENCE: Final = 0.05  # a local file is open by then
+# Seconds for which the executor may delay a reply about an address that it is opening. Other threads wait meanwhile.
+_FIRST_PATIENCE: Final = 0.05  # a local file is open within this time
 _PATIENCE: Final = 0.001
 _PAUSE_SECONDS: Final = 0.1  # between two questions
 _DTYPE_NAMES: Final = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 
 
 class WeightSlice:
-    """A tensor that is read when it is indexed, and no more of it than its rows that are asked for.
-
-    It has the methods of the slices that safetensors' `safe_open` gives.
-    """
+    """A tensor that is read on indexing, and only the requested rows. It has the methods of the slices of safetensors' `safe_open`."""
 
     def __init__(self, stored: StoredTensor, device: int) -> None:
         self._stored = stored
         self._device = device
 
     def get_shape(self) -> list[int]:
-        """Shape of the whole tensor."""
+        """Return the shape of the whole tensor."""
         return list(self._stored.shape)
 
     def get_dtype(self) -> str:
-        """Name of its dtype in safetensors files, such as `BF16`; PyTorch's name where they have none."""
+        """Return the name of its dtype in safetensors files, such as `BF16`, or else PyTorch's name."""
         dtype = self._stored.dtype
         return _DTYPE_NAMES.get(dtype) or str(dtype).removeprefix("torch.")
 
     @property
     def shape(self) -> torch.Size:
-        """Shape of the whole tensor."""
+        """Return the shape of the whole tensor."""
         return torch.Size(self._stored.shape)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Its dtype."""
+        """Return its dtype."""
         return self._stored.dtype
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        """As indexing the tensor; a new tensor each time."""
+        """Index the tensor; returns a new tensor each time."""
         first = index[0] if isinstance(index, tuple) and index else index
         rows = self._stored.shape[0] if self._stored.shape else 0
         if isinstance(first, slice) and self._stored.shape:
@@ -96,13 +93,14 @@ class WeightSlice:
 
 
 class RemoteWeights(Mapping[str, torch.Tensor]):
-    """The tensors at an address, by name. Looking one up has the server read it into a new tensor, and waits for nothing.
+    """The tensors at an address, by name.
 
-    Where the files have changed since they were opened, or cannot be read any more, what uses the tensor raises `RemoteError`. It
-    can be used as the object that safetensors' `safe_open` returns, and as a state dict.
+    A look-up has the server read the tensor into a new one, and does not wait. If the files have changed since they were opened,
+    or cannot be read, ops on the tensor raise `RemoteError`. The object has the interface of safetensors' `safe_open`, and works
+    as a state dict.
     """
 
-    __eq__ = object.__eq__  # a mapping would compare its tensors
+    __eq__ = object.__eq__  # a mapping's equality would compare tensors
     __hash__ = object.__hash__
 
     def __init__(self, address: str, listing: WeightListing, device: int) -> None:
@@ -111,16 +109,16 @@ class RemoteWeights(Mapping[str, torch.Tensor]):
         self._device = device
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """A new tensor with these contents.
+        """Return a new tensor with these contents.
 
         Raises:
-            KeyError: there is no such tensor.
-            WeightsUnavailable: it is stored in a form that no tensor can be made of.
+            KeyError: the tensor does not exist.
+            WeightsUnavailable: the tensor's storage format is not supported.
         """
         return _read_stored(self._stored(name), self._device)
 
     def __iter__(self) -> Iterator[str]:
-        # Those that cannot be read are among them: a state dict that silently lacks tensors would be worse than an error.
+        # Unreadable tensors are included: an error is better than a state dict that silently lacks tensors.
         yield from self._listing.tensors
         yield from self._listing.unreadable
 
@@ -141,27 +139,27 @@ class RemoteWeights(Mapping[str, torch.Tensor]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors that can be read."""
+        """Return the bytes of all readable tensors."""
         return sum(stored.nbytes for stored in self._listing.tensors.values())
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        """As `weights[name]`."""
+        """Return the tensor, as `weights[name]`."""
         return self[name]
 
     def get_tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors, by name."""
+        """Return all tensors, by name."""
         return dict(self)
 
     def get_slice(self, name: str) -> WeightSlice:
-        """The tensor `name`, to be read in part; it raises as `weights[name]`."""
+        """Return the tensor `name`, to be read in part. Raises the same errors as `weights[name]`."""
         return WeightSlice(self._stored(name), self._device)
 
     def offset_keys(self) -> list[str]:
-        """Names in the order of the files."""
+        """Return the names in the order of the files."""
         return list(self)
 
     def metadata(self) -> dict[str, str] | None:
-        """Metadata of the files; None if they have none."""
+        """Return the metadata of the files, or None."""
         return dict(self._listing.metadata) or None
 
     def __enter__(self) -> Self:
@@ -170,19 +168,19 @@ class RemoteWeights(Mapping[str, torch.Tensor]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Do nothing: what was opened is the server's."""
+        """Do nothing: the server owns the opened files."""
 
 
 def open_weights(address: str, device: torch.device | str | int = 0) -> RemoteWeights:
-    """Open weights that the server reads itself; only the names, dtypes and shapes come here.
+    """Open weights that the server reads itself; only names, dtypes and shapes are sent to the client.
 
     Args:
-        address: a file or a folder that the server may read: `file:PATH`, `hf://organisation/model@revision/file`, or what plugins
-            add. A folder is read by its index, if it has one.
+        address: a file or a folder that the server may read: `file:PATH`, `hf://organisation/model@revision/file`, or an address of a
+            plugin. A folder is read by its index, if it has one.
         device: the remote device, or its index.
 
     Raises:
-        WeightsUnavailable: there is nothing, the server may not read it, or it is malformed.
+        WeightsUnavailable: the file does not exist, is malformed, or the server may not read it.
         ConfigurationError: `device` is not a remote device.
         SessionLost: the remote state is gone.
         DeadlineExceeded: as `deadline` says, where the server has to download.
@@ -192,7 +190,7 @@ def open_weights(address: str, device: torch.device | str | int = 0) -> RemoteWe
 
 
 def _listing(address: str, index: int) -> WeightListing:
-    """The tensors at an address, when the server has downloaded what it must; other threads go on meanwhile."""
+    """Return the tensors at an address after the server has downloaded missing files. Other threads continue meanwhile."""
     until, patience = due(), _FIRST_PATIENCE
     while True:
         try:
@@ -229,7 +227,7 @@ def _listed(address: str, reply: OpenWeightsReply) -> WeightListing:
 
 
 def query(message: Message, kind: type[M], device: int) -> M:
-    """The reply to a message about weights of a logical device, when the executor has done what was recorded so far.
+    """Send a message about a logical device's weights, after all recorded work. Return the reply.
 
     Raises:
         WeightsUnavailable: the server refuses.
@@ -243,10 +241,10 @@ def query(message: Message, kind: type[M], device: int) -> M:
 
 
 def checked(address: str) -> str:
-    """An address that a message can have.
+    """Return an address after validation.
 
     Raises:
-        WeightsUnavailable: it is none.
+        WeightsUnavailable: the address is invalid.
     """
     if len(address) > limits.STORED_ADDRESS:
         raise WeightsUnavailable(f"an address has at most {limits.STORED_ADDRESS} characters, not {len(address):,}")
@@ -256,10 +254,10 @@ def checked(address: str) -> str:
 
 
 def index_of(device: torch.device | str | int) -> int:
-    """Index of a remote device.
+    """Return the index of a remote device.
 
     Raises:
-        ConfigurationError: it is another one.
+        ConfigurationError: the device is not remote.
     """
     if isinstance(device, int):
         return device
@@ -270,14 +268,14 @@ def index_of(device: torch.device | str | int) -> int:
 
 
 def save_weights(tensors: Mapping[str, torch.Tensor], address: str, metadata: Mapping[str, str] | None = None) -> int:
-    """Have the server save tensors in a safetensors file, which no byte of them leaves it for.
+    """Have the server save tensors in a safetensors file.
 
-    Readers find the file whole, or what was there before. Tensors that share memory are written once each.
+    No tensor data leaves the server. The file is replaced atomically. Tensors that share memory are written once each.
 
     Args:
         tensors: strided tensors by name, such as a state dict. Those on the CPU are uploaded.
-        address: `file:PATH.safetensors`, or what plugins add; a relative path begins in the tenant's folder.
-        metadata: what the file says of itself.
+        address: `file:PATH.safetensors`, or an address of a plugin; a relative path starts in the tenant's folder.
+        metadata: metadata of the file.
 
     Returns:
         Bytes of the file.
@@ -285,9 +283,9 @@ def save_weights(tensors: Mapping[str, torch.Tensor], address: str, metadata: Ma
     Raises:
         WeightsUnavailable: the server may not or cannot write there.
         ConfigurationError: none of the tensors is on a remote device, or they are on several.
-        UnsupportedOperation: one is of a subclass with several tensors in it.
-        OutOfMemoryError: the tensors are on several executors of a pool, and none has memory for all.
-        RemoteError: one of them could not be computed.
+        UnsupportedOperation: a tensor's subclass contains several tensors.
+        OutOfMemoryError: the tensors are on several executors of a pool, and no executor has memory for all.
+        RemoteError: a tensor could not be computed.
         SessionLost: the remote state is gone.
     """
     return write_weights(tensors, address, metadata or {})
@@ -296,7 +294,7 @@ def save_weights(tensors: Mapping[str, torch.Tensor], address: str, metadata: Ma
 def write_weights(
     tensors: Mapping[str, torch.Tensor], address: str, metadata: Mapping[str, str], seconds: float = 0.0
 ) -> int:
-    """As `save_weights`; what is published lives for so many seconds."""
+    """Write weights, as `save_weights`. Published weights expire after this many seconds."""
     devices = {tensor.device for tensor in tensors.values() if is_remote(tensor.device)}
     if len(devices) != 1:
         found = ", ".join(sorted(map(str, devices))) or "none"
@@ -322,24 +320,24 @@ def write_weights(
     except UnsupportedOperation:
         if device.index:
             raise
-        # The executors of a pool have them: one gets copies of all, from the others and not through this process.
+        # The tensors are on several executors of a pool: one executor gets copies of all, directly from the others.
         gathered = {name: one.detach().to(logical_device(1)) for name, one in saved.items()}
         return write_weights(gathered, address, metadata, seconds)
     if outcome.poisoned:
-        saved[outcome.poisoned].cpu()  # which raises what the op did
+        saved[outcome.poisoned].cpu()  # which raises the op's error
         raise WeightsUnavailable(f"the tensor {outcome.poisoned!r} could not be computed")
     return outcome.nbytes
 
 
 def remove_weights(address: str, device: torch.device | str | int = 0) -> None:
-    """Remove a file that was saved on the server. Programs that have read a tensor of it keep what they have.
+    """Remove a file that was saved on the server. Programs keep the tensors that they have read.
 
     Args:
         address: as for `save_weights`.
         device: a remote device of the server, or its index.
 
     Raises:
-        WeightsUnavailable: there is no such file, or it may not or cannot be removed.
+        WeightsUnavailable: the file does not exist, or it may not or cannot be removed.
         ConfigurationError: `device` is not a remote device.
         SessionLost: the remote state is gone.
     """
@@ -347,7 +345,7 @@ def remove_weights(address: str, device: torch.device | str | int = 0) -> None:
 
 
 def hub_address(path: Path) -> str | None:
-    """Address of a folder in a cache of the hub, which names its model and its commit; None for any other folder."""
+    """Return the address of a folder in a hub cache, with its model and commit; None for other folders."""
     parts = path.absolute().parts
     for at in range(len(parts) - 3, -1, -1):
         if parts[at].startswith("models--") and parts[at + 1] == "snapshots":
@@ -357,7 +355,7 @@ def hub_address(path: Path) -> str | None:
 
 
 def whole_device(device_map: Any) -> torch.device | None:
-    """The remote device that all of a model goes to by a library's `device_map`; None if there is none."""
+    """Return the remote device that a library's `device_map` assigns the whole model to, or None."""
     places = list(device_map.values()) if isinstance(device_map, Mapping) else [device_map]
     if places == [None]:
         places = [torch.get_default_device()]
@@ -369,7 +367,7 @@ def whole_device(device_map: Any) -> torch.device | None:
 
 
 def server_weights(address: str, device: torch.device | str | int = 0) -> RemoteWeights | None:
-    """Weights that the server is to read, by the setting `weights_from`; None where the client is to load and upload them.
+    """Return weights that the server reads, by the setting `weights_from`; None if the client loads and uploads them.
 
     Raises:
         WeightsUnavailable: the server cannot read them, and the setting is `server`.
@@ -391,7 +389,7 @@ def server_weights(address: str, device: torch.device | str | int = 0) -> Remote
 
 @torch_dispatch.without_modes
 def _read_stored(stored: StoredTensor, device: int) -> LazyTensor:
-    """A new contiguous tensor of a logical device, whose contents the executor reads itself; returns before they are read."""
+    """Return a new contiguous tensor of a logical device that the executor reads itself. Does not wait for the read."""
     meta = tensor_meta(stored.shape, contiguous_strides(stored.shape), 0, stored.dtype, device)
     value = Value.begin(Storage.begin(meta.nbytes), meta)
     current().upload(value.handle, stored, device)

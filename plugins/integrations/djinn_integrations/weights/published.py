@@ -44,8 +44,8 @@ def publish(
 ) -> int:
     """Have the server keep tensors under a name, as they are now, after this program has ended.
 
-    Nothing is fetched. All clients of the tenant can attach the name; what was published under it before is replaced when the new
-    tensors are there, all of them.
+    Nothing is fetched. All clients of the tenant can attach the name; an earlier publication is replaced once all new tensors are
+    stored.
 
     Args:
         name: letters, digits, `.`, `_` and `-`.
@@ -75,12 +75,12 @@ def publish(
 
 
 def attach(name: str, device: torch.device | str | int = 0) -> RemoteWeights:
-    """The tensors that are published under a name, by any program of the tenant.
+    """Return the tensors that any program of the tenant published under a name.
 
-    What is published under the name later is not seen. Writing to these tensors changes nothing that is published.
+    Later publications under the name have no effect on them. Writes to these tensors do not change the publication.
 
     Raises:
-        WeightsUnavailable: there is nothing under this name, or it has expired.
+        WeightsUnavailable: the name does not exist, or it has expired.
         ConfigurationError: `device` is not a remote device.
         SessionLost: the remote state is gone.
     """
@@ -88,10 +88,10 @@ def attach(name: str, device: torch.device | str | int = 0) -> RemoteWeights:
 
 
 def published(device: torch.device | str | int = 0) -> dict[str, Publication]:
-    """Everything that clients of the tenant have published on the device's server, by name.
+    """Return all publications of the tenant's clients on the device's server, by name.
 
     Raises:
-        WeightsUnavailable: the server keeps nothing.
+        WeightsUnavailable: the server keeps no published weights.
         ConfigurationError: `device` is not a remote device.
         SessionLost: the remote state is gone.
     """
@@ -100,10 +100,10 @@ def published(device: torch.device | str | int = 0) -> dict[str, Publication]:
 
 
 def unpublish(name: str, device: torch.device | str | int = 0) -> None:
-    """Remove a name. Programs that have used a tensor of it keep what they have.
+    """Remove a name. Programs keep the tensors that they have used.
 
     Raises:
-        WeightsUnavailable: there is nothing under this name.
+        WeightsUnavailable: the name does not exist.
         ConfigurationError: `device` is not a remote device.
         SessionLost: the remote state is gone.
     """

@@ -1,7 +1,7 @@
-"""Paths that are addresses of the server: `torch.save` and `torch.load` with them, and the pointer files that are written here in their place.
+"""Server addresses as paths of `torch.save` and `torch.load`, and local pointer files to them.
 
-Tensors go to a safetensors file at the address; the rest of an object goes as text into its header, from which nothing is run
-when it is loaded.
+Tensors go to a safetensors file at the address; the rest of an object is stored as text in its header, and loading executes no code
+from it.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _staying: Final[ContextVar[torch.device | None]] = ContextVar("staying", default
 
 
 def address_in(path: object) -> str | None:
-    """The address of the server that a path is, such as `file:run-7/model.safetensors`; None where it is something else."""
+    """Return the server address that a path is, such as `file:run-7/model.safetensors`; None for other paths."""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     return text if isinstance(text, str) and _ADDRESS.match(text) else None
 
 
 def saved_at(path: object) -> str | None:
-    """The address of what was saved at a path that is an address; None where it is none, or a file of this machine has its name."""
+    """Return the address of a file saved at a path that is a server address; None for other paths and existing local files."""
     address = address_in(path)
     if address is None:
         return None
@@ -55,17 +55,14 @@ def saved_at(path: object) -> str | None:
 
 
 def write_pointer_file(path: str, address: str) -> None:
-    """Write a file that says where its contents are to a path, if there is a folder for it.
-
-    Libraries look whether what they have saved is there.
-    """
+    """Write a local file that names the address of its contents, if its folder exists. Libraries check that saved files exist."""
     if Path(path).parent.is_dir() and Path(path).parent != Path():
         Path(path).write_bytes(_POINTER + address.encode() + b"\n")
 
 
 @contextmanager
 def loading_stays_on(device: torch.device) -> Iterator[None]:
-    """A block in which what is loaded from addresses to the CPU, from where libraries would send it back, stays on a remote device."""
+    """Inside the block, objects loaded from addresses to the CPU stay on a remote device, because libraries would send them back."""
     before = _staying.set(device)
     try:
         yield
@@ -74,13 +71,13 @@ def loading_stays_on(device: torch.device) -> Iterator[None]:
 
 
 def place_of(device: torch.device | str | int | None) -> torch.device | None:
-    """The remote device on which tensors from an address are wanted where a library asks for `device`; None: they are wanted here."""
+    """Return the remote device for tensors from an address when a library asks for `device`; None: the client."""
     chosen = _staying.get() or torch.device("cpu" if device is None else device)
     return chosen if is_remote(chosen) else None
 
 
 def save_at_addresses() -> None:
-    """Have `torch.save` and `torch.load` take addresses."""
+    """Have `torch.save` and `torch.load` accept addresses."""
     torch.save = torch.serialization.save = _saving(torch.serialization.save)
     torch.load = torch.serialization.load = _loading(torch.serialization.load)
 
@@ -116,10 +113,10 @@ def _loading(load: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _load(address: str, map_location: Any) -> object:
-    """The object that was saved at an address.
+    """Return the object that was saved at an address.
 
     Raises:
-        WeightsUnavailable: there is none.
+        WeightsUnavailable: the file does not exist.
         UnsupportedOperation: `map_location` is a function or a dictionary.
     """
     try:
@@ -147,10 +144,10 @@ def _file(address: str) -> str:
 
 
 def _on_server(value: object) -> bool:
-    """True if an object has tensors of the device, where `_Encoder` finds them.
+    """Return True if an object contains remote tensors in places that `_Encoder` visits.
 
     Raises:
-        UnsupportedOperation: it is a module, whose class no text describes.
+        UnsupportedOperation: the object is a module, whose class cannot be stored as text.
     """
     if isinstance(value, torch.Tensor):
         return is_remote(value.device)
@@ -164,16 +161,16 @@ def _on_server(value: object) -> bool:
 
 
 class _Encoder(msgspec.Struct):
-    """Turns an object into what JSON can say, and names its tensors."""
+    """Converts an object to JSON values, and names its tensors."""
 
     tensors: dict[str, torch.Tensor] = msgspec.field(default_factory=dict)
     _known: dict[int, str] = msgspec.field(default_factory=dict)
 
     def encode(self, value: Any, where: str) -> Any:
-        """The text for a value at a place, such as `state.0.step`.
+        """Return the JSON form of a value at a place, such as `state.0.step`.
 
         Raises:
-            UnsupportedOperation: there is none.
+            UnsupportedOperation: the value has no JSON form.
         """
         kind = type(value)
         if value is None or kind in _PLAIN:
@@ -214,7 +211,7 @@ class _Encoder(msgspec.Struct):
 
 
 class _Decoder(msgspec.Struct):
-    """Makes an object of its description."""
+    """Rebuilds an object from its JSON form."""
 
     _opened: Mapping[str, torch.Tensor]
     _device: torch.device | None  # None: where they were
@@ -222,7 +219,7 @@ class _Decoder(msgspec.Struct):
     _made: dict[str, torch.Tensor] = msgspec.field(default_factory=dict)
 
     def decode(self, text: Any) -> Any:
-        """The object; tensors that are wanted here come in one round trip."""
+        """Return the object; tensors for the client are fetched in one round trip."""
         here: list[str] = []
         self._find(text, here)
         fetched = {name: self._opened[name] for name in dict.fromkeys(here)}
