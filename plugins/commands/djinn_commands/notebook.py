@@ -1,4 +1,4 @@
-"""`%load_ext djinn`. IPython need not be installed: what needs it is imported when IPython asks for it."""
+"""`%load_ext djinn`. IPython need not be installed: modules that need it are imported when IPython calls this."""
 
 from __future__ import annotations
 

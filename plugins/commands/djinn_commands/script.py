@@ -22,18 +22,18 @@ from djinn_client.tracebacks import shorten_through
 
 @attrs.frozen
 class Script:
-    """A file or folder (`python PATH`), or the name of a module (`python -m NAME`), and its arguments."""
+    """A file or folder (`python PATH`), or a module name (`python -m NAME`), with its arguments."""
 
     name: str
     arguments: tuple[str, ...] = ()
     is_module: bool = False
 
     def run(self) -> None:
-        """Run it to its end. What it raises is shown as Python shows it, without the frames that ran it.
+        """Run the script to its end. Its exception is printed as by Python, without the frames of this runner.
 
         Raises:
-            SystemExit: it ended itself, or with an exception (status 1).
-            KeyboardInterrupt: it was interrupted; also shown already.
+            SystemExit: the script exited, or raised an exception (status 1).
+            KeyboardInterrupt: the script was interrupted; the traceback is already printed.
         """
         argv, path = sys.argv, sys.path[:]
         sys.argv = [self.name, *self.arguments]
@@ -70,14 +70,14 @@ class Script:
 
 
 class _ScriptLoader(SourceFileLoader):
-    """Compiles a script, and leaves no compiled file behind."""
+    """Compiles a script without writing a compiled file."""
 
     def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
-        """Nothing is written."""
+        """Write nothing."""
 
 
 def _run_file(file: Path) -> None:
-    """Run a file as the module `__main__`, which it stays: what runs at the end of the process may look there."""
+    """Run a file as the module `__main__`. The module stays in place, because exit handlers may use it."""
     main = ModuleType("__main__")
     loader = _ScriptLoader("__main__", str(file))
     vars(main).update(__file__=str(file), __loader__=loader, __cached__=None, __annotations__={})
@@ -86,7 +86,7 @@ def _run_file(file: Path) -> None:
 
 
 def _without_runner(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame on that is not of the machinery which ran the script."""
+    """Return the traceback without the first frames, which belong to the runner."""
     while trace is not None and _is_runner(trace.tb_frame):
         trace = trace.tb_next
     return trace

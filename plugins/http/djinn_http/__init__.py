@@ -14,5 +14,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_transports() -> Iterable[Transport]:
-    """The transport `http`."""
+    """Register the transport `http`."""
     return [HttpTransport()]

@@ -1,4 +1,4 @@
-"""The server's end of a channel: a `Connection` for threads on one side, HTTP requests in the event loop on the other."""
+"""The server's end of a channel: a blocking `Connection` for threads, and HTTP requests in the event loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from djinn_http.pace import RequestTimeLimit
 # lie, because asyncio copies what the socket does not take at once.
 _WHOLE_BYTES: Final = 64 << 10
 _WRITE_BYTES: Final = 256 << 10
-# How far ahead of the one that is due a request may come.
+# Maximum distance of a request's number ahead of the next expected one.
 _AHEAD: Final = 64
 
 
@@ -56,7 +56,7 @@ class Channel(Connection):
         self._inbox = FrameInbox(limits, loop)
         self._outbox = FrameOutbox(loop)
         self._closed = False
-        # What follows belongs to the event loop.
+        # The following fields belong to the event loop.
         self._next_send = 0
         self._next_receive = 0
         self._last_response = b""
@@ -70,7 +70,7 @@ class Channel(Connection):
 
     @property
     def limits(self) -> Limits:
-        """Maximum size of a frame, in both directions."""
+        """Return the maximum size of a frame, in both directions."""
         return self._inbox.decoder.limits
 
     @limits.setter
@@ -79,21 +79,21 @@ class Channel(Connection):
 
     @property
     def held(self) -> int:
-        """As `Connection.held`."""
+        """Return the bytes that the channel holds, as `Connection.held`."""
         return self._inbox.held
 
     @property
     def trusted(self) -> bool:
-        """True if the channel has the wider limits that servers give to authenticated clients."""
+        """Return True if the channel has the wider limits for authenticated clients."""
         return self.limits.body > self._first_limits.body
 
     def send(self, frame: Frame) -> None:
-        """As `Connection.send`. Large frames wait here until the client fetches them."""
+        """Send a frame, as `Connection.send`. Large frames wait until the client fetches them."""
         buffers = encode_frame(frame, self.limits)
         self._outbox.put(buffers, sum(map(len, buffers)))
 
     def receive(self, timeout: float | None = None) -> Frame:
-        """As `Connection.receive`."""
+        """Receive a frame, as `Connection.receive`."""
         try:
             return self._inbox.next(timeout)
         except ProtocolError as error:
@@ -101,12 +101,12 @@ class Channel(Connection):
             raise ProtocolError(f"{self.peer}: {error}") from error
 
     def close(self) -> None:
-        """As `Connection.close`. What was sent before can still be fetched for a few seconds."""
+        """Close the channel, as `Connection.close`. Frames sent before can still be fetched for a few seconds."""
         self.end("the connection was closed at this end")
         self._inbox.clear()
 
     def end(self, reason: str) -> None:
-        """End both directions; frames that have come and frames that were sent can still be fetched."""
+        """End both directions. Received and sent frames can still be fetched."""
         self._closed = True
         error = TransportError(f"{self.peer}: {reason}")
         self._inbox.end(error)
@@ -116,14 +116,14 @@ class Channel(Connection):
 
     @contextmanager
     def request(self, transport: CountingTransport) -> Iterator[None]:
-        """A request for this channel comes over `transport`: its bytes count, and the client is alive."""
+        """Note a request for this channel over `transport`: count its bytes, and mark the client as alive."""
         self._requests += 1
         self._count(transport)
         transport.pace.owner = self
         try:
             yield
         except (ConnectionError, asyncio.CancelledError):
-            # Unless it comes back soon, it is gone.
+            # Unless the client returns soon, it is gone.
             self._deserted = True
             raise
         else:
@@ -139,22 +139,22 @@ class Channel(Connection):
         self.bytes_received += received
 
     def idle_seconds(self) -> float:
-        """Since when no request has been under way."""
+        """Return the seconds since a request was last under way."""
         return 0.0 if self._requests else time.monotonic() - self._last_seen
 
     @property
     def is_over(self) -> bool:
-        """True if the channel has ended, and nothing is left to fetch or no request has come to fetch the rest."""
+        """Return True if the channel has ended and its frames were fetched, or no request has come to fetch them."""
         return self._closed and (self._outbox.over or self.idle_seconds() > dialect.LINGER_SECONDS)
 
     def end_if_expired(self) -> None:
-        """End it where no request has come for too long; soon where the one that waited for frames went away."""
+        """End the channel if no request came for too long; soon if the client that waited for frames disconnected."""
         patience = dialect.LINGER_SECONDS if self._deserted else dialect.EXPIRY_SECONDS
         if not self._closed and self.idle_seconds() > patience:
             self.end(f"the other end has not been heard of for {patience:.0f} s")
 
     async def take_in(self, request: web.BaseRequest, sequence: int, pace: RequestTimeLimit) -> web.StreamResponse:
-        """A `send`: its body goes on where that of the one before it stopped."""
+        """Handle a `send`: its body continues the stream of the previous one."""
         if not self._next_send <= sequence < self._next_send + _AHEAD:
             return web.Response(status=409, text=f"send {sequence} came where {self._next_send} was due")
         async with self._turns:
@@ -167,14 +167,14 @@ class Channel(Connection):
                 self._turns.notify_all()
 
     async def hand_out(self, request: web.BaseRequest, sequence: int) -> web.StreamResponse:
-        """A `receive`: the frames that wait, or 204 when none come in time, or 410 when none ever will."""
+        """Handle a `receive`: return waiting frames, 204 if none arrive in time, or 410 if the channel has ended."""
         if sequence == self._next_receive - 1 and self._last_response:
-            # It was lost with the connection that it was written to.
+            # The response was lost with its connection.
             return web.Response(body=self._last_response, content_type=dialect.CONTENT_TYPE)
         if sequence != self._next_receive:
             return web.Response(status=409, text=f"receive {sequence} came where {self._next_receive} was due")
         if self._waiting is not None:
-            # The client asks again because its connection broke; the old request would take its frames.
+            # The client repeats the request after a broken connection; the old request would take its frames.
             self._waiting.cancel()
         self._last_response = b""
         self._waiting = asyncio.current_task()
@@ -189,7 +189,7 @@ class Channel(Connection):
         return await self._write(request, batch)
 
     async def farewell(self, sequence: int) -> web.StreamResponse:
-        """A `close`, after all sends."""
+        """Handle a `close`, after all sends."""
         async with self._turns:
             await self._turns.wait_for(lambda: self._closed or self._next_send >= sequence)
         self.end("the other end closed the connection")

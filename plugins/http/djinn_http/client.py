@@ -22,25 +22,25 @@ _OK: Final = 200
 _CREATED: Final = 201
 _NO_CONTENT: Final = 204
 _GONE: Final = 410
-# What a proxy may answer that does not know how to upgrade.
+# Possible replies of a proxy that does not support upgrades.
 _NO_UPGRADE: Final = frozenset({400, 426, 500, 501, 502})
-# How long the server may take to answer when the channel is closed.
+# Seconds for the server's reply when the channel is closed.
 _LEAVE_SECONDS: Final = 1.0
-# Characters of a response that is not Djinn's which go into an error.
+# Characters of a foreign response to quote in an error.
 _SAID_LIMIT: Final = 200
-# How long `close` waits for another thread's `send` before it cuts it off.
+# Seconds that `close` waits for another thread's `send` before it cuts it off.
 _PATIENCE_SECONDS: Final = 0.2
-# Attempts at a `receive` whose connection broke before a response came.
+# Attempts at a `receive` whose connection broke before the response.
 _ATTEMPTS: Final = 3
 
 
 def connect(endpoint: Endpoint, limits: Limits, timeout: float, peer: str) -> Connection:
-    """A connection of frames on a socket, where the server and what lies between allow it; otherwise one made of requests.
+    """Return a connection of frames on a socket if the server and proxies allow it; otherwise one made of requests.
 
     Raises:
         TransportError: no server answers, or not a Djinn server.
     """
-    if endpoint.tls is not None:  # the server's end of TLS lies in its event loop
+    if endpoint.tls is not None:  # the server handles TLS in its event loop
         return HttpConnection(open_channel(endpoint, limits, timeout, peer), endpoint, limits, timeout, peer)
     opened = open_channel(endpoint, limits, timeout, peer, ASKING)
     if opened.response is None or opened.response.status != SWITCHED:
@@ -90,29 +90,29 @@ class HttpConnection(StreamConnection):
         self._answered = 0
         self._failures = 0
         self._asked = False
-        self._deserted = False  # the server could not be told that nothing more is sent
+        self._deserted = False  # the server could not be told about the end
         self._channel = opened.response.header(dialect.CHANNEL) if opened.response is not None else ""
         self._ask()
         keep_alive(self)
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes put on the wire, HTTP's own included."""
+        """Return the bytes sent, HTTP headers included."""
         return self._receive.bytes_sent + sum(exchange.bytes_sent for exchange in self._sends)
 
     @property
     def bytes_received(self) -> int:
-        """Bytes taken off the wire, HTTP's own included, and with them responses to sends that were not read yet."""
+        """Return the bytes received, including HTTP headers and unread responses to sends."""
         self._collect_responses()
         return self._receive.bytes_received + sum(exchange.bytes_received for exchange in self._sends)
 
     def close(self) -> None:
-        """As `Connection.close`. The server is told once it has what was sent before."""
+        """Close the channel, as `Connection.close`. The server is told after it has all earlier frames."""
         self._say_goodbye()
         super().close()
 
     def pulse(self) -> None:
-        """Have one `receive` wait at the server at all times. Never blocks."""
+        """Keep one `receive` waiting at the server. Never blocks."""
         self.take_in()
 
     # --- opening, sending, closing --------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class HttpConnection(StreamConnection):
         return ()
 
     def _send_piece(self, piece: Sequence[Buffer]) -> bool:
-        """True if the piece was sent; False if an earlier one is unanswered while an interrupt is pending."""
+        """Send a piece. Return False if an earlier piece is unanswered while an interrupt is pending."""
         exchange = self._sends[self._sent_pieces % len(self._sends)]
         if not self._settle(exchange):
             return False
@@ -137,7 +137,7 @@ class HttpConnection(StreamConnection):
         return True
 
     def _settle(self, exchange: HttpExchange) -> bool:
-        """Wait for the response to the last request on `exchange`, which must be a good one; whether it came."""
+        """Wait for a successful response to the last request on `exchange`. Return True if it arrived."""
         while not exchange.read(time.monotonic() + LOOK_SECONDS):
             if interrupt_mask.pending:
                 return False
@@ -147,7 +147,7 @@ class HttpConnection(StreamConnection):
         return True
 
     def _collect_responses(self) -> None:
-        """Read the responses to sends that have come. Never blocks; trouble is left to the next `send`."""
+        """Read the responses to sends that have arrived. Never blocks; errors are left to the next `send`."""
         if self._ended or not self._sending.acquire(blocking=False):
             return
         try:
@@ -160,7 +160,7 @@ class HttpConnection(StreamConnection):
             self._sending.release()
 
     def _say_goodbye(self) -> None:
-        """Tell the server that it is over, after what was sent before: it cannot see a connection go."""
+        """Tell the server about the close after all frames: it cannot see a disconnect."""
         if self._ended or self._mute or self._process != os.getpid():
             return
         if not self._sending.acquire(timeout=_PATIENCE_SECONDS):
@@ -171,12 +171,12 @@ class HttpConnection(StreamConnection):
                 self._sends[0].request(dialect.CLOSE, self._headers(self._sent_pieces))
                 self._sends[0].read(deadline)
         except (OSError, ProtocolError):
-            return  # it is over, one way or the other
+            return  # the channel has ended in any case
         finally:
             self._sending.release()
 
     def _hang_up(self) -> None:
-        """Close the channel at the server now, without what did not arrive. What it has said before can be fetched."""
+        """Close the channel at the server now, and drop undelivered frames. The server's frames can still be fetched."""
         exchange = self._sends[0]
         exchange.reopen()
         try:
@@ -229,11 +229,11 @@ class HttpConnection(StreamConnection):
         elif status != _NO_CONTENT:
             raise TransportError(_describe(self._receive))
         self._asked = False
-        with suppress(OSError):  # frames that have come are delivered first; the next call tries again
+        with suppress(OSError):  # received frames are delivered first; the next call retries
             self._ask()
 
     def _ask_again(self, error: OSError) -> None:
-        """After a break: nothing is lost as long as no response had begun."""
+        """Retry after a break: no frame is lost if the response had not begun."""
         response = self._receive.response
         self._failures += 1
         begun = response is not None and response.begun
@@ -247,7 +247,7 @@ class HttpConnection(StreamConnection):
 
 
 def pieces(buffers: Sequence[Buffer], size: int) -> Iterator[list[Buffer]]:
-    """`buffers` cut, without copying, into lists of at most `size` bytes in all."""
+    """Split `buffers`, without copying, into lists of at most `size` bytes."""
     piece: list[Buffer] = []
     room = size
     for buffer in buffers:
@@ -267,12 +267,12 @@ def _describe(exchange: HttpExchange) -> str:
     if response is None:
         return "there was no response"
     said = " ".join(response.text.split())[:_SAID_LIMIT]
-    # A page for people to look at says no more than its status does.
+    # An HTML error page says no more than its status.
     return f"the response was HTTP {response.status}" + (f": {said}" if said and not said.startswith("<") else "")
 
 
 def _last_words(exchange: HttpExchange) -> str:
-    """Response of the server before it closed the connection during a request."""
+    """Return the server's response before it closed the connection during a request."""
     try:
         return _describe(exchange) if exchange.read(time.monotonic() + _LEAVE_SECONDS) else ""
     except (OSError, ProtocolError):

@@ -1,4 +1,4 @@
-"""Counts bytes where an asyncio protocol meets its socket."""
+"""Counts the bytes between an asyncio protocol and its socket."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from djinn_http.pace import RequestTimeLimit
 
-# What `get_extra_info` of a transport, or of one under TLS on top of it, gives the `CountingTransport` by.
+# Key of `get_extra_info` under which a transport, also with TLS on top, returns its `CountingTransport`.
 COUNTING: Final = "djinn.counting"
 
 
@@ -16,8 +16,7 @@ class CountingTransport:
     """An asyncio transport that counts what is written to it; everything else is the wrapped one's.
 
     Attributes:
-        sent, received: bytes that were not reported yet, see `take`.
-        pace: how long the other end was waited for.
+        sent, received: bytes since the last `take`. pace: time limit of the peer's requests.
     """
 
     def __init__(self, transport: asyncio.Transport, pace: RequestTimeLimit) -> None:
@@ -30,22 +29,22 @@ class CountingTransport:
         return getattr(self._transport, name)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """As the wrapped transport's, and itself."""
+        """Return the wrapped transport's info, or this transport."""
         return self if name == COUNTING else self._transport.get_extra_info(name, default)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """As the wrapped transport's."""
+        """Write and count, as the wrapped transport."""
         self.sent += len(data)
         self._transport.write(data)
 
     def writelines(self, parts: Iterable[bytes | bytearray | memoryview]) -> None:
-        """As the wrapped transport's."""
+        """Write and count, as the wrapped transport."""
         listed = list(parts)
         self.sent += sum(map(len, listed))
         self._transport.writelines(listed)
 
     def take(self) -> tuple[int, int]:
-        """Bytes sent and received since the last call."""
+        """Return the bytes sent and received since the last call."""
         counts = self.sent, self.received
         self.sent = self.received = 0
         return counts
@@ -94,7 +93,7 @@ class Counting(asyncio.BaseProtocol):
 
 
 class CountingProtocol(Counting, asyncio.Protocol):
-    """In front of a protocol that is given bytes, such as HTTP."""
+    """Wraps a protocol that receives bytes, such as HTTP."""
 
     def data_received(self, data: bytes) -> None:
         """As `asyncio.Protocol`."""
@@ -103,7 +102,7 @@ class CountingProtocol(Counting, asyncio.Protocol):
 
 
 class CountingBufferedProtocol(Counting, asyncio.BufferedProtocol):
-    """In front of a protocol that has a buffer of its own, such as TLS."""
+    """Wraps a protocol with its own buffer, such as TLS."""
 
     def get_buffer(self, sizehint: int) -> Any:
         """As `asyncio.BufferedProtocol`."""

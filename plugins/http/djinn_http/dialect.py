@@ -13,7 +13,7 @@ OPEN: Final = "open"
 SEND: Final = "send"
 RECEIVE: Final = "receive"
 CLOSE: Final = "close"
-# What comes before it is a proxy's business.
+# Path; a prefix before it belongs to a proxy.
 PATH: Final = "/djinn/v1/"
 
 CHANNEL: Final = "Djinn-Channel"
@@ -24,15 +24,15 @@ UPGRADE: Final = "djinn/1"
 # Browsers do not send this type across origins without asking first.
 CONTENT_TYPE: Final = "application/octet-stream"
 
-# The longest body of a request: what nginx lets pass unless it is told otherwise.
+# Maximum bytes of a request's body: nginx's default limit.
 PIECE_BYTES: Final = 1 << 20
-# Sends under way at once: a long way to the server would otherwise cost a round trip for each.
+# Concurrent sends: with one, a distant server would cost a round trip each.
 PARALLEL_SENDS: Final = 4
-# How long a `receive` waits at the server; proxies give up after 60 s.
+# Seconds that a `receive` waits at the server; proxies give up after 60 s.
 WAIT_SECONDS: Final = 20.0
-# A channel that no request has asked for in this long is given up.
+# Seconds without a request after which a channel is dropped.
 EXPIRY_SECONDS: Final = 120.0
-# How long the last frames of a closed channel wait to be fetched.
+# Seconds that the last frames of a closed channel can be fetched.
 LINGER_SECONDS: Final = 10.0
-# A connection that was idle for longer is not used again: something in between may be about to close it.
+# Idle seconds after which a connection is not reused, because a proxy may be about to close it.
 IDLE_SECONDS: Final = 30.0

@@ -1,4 +1,4 @@
-"""A kept-alive HTTP connection, seen from the client: a request, its response, the next request."""
+"""The client's side of a kept-alive HTTP connection: requests and responses in turn."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class Endpoint:
 
     @property
     def authority(self) -> str:
-        """The value of the `Host` header."""
+        """Return the value of the `Host` header."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
-        """URL that clients connect to."""
+        """Return the URL that clients connect to."""
         return f"{'http' if self.tls is None else 'https'}://{self.authority}"
 
 
 class HttpExchange:
-    """One connection to `endpoint`, opened when it is needed and again where it cannot be used any more.
+    """A connection to `endpoint`, opened on use and reopened after a break.
 
     Attributes:
         response: the response to the last request, read or not; None before the first.
@@ -64,14 +64,14 @@ class HttpExchange:
 
     @property
     def waiting(self) -> bool:
-        """True if a response is still to come."""
+        """Return True if a response is pending."""
         return self.response is not None and not self.response.complete
 
     def request(self, action: str, headers: str, body: Sequence[Buffer] = ()) -> None:
         """Send a request; the previous response must be complete.
 
         Raises:
-            OSError: no connection, or it broke.
+            OSError: the connection failed or broke.
         """
         sock = self._connected()
         self.response = ResponseReader(self._decoder)
@@ -96,7 +96,7 @@ class HttpExchange:
             ProtocolError: the response is not what a Djinn server answers.
         """
         while self.waiting:
-            # Asked here as well: one that never stops sending would be waited for without end.
+            # Checked here as well, because a server that never stops sending would never reach the deadline.
             if not self.read_some(deadline) or (deadline is not None and time.monotonic() > deadline):
                 return False
         return True
@@ -109,13 +109,13 @@ class HttpExchange:
         if not (isinstance(sock, TlsSocket) and sock.held) and not wait_readable(self._poll, deadline):
             return False
         self.torn = True
-        with suppress(BlockingIOError):  # woken for nothing; the caller tries again
+        with suppress(BlockingIOError):  # spurious wake-up; the caller retries
             self._take(sock, response)
         self.torn = False
         return True
 
     def give_up_socket(self) -> tuple[socket.socket | TlsSocket, bytes]:
-        """Its connection, which the caller owns from now on, and what came over it after the last response."""
+        """Return the socket, which the caller owns from now on, and the bytes received after the last response."""
         sock, response = self._socket, self.response
         if sock is None or response is None:
             raise TransportError("the connection was closed")
@@ -124,7 +124,7 @@ class HttpExchange:
         return sock, response.rest
 
     def reopen(self) -> None:
-        """Forget the connection; the next request opens another."""
+        """Drop the connection; the next request opens a new one."""
         self.response = None
         self.torn = False
         if self._socket is not None:
@@ -134,11 +134,11 @@ class HttpExchange:
             self._counted = [0, 0]
 
     def shut_down(self) -> None:
-        """Wake the threads that wait on the connection, which raises, and let no other be opened."""
+        """Wake the threads that wait on the connection, with an error, and prevent new connections."""
         self._ended = True
         sock = self._socket
         if sock is not None:
-            with suppress(OSError):  # it was gone already, which is what was wanted
+            with suppress(OSError):  # it was closed already
                 sock.shutdown(socket.SHUT_RDWR)
 
     def _take(self, sock: socket.socket | TlsSocket, response: ResponseReader) -> None:
@@ -173,11 +173,11 @@ class HttpExchange:
     def _is_usable(self) -> bool:
         if self.response is not None and not self.response.reusable:
             return False
-        # Readable while nothing is asked means that the other end hung up.
+        # A readable idle connection means that the peer hung up.
         return time.monotonic() - self._used < IDLE_SECONDS and not self._poll.poll(0)
 
     def _replace(self) -> None:
-        """Connect again; where that fails, stay with what there is if it is merely old."""
+        """Reconnect. If that fails, keep a connection that is merely old."""
         try:
             fresh = self._connect()
         except OSError:

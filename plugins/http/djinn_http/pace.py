@@ -1,4 +1,4 @@
-"""Time limits for a client's request: one that sends a byte a second holds a connection that others could use."""
+"""Time limits for requests: a client that sends a byte a second must not hold a connection."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ class RequestTimeLimit:
 
     @property
     def trusted(self) -> bool:
-        """True if the connection carries a channel of an authenticated client."""
+        """Return True if the connection carries a channel of an authenticated client."""
         return self.owner is not None and self.owner.trusted
 
     def came(self, count: int) -> None:
-        """Count received bytes. The first ones of a request begin it."""
+        """Count received bytes. The first bytes begin a request."""
         self._bytes += count
         if self._idle:
             self._since, self._idle = time.monotonic(), False
 
     def begun(self) -> None:
-        """The headers of a request are here: the client owes nothing now."""
+        """Note complete headers: the client owes no bytes now."""
         self._since, self._waited, self._bytes, self._idle = None, 0.0, 0, False
 
     def over(self) -> None:
-        """The request is answered. Who does not come with another one soon, and has shown nothing, has to go."""
+        """Note an answered request. An unauthenticated client without another request soon is disconnected."""
         self._since, self._waited, self._bytes, self._idle = time.monotonic(), 0.0, 0, True
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Its body is being waited for."""
+        """Count the time of the block as waiting for the request's body."""
         self._since = time.monotonic()
         try:
             yield
@@ -68,7 +68,7 @@ class RequestTimeLimit:
 
     @property
     def too_slow(self) -> bool:
-        """True if the peer has sent too little for too long."""
+        """Return True if the peer has sent too few bytes for too long."""
         if self._since is None:
             return False
         waited = self._waited + time.monotonic() - self._since

@@ -1,4 +1,4 @@
-"""A thread that looks after idle connections, so that servers and proxies do not take their owners for dead."""
+"""A thread that keeps idle connections alive for servers and proxies."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ PULSE_SECONDS: Final = 5.0
 
 
 class Pulsed(Protocol):
-    """Something that wants a call now and then."""
+    """A connection that needs periodic calls."""
 
     def pulse(self) -> None:
-        """Do what is due; never block, never raise."""
+        """Do the due work. Never blocks, never raises."""
 
 
 _connections: weakref.WeakSet[Pulsed] = weakref.WeakSet()

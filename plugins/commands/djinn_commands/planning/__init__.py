@@ -1,10 +1,10 @@
-"""Plans for a program or a model that does not run: `djinn explain` and `djinn plan`.
+"""Planning of programs and models without running them: `djinn explain` and `djinn plan`.
 
-This module is imported for `djinn --help`, so the rest is imported where it is needed.
+This module is imported for `djinn --help`, so the rest is imported on use.
 
 - `plan_command`, `explain_command`: the command line. `model`: models without weights, and the programs of their steps.
-- `fit`: if a model fits on servers as they are. `peak`: the most memory that a program holds at once.
-- `forecast`: what a plan for a described cluster means for memory, latency and throughput.
+- `fit`: whether a model fits on present servers. `peak`: peak memory of a program.
+- `forecast`: memory, latency and throughput of a plan for a described cluster.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ hookimpl = pluggy.HookimplMarker("djinn")
 
 @hookimpl
 def djinn_register_commands() -> Iterable[click.Command]:
-    """The commands `explain` and `plan`."""
+    """Register the commands `explain` and `plan`."""
     from djinn_commands.planning.explain_command import explain
     from djinn_commands.planning.plan_command import plan
 

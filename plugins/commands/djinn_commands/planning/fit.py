@@ -1,4 +1,4 @@
-"""The question of `djinn plan` to servers: does a model fit there now, and what would make it fit."""
+"""`djinn plan` for servers: does a model fit now, and which changes would make it fit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from djinn_core.wire.messages import Status
 if TYPE_CHECKING:
     from djinn_profiler.captured import Captured
 
-# Beside what is counted: scalars, states of random generators, and what ops take that is not counted.
+# Additional bytes for uncounted memory: scalars, states of random generators, and workspace of ops.
 ALLOWANCE: Final = 1.02
 SMALL: Final = 128 << 10
 BUDGET: Final = 0.75  # of a memory limit, for tensors (docs/memory.md)
@@ -44,7 +44,7 @@ _TRIES: Final = 4
 
 @attrs.frozen
 class Program:
-    """One program of the step, on one device of the kind of an executor's: its peak, and its predicted seconds."""
+    """One program of the step, on one device like an executor's: its peak, and its predicted seconds."""
 
     name: str
     peak: Peak
@@ -52,25 +52,25 @@ class Program:
 
     @property
     def needed(self) -> int:
-        """Bytes, with the allowance."""
+        """Return the needed bytes, with the allowance."""
         return with_allowance(self.peak.bytes)
 
 
 @attrs.frozen
 class Executor:
-    """A device of a server; `free` bytes are None where it does not say."""
+    """A device of a server; `free` bytes are None if unknown."""
 
     server: str
     device: DeviceCapabilities
 
     def fits(self, needed: int) -> bool:
-        """True if so many bytes are free."""
+        """Return True if this many bytes are free."""
         return self.device.memory_free is None or needed <= self.device.memory_free
 
 
 @attrs.frozen
 class Suggestion:
-    """A change, the options that make it, what it needs then, and if that was found to fit."""
+    """A change, the options for it, its needed bytes, and whether it fits."""
 
     change: str
     needed: int
@@ -79,7 +79,7 @@ class Suggestion:
 
 
 def with_allowance(counted: int) -> int:
-    """Bytes to be free for a program whose tensors take so many at once."""
+    """Return the free bytes that a program needs whose tensors have this peak."""
     return int(counted * ALLOWANCE) + SMALL
 
 
@@ -92,10 +92,10 @@ def tell_fit(
     *,
     as_json: bool,
 ) -> None:
-    """Answer the question, and exit with status 1 where the model does not fit.
+    """Print whether the model fits, and exit with status 1 if it does not.
 
     Raises:
-        ConfigurationError: there is no server, the model cannot be built, or there is no such policy or scheduler.
+        ConfigurationError: no server is configured, the model cannot be built, or the policy or scheduler does not exist.
         DjinnError: no server answers.
     """
     executors = executors_of(servers, connection_file)
@@ -111,17 +111,17 @@ def tell_fit(
 
 
 def executors_of(servers: Sequence[str], connection_file: Path | None) -> tuple[Executor, ...]:
-    """The devices of the servers, as they are now, each once. Servers that do not answer, where others do, are named on stderr.
+    """Return the servers' devices, each once. If only some servers answer, the others are named on stderr.
 
     Raises:
         ConfigurationError: no server is named or configured.
-        DjinnError: none answers.
+        DjinnError: no server answers.
     """
     replies = ask_named(servers, connection_file)
     found: dict[tuple[str, str], Executor] = {}
     for number, (url, reply) in enumerate(replies.items()):
         if isinstance(reply, Status):
-            for executor in reply.executors:  # tenants have executors of their own on one device
+            for executor in reply.executors:  # tenants have separate executors on one device
                 key = url, executor.device.id
                 device = attrs.evolve(capabilities_of(executor.device), id=f"{number}/{executor.device.id}")
                 known = found.get(key)
@@ -141,7 +141,7 @@ def _no_executor() -> DjinnError:
 
 @attrs.define
 class Fit:
-    """A model, a step of it, and the executors on which it is to fit."""
+    """A model, its step, and the candidate executors."""
 
     model: BuiltModel
     step: Step
@@ -151,7 +151,7 @@ class Fit:
     scheduler: str = ""
 
     def programs(self, step: Step) -> tuple[Program, ...]:
-        """The programs of a step, each on one device of the kind of the roomiest executor's."""
+        """Return the programs of a step, each planned for one device like the executor with most free memory."""
         return tuple(self._program(name, one, step) for name, one in self.model.captured(step, passes=PASSES).items())
 
     def _program(self, name: str, captured: Captured, step: Step) -> Program:
@@ -169,7 +169,7 @@ class Fit:
         return max(self.executors, key=lambda one: math.inf if (free := one.device.memory_free) is None else free)
 
     def described(self) -> dict[str, Any]:
-        """The result, as JSON has it."""
+        """Return the result as JSON values."""
         programs = self.programs(self.step)
         fullest = max(programs, key=lambda one: one.needed)
         alone = [one.fits(fullest.needed) for one in self.executors]
@@ -217,7 +217,7 @@ class Fit:
         return tuple(one.device for one in self.executors)
 
     def _divided(self, step: Step, devices: Sequence[DeviceCapabilities]) -> dict[str, int]:
-        """Bytes by device where the step is divided between these; empty if it does not fit there."""
+        """Return the bytes by device if the step is divided between these devices; empty if it does not fit."""
         roomy = tuple(_less_allowance(device) for device in devices)
         request = Request(
             NetworkTopology(roomy),
@@ -238,7 +238,7 @@ class Fit:
     # --- what would make it fit ---------------------------------------------------------------------------------
 
     def _suggestions(self, fullest: Program) -> Iterator[Suggestion]:
-        """Changes that may make it fit, each planned."""
+        """Return changes that may make the model fit, each planned."""
         step, free = self.step, self._roomiest.device.memory_free or 0
         narrow = attrs.evolve(step, dtype="bfloat16")
         if self._itemsize > 2:
@@ -271,7 +271,7 @@ class Fit:
         return Suggestion(change, needed, self._roomiest.fits(needed), reason)
 
     def _smaller(self, name: str, step: Step, free: int) -> Iterator[Suggestion]:
-        """The largest batch, or number of tokens, that is found to fit; or the smallest one, which does not."""
+        """Return the largest batch, or number of tokens, that fits; or else the smallest one, which does not."""
         now = int(getattr(step, name))
         if now == 1:
             return
@@ -284,7 +284,7 @@ class Fit:
         yield Suggestion(f"--{name} {size}", needed, needed <= free, reason)
 
     def _spilling(self, fullest: Program, free: int) -> Suggestion:
-        """A memory limit, under which values are spilled: it has to hold what the largest op needs."""
+        """Return a memory limit with spilling: it must hold the operands of the largest op."""
         device, least = self._roomiest.device, with_allowance(fullest.peak.largest_step)
         if device.spill:
             room = free + device.spill
@@ -300,7 +300,7 @@ class Fit:
         return Suggestion(f"djinn serve --memory-gib {gib:g}", least, least <= BUDGET * free, reason)
 
     def _more_executors(self, fullest: Program) -> Iterator[Suggestion]:
-        """The fewest executors, of 2, 4 and 8 like the roomiest one, between which it is divided."""
+        """Return the fewest executors, of 2, 4 and 8 like the one with most free memory, that hold the divided step."""
         like = self._roomiest.device
         for count in _SEVERAL:
             if count <= len(self.executors) or count * (like.memory_free or 0) < fullest.needed:
@@ -318,7 +318,7 @@ class Fit:
     # --- in words -----------------------------------------------------------------------------------------------
 
     def lines(self, found: Mapping[str, Any]) -> Iterator[str]:
-        """The result in words."""
+        """Return the result in words."""
         step = self.step
         more = f" and {step.new_tokens:,} new ones" if step.kind == "decode" and step.new_tokens > 1 else ""
         tokens = (
@@ -353,7 +353,7 @@ class Fit:
 
 
 def _largest(needed: Callable[[int], int], now: int, free: int) -> tuple[int, int]:
-    """Bytes needed at the largest size below `now` that is found to fit in `free`, and that size; else those of size 1."""
+    """Return the needed bytes and the size of the largest size below `now` that fits in `free`; else of size 1."""
     low, high = (1, needed(1)), (now, needed(now))
     if low[1] > free:
         return low[1], 1
@@ -371,7 +371,7 @@ def _largest(needed: Callable[[int], int], now: int, free: int) -> tuple[int, in
 
 
 def _less_allowance(device: DeviceCapabilities) -> DeviceCapabilities:
-    """The device with what its free memory leaves for tensors, and without what it could spill."""
+    """Return the device with its free memory minus the allowance, and without spilling."""
     if device.memory_free is None:
         return attrs.evolve(device, spill=0)
     return attrs.evolve(device, memory_free=max(0, int((device.memory_free - SMALL) / ALLOWANCE)), spill=0)

@@ -22,9 +22,7 @@ class DeviceForecast:
     Attributes:
         modules: modules whose ops run there, in order, with numbered ones as ranges, such as `model.layers.0-39`.
         inputs: bytes of weights, caches and other inputs that live there.
-        peak: bytes at most; of `memory`, which it has.
-        busy: seconds of work in one run.
-        reason: why most of it is there.
+        peak: peak bytes, of `memory`, its capacity. busy: seconds of work in one run. reason: reason for most of its ops.
     """
 
     device: str
@@ -39,16 +37,16 @@ class DeviceForecast:
 
 @attrs.frozen
 class Forecast:
-    """One run of a program, and many one after the other.
+    """Predicted performance of one run and of successive runs of a program.
 
     Attributes:
-        latency: seconds of a run in which all weights and caches are there.
+        latency: seconds of a run with all weights and caches in place.
         interval: seconds between runs that follow each other without waiting.
-        upload_bytes, upload_seconds: what the first run needs in addition.
+        upload_bytes, upload_seconds: additional cost of the first run.
         replicas: how many copies of it the devices of the cluster hold, each on devices of its own.
         shares: fractions of device time by cause: `arithmetic`, `memory bandwidth`, `starting ops`.
         transfers: seconds in which links between devices are busy.
-        limit: what the interval is due to.
+        limit: the bottleneck of the interval.
     """
 
     devices: tuple[DeviceForecast, ...]
@@ -153,7 +151,7 @@ def _longest(estimate: CostEstimate, device: DeviceCapabilities) -> tuple[str, f
 
 
 def _replicas(result: PipelineResult, line: Timeline) -> int:
-    """Number of times the devices that were used fit into the cluster, make by make."""
+    """Return how often the used devices fit into the cluster, by device model."""
     makes = Counter(_make(d) for d in result.topology.devices)
     used = Counter(_make(result.topology.device(d)) for d in line.devices)
     return min((makes[make] // count for make, count in used.items()), default=0)

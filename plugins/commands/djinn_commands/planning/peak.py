@@ -1,4 +1,4 @@
-"""The most memory that a program holds on one device at once, by kind of value."""
+"""Peak memory of a program on one device, by kind of value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS: Final = {
     DataResidency.GRADIENT: "gradients",
     DataResidency.OPTIMIZER_STATE: "optimizer",
 }
-ACTIVATIONS: Final = "activations"  # all else: inputs, results, and what ops take beside them
+ACTIVATIONS: Final = "activations"  # all other memory: inputs, results, and workspace of ops
 
 
 @attrs.frozen
@@ -68,7 +68,7 @@ def peak_of(result: PipelineResult, *, caches: bool = True) -> Peak:
 
 
 class _Held:
-    """Memory that is there while the steps are followed."""
+    """Memory in use while the steps are followed."""
 
     def __init__(self, result: PipelineResult, names: Mapping[DataResidency, str]) -> None:
         self._names = names
@@ -83,7 +83,7 @@ class _Held:
         self.largest = 0
 
     def hold(self, value: int) -> None:
-        """The value is there."""
+        """Note a value in memory."""
         storage, meta = storage_of(value), self._graph.meta(value)
         self._values.setdefault(storage, set()).add(value)
         kind = self._kinds.setdefault(storage, self._kind(value))
@@ -101,7 +101,7 @@ class _Held:
         return self._names.get(known, ACTIVATIONS) if known is not None else ACTIVATIONS
 
     def free(self, value: int) -> None:
-        """The value is forgotten, and its storage with the last one."""
+        """Free a value, and its storage with the last value."""
         storage = storage_of(value)
         values = self._values.get(storage)
         if values is None:
@@ -112,11 +112,11 @@ class _Held:
             self._now[self._kinds.pop(storage)] -= self._sizes.pop(storage, 0)
 
     def left(self) -> dict[str, int]:
-        """Bytes by kind that are there now."""
+        """Return the present bytes by kind."""
         return dict(+self._now)
 
     def note(self, beside: int, node: int | None = None) -> None:
-        """An op has run, which took so many bytes beside."""
+        """Note an op that has run, with its bytes of workspace."""
         if node is not None:
             used = self._graph.nodes[node]
             storages = {storage_of(v) for v in (*used.inputs, *used.outputs)}

@@ -1,9 +1,9 @@
 """The installation and its servers: `djinn doctor`, `status`, `kill`, `published`, `login`, `logout` and `servers`.
 
-This module is imported for `djinn --help`, so the rest is imported where it is needed.
+This module is imported for `djinn --help`, so the rest is imported on use.
 
-- `status_commands`, `login_commands`, `doctor_command`: the command line. `logins`, `killing`: what it does.
-- `status_text`: what servers report; `coordinator`: the same as objects. `diagnosis`: what is wrong with the installation.
+- `status_commands`, `login_commands`, `doctor_command`: the command line. `logins`, `killing`: their implementation.
+- `status_text`: reports of servers as text; `coordinator`: the same reports as objects. `diagnosis`: problems of the installation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ hookimpl = pluggy.HookimplMarker("djinn")
 
 @hookimpl
 def djinn_register_commands() -> Iterable[click.Command]:
-    """The commands about the installation and its servers."""
+    """Register the commands about the installation and its servers."""
     from djinn_commands.servers.doctor_command import doctor
     from djinn_commands.servers.login_commands import login, logout, servers
     from djinn_commands.servers.status_commands import kill, published, status

@@ -1,4 +1,4 @@
-"""`djinn.compat.coordinator()`: the configured servers, their executors, how busy they are, and how they assign sessions."""
+"""`djinn.compat.coordinator()`: the configured servers with their executors, load, and assignment policy."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class ExecutorView:
     Attributes:
         device: id of its device. process: its number on the server's machine.
         state: `ready`, `starting`, `restarting` or `silent`.
-        sessions: number of its sessions. held: what these hold.
-        load: share of the last seconds in which it ran programs, and one for each session that is to begin.
-        memory: what its device has; 0 if that is not known. memory_free: what is free there; None if that is not known.
+        sessions: number of its sessions. held: bytes of these sessions.
+        load: share of recent seconds in which it ran programs, plus one for each session about to begin. memory: the device's
+            memory; 0 if unknown. memory_free: free memory; None if unknown.
     """
 
     device: str
@@ -38,11 +38,10 @@ class ServerView:
     """A configured server.
 
     Attributes:
-        url: the address at which it was asked.
-        error: why it did not answer; empty: it did, and what follows is known.
+        url: the queried address. error: why it did not answer; empty if it answered, and the other fields are valid.
         policy: name of its assignment policy.
-        load: load of its least loaded device by all tenants, by which clients of several servers choose.
-        executors: those of this client's tenant.
+        load: load of its least loaded device over all tenants, by which clients choose a server. executors: executors of this
+            client's tenant.
     """
 
     url: str
@@ -54,23 +53,23 @@ class ServerView:
 
 @attrs.frozen
 class Coordinator:
-    """Servers of this client at one moment; none where its executor is its own."""
+    """Servers of this client at one moment; empty with an embedded executor."""
 
     servers: tuple[ServerView, ...]
 
     @property
     def executors(self) -> tuple[ExecutorView, ...]:
-        """Executors of all servers."""
+        """Return the executors of all servers."""
         return tuple(executor for server in self.servers for executor in server.executors)
 
     @property
     def sessions(self) -> int:
-        """Number of the sessions on all of them."""
+        """Return the number of sessions on all servers."""
         return sum(executor.sessions for executor in self.executors)
 
     @property
     def load(self) -> float:
-        """Load of all of them together, in devices."""
+        """Return the total load of all servers, in devices."""
         return sum(executor.load for executor in self.executors)
 
 
@@ -79,8 +78,8 @@ def coordinator() -> Coordinator:
     """Ask the configured servers for their executors, sessions, load, memory and assignment policy. Begins no session.
 
     Raises:
-        ConfigurationError: the connection file cannot be read, or there is no token.
-        PluginError: a plugin that was asked for cannot be used.
+        ConfigurationError: the connection file cannot be read, or the token is missing.
+        PluginError: a requested plugin cannot be used.
     """
     return Coordinator(tuple(_server(url, reply) for url, reply in ask_servers(client.settings()).items()))
 

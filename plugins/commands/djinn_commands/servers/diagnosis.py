@@ -1,4 +1,4 @@
-"""What `djinn doctor` finds: versions, plugins, settings with their origins, servers, and what is wrong and how to mend it."""
+"""Checks of `djinn doctor`: versions, plugins, settings with their origins, servers, and problems with advice."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ from djinn_core.wire.messages import Status
 T = TypeVar("T")
 
 _INSTALL = "Install Djinn from its checkout: `pip install -e . -e ./plugins/tcp -e ./plugins/commands`."
-_OPTIONAL = ("djinn-native", "djinn-server")  # clients need the one, machines that serve the other
-PATIENCE = 5.0  # seconds for each server: a person is waiting
+_OPTIONAL = ("djinn-native", "djinn-server")  # packages that clients need, and packages that servers need
+PATIENCE = 5.0  # timeout in seconds per server, because a person is waiting
 
 
 @attrs.frozen
 class Finding:
-    """Something that is wrong. `fatal` where Djinn cannot work before it is mended."""
+    """A problem. `fatal`: Djinn cannot work until it is fixed."""
 
     what: str
     mend: str
@@ -59,7 +59,7 @@ class Finding:
 
 @attrs.frozen
 class ServerRow:
-    """A configured server: whether it lets us in, and what it runs; otherwise why not, and how to mend it."""
+    """A configured server: whether it accepts the client, and its versions; otherwise the error and advice."""
 
     url: str
     reachable: bool
@@ -69,7 +69,7 @@ class ServerRow:
 
 @attrs.frozen
 class Diagnosis:
-    """Everything that was found out. `findings` is empty if all is well. `transports`: facts by name of a transport."""
+    """All results of the checks. `findings` is empty if all is well. `transports`: facts by name of a transport."""
 
     versions: Mapping[str, str]
     plugins: tuple[PluginRow, ...]
@@ -81,12 +81,12 @@ class Diagnosis:
 
     @property
     def well(self) -> bool:
-        """True if nothing fatal was found."""
+        """Return True if there is no fatal finding."""
         return not any(finding.fatal for finding in self.findings)
 
 
 def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
-    """Look at this installation. Changes nothing and raises nothing of Djinn's: what is wrong becomes a finding."""
+    """Check this installation without changes. Errors of Djinn become findings."""
     environ = os.environ if environ is None else environ
     findings = [*check_versions(versions()), *check_torch()]
     resolved = _caught(lambda: resolve(environ=environ), findings, "Correct the value that the message names.")
@@ -111,7 +111,7 @@ def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
 
 
 def _with_policy(row: SettingRow, settings: Settings, registry: Registry) -> SettingRow:
-    """Default placement policies, where the user named none, and the reason for each."""
+    """Return the default placement policies if the user named none, with the reason for each."""
     if row.name != "placement_policy" or settings.placement_policy:
         return row
     one, several = (policy_for(settings, registry.placement_policies, devices) for devices in (1, 2))
@@ -123,7 +123,7 @@ def _with_policy(row: SettingRow, settings: Settings, registry: Registry) -> Set
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, of Djinn and of what it needs; an empty string for what is not installed. And of optional packages that are."""
+    """Return the versions of Python, of Djinn and of its dependencies (empty if missing), and of installed optional packages."""
     found = {"python": platform.python_version()}
     for name in ("djinn", *(name for name in required_versions() if name != "python"), *_OPTIONAL):
         try:
@@ -135,7 +135,7 @@ def versions() -> dict[str, str]:
 
 
 def required_versions() -> dict[str, str]:
-    """Python and the distributions that the metadata of `djinn` asks for, with the least version of each; not those of extras."""
+    """Return Python and the required distributions of `djinn` with their minimum versions, without extras."""
     try:
         described = metadata.metadata("djinn")
     except metadata.PackageNotFoundError:  # a finding of its own
@@ -146,7 +146,7 @@ def required_versions() -> dict[str, str]:
 
 
 def _requirement(text: str) -> tuple[str, str]:
-    """Name and least version of `torch>=2.11`; an empty string where any version will do."""
+    """Return name and minimum version of `torch>=2.11`; an empty version if there is no minimum."""
     found = re.match(r"([\w.-]+)(?:[^>]*>=\s*([\d.]+))?", text)
     assert found is not None
     return found[1], found[2] or ""
@@ -179,7 +179,7 @@ def _is_ours(version: str) -> bool:
 
 
 def check_torch() -> Iterator[Finding]:
-    """Private functions of torch that interception needs and this torch lacks."""
+    """Find private torch functions that interception needs and this torch lacks."""
     for name in missing():
         yield Finding(
             f"torch has no {name}, which interception needs.",
@@ -188,7 +188,7 @@ def check_torch() -> Iterator[Finding]:
 
 
 def check_variables(environ: Mapping[str, str], plugins: Iterable[PluginRow]) -> Iterator[Finding]:
-    """Variables that look like ours and are not; those that begin with a plugin's name are the plugin's own."""
+    """Find environment variables that resemble Djinn's but are unknown. Variables that begin with a plugin's name are ignored."""
     owned = tuple(f"{PREFIX}{row.name.upper()}_" for row in plugins if row.name.isidentifier())
     for variable, meant in unknown_variables(environ).items():
         if not meant and variable.startswith(owned):
@@ -198,7 +198,7 @@ def check_variables(environ: Mapping[str, str], plugins: Iterable[PluginRow]) ->
 
 
 def check_file(resolved: ResolvedSettings) -> Iterator[Finding]:
-    """A configuration or connection file with a token that others may read."""
+    """Check for a configuration or connection file with a token that other users can read."""
     settings = resolved.settings
     in_file = resolved.origins["token"].startswith("file ")
     if resolved.file is not None and in_file and _others_read(resolved.file):
@@ -206,19 +206,19 @@ def check_file(resolved: ResolvedSettings) -> Iterator[Finding]:
             f"{resolved.file} holds the token and others may read it.", f"chmod 600 {resolved.file}", fatal=False
         )
     connection = settings.connection_file
-    # Whether the file is there at all is found out when servers are asked.
+    # A missing file is reported when servers are asked.
     if connection is not None and connection.exists() and _others_read(connection):
         yield Finding(f"Others may read the token in {connection}.", f"chmod 600 {connection}", fatal=False)
 
 
 def load(resolved: ResolvedSettings) -> Registry:
-    """The plugins in use; what cannot be used is among its rows."""
+    """Return the plugins in use; unusable plugins are among the rows."""
     found, _ = survey(Selection.from_settings(resolved.settings), builtins=builtin_plugins())
     return found
 
 
 def check_plugins(rows: tuple[PluginRow, ...], settings: Settings) -> Iterator[Finding]:
-    """Plugins that cannot be used: fatal where they were asked for by name, or where all must load. And those of another release."""
+    """Find unusable plugins (fatal if requested by name, or if all must load) and plugins of another release."""
     named = settings.plugins or ()
     for row in rows:
         if row.status == "active" and (advice := of_another_release(row.distribution, row.version)):
@@ -233,7 +233,7 @@ def check_plugins(rows: tuple[PluginRow, ...], settings: Settings) -> Iterator[F
 
 
 def check_growth(registry: Registry, settings: Settings) -> Iterator[Finding]:
-    """Plugins in use with which plans hold for fewer sizes."""
+    """Find plugins in use that limit plans to fewer sizes."""
     policies = [policy_for(settings, registry.placement_policies, devices) for devices in (1, 2)]
     found = (asked_by_size(registry, exact=settings.exact, policy=p, scheduler=settings.scheduler) for p in policies)
     names = list(dict.fromkeys(name for asked in found for name in asked))
@@ -246,7 +246,7 @@ def check_growth(registry: Registry, settings: Settings) -> Iterator[Finding]:
 
 
 def check_server_side(registry: Registry, settings: Settings) -> Iterator[Finding]:
-    """Check what executors and `djinn serve` of this machine would refuse. Without the server's package there are none."""
+    """Check for settings that executors or `djinn serve` of this machine would refuse. Skipped without the server's package."""
     if find_spec("djinn_server") is not None:
         yield from check_executor_choices(registry, settings)
         yield from check_authenticators(registry, settings)
@@ -255,12 +255,12 @@ def check_server_side(registry: Registry, settings: Settings) -> Iterator[Findin
         yield Finding(
             "No server is configured, and the package djinn-server, which runs programs on this machine, is not installed.",
             f"Name a server (`djinn login`, or the setting `servers`). {INSTALL_SERVER}",
-            fatal=False,  # a program may name one itself
+            fatal=False,  # a program may name a server itself
         )
 
 
 def check_executor_choices(registry: Registry, settings: Settings) -> Iterator[Finding]:
-    """Compilers and memory policies that the settings name and no plugin offers: an executor would not start with them."""
+    """Find configured compilers and memory policies without a plugin: an executor would not start with them."""
     offered = {
         "compilers": (settings.compilers, [one.name for one in registry.compilers]),
         "memory_policy": ((settings.memory_policy,), [one.name for one in registry.memory_policies]),
@@ -276,7 +276,7 @@ def check_executor_choices(registry: Registry, settings: Settings) -> Iterator[F
 
 
 def check_authenticators(registry: Registry, settings: Settings) -> Iterator[Finding]:
-    """Authenticators that the settings name and no plugin offers: `djinn serve` would not start with them."""
+    """Find configured authenticators without a plugin: `djinn serve` would not start with them."""
     there = [one.name for one in registry.authenticators]
     for name in settings.authenticators:
         if name not in there:
@@ -288,7 +288,7 @@ def check_authenticators(registry: Registry, settings: Settings) -> Iterator[Fin
 
 
 def check_assignment(registry: Registry, settings: Settings) -> Iterator[Finding]:
-    """An assignment policy that the settings name and no plugin offers: `djinn serve` would not start with it."""
+    """Find a configured assignment policy without a plugin: `djinn serve` would not start with it."""
     there = [one.name for one in registry.assignment_policies]
     if settings.assignment not in there:
         yield Finding(
@@ -299,7 +299,7 @@ def check_assignment(registry: Registry, settings: Settings) -> Iterator[Finding
 
 
 def server_rows(settings: Settings, transports: Sequence[Transport]) -> tuple[ServerRow, ...]:
-    """Each configured server, asked once; none where the embedded executor is used."""
+    """Ask each configured server once; empty with the embedded executor."""
     servers = find_servers(settings, transports)
     if servers is None:
         return ()

@@ -66,7 +66,7 @@ def login(server: str, name: str | None, token_file: Path | None, fingerprint: s
 
 
 def _token(file: Path | None) -> str:
-    """The token, never from the command line, which other users can read."""
+    """Return the token. It is never taken from the command line, which other users can read."""
     if file is not None:
         lines = file.read_text(errors="replace").splitlines()
     elif has_terminal():
@@ -80,7 +80,7 @@ def _token(file: Path | None) -> str:
 
 
 def _fingerprint(given: str) -> str:
-    """A fingerprint as it is written in connection files; without one, that of the settings, if there is one."""
+    """Return a fingerprint in the form of connection files; by default the configured one."""
     from djinn_core.settings import resolve
 
     found = resolve({"tls_fingerprints": given} if given else None).settings.tls_fingerprints
@@ -90,10 +90,10 @@ def _fingerprint(given: str) -> str:
 
 
 def _check(content: ConnectionFile) -> str:
-    """The first address at which the server accepts the token.
+    """Return the first address at which the server accepts the token.
 
     Raises:
-        DjinnError: none does.
+        DjinnError: no address accepts the token.
     """
     import attrs
 
@@ -116,7 +116,7 @@ def _check(content: ConnectionFile) -> str:
 
 
 def _is_unknown_certificate(error: BaseException | None) -> bool:
-    """True if an error came of a certificate that no authority of this machine signed."""
+    """Return True if an error is due to a certificate that no authority of this machine signed."""
     import ssl
 
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
@@ -125,7 +125,7 @@ def _is_unknown_certificate(error: BaseException | None) -> bool:
 
 
 def _confirmed_fingerprint(content: ConnectionFile, error: TransportError) -> str:
-    """The fingerprint of the server's certificate, which the user has compared. Nothing is sent to the server before.
+    """Return the fingerprint of the server's certificate after the user has confirmed it. Sends no data to the server before.
 
     Raises:
         TransportError: there is no terminal, or the user says that the fingerprint is another one.
@@ -149,7 +149,7 @@ def _confirmed_fingerprint(content: ConnectionFile, error: TransportError) -> st
 
 
 def _shown_fingerprint(content: ConnectionFile) -> str:
-    """The fingerprint that the server shows in a handshake which expects another one; empty if there was none."""
+    """Return the fingerprint that the server shows in a handshake with a wrong pinned one; empty without a certificate."""
     import msgspec
 
     from djinn_core.protocol.net.tls_contexts import FINGERPRINT, UnexpectedCertificate
@@ -166,7 +166,7 @@ def _shown_fingerprint(content: ConnectionFile) -> str:
 
 
 def has_terminal() -> bool:
-    """True if a person can be asked."""
+    """Return True if a person can be asked."""
     return sys.stdin.isatty()
 
 

@@ -1,4 +1,4 @@
-"""Log-ins are made, listed and removed by `djinn login`, `servers` and `logout`."""
+"""Storage of log-ins for `djinn login`, `servers` and `logout`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from djinn_core.system.private_directories import private_directory
 
 
 def save_login(login: Login) -> Path:
-    """Store a log-in, in place of another of that name; the file that was written.
+    """Store a log-in, replacing one of the same name. Return the written file.
 
     Raises:
         ConfigurationError: the name is not valid, or other users could write to the file.
@@ -26,7 +26,7 @@ def save_login(login: Login) -> Path:
 
 
 def list_logins() -> tuple[Login, ...]:
-    """All log-ins, by name.
+    """Return all log-ins, by name.
 
     Raises:
         ConfigurationError: a file is unreadable.
@@ -35,10 +35,10 @@ def list_logins() -> tuple[Login, ...]:
 
 
 def forget_login(name: str) -> None:
-    """Remove the log-in of that name, also one whose file is unreadable.
+    """Remove a log-in by name, even if its file is unreadable.
 
     Raises:
-        ConfigurationError: there is none, or it cannot be removed.
+        ConfigurationError: the log-in does not exist, or cannot be removed.
     """
     if name not in login_names():
         find_login(name)  # raises an error that lists the names

@@ -1,4 +1,4 @@
-"""The cost of a step on the configured device, and the size of step from which a remote device pays."""
+"""Costs of a step on the configured device, and the step size from which a remote device saves time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     import torch
 
 REMOTE = "remote_accelerator:0"
-OPS, WARM_STEPS, STEPS = 100, 8, 20  # of a step; a program is known to the executor after a few steps
-SIDE = 1024  # of the matrices that compare the speed of both machines
-TOLERATED = 0.1  # share of a step that a user may lose to the link without noticing
+OPS, WARM_STEPS, STEPS = 100, 8, 20  # per step; untimed first, until the executor knows the program; timed
+SIDE = 1024  # side of the matrices that compare the speed of both machines
+TOLERATED = 0.1  # share of a step that the link may cost without a user noticing
 
 
 @attrs.frozen
@@ -35,12 +35,12 @@ class StepCosts:
 
     @property
     def small(self) -> float:
-        """Seconds of device time of a step below which a read costs more than `TOLERATED` of the step."""
+        """Return the seconds of device time per step below which a read costs more than `TOLERATED` of the step."""
         return self.read / TOLERATED
 
     @property
     def pays_from(self) -> float | None:
-        """Seconds of local time from which a step with a read is faster on the device. None if the device computes no faster."""
+        """Return the seconds of local time from which a step with a read is faster on the device. None if the device is not faster."""
         gain = 1.0 - self.there / self.here
         return self.read / gain if gain > TOLERATED else None  # a smaller gain is noise
 
@@ -62,7 +62,7 @@ def describe(costs: StepCosts) -> list[str]:
 
 
 def measure() -> StepCosts:
-    """Measure on `remote_accelerator:0`, as it is configured. Takes about a second, and as long as a session takes to open."""
+    """Measure on `remote_accelerator:0`, as configured. Takes about a second, plus the time to open a session."""
     import torch
 
     import djinn
