@@ -22,7 +22,7 @@ _NOTHING = msgspec.Raw()
 
 
 class _Submission(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(Submit)):
-    """The fields of `Submit` up to the last that a reply needs; those in between are skipped."""
+    """The fields of `Submit` that a reply needs; other fields are skipped."""
 
     sequence: Count
     fetch: Handles = ()
@@ -59,7 +59,7 @@ class _Hints(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(ValueHints
 
 @attrs.frozen
 class UnreadableSubmit:
-    """A submission whose program cannot be read, for `reason`; `submit` has the rest of it."""
+    """A submission with an unreadable program (`reason`). `submit` has the readable fields."""
 
     submit: Submit
     reason: str
@@ -67,7 +67,7 @@ class UnreadableSubmit:
 
 @attrs.frozen
 class UnreadableTemplate:
-    """A template that the executor asked for and cannot read. `first`: the bindings that came with it, if these can be read."""
+    """A template that the executor asked for and cannot read. `first`: its bindings, if readable."""
 
     first: InitialBindings | None
     reason: str
@@ -75,7 +75,7 @@ class UnreadableTemplate:
 
 @attrs.frozen
 class UnreadableUpload:
-    """A message that brings, offers or names the bytes of a value, of which only the handle can be read."""
+    """A message about a value's bytes (upload, offer or reference) of which only the handle is readable."""
 
     handle: int
     reason: str
@@ -97,7 +97,7 @@ _first: msgspec.msgpack.Decoder[InitialBindings] = msgspec.msgpack.Decoder(Initi
 
 
 def decode_partially(head: bytes | memoryview, reason: str) -> Unreadable | None:
-    """Decode what can be read of a message that failed to decode for `reason`; None if that is not enough to go on."""
+    """Decode what can be read of a message that failed to decode for `reason`; None if that is not sufficient."""
     try:
         found = _decoder.decode(head)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):

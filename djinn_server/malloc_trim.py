@@ -1,8 +1,8 @@
 """Return of freed memory to the system (`malloc_trim` and garbage collection) some time after a connection has ended.
 
-The C library keeps what threads have freed, in as many arenas as there were threads at a time. Python collects reference cycles
-seldom, the more seldom the more objects there are: a connection's buffers and a session's programs would wait for that. Without
-this a server that has served a thousand clients keeps tens of megabytes that are no longer used.
+The C library caches freed memory in as many arenas as there were concurrent threads. Python collects reference cycles
+rarely, and more rarely with more objects: buffers of connections and programs of sessions stay allocated. Without
+trimming, a server that has served a thousand clients holds tens of megabytes of unused memory.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from djinn_server.system import memory
 
 PAUSE_SECONDS: Final = 2.0
 _ARENAS: Final = 2
-_KEPT_BYTES: Final = 128 << 20  # of what an executor's programs free, for their next runs
+_KEPT_BYTES: Final = 128 << 20  # of memory freed by an executor's programs, for the next runs
 _log = get_logger("djinn.server")
 
 
 @functools.cache
 def trimmer() -> Callable[[], object]:
-    """A function that returns freed memory to the system; it does nothing where the C library cannot."""
+    """Return a function that returns freed memory to the system; without support in the C library, it does nothing."""
     try:
         return memory.trimmer()
     except OSError as error:
@@ -42,12 +42,15 @@ def keep_few_arenas() -> None:
 
 
 def keep_freed_for_next_run() -> None:
-    """Have an executor's process keep what a run has freed: the next one needs as much. It is given back as `MemoryTrimmer` says."""
+    """Make the allocator keep memory that a run has freed: the next run needs as much. `MemoryTrimmer` returns it."""
     memory.keep_freed(_KEPT_BYTES)
 
 
 def set_start_aside() -> None:
-    """Exclude the objects that exist now, mostly imported libraries, from garbage collection, which otherwise takes 0.2 s, and begin it."""
+    """Exclude existing objects (mostly imported libraries) from garbage collection, and enable it.
+
+    A collection would take 0.2 s.
+    """
     gc.freeze()
     gc.enable()
 
@@ -62,7 +65,7 @@ class MemoryTrimmer:
         self._thread: threading.Thread | None = None
 
     def soon(self) -> None:
-        """Something has ended; returns at once."""
+        """Schedule a trim; return at once."""
         self._wanted.set()
         with self._lock:
             if self._thread is None:

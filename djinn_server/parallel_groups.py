@@ -1,4 +1,4 @@
-"""Connections that clients open parallel to that of a session, until a frame on that one names them."""
+"""Parallel connections of clients, until a frame on the session's connection names them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _Key = tuple[str, bytes]
 
 
 class ParallelGroups:
-    """Groups of connections, by the session and the name that its client gave them."""
+    """Groups of connections, by session and client-chosen name."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[_Key, list[StripingConnection]] = {}
 
     def add(self, session: str, group: bytes, connection: StripingConnection) -> bool:
-        """Add a connection to a group; False where there are too many."""
+        """Add a connection to a group; return False if there are too many."""
         with self._lock:
             of_session = sum(len(found) for (name, _), found in self._waiting.items() if name == session)
             if of_session >= PARALLEL_CONNECTIONS_LIMIT:
@@ -30,19 +30,19 @@ class ParallelGroups:
             return True
 
     def take(self, session: str, group: bytes) -> Sequence[StripingConnection]:
-        """The connections of a group, once; none if there is no such group."""
+        """Remove and return the connections of a group; empty if there is no such group."""
         with self._lock:
             return self._waiting.pop((session, group), ())
 
     def attend(self, session: str, group: bytes, connection: StripingConnection) -> None:
-        """Wait until a connection of a group has ended; one that is not named in time ends."""
+        """Wait until a connection of a group has ended; an unnamed connection times out."""
         if connection.await_end(_NAMING_SECONDS):
             self._forget(session, group, connection)
         elif not self._forget(session, group, connection):
             connection.await_end()
 
     def _forget(self, session: str, group: bytes, connection: StripingConnection) -> bool:
-        """Remove a connection; False if it was not waiting any more."""
+        """Remove a connection; return False if it was no longer waiting."""
         with self._lock:
             waiting = self._waiting.get((session, group), [])
             if connection not in waiting:

@@ -9,7 +9,7 @@ from typing import Final
 
 from djinn_core.system.lru import LruCache
 
-REMEMBERED: Final = 4096  # keys of which it is known how often they came
+REMEMBERED: Final = 4096  # keys with a bucket
 
 
 class Bucket:
@@ -24,7 +24,7 @@ class Bucket:
         self._at = clock()
 
     def take(self) -> float:
-        """One more; 0.0, or how many seconds there are until there is one again, and then nothing was taken."""
+        """Take a token and return 0.0. If the bucket is empty, take none and return the seconds until the next token."""
         with self._lock:
             left = self._fill()
             if left >= 1.0:
@@ -33,7 +33,7 @@ class Bucket:
             return (1.0 - left) / self.rate
 
     def pace(self) -> float:
-        """One more in any case: how many seconds to wait before it."""
+        """Take a token even if the bucket is empty; return how many seconds to wait."""
         with self._lock:
             self._left = self._fill() - 1.0
             return max(0.0, -self._left / self.rate)
@@ -46,7 +46,7 @@ class Bucket:
 
 
 class Buckets:
-    """Token buckets by key; the least recently used are forgotten."""
+    """Token buckets by key; the least recently used are evicted."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -54,7 +54,7 @@ class Buckets:
         self._known: LruCache[str, Bucket] = LruCache(REMEMBERED)
 
     def of(self, key: str, rate: float, most: float) -> Bucket:
-        """The bucket of a key, with what it may have now."""
+        """Return the bucket of a key, with the present limits."""
         with self._lock:
             bucket = self._known.use(key)
             if bucket is None:

@@ -20,8 +20,8 @@ from djinn_server.running.values import has_memory
 if TYPE_CHECKING:
     from djinn_server.memory.session_memory import SessionMemory
 
-MEASURED: Final = 64  # the process is measured when the limit by this was allocated
-LARGE: Final = 256 << 10  # bytes; before so much is allocated, the allocator returns what it keeps
+MEASURED: Final = 64  # measure the process after each limit/N allocated bytes
+LARGE: Final = 256 << 10  # bytes; the allocator is trimmed before larger allocations
 
 
 class MemoryGuard:
@@ -39,7 +39,7 @@ class MemoryGuard:
         memory: TemplateMemory,
         outputs: Sequence[int],
     ) -> None:
-        """`memory`: figures of the template, which the run completes. `outputs`: handles of its results."""
+        """`memory`: figures of the template; the run fills in missing ones. `outputs`: handles of its results."""
         self.lock = ledger.lock
         self._ledger, self._session, self._memory, self._outputs = ledger, session, memory, outputs
         self._consumed = frozenset(template.consumed)
@@ -47,17 +47,17 @@ class MemoryGuard:
         self._began = ledger.clock
         self._step = 0
         self._relieved = -1  # the step for which everything was evicted
-        self._is_first = UNKNOWN in memory.allocates  # libraries are loaded meanwhile, whose memory is no op's
-        self._unmeasured = 0  # bytes that were allocated since the process was measured
+        self._is_first = UNKNOWN in memory.allocates  # libraries are loading; their memory belongs to no op
+        self._unmeasured = 0  # bytes allocated since the last measurement
         self._begun = False
         self._places: dict[int, int] = {}  # storages, by position in the environment
-        self._views: Counter[int] = Counter()  # by storage: positions that look into it
+        self._views: Counter[int] = Counter()  # by storage: positions of its views
         self._sizes: dict[int, int] = {}  # by storage
         self._freed: dict[int, int] = {}  # by storage: bytes that are free after the last position is released
         self._before = self._bytes = self._peak = ledger.resident()
 
     def end(self, *, complete: bool) -> None:
-        """Note what the run took, for the next one, if it is `complete`: no step failed."""
+        """Record the memory use of a `complete` run (no step failed) for the next run."""
         if complete:
             self._memory.peak = max(0, self._peak - self._before)
         if not self._is_first:
@@ -67,7 +67,7 @@ class MemoryGuard:
         """Prepare a step.
 
         Raises:
-            torch.OutOfMemoryError: the step does not fit beside its operands.
+            torch.OutOfMemoryError: the step and its operands do not fit.
             OSError: the bytes of an operand cannot be read.
         """
         self._step = index
@@ -94,7 +94,7 @@ class MemoryGuard:
                 ledger.written(torch_private.storage_key(value))
 
     def after(self, index: int, step: CompiledStep, env: Environment) -> None:
-        """Count what a step has made, and what was released after it."""
+        """Count the results of a step, and the values released after it."""
         made = 0
         for _, place in step.makes:
             if has_memory(value := env[place]):
@@ -115,7 +115,10 @@ class MemoryGuard:
             self._unmeasured = 0
 
     def relieve(self, index: int, step: CompiledStep, env: Environment) -> bool:
-        """Evict all but the operands of a step that ran out of memory. Return True if it may run once more: it has written nothing."""
+        """Evict all but the operands of a step that ran out of memory.
+
+        Return True if the step may be retried: it has written nothing.
+        """
         if self._relieved == index:
             return False
         self._relieved = self._step = index
@@ -140,7 +143,7 @@ class MemoryGuard:
         self._ledger.note(resident)
 
     def _begin(self, env: Environment) -> None:
-        """Count the values that are there before the first step. The session holds inputs that are not consumed."""
+        """Count the values before the first step. The session holds inputs that are not consumed."""
         self._begun = True
         for place in range(self._lifetimes.first_input, len(env)):
             if has_memory(value := env[place]):
@@ -185,7 +188,7 @@ class MemoryGuard:
             ledger.process.trim_before(holding.nbytes)
         try:
             ledger.restore(holding)
-        except (MemoryError, RuntimeError) as error:  # the device has less memory than the limit
+        except (MemoryError, RuntimeError) as error:  # the device's memory is smaller than the limit
             if not is_out_of_memory(error):
                 raise
             others = self._others({*keep, holding.key}, self._survey(env))
@@ -195,7 +198,7 @@ class MemoryGuard:
         self._note(self._resident())
 
     def _refusal(self, nbytes: int) -> torch.OutOfMemoryError:
-        self._relieved = self._step  # it would not fit the second time either
+        self._relieved = self._step  # a retry would not fit either
         self._ledger.counts.refused += 1
         return torch.OutOfMemoryError(self._ledger.refusal(nbytes, self._resident()))
 

@@ -28,39 +28,39 @@ if TYPE_CHECKING:
     from djinn_server.memory.session_memory import SessionMemory
 
 _T = TypeVar("_T")
-BATCH: Final = 64  # at least the limit by this is freed at once, because ordering all candidates takes time
-COMFORT: Final = 0.75  # of what tensors may take; below it programs run without a guard
-SMALLEST: Final = 64 << 10  # bytes; smaller storages stay
+BATCH: Final = 64  # evict at least limit/N at once: ordering all candidates is slow
+COMFORT: Final = 0.75  # share of the budget; below it programs run without a guard
+SMALLEST: Final = 64 << 10  # bytes; smaller storages are not evicted
 NONE, WARNING, CRITICAL = range(len(PRESSURE))  # levels of memory pressure
-_WARNING: Final = 0.8  # of what tensors may take
+_WARNING: Final = 0.8  # shares of the budget
 _CRITICAL: Final = 0.95
 _log = get_logger("djinn.server")
 
 
 class SourceBytes(Protocol):
-    """Bytes of a storage that lie elsewhere: in a spill space, or in the weight file that they came from."""
+    """A copy of a storage's bytes off the device: in a spill space, or in the weight file that they came from."""
 
     def unchanged(self) -> bool:
-        """Return True if they can be read, as far as is known."""
+        """Return True unless the copy is known to be unreadable."""
 
     def read_into(self, buffer: memoryview) -> None:
-        """Fill `buffer` with them.
+        """Read the bytes into `buffer`.
 
         Raises:
-            OSError: they are not what they were, or cannot be read.
+            OSError: the bytes have changed, or cannot be read.
         """
 
 
 @attrs.define(eq=False)
 class Entry:
-    """A storage in the table. Storages that are on the device alone, and that one session counts, have none.
+    """A storage in the table. A storage that is only on the device, and that only one session counts, has no entry.
 
     Attributes:
         reference: weak reference to the storage.
-        nbytes: bytes of its contents, wherever they are.
+        nbytes: bytes of its contents, on or off the device.
         resident: True if its bytes are on the device.
-        copy: its bytes elsewhere: on the host, on disk, or in the file that they were read from. None if it has none that is valid.
-        sharers: sessions that count it among their own, if it was read from a weight file.
+        copy: valid copy of its bytes on the host, on disk, or in the file that they were read from; None without one.
+        sharers: sessions that count the storage, if it was read from a weight file.
     """
 
     reference: StorageWeakRef
@@ -71,7 +71,7 @@ class Entry:
 
     @property
     def where(self) -> str:
-        """HOST or DISK if it is spilled there and not on the device; else empty."""
+        """HOST or DISK if the storage is spilled there and not on the device; else empty."""
         return self.copy.space.where if not self.resident and isinstance(self.copy, SpillExtent) else ""
 
 
@@ -81,8 +81,8 @@ class Holding:
 
     Attributes:
         key: number of the storage. nbytes: bytes of its contents. resident: True if they are on the device.
-        pinned: True if it must stay there.
-        holders: handles of values, by session. places: positions in the environment of the program that runs.
+        pinned: True if it must stay on the device.
+        holders: handles of values, by session. places: positions in the environment of the running program.
     """
 
     key: int
@@ -100,18 +100,21 @@ class Holding:
 
 
 Holdings = dict[int, Holding]
-RunUses = Callable[[Holding], tuple[int | None, int | None]]  # clocks of the last and next use by the program that runs
+RunUses = Callable[[Holding], tuple[int | None, int | None]]  # clocks of the last and next use by the running program
 
 
 @attrs.define
 class Pressure:
-    """The level of memory pressure: none, a warning, or critical: values were evicted. `entered`: how often each level was."""
+    """The level of memory pressure: none, a warning, or critical: values were evicted.
+
+    `entered`: number of entries into each level.
+    """
 
     level: int = NONE
     entered: list[int] = attrs.field(factory=lambda: [0] * len(PRESSURE))
 
     def note(self, resident: int, away: int, budget: int) -> None:
-        """Note that `resident` bytes are on the device, and `away` bytes elsewhere for want of memory."""
+        """Note that `resident` bytes are on the device, and `away` bytes evicted for lack of memory."""
         share = (resident + away) / max(budget, 1)
         level = CRITICAL if away or share > _CRITICAL else WARNING if share > _WARNING else NONE
         if level != self.level:
@@ -125,11 +128,9 @@ class Pressure:
 class EvictionCounters:
     """Counts of storages, and bytes.
 
-    Attributes:
-        evictions: storages whose memory was freed. spills, restores: storages that were written elsewhere, and read back.
-        spilled, restored: bytes of these.
-        dropped, reread: storages that were freed without writing them, and read again from weight files. reread_bytes: bytes of the latter.
-        refused: allocations for which there was no room.
+    Attributes: evictions: storages whose memory was freed. spills, restores: storages that were spilled, and read back.
+    spilled, restored: bytes of these storages. dropped, reread: storages that were freed without writing them, and read
+    again from weight files. reread_bytes: bytes of the latter. refused: allocations without enough memory.
     """
 
     evictions: int = 0
@@ -146,14 +147,14 @@ class EvictionCounters:
 class Ledger:
     """The memory that the sessions of a device hold. Keeps it below `limit` bytes.
 
-    A thread that runs ops or changes the table has `lock`.
+    A thread that runs ops or changes the table holds `lock`.
 
     Attributes:
-        on_demand: True if nothing is evicted before an op runs out of memory. Programs then run without `lock`, and the inputs of
-            a program that runs are not evicted.
+        on_demand: True if eviction starts only after an op ran out of memory. Programs then run without `lock`, and
+            inputs of the running program are not evicted.
         clock: steps that programs have run.
-        delivered: storages that are copied to the host beside programs and must stay, by key.
-        loading: thread that loads libraries, whose memory is no session's.
+        delivered: storages that are being copied to the host and must stay, by key.
+        loading: thread that loads libraries; their memory belongs to no session.
     """
 
     def __init__(
@@ -179,19 +180,19 @@ class Ledger:
         self._runtime, self._device = runtime, runtime.device
         self._is_host = runtime.device.type == "cpu"
         self._table: dict[int, Entry] = {}
-        self._counted_again = 0  # bytes that sessions count beyond the first time
+        self._counted_again = 0  # bytes that sessions count more than once
         self._away = 0  # bytes that are not on the device
 
     # --- the table ----------------------------------------------------------------------------------------------
 
     @property
     def budget(self) -> int:
-        """Bytes that tensors may take: the limit without the reserve for the work space of ops."""
+        """Bytes that tensors may take: the limit minus the reserve for the workspace of ops."""
         return self.limit - self.process.reserve
 
     @property
     def comfort(self) -> int:
-        """Bytes up to which programs run without a guard: the allocator keeps some of what is freed."""
+        """Bytes up to which programs run without a guard: the allocator caches some freed memory."""
         return int(COMFORT * self.budget)
 
     @property
@@ -214,20 +215,20 @@ class Ledger:
         return None if self._is_host else torch.accelerator.memory_allocated(self._device)
 
     def resident(self) -> int:
-        """Return the bytes on the device: on a host those of values, shared ones once, and of what has run ahead."""
+        """Return the bytes on the device: on a host, bytes of values (shared ones once) and of runs ahead."""
         self._sweep()
         if (allocated := self.allocated()) is not None:
             return allocated
         return sum([one.values.held + one.ahead for one in self.sessions]) - self._counted_again - self._away
 
     def without_runs_ahead(self) -> int:
-        """Free what has run before its submission came. Return what is resident then."""
+        """Free the results of runs ahead. Return the resident bytes afterwards."""
         for session in self.sessions:
             session.give_way()
         return self.resident()
 
     def survey(self) -> Holdings:
-        """Return all storages that values look into, by key."""
+        """Return all storages of values, by key."""
         self._sweep()
         found: Holdings = {}
         for session in self.sessions:
@@ -266,14 +267,14 @@ class Ledger:
         return entry
 
     def share(self, key: int, storage: torch.UntypedStorage) -> None:
-        """Note that one more session counts a storage among its own. An evicted storage was shared before."""
+        """Note that one more session counts a storage. An evicted storage was shared before."""
         with self.lock:
             entry = self._entry(key, storage)
             self._counted_again += entry.nbytes if entry.sharers else 0
             entry.sharers += 1
 
     def unshare(self, key: int) -> None:
-        """Note that a session does not count a storage that it shared any more."""
+        """Note that a session no longer counts a shared storage."""
         with self.lock:
             entry = self._table[key]
             entry.sharers -= 1
@@ -281,19 +282,19 @@ class Ledger:
             self._drop_plain(key, entry)
 
     def shared_bytes(self) -> int:
-        """Return the bytes of storages that several sessions count; for any thread."""
+        """Return the bytes of storages that several sessions count; thread-safe."""
         return sum(entry.nbytes for entry in list(self._table.values()) if entry.sharers > 1)
 
     def reread_from(self, tensor: torch.Tensor, source: SourceBytes) -> None:
-        """Note that the bytes of a tensor's storage, which no program will write into, can be read again."""
+        """Note that the bytes of a tensor's read-only storage can be reread from their file."""
         entry = self._entry(torch_private.storage_key(tensor), tensor.untyped_storage())
         if entry.copy is None:
             entry.copy = source
 
     def written(self, key: int) -> None:
-        """Note that a storage on the device may be written into: spilled bytes are not its contents any more.
+        """Note that a storage on the device may be written into: its spilled bytes become invalid.
 
-        Storages that are read again from files are shared; programs write into copies of them.
+        Storages from weight files are shared; programs write into copies of them.
         """
         entry = self._table.get(key)
         if entry is not None and entry.resident and isinstance(entry.copy, SpillExtent):
@@ -301,7 +302,7 @@ class Ledger:
             self._drop_plain(key, entry)
 
     def has_copy(self, key: int) -> bool:
-        """Return True if the bytes of a storage lie elsewhere already, so that eviction writes nothing."""
+        """Return True if a storage has a copy off the device, so that eviction writes nothing."""
         entry = self._table.get(key)
         return entry is not None and entry.copy is not None
 
@@ -311,12 +312,12 @@ class Ledger:
         entry.copy = None
 
     def _drop_plain(self, key: int, entry: Entry) -> None:
-        """Drop the entry of a storage that is on the device alone."""
+        """Drop the entry of a storage that is only on the device."""
         if entry.resident and entry.copy is None and not entry.sharers:
             del self._table[key]
 
     def _sweep(self) -> None:
-        """Forget storages that are gone. Those that a session still counts as shared have no bytes anywhere."""
+        """Drop entries of freed storages. Freed storages that a session still counts as shared have no bytes."""
         for key, entry in list(self._table.items()):
             if entry.reference.expired():
                 self._free_copy(entry)
@@ -327,13 +328,13 @@ class Ledger:
     # --- eviction and restoring ---------------------------------------------------------------------------------
 
     def evict(self, holding: Holding) -> None:
-        """Free the memory of a storage. Spill its bytes before, unless they lie elsewhere already.
+        """Free the memory of a storage. Spill its bytes first, unless a copy exists.
 
         Raises:
             OSError: no spill space takes them.
         """
         for session in self.sessions:
-            session.give_way()  # a program that runs ahead may use it
+            session.give_way()  # a run ahead may use it
         entry = self._entry(holding.key, holding.storage)
         if entry.copy is not None and not entry.copy.unchanged():
             entry.copy = None
@@ -363,7 +364,10 @@ class Ledger:
         return self.spaces[-1].write(data)
 
     def can_move(self, holding: Holding) -> bool:
-        """Return True if a storage can be evicted. If its memory cannot be freed, as that of an upload, its values get a copy first."""
+        """Return True if a storage can be evicted.
+
+        If its memory cannot be freed (an upload), its values get a copy first.
+        """
         if (
             holding.movable
             or not self._is_host
@@ -395,10 +399,10 @@ class Ledger:
             entry.copy = moved
 
     def restore(self, holding: Holding) -> None:
-        """Give a storage its memory and bytes back. There must be room.
+        """Restore the memory and bytes of a storage. Enough memory must be free.
 
         Raises:
-            OSError: they cannot be read.
+            OSError: the bytes cannot be read.
             RuntimeError: the device has no memory after all.
         """
         entry = self._table[holding.key]
@@ -410,14 +414,14 @@ class Ledger:
             raise
         entry.resident = holding.resident = True
         self._away -= holding.nbytes
-        if self.on_demand:  # programs that nothing guards may write into it
+        if self.on_demand:  # programs without a guard may write into it
             self.written(holding.key)
 
     def _fill(self, storage: torch.UntypedStorage, entry: Entry) -> None:
         """Put the bytes of an entry into a storage of the same size.
 
         Raises:
-            OSError: they cannot be read.
+            OSError: the bytes cannot be read.
         """
         copy = entry.copy
         assert copy is not None
@@ -440,22 +444,25 @@ class Ledger:
         """Return a copy of a value's storage.
 
         Raises:
-            torch.OutOfMemoryError: there is no room for it.
-            OSError: it was evicted, and its bytes cannot be read.
+            torch.OutOfMemoryError: there is not enough memory.
+            OSError: the storage was evicted, and its bytes cannot be read.
         """
         with self.lock:
             holding = self.look({}, tensor)
             self.admit(holding.nbytes)
             made = self.with_room(lambda: torch.UntypedStorage(holding.nbytes, device=self._device))
             entry = self._table.get(holding.key)
-            if entry is not None and not entry.resident:  # perhaps only now, to make room
+            if entry is not None and not entry.resident:  # perhaps evicted just now to make room
                 self._fill(made, entry)
             else:
                 made.copy_(tensor.untyped_storage())
             return made
 
     def candidate(self, holding: Holding, now: int, run_uses: RunUses | None = None) -> EvictionCandidate:
-        """Return a storage as memory policies see it. `run_uses`: uses by the program that runs, which come before predicted ones."""
+        """Return a storage as memory policies see it.
+
+        `run_uses`: uses by the running program; they override predicted uses.
+        """
         uses = list(holding.holders.items())
         last, ahead = run_uses(holding) if run_uses is not None else (None, None)
         if last is None:
@@ -477,15 +484,15 @@ class Ledger:
     def make_room(
         self, wanted: int, resident: int, holdings: Iterable[Holding], now: int, run_uses: RunUses | None = None
     ) -> int:
-        """Evict until `wanted` bytes fit beside `resident`, or nothing movable is left. Return the bytes that were freed.
+        """Evict until `wanted` plus `resident` bytes fit, or nothing movable is left. Return the bytes that were freed.
 
-        Once a spill space is full, only storages whose bytes lie elsewhere already are evicted.
+        Once a spill space is full, only storages with a copy are evicted.
         """
         excess = resident + wanted - self.budget
         if excess <= 0:
             return 0
         excess, freed = max(excess, min(self.limit // BATCH, resident)), 0
-        # Of equal keys the newest goes first: weights are used in the order of their uploads.
+        # With equal keys, evict the newest first: weights are used in the order of their uploads.
         movable, is_full = [holding for holding in holdings if holding.movable][::-1], False
         keys = [self.policy.key(self.candidate(holding, now, run_uses)) for holding in movable]
         for position in sorted(range(len(keys)), key=keys.__getitem__, reverse=True):
@@ -505,10 +512,10 @@ class Ledger:
     # --- outside of runs ----------------------------------------------------------------------------------------
 
     def admit(self, nbytes: int) -> None:
-        """Make room for a new value that no program makes.
+        """Make room for a new value from outside of programs.
 
         Raises:
-            torch.OutOfMemoryError: there is none.
+            torch.OutOfMemoryError: there is not enough memory.
         """
         if self.on_demand:
             return
@@ -531,7 +538,7 @@ class Ledger:
         """Restore the bytes of a value, if they were evicted.
 
         Raises:
-            torch.OutOfMemoryError: there is no room for them.
+            torch.OutOfMemoryError: there is not enough memory.
         """
         if self.is_evicted(tensor):
             holding = self.look({}, tensor)
@@ -555,7 +562,7 @@ class Ledger:
             return allocate()
 
     def evict_everything(self, holdings: Collection[Holding], now: int) -> int:
-        """Evict all that is movable, and have the allocator free what it keeps. Return the bytes that were freed."""
+        """Evict all movable storages, and free the allocator's cache. Return the bytes that were freed."""
         freed = self.make_room(self.budget, resident_bytes(holdings), holdings, now)
         self._runtime.relieve()
         return freed
@@ -578,7 +585,7 @@ class Ledger:
         self.peak = max(self.peak, resident)
 
     def relax(self) -> None:
-        """Note the pressure that is left after a session has ended: the next program, which would note it, may be far away."""
+        """Update the pressure after a session has ended: the next program may come much later."""
         self.pressure.note(self.resident(), self._away, self.budget)
 
     def measure(self, resident: int) -> None:
@@ -590,11 +597,11 @@ class Ledger:
         self.process.measure(resident)
 
     def restart_peak(self) -> None:
-        """Count the peaks again."""
+        """Reset the peaks."""
         self.peak = self.process.peak = 0
 
     def evicted_to(self, holdings: Iterable[Holding]) -> dict[str, int]:
-        """Return the bytes of evicted storages by place: HOST, or DISK, which counts those that are read again as well."""
+        """Return the bytes of evicted storages by place: HOST, or DISK, which includes rereadable storages."""
         found: Counter[str] = Counter()
         for holding in holdings:
             if not holding.resident:
@@ -603,7 +610,7 @@ class Ledger:
         return dict(found)
 
     def figures(self) -> dict[str, int]:
-        """Return bytes: the limit, what is held at most and now, what lies elsewhere; and counts of what was done."""
+        """Return bytes (limit, peak, present and evicted) and counts of evictions."""
         return {
             "memory_limit": 0 if self.on_demand else self.limit,
             "memory_reserve": self.process.reserve,
@@ -621,7 +628,7 @@ class Ledger:
         }
 
 
-# Of several kinds of values in one storage, the last one counts.
+# If values of several kinds share a storage, the last kind counts.
 RESIDENCIES: Final = (
     DataResidency.EPHEMERAL_ACTIVATION,
     DataResidency.OPTIMIZER_STATE,

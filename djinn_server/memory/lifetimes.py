@@ -9,7 +9,7 @@ import attrs
 
 from djinn_server.running.template_compiler import CompiledTemplate
 
-NEVER: Final = 1 << 62  # further off than any use
+NEVER: Final = 1 << 62  # later than any use
 
 
 @attrs.frozen(eq=False)
@@ -17,11 +17,11 @@ class Lifetimes:
     """Lifetimes of the values of a template, by position in the environment.
 
     Attributes:
-        steps: how many steps the template has.
+        steps: number of steps of the template.
         first_input: position of the first input.
         uses: the steps that use the value, in order.
-        released: the step after which the value is not needed; values that survive are absent.
-        outputs: number of the output, for values that are one.
+        released: the last step that needs the value; surviving values are absent.
+        outputs: number of the output, for output values.
         made_by: the step that makes the value; inputs are absent.
     """
 
@@ -33,7 +33,7 @@ class Lifetimes:
     made_by: dict[int, int]
 
     def next_use(self, place: int, step: int) -> int:
-        """The first step after `step` that uses it, or NEVER."""
+        """Return the first step after `step` that uses the value, or NEVER."""
         found = self.uses.get(place)
         if not found:
             return NEVER
@@ -41,14 +41,14 @@ class Lifetimes:
         return found[at] if at < len(found) else NEVER
 
     def last_use(self, place: int, step: int) -> int:
-        """The last step up to `step` that made or used it; -1 if there was none."""
+        """Return the last step up to `step` that made or used the value; -1 if there is none."""
         found = self.uses.get(place, ())
         at = bisect_right(found, step)
         return found[at - 1] if at else self.made_by.get(place, -1)
 
 
 def lifetimes_of(template: CompiledTemplate) -> Lifetimes:
-    """The lifetimes of a template's values."""
+    """Return the lifetimes of a template's values."""
     uses: dict[int, list[int]] = {}
     released: dict[int, int] = {}
     made_by: dict[int, int] = {}

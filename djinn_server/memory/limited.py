@@ -19,7 +19,7 @@ from djinn_server.memory.spill import spill_spaces
 
 
 class LimitedRuntime(DeviceRuntime):
-    """A wrapper of a device runtime that uses at most `limit` bytes; `policy`: what is evicted first.
+    """A wrapper of a device runtime that uses at most `limit` bytes; `policy`: the eviction order.
 
     Without a limit (0), the device's memory is the limit: values are evicted when it runs out, or while their sessions are idle.
     """
@@ -32,20 +32,20 @@ class LimitedRuntime(DeviceRuntime):
         self.ledger = Ledger(
             runtime, limit or runtime.memory()["total"], spill_spaces(runtime, disk), policy, on_demand=not limit
         )
-        self.opens_memory = runtime.opens_memory and not limit  # opened memory is not admitted
+        self.opens_memory = runtime.opens_memory and not limit  # memory opened from a peer is not counted
         self._runtime = runtime
         self._is_host = runtime.device.type == "cpu"
         if not limit:
             return
-        # The libraries that analyse programs take a second to load, and memory that is no session's.
+        # The analysis libraries take a second to load, and their memory belongs to no session.
         self.ledger.loading = threading.Thread(target=load_early, name="djinn-early", daemon=True)
         self.ledger.loading.start()
 
     def receive(self, data: torch.Tensor) -> torch.Tensor:
-        """As `DeviceRuntime.receive`, in memory that can be taken away: what came over the wire cannot, nor a part of other memory.
+        """Receive a value into evictable memory: buffers of the wire and parts of other memory are not evictable.
 
         Raises:
-            torch.OutOfMemoryError: there is no room.
+            torch.OutOfMemoryError: there is not enough memory.
         """
         if self.ledger.on_demand:
             return self.ledger.with_room(lambda: self._runtime.receive(data))
@@ -63,34 +63,36 @@ class LimitedRuntime(DeviceRuntime):
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def receive_buffer(self, nbytes: int) -> memoryview | None:
-        """As `DeviceRuntime.receive_buffer`; None under a limit, where parts of an upload are collected in host memory."""
+        """Return a receive buffer; None under a limit: parts of an upload are then collected in host memory."""
         return self._runtime.receive_buffer(nbytes) if self.ledger.on_demand else None
 
     def write(self, target: torch.Tensor, start: int, data: torch.Tensor) -> None:
-        """As `DeviceRuntime.write`."""
+        """Write bytes, as `DeviceRuntime.write` does."""
         self._runtime.write(target, start, data)
 
     def overwrite(self, target: torch.Tensor, data: torch.Tensor) -> None:
-        """As `DeviceRuntime.overwrite`."""
+        """Overwrite a tensor, as `DeviceRuntime.overwrite` does."""
         self._runtime.overwrite(target, data)
 
     def commit(self, target: torch.Tensor) -> torch.Tensor:
-        """As `DeviceRuntime.commit`."""
+        """Complete an upload, as `DeviceRuntime.commit` does."""
         return self.receive(target) if target.device.type == "cpu" else self._runtime.commit(target)
 
     def export(self, tensor: torch.Tensor) -> bytes | None:
-        """As `DeviceRuntime.export`."""
+        """Export memory, as `DeviceRuntime.export` does."""
         return self._runtime.export(tensor)
 
     def open(self, description: bytes) -> torch.Tensor:
-        """As `DeviceRuntime.open`, without eviction: a description opens once."""
+        """Open exported memory. No eviction and retry: a description can be opened only once."""
         return self._runtime.open(description)
 
     def start_delivery(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """As `DeviceRuntime.start_delivery`; under a limit a complete copy, because the memory may be taken while it is sent.
+        """Start a copy to the host.
+
+        Under a limit the copy is complete, because the memory may be evicted during the send.
 
         Raises:
-            torch.OutOfMemoryError: there is no room.
+            torch.OutOfMemoryError: there is not enough memory.
         """
         with self.ledger.lock:
             self.ledger.reload(tensor)
@@ -116,7 +118,7 @@ class LimitedRuntime(DeviceRuntime):
         return deliver
 
     def is_lost(self, error: BaseException) -> bool:
-        """As `DeviceRuntime.is_lost`."""
+        """Return True if an error means a lost device."""
         return self._runtime.is_lost(error)
 
     def waits_since(self) -> float:
@@ -132,17 +134,17 @@ class LimitedRuntime(DeviceRuntime):
         self._runtime.synchronize()
 
     def generator(self) -> torch.Generator:
-        """As `DeviceRuntime.generator`."""
+        """Return a generator, as `DeviceRuntime.generator` does."""
         return self._runtime.generator()
 
     def memory(self) -> Mapping[str, int]:
-        """As `DeviceRuntime.memory`, of what the limit leaves."""
+        """Return memory figures, bounded by the limit."""
         found = dict(self._runtime.memory())
         if self.ledger.on_demand:
             return found
         total = min(self.ledger.limit, found.get("total", self.ledger.limit))
         free = min(max(0, self.ledger.limit - self.ledger.resident()), found.get("free", self.ledger.limit))
-        if "peak" in found:  # the device counts its peak again at each run
+        if "peak" in found:  # the device resets its peak at each run
             found["peak"] = max(found["peak"], self.ledger.process.peak)
         return found | {
             "total": total,
@@ -154,7 +156,7 @@ class LimitedRuntime(DeviceRuntime):
 
 @contextmanager
 def in_memory(tensor: torch.Tensor, runtime: DeviceRuntime) -> Iterator[None]:
-    """A block in which a value's bytes are in memory, and stay there."""
+    """Keep a value's bytes in memory inside the block."""
     ledger = ledger_of(runtime)
     if ledger is None:
         yield
@@ -165,5 +167,5 @@ def in_memory(tensor: torch.Tensor, runtime: DeviceRuntime) -> Iterator[None]:
 
 
 def ledger_of(runtime: DeviceRuntime) -> Ledger | None:
-    """The ledger of a device's memory, where that has a limit."""
+    """Return the ledger of a device with a memory limit, else None."""
     return runtime.ledger if isinstance(runtime, LimitedRuntime) else None

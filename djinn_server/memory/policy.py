@@ -16,7 +16,7 @@ _log = get_logger("djinn.server")
 
 
 class CheckedPolicy:
-    """A memory policy. If it fails, `next_use` decides in its place, and one warning names its plugin."""
+    """A memory policy. If it fails, `next_use` replaces it, and one warning names its plugin."""
 
     def __init__(self, policy: MemoryPolicy = _BUILT_IN, plugin: str = "djinn") -> None:
         self._policy = policy
@@ -29,7 +29,7 @@ class CheckedPolicy:
         return self._policy.name
 
     def key(self, candidate: EvictionCandidate) -> float:
-        """As `MemoryPolicy.key`."""
+        """Return the eviction key, or that of `next_use` after a failure."""
         try:
             found = float(self._policy.key(candidate))
             if not math.isnan(found):
@@ -46,7 +46,7 @@ def chosen_policy(registry: Registry, name: str) -> CheckedPolicy:
     """Return the memory policy called `name`; empty: the built-in one.
 
     Raises:
-        StartupError: no policy has that name; the message says which there are.
+        StartupError: no policy has that name; the message lists the policies.
     """
     if name in {"", _BUILT_IN.name}:
         return CheckedPolicy()

@@ -11,14 +11,14 @@ from djinn_core.logs import get_logger
 from djinn_server.malloc_trim import trimmer
 from djinn_server.system.memory import Resident, resident
 
-FULL: Final = 0.95  # of the limit; a process that takes more leaves too little to ops
-STEPS: Final = 64  # the reserve grows and shrinks in steps of the limit by this
-RESERVE: Final = 4  # until runs were measured, the limit by this
+FULL: Final = 0.95  # share of the limit; above it, ops have too little memory
+STEPS: Final = 64  # step of the reserve: limit/N
+RESERVE: Final = 4  # initial reserve: limit/N
 _log = get_logger("djinn.server")
 
 
 class ProcessMemory:
-    """Bytes that tensors and ops take of this process's resident memory. Keeps a reserve for the work space of ops.
+    """Measures how much resident memory tensors and ops use. Keeps a reserve for the workspace of ops.
 
     Attributes:
         reserve: bytes of the limit that tensors must leave free.
@@ -32,7 +32,7 @@ class ProcessMemory:
         trim: Callable[[], object] = lambda: None,
         reserve: int | None = None,
     ) -> None:
-        """`resident`: None if the system does not tell it; the reserve stays as it is then."""
+        """`resident`: meter of resident memory; None if the system has none, and the reserve is then constant."""
         self.limit = limit
         self.reserve = limit // RESERVE if reserve is None else reserve
         self.peak = 0
@@ -42,7 +42,7 @@ class ProcessMemory:
         self._resets = resident is not None and resident.tells_peak
 
     def taken(self) -> int:
-        """Return the bytes that tensors and ops take; before the first measurement, those that libraries take as well."""
+        """Return the bytes that tensors and ops take; before the first measurement, including memory of libraries."""
         return 0 if self._resident is None else max(0, self._resident.now() - self._base)
 
     def trim_before(self, nbytes: int) -> None:
@@ -51,7 +51,10 @@ class ProcessMemory:
             self._trim()
 
     def measure(self, held: int) -> None:
-        """Measure the process while tensors take `held` bytes. Bytes above these become the reserve if the process is full."""
+        """Measure the process while tensors take `held` bytes.
+
+        Bytes above `held` become the reserve if the process is full.
+        """
         if self._resident is None:
             return
         if not self._measured:
@@ -73,7 +76,7 @@ class ProcessMemory:
                 _log.info("the work space of ops is not known", error=str(error))
 
     def end_run(self, peak: int) -> None:
-        """End the run; its tensors took at most `peak` bytes. The reserve follows what ops took beside them."""
+        """End the run; its tensors took at most `peak` bytes. The reserve follows the additional memory of ops."""
         if (found := self._note_peak()) is None:
             return
         if found > FULL * self.limit:

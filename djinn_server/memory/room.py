@@ -1,4 +1,4 @@
-"""Reports of how much memory a session can have on its executor's device now, with what others hold there."""
+"""Reports of the memory that a session can use on its device, given the memory of other sessions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Room
 
-SECONDS: Final = 1.0  # between looks at the device
-NOTABLE: Final = 1 / 16  # of what was reported, from which on a change is reported
+SECONDS: Final = 1.0  # between queries of the device
+NOTABLE: Final = 1 / 16  # relative change that is reported
 OUT_OF_MEMORY: Final = frozenset({"OutOfMemoryError", "MemoryError"})
 _ALLOCATORS: Final = (
     "can't allocate memory",  # PyTorch's CPU allocator
@@ -22,7 +22,7 @@ _ALLOCATORS: Final = (
 
 
 def is_shortage(failure: Failure) -> bool:
-    """Return True if an op of the submission failed because there was no memory."""
+    """Return True if an op of the submission failed for lack of memory."""
     return failure.kind in OUT_OF_MEMORY and failure.instruction >= 0
 
 
@@ -37,7 +37,7 @@ class RoomReport:
     """Reports of one session: at most one a second, if the memory has changed, and one at once if an op got none.
 
     Attributes:
-        next: before this time there is one only if an op got no memory.
+        next: before this time, only a failed allocation triggers a report.
     """
 
     def __init__(self, runtime: DeviceRuntime, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -46,7 +46,7 @@ class RoomReport:
         self._told: int | None = None
 
     def due(self, held: int, failures: Sequence[Failure]) -> Room | None:
-        """The report after a submission; None if there is nothing to say. `held`: bytes that the session holds."""
+        """Return the report after a submission; None without a change. `held`: bytes that the session holds."""
         short = bool(failures) and any(failure.kind in OUT_OF_MEMORY for failure in failures)
         now = self._clock()
         if now < self.next and not short:
@@ -55,7 +55,7 @@ class RoomReport:
         found = self._runtime.memory()
         free = found["free"] + max(
             0, found.get("reserved", 0) - found.get("allocated", 0)
-        )  # allocators reuse what they keep
+        )  # allocators reuse cached memory
         room = min(free + held, found["total"])
         if not short and self._told is not None and abs(room - self._told) <= NOTABLE * self._told:
             return None

@@ -1,4 +1,4 @@
-"""Memory of one session on its device: how each of its programs runs, its KV caches, and what moves while it is idle."""
+"""Memory of one session on its device: strategy of its runs, its KV caches, and eviction while it is idle."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from djinn_server.running.run_request import RunRequest
 from djinn_server.running.template_compiler import CompiledTemplate
 from djinn_server.running.values import ValueTable, has_memory
 
-IDLE_SECONDS: Final = 10.0  # after which what a session shares with another may move for its sake
+IDLE_SECONDS: Final = 10.0  # idle time after which shared storages may be evicted
 TEMPLATES_LIMIT: Final = 512
-LETTERS_LIMIT: Final = 16 << 20  # of what clients say about their values
-# Kinds of values as clients name them, and as figures do. Gradients and inputs count as activations.
+LETTERS_LIMIT: Final = 16 << 20  # entries of clients' value hints
+# Kinds of values by their names in hints and in figures. Gradients and inputs count as activations.
 _CACHE: Final = "k"
 _RESIDENCIES: Final = MappingProxyType(dict(zip("aowk", RESIDENCIES, strict=True)))
 NAMES: Final = MappingProxyType({"w": "weights", "k": "caches", "a": "activations", "o": "states"})
@@ -42,12 +42,12 @@ Plain = Callable[[CompiledTemplate, RunRequest, Sequence[Any], ValueTable], RunO
 
 
 class SessionMemory:
-    """The storages of one session in the ledger, and the choice of how each of its programs runs.
+    """The storages of one session in the ledger, and the run strategy of each of its programs.
 
     Attributes:
         uses: when its storages were used.
-        phase: of its last program, as the client says.
-        ahead: bytes of programs that run before their submissions come. give_way: frees them; called with the lock.
+        phase: phase of its last program, from the client.
+        ahead: bytes of runs ahead. give_way: frees them; called with the lock.
     """
 
     def __init__(self, ledger: Ledger, values: ValueTable, name: str = "") -> None:
@@ -69,7 +69,7 @@ class SessionMemory:
 
     @property
     def lock(self) -> threading.RLock:
-        """As `Ledger.lock`."""
+        """The lock of the ledger."""
         return self._ledger.lock
 
     @property
@@ -91,13 +91,13 @@ class SessionMemory:
     # --- kinds of values ----------------------------------------------------------------------------------------
 
     def learn(self, hints: ValueHints) -> None:
-        """Note the kinds of a template's values, as the client says."""
+        """Note the kinds of a template's values, from the client."""
         self._hints.store(hints.digest, hints)
         while sum(map(_letters, self._hints.values())) > LETTERS_LIMIT:
             del self._hints[next(iter(self._hints))]
 
     def residency(self, handles: Iterable[int]) -> DataResidency:
-        """Return the kind of values that share memory; of several kinds the one that is kept longest."""
+        """Return the kind of values that share memory. Of several kinds, the longest-lived one counts."""
         found = [_RESIDENCIES[self._kinds.get(handle, "a")] for handle in handles]
         return max(found, key=RESIDENCIES.index, default=DataResidency.EPHEMERAL_ACTIVATION)
 
@@ -106,7 +106,7 @@ class SessionMemory:
         if hints is None:
             return
         self.phase = hints.phase
-        # The outputs have no values yet, so kinds are forgotten before theirs are added.
+        # Old kinds are evicted before the outputs' kinds are added: outputs have no values yet.
         if len(self._kinds) > 2 * TEMPLATES_LIMIT + 4 * len(self.values):
             self._kinds = {handle: kind for handle, kind in self._kinds.items() if handle in self.values}
         for handles, letters in ((work.inputs, hints.inputs), (work.outputs, hints.outputs)):
@@ -118,7 +118,7 @@ class SessionMemory:
             self._pinned.update(storage_of(h) for h in work.outputs if self._kinds.get(h) == _CACHE)
 
     def held_by_kind(self) -> dict[str, int]:
-        """Return the bytes of the session's values by kind, wherever they are; for any thread."""
+        """Return the bytes of the session's values by kind, on or off the device; thread-safe."""
         kinds: dict[int, str] = {}
         for handle in list(self.values.table):
             storage, kind = storage_of(handle), self._kinds.get(handle, "a")
@@ -146,7 +146,7 @@ class SessionMemory:
             self._pinned = before
             try:
                 if action in {"pin", "restore"}:
-                    self._pinned = before | storages  # none of them makes room for another
+                    self._pinned = before | storages  # none of them evicts another
                     for value in chosen.values():
                         ledger.reload(value)
                 elif action == "evict":
@@ -164,7 +164,7 @@ class SessionMemory:
         return CacheReply(sum(h.nbytes for h in held), sum(resident), sum(pinned), True, refused, which)
 
     def _forget_pins(self) -> None:
-        """Forget the pins of values that are gone."""
+        """Drop the pins of freed values."""
         self._pinned = {storage for storage in self._pinned if self.values.bytes_of(storage)}
 
     def _restore_pinned(self, outputs: Sequence[int]) -> None:
@@ -187,7 +187,7 @@ class SessionMemory:
         return [holding for key, holding in self._ledger.survey().items() if key in keys]
 
     def cache_bytes(self) -> tuple[int, int]:
-        """Return the bytes of its live KV caches, and those of them that are pinned; for any thread."""
+        """Return the bytes of its live KV caches, and of its pinned caches; thread-safe."""
         caches = {storage_of(handle) for handle, kind in list(self._kinds.items()) if kind == _CACHE}
         held, pinned = (sum(map(self.values.bytes_of, storages)) for storages in (caches, list(self._pinned)))
         return held, pinned
@@ -195,9 +195,9 @@ class SessionMemory:
     # --- idle sessions ------------------------------------------------------------------------------------------
 
     def move_away(self) -> dict[str, int]:
-        """Move the values of the idle session off the device; those that are on the host already to disk. Return bytes by place.
+        """Evict the values of the idle session from the device, and values on the host to disk. Return bytes by place.
 
-        Each value is restored when it is used. Storages that other sessions have as well stay until these are idle.
+        Each value is restored when it is used. Shared storages stay until the other sessions are idle.
         """
         now, ledger = time.monotonic(), self._ledger
         with ledger.lock:
@@ -219,14 +219,14 @@ class SessionMemory:
 
     @property
     def moves_again(self) -> bool:
-        """True if values of the idle session are on the host, from where they move to disk."""
+        """True if values of the idle session are on the host and can move to disk."""
         return bool(self.evicted_to().get(HOST))
 
     def restore_all(self) -> None:
         """Restore all values.
 
         Raises:
-            torch.OutOfMemoryError, OSError: one cannot be restored.
+            torch.OutOfMemoryError, OSError: a value cannot be restored.
         """
         with self._ledger.lock:
             for value in self.values.tensors():
@@ -235,7 +235,7 @@ class SessionMemory:
             self.values.forget_addresses()
 
     def evicted_to(self) -> dict[str, int]:
-        """Return the bytes of its values that are not on the device, by place; for any thread."""
+        """Return the bytes of its values that are not on the device, by place; thread-safe."""
         if self._ledger.all_resident:
             return {}
         holdings: Holdings = {}
@@ -252,7 +252,7 @@ class SessionMemory:
         return used | {"pinned_caches": self.cache_bytes()[1]}
 
     def close(self) -> None:
-        """End the session: it holds nothing any more."""
+        """End the session: free all its holdings."""
         with self._ledger.lock:
             self.values.clear()
             if self in self._ledger.sessions:
@@ -264,13 +264,13 @@ class SessionMemory:
     def run(
         self, digest: bytes, template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], plain: Plain
     ) -> RunOutcome:
-        """Run a template within the limit. `plain` runs it if it stays far from the limit, as an earlier run showed."""
+        """Run a template within the limit. `plain` runs it if an earlier run stayed far from the limit."""
         ledger = self._ledger
         with ledger.lock:
             self._used = time.monotonic()
             memory = self._template_memory(digest, template, work, slots)
             self._begin(digest, memory, work)
-            self.values.forget_addresses()  # restored values have other addresses
+            self.values.forget_addresses()  # restored values have new addresses
             if self._is_far(memory, work):
                 outcome = plain(template, work, slots, self.values)
             else:
@@ -289,7 +289,10 @@ class SessionMemory:
         self.uses.add(PastRun(digest, memory.lifetimes, self._ledger.clock, [*work.inputs], work.outputs))
 
     def _is_far(self, memory: TemplateMemory, work: RunRequest) -> bool:
-        """Return True if a run stays far from the limit, and its inputs are on the device. Frees what runs ahead if it is in the way."""
+        """Return True if a run stays far from the limit, and its inputs are on the device.
+
+        Frees runs ahead if necessary.
+        """
         ledger = self._ledger
         if memory.peak is None or self._any_evicted(work):
             return False
@@ -310,7 +313,7 @@ class SessionMemory:
         )
 
     def _forget_copies(self, work: RunRequest) -> None:
-        """Forget spilled copies of the inputs of a program that runs without a guard: it may write into them."""
+        """Drop spilled copies of the inputs of a program that runs without a guard: it may write into them."""
         if self._ledger.spilled:
             for value in map(self.values.table.get, work.inputs):
                 if has_memory(value):
@@ -335,9 +338,9 @@ class SessionMemory:
         return known
 
     def needed_ahead(self, digest: bytes, inputs: Sequence[torch.Tensor], slots: Sequence[Any]) -> int | None:
-        """Return the bytes that a template needs beside these inputs, if it may run before its submission comes; else None.
+        """Return the bytes that a template needs beyond its inputs if it may run ahead; else None.
 
-        It may if the inputs are on the device and a run stays far from the limit, with as much room again for the submission itself.
+        It may run ahead if the inputs are on the device and twice the bytes of a run stay far from the limit.
         """
         ledger, known = self._ledger, self._memories.get(digest)
         if ledger.on_demand:
@@ -350,9 +353,9 @@ class SessionMemory:
 
     @contextlib.contextmanager
     def on_demand(self, digest: bytes, template: CompiledTemplate, work: RunRequest) -> Iterator[MemoryGuard | None]:
-        """A block in which a program runs without a guard until an op runs out of memory.
+        """Run a program in the block without a guard until an op runs out of memory.
 
-        Gives the guard under which the program has to begin if an input was evicted; None otherwise.
+        Gives a guard if an input was evicted: the program must start under it. Gives None otherwise.
         """
         ledger, guards = self._ledger, list[MemoryGuard]()
         memory = self._memories.get(digest) or template_memory(template, 0, ())
@@ -377,7 +380,7 @@ class SessionMemory:
             self._used_now = frozenset()
             ledger.clock += memory.lifetimes.steps
         if guards:
-            self.values.forget_addresses()  # restored values have other addresses
+            self.values.forget_addresses()  # restored values have new addresses
             with ledger.lock:
                 self._after_guarded(work)
                 ledger.relax()

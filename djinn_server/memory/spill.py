@@ -17,7 +17,7 @@ from djinn_core.system.files import pread_into, pwrite
 from djinn_server.disk_quota import STEP, DiskQuota
 from djinn_server.system.memory import free_bytes
 
-PAGE: Final = 4096  # bytes; extents of the file begin at a multiple of it
+PAGE: Final = 4096  # bytes; alignment of extents in the file
 HOST: Final = "host"
 DISK: Final = "disk"
 
@@ -32,16 +32,16 @@ class SpillExtent:
     block: torch.Tensor | None = None
 
     def unchanged(self) -> bool:
-        """As `SourceBytes.unchanged`."""
+        """Return True: spilled bytes do not change."""
         return True
 
     def read_into(self, buffer: memoryview) -> None:
-        """As `SourceBytes.read_into`."""
+        """Read the bytes into `buffer`."""
         self.space.read(self, buffer)
 
 
 class SpillSpace(Protocol):
-    """Storage for evicted bytes. `where`: HOST or DISK. `used`: bytes that it holds."""
+    """Storage for evicted bytes. `where`: HOST or DISK. `used`: stored bytes."""
 
     where: str
     used: int
@@ -50,14 +50,14 @@ class SpillSpace(Protocol):
         """Spill a tensor of bytes in host memory.
 
         Raises:
-            OSError: the disk or the host has no space for them.
+            OSError: the disk or the host has no space.
         """
 
     def read(self, extent: SpillExtent, buffer: memoryview) -> None:
         """Read spilled bytes.
 
         Raises:
-            OSError: they cannot be read.
+            OSError: the bytes cannot be read.
         """
 
     def free(self, extent: SpillExtent) -> None:
@@ -67,33 +67,35 @@ class SpillSpace(Protocol):
         """Return the number of bytes that it can still take, approximately."""
 
     def close(self) -> None:
-        """Forget everything."""
+        """Free everything."""
 
 
 def octets(storage: torch.UntypedStorage) -> memoryview:
-    """The bytes of a storage in host memory. Unlike numpy's view this leaves the storage resizable."""
+    """Return the bytes of a storage in host memory. Unlike numpy's view this leaves the storage resizable."""
     return memoryview((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
 
 
 def bytes_on_device(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
-    """The bytes of a storage as a tensor over it."""
+    """Return the bytes of a storage as a tensor over it."""
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 @attrs.define(eq=False)
 class FreeExtents:
-    """Free ranges of a file, which are reused before the file grows. Ranges that touch become one, and one at the end leaves the file.
+    """Free ranges of a file, which are reused before the file grows. Adjacent ranges are merged.
+
+    A range at the end is cut off.
 
     Attributes:
-        end: the first byte behind the last range that is in use.
+        end: the first byte after the last used range.
     """
 
     end: int = 0
     _free: dict[int, int] = attrs.field(factory=dict)  # bytes of each range, by its first byte
-    _by_end: dict[int, int] = attrs.field(factory=dict)  # the first byte of each range, by the byte behind it
+    _by_end: dict[int, int] = attrs.field(factory=dict)  # the first byte of each range, by its end
 
     def take(self, size: int) -> int:
-        """Allocate `size` bytes in the smallest range that has them; return the first one."""
+        """Allocate `size` bytes in the smallest free range that fits; return the first byte."""
         size = _in_pages(size)
         start = min(
             (at for at, free in self._free.items() if free >= size), key=self._free.__getitem__, default=self.end
@@ -130,21 +132,21 @@ def _in_pages(size: int) -> int:
 
 
 class FileSpill:
-    """An unlinked file: no other process can open it, and it is gone with this process, even after a crash."""
+    """An unlinked file: no other process can open it, and the system removes it with this process, even after a crash."""
 
     where = DISK
 
     def __init__(self, disk: DiskQuota, directory: Path | None = None) -> None:
-        """`disk`: what the tenant has on disk. `directory`: where; None for the usual one for temporary files."""
+        """`disk`: the tenant's disk quota. `directory`: of the file; None: the usual one for temporary files."""
         self._disk = disk
         self.used = 0
         self._directory = directory
         self._file: int | None = None
-        self._charged = 0  # size of the file that the quota knows
+        self._charged = 0  # file size that is charged to the quota
         self._extents = FreeExtents()
 
     def write(self, data: torch.Tensor) -> SpillExtent:
-        """As `SpillSpace.write`."""
+        """Write bytes to an extent of the file."""
         size = data.nbytes
         start = at = self._extents.take(size)
         try:
@@ -167,7 +169,7 @@ class FileSpill:
         self._charged = self._extents.end
 
     def read(self, extent: SpillExtent, buffer: memoryview) -> None:
-        """As `SpillSpace.read`."""
+        """Read the bytes of an extent."""
         start = extent.start
         while buffer:
             count = pread_into(self._descriptor(), buffer, start)
@@ -176,7 +178,7 @@ class FileSpill:
             buffer, start = buffer[count:], start + count
 
     def free(self, extent: SpillExtent) -> None:
-        """As `SpillSpace.free`. Gives disk space back that the end of the file has not used since."""
+        """Free an extent, and return unused disk space at the end of the file."""
         self._extents.give(extent.start, extent.size)
         self.used -= extent.size
         if self._file is not None and self._extents.end + STEP <= self._charged:
@@ -185,11 +187,11 @@ class FileSpill:
             self._charged = self._extents.end
 
     def room(self) -> int:
-        """As `SpillSpace.room`."""
+        """Return the bytes that the disk and the quota still allow."""
         return self._disk.headroom(self._directory or tempfile.gettempdir())
 
     def close(self) -> None:
-        """As `SpillSpace.close`."""
+        """Close the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -203,7 +205,7 @@ class FileSpill:
 
 
 def _nameless(directory: Path | None) -> int:
-    """A new file, readable for this user alone (0600), whose name is gone at once."""
+    """Create an unlinked file that only this user can read (0600)."""
     handle, name = tempfile.mkstemp(prefix="djinn-spill-", dir=directory)
     Path(name).unlink()
     return handle
@@ -218,7 +220,7 @@ class HostSpill:
         self.used = 0
 
     def write(self, data: torch.Tensor) -> SpillExtent:
-        """As `SpillSpace.write`. Keeps `data` itself."""
+        """Store `data` without a copy."""
         if data.nbytes > self.room():
             raise OSError(
                 errno.ENOMEM,
@@ -228,20 +230,20 @@ class HostSpill:
         return SpillExtent(self, 0, data.nbytes, data)
 
     def read(self, extent: SpillExtent, buffer: memoryview) -> None:
-        """As `SpillSpace.read`."""
+        """Return the stored bytes."""
         assert extent.block is not None
         buffer[:] = octets(extent.block.untyped_storage())[: extent.size]
 
     def free(self, extent: SpillExtent) -> None:
-        """As `SpillSpace.free`."""
+        """Free an extent."""
         self.used -= extent.size
 
     def room(self) -> int:
-        """As `SpillSpace.room`; other processes need host memory too, so this is half of the free memory."""
+        """Return half of the free host memory: other processes need memory too."""
         return free_bytes() // 2
 
     def close(self) -> None:
-        """As `SpillSpace.close`."""
+        """Free everything."""
         self.used = 0
 
 

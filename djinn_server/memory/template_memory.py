@@ -1,4 +1,4 @@
-"""Memory that a template takes: measured in earlier runs, and before the first one found on the meta device."""
+"""Memory that a template takes: measured in earlier runs; before the first run, estimated on the meta device."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from djinn_server.running.template_compiler import CompiledTemplate
 from djinn_server.running.values import has_memory
 
 UNKNOWN: Final = -1
-_GROWTH: Final = 1.25  # how much larger inputs may be than those that were measured
-_SMALL_NUMBER: Final = 4096  # slots below it make no tensor that matters
+_GROWTH: Final = 1.25  # growth of inputs over measured ones that figures still cover
+_SMALL_NUMBER: Final = 4096  # slots below this value make only small tensors
 _log = get_logger("djinn.server")
 
 
@@ -28,7 +28,7 @@ class TemplateMemory:
     Attributes:
         lifetimes: of its values.
         allocates: bytes of new memory, by step; UNKNOWN until the step is about to run.
-        peak: the most bytes above those before the run; None until it has run under a guard.
+        peak: peak bytes above the start of the run; None until a run under a guard.
         input_bytes, slots: bytes of the inputs, and numbers in the slots.
     """
 
@@ -51,7 +51,7 @@ def template_memory(template: CompiledTemplate, input_bytes: int, slots: Sequenc
 
 
 def bytes_of_inputs(values: Iterable[object]) -> int:
-    """Return the bytes of the strided tensors among the values; evicted tensors count as well."""
+    """Return the bytes of the strided tensors among the values; evicted tensors included."""
     return sum([v.nbytes for v in values if isinstance(v, torch.Tensor) and v.layout is torch.strided])
 
 
@@ -62,7 +62,7 @@ def _grown(now: Any, then: Any) -> bool:
 def bytes_of_step(step: CompiledStep, env: Environment) -> int:
     """Run a step on the meta device. Return the bytes of new memory that it takes; its operands must be in memory.
 
-    An op of PyTorch that needs data for its result counts as much as it reads. Djinn's own ops count nothing.
+    A PyTorch op with a data-dependent result counts the bytes that it reads. Djinn's own ops count 0.
     """
     if not step.op.startswith("aten::"):
         return 0
@@ -86,7 +86,7 @@ def bytes_of_step(step: CompiledStep, env: Environment) -> int:
 
 
 class _MetaEnvironment(dict[int, Any]):
-    """An environment of one step: operands on the meta device, and numbers as they are."""
+    """An environment of one step: operands on the meta device, and unchanged numbers."""
 
     def __init__(self, env: Environment) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class _MetaEnvironment(dict[int, Any]):
 
 
 def _meta_like(value: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
-    """Return a tensor on the meta device in the place of `value`; tensors that share memory share it there as well."""
+    """Return a meta tensor for `value`. Tensors that share memory also share it on the meta device."""
     key = torch_private.storage_key(value)
     if key not in storages:
         nbytes = value.untyped_storage().nbytes()

@@ -1,4 +1,4 @@
-"""Uses of a session's storages: the last one, and the next one as far as earlier programs tell.
+"""Uses of a session's storages: the last use, and the next use predicted from earlier programs.
 
 The clock is the number of steps (ops) that programs have run on the device.
 """
@@ -18,7 +18,7 @@ from djinn_server.memory.lifetimes import NEVER, Lifetimes
 Identity = int | tuple[bytes, int]  # an upload's storage, or a template and the number of its output
 PAST_RUNS: Final = 256
 GAPS_LIMIT: Final = 1 << 16
-UNSEEN: Final = 10_000  # steps to the next use of a storage that no program has used twice
+UNSEEN: Final = 10_000  # default distance, for a storage that no program has used twice
 
 
 @attrs.frozen
@@ -36,8 +36,8 @@ class PastRun:
 class _Use:
     """Uses of one storage.
 
-    `digest`: the template that used it last; empty: none has. `last`: clock of the last use in the newest run that uses it, `before`: of
-    the last use before that run. `next`: expected clock of the use after `last`.
+    `digest`: the template that used it last; empty: none. `last`: clock of the last use in the newest run that uses it,
+    `before`: of the last use before that run. `next`: expected clock of the use after `last`.
     """
 
     identity: Identity
@@ -48,7 +48,7 @@ class _Use:
 
 
 class UseHistory:
-    """Predicts that a storage is used again after as many steps as the last time it was used by the same template.
+    """Predicts that a storage is used again after as many steps as after its last use by the same template.
 
     Results are new storages in each run; the same output of the same template counts as the same storage.
     """
@@ -58,22 +58,22 @@ class UseHistory:
         self._gaps: LruCache[tuple[Identity, bytes], int] = LruCache(
             GAPS_LIMIT
         )  # steps to the use after that by the template
-        self._runs: deque[PastRun] = deque(maxlen=PAST_RUNS)  # of which the uses are not noted yet
+        self._runs: deque[PastRun] = deque(maxlen=PAST_RUNS)  # without noted uses yet
         self._oldest = 0  # storages without a noted use were used before this
 
     def add(self, run: PastRun) -> None:
-        """Add a run that begins. Its uses are noted when somebody asks: most runs are far from the limit."""
+        """Add a run that begins. Its uses are noted on demand: most runs are far from the limit."""
         if len(self._runs) == PAST_RUNS:
             self._oldest = self._runs[0].began
         self._runs.append(run)
 
     def last(self, handles: Iterable[int], now: int) -> int:
-        """Return the clock of the last use of a storage, given values that look into it. A new upload counts as used now."""
+        """Return the clock of the last use of a storage, given its views. A new upload counts as used now."""
         uses = [self._of(storage_of(handle), now) for handle in handles]
         return max([use.last if use.last <= now else use.before for use in uses], default=now)
 
     def next(self, handles: Iterable[int], now: int) -> int | None:
-        """Return the expected clock of the next use of a storage; None if it was not used when that was expected."""
+        """Return the expected clock of the next use of a storage; None if an expected use did not happen."""
         uses = [self._of(storage_of(handle), now) for handle in handles]
         return min([use.next for use in uses if use.next >= now], default=None)
 
