@@ -34,9 +34,9 @@ def trimmer() -> Callable[[], object]:
 
 
 def keep_few_arenas() -> None:
-    """Have threads allocate from the same places: with one for each of eight threads, what one session has freed is of no use to the next.
+    """Make threads share malloc arenas: with an arena per thread, a session cannot reuse memory freed by another one.
 
-    Only for processes whose threads mostly wait for Python's lock anyway.
+    Only for processes whose threads mostly wait for Python's lock.
     """
     memory.keep_few_arenas(_ARENAS)
 

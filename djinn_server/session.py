@@ -173,7 +173,7 @@ class ExecutorSession:
         self._usage.enter(self)
 
     def serve(self, connection: ExecutorChannel) -> None:
-        """As `pauses`, in the calling thread."""
+        """Serve the session in the calling thread."""
         self._loop.is_pooled = False
         serve_here(self.pauses(connection), self.wakeup)
 
@@ -201,7 +201,7 @@ class ExecutorSession:
     def begin(
         self, message: AnyMessage | Unreadable, frame: Frame, connection: ExecutorChannel, started: float
     ) -> Iterator[Wait] | None:
-        """As `MessageHandlers.begin`."""
+        """Begin to handle a message, as `MessageHandlers.begin` does."""
         self._idle.at = None
         if type(message) is Submit:
             if frame.body:
@@ -213,7 +213,7 @@ class ExecutorSession:
         return self._handle(message, frame, connection)
 
     def receive_ahead(self, connection: ExecutorChannel) -> Frame | None:
-        """As `MessageHandlers.receive_ahead`."""
+        """Run ahead until a frame comes, as `MessageHandlers.receive_ahead` does."""
         ahead = self._runs.ahead
         if ahead is None or not ahead.ready or self._timings is not None:
             return None
@@ -221,11 +221,11 @@ class ExecutorSession:
 
     @property
     def is_brief(self) -> bool:
-        """As `MessageHandlers.is_brief`."""
+        """Return True if the next message is expected to be brief."""
         return self._turn.is_brief and (self._runs.ahead is None or not self._runs.ahead.pending)
 
     def between_messages(self, connection: ExecutorChannel) -> None:
-        """As `MessageHandlers.between_messages`."""
+        """Do work between messages, as `MessageHandlers.between_messages` does."""
         if connection.journal.snapshot_if_due(connection.at_rest, self._state_here, self.exchange.inbox.writing):
             self._usage.count("journal_snapshots")
 
@@ -234,7 +234,7 @@ class ExecutorSession:
         return self._idle.deadline()
 
     def take_at_once(self, message: AnyMessage | Unreadable, frame: Frame) -> None:
-        """As `MessageHandlers.take_at_once`."""
+        """Handle a message out of order, as `MessageHandlers.take_at_once` does."""
         if isinstance(message, UnreadableUpload):
             self._refuse_upload(message)
             return
@@ -404,7 +404,7 @@ class ExecutorSession:
             return host_memory(value, self.device.runtime)
 
     def _take_over(self, state: StateHeader) -> Iterator[Wait]:
-        """Go on where a session was whose server is lost, as its client has kept it.
+        """Continue the session of a lost server, from the state that the client kept.
 
         Raises:
             ProtocolError: this session has begun, or the state is not possible.
@@ -416,7 +416,7 @@ class ExecutorSession:
         self._usage.check_values()
 
     def _restore(self, snapshot: Snapshot, memory: Sequence[memoryview]) -> None:
-        """Go on where another session was."""
+        """Continue from the state of another session."""
         self.submissions = snapshot.submissions
         self._runs.numeric_settings = snapshot.numeric_settings
         if snapshot.timings is not None:
@@ -545,7 +545,7 @@ class ExecutorSession:
         return executed
 
     def _begin(self, submit: Submit) -> RunRequest:
-        """A submission is next, which is answered whatever it says.
+        """Begin a submission. It is answered in any case.
 
         Raises:
             ProtocolError: it is not the next one.
@@ -559,7 +559,7 @@ class ExecutorSession:
         return unpack(submit)
 
     def _tell(self, submit: Submit, timing: Timing, failures: int) -> None:
-        """Tell observers of a submission that was run, or refused."""
+        """Notify observers of a finished or refused submission."""
         self._context.events.tell(
             "completed",
             submission=submit.sequence,
@@ -572,7 +572,7 @@ class ExecutorSession:
         )
 
     def _pass_over(self, message: Unreadable, connection: ExecutorChannel) -> Iterator[Wait]:
-        """Go on after a message that cannot be read: what it would have made is poison."""
+        """Skip an unreadable message: its results become poison."""
         if isinstance(message, UnreadableUpload):
             self._refuse_upload(message)
             if message.offered:  # an offer needs a reply
@@ -762,7 +762,7 @@ class ExecutorSession:
         )
 
     def overview(self, holdings: Holdings) -> SessionOverview:
-        """As `ServedSession.overview`."""
+        """Return the overview of the session, as `ServedSession.overview` does."""
         evicted = self._evicted()
         aside = evicted.get(HOST, 0), evicted.get(DISK, 0)
         shared = holdings.shared(self)
@@ -774,7 +774,7 @@ class ExecutorSession:
         return self._requests.by_model
 
     def stop(self) -> None:
-        """As `ServedSession.stop`."""
+        """Stop the session, as `ServedSession.stop` does."""
         self._wanted.stop_all()
 
     def close(self) -> None:
@@ -809,7 +809,7 @@ def _consumed(known: BoundTemplate, work: RunRequest) -> list[int]:
 
 
 def _readable(packed: Handles) -> Sequence[int]:
-    """The handles; none where they cannot be read."""
+    """Return the handles; empty if they are not readable."""
     try:
         return unpack_handles(packed)
     except ProtocolError as error:

@@ -1,8 +1,8 @@
 """Decide what a session does next: a machine without sockets, threads, clocks and torch.
 
-Events go in: a message arrived, a key is here, the present message ended or was cancelled, the connection broke or came back. `next`
-returns the next step. A message that waits is data: the keys that it misses. Messages behind it queue meanwhile, except those that are
-handled at once, because the present message may wait for them.
+Events go in: a message arrived, a key arrived, the present message ended or was cancelled, the connection broke or was
+restored. `next` returns the next step. A message that waits is data: the keys that it misses. Messages behind it queue
+meanwhile, except those that are handled at once, because the present message may wait for them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ M = TypeVar("M")
 
 
 class Cause(enum.Enum):
-    """What a message can wait for."""
+    """Kinds of events that a message can wait for."""
 
     UPLOAD = "upload"
     TEMPLATE = "template"
@@ -60,10 +60,10 @@ class Step(enum.Enum):
 
 @attrs.frozen
 class Wait:
-    """What the handler of a message waits for.
+    """A wait of a message handler.
 
     Attributes:
-        missing: keys that it misses. until: time at which it goes on without them, on the clock of `SessionMachine.next`.
+        missing: missing keys. until: timeout, on the clock of `SessionMachine.next`.
         here: tells if a key is here, for those that no message brings. cancelled: tells if the message was cancelled.
     """
 
@@ -117,19 +117,19 @@ class SessionMachine(Generic[M]):
         return False
 
     def wait(self, missing: Collection[Key], until: float | None = None) -> None:
-        """The present message waits for keys."""
+        """Note that the present message waits for keys."""
         self.missing, self.until = set(missing), until
 
     def here(self, key: Key) -> None:
-        """A key that the present message waits for is here: an upload, a weight, a transfer."""
+        """Note the arrival of a key that the present message waits for: an upload, a weight, a transfer."""
         self.missing.discard(key)
 
     def cancelled(self) -> None:
-        """The present message was cancelled: it waits for nothing any more."""
+        """Note that the present message was cancelled, and end its wait."""
         self.missing.clear()
 
     def ended(self) -> None:
-        """The present message was handled."""
+        """Note that the present message was handled."""
         self.current, self.until = None, None
         self.missing.clear()
 
@@ -138,7 +138,7 @@ class SessionMachine(Generic[M]):
         self.away_until = away_until
 
     def left(self) -> None:
-        """The client said goodbye."""
+        """Note that the client sent `Goodbye`."""
         self._left = True
 
     def close(self) -> None:

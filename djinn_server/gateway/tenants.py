@@ -134,7 +134,10 @@ class Tenants:
         return min(((round(busy, 1), recent) for busy, recent in devices), default=(0.0, 0))
 
     def refresh_loads(self) -> None:
-        """Refresh the loads of all executors where several tenants share the devices: a new session refreshes its own tenant's alone."""
+        """Refresh the loads of all executors if tenants share devices.
+
+        A new session refreshes only its own tenant's load.
+        """
         owned = [pool for name, pool in self._owned(None) if name]
         if len(owned) > 1:
             for pool in owned:

@@ -36,7 +36,7 @@ _log = get_logger("djinn.server")
 
 
 class UnfitRun(Exception):  # noqa: N818 - ends an offer's part in a run
-    """A run does not fit a strategy, which may fit the next one."""
+    """A run does not fit a strategy. The next run may fit."""
 
 
 @attrs.frozen
@@ -57,9 +57,9 @@ class TrialLimits:
     fruitless: int = 16
 
     def ratio(self, before: Sequence[float], offered: Sequence[float]) -> float | None:
-        """The share of the time op by op that the offer takes; None as long as more runs are needed to tell.
+        """Return the ratio of the offer's time to the time op by op; None while more runs are needed.
 
-        The quickest of each count: on a busy machine others lose the processor meanwhile.
+        Only the fastest runs of each way count: on a busy machine, slow runs include preemption.
         """
         plainly = len(offered) >= self.plain and max(offered) < self.gain * min(before)
         return min(offered) / max(min(before), 1e-9) if plainly or len(offered) >= self.timed else None
@@ -88,7 +88,7 @@ class Candidate:
     failed: bool = False
 
     def reset(self) -> None:
-        """Forget the trial: the offer is another one, or none now."""
+        """Reset the trial: the offer was replaced or withdrawn."""
         self.checked, self.fruitless, self.used, self.ratio = 0, 0, None, 1.0
         self.given, self.before, self.offered = {}, [], []
 
@@ -102,10 +102,10 @@ class ServedFacts(TemplateFacts):
 
 
 class TemplateChoice:
-    """One template on a device: the candidates, and the one that runs it.
+    """A template on a device, with its candidates.
 
     Attributes:
-        facts: the template. candidates: in the order in which they are tried.
+        facts: the template. candidates: in the order of their trials.
     """
 
     def __init__(self, facts: ServedFacts, candidates: Sequence[Candidate], timer: DeviceTimer) -> None:
@@ -113,7 +113,7 @@ class TemplateChoice:
         self.spans = TimedSpans(timer)
 
     def next(self, *, exact: bool) -> Candidate | None:
-        """The candidate for the next run: one that is to be tried or watches, else the fastest; None: op by op."""
+        """Return the candidate for the next run: a candidate in trial, else the fastest one; None: op by op."""
         best = None
         for candidate in self.candidates:
             if candidate.failed or (exact and not candidate.strategy.exact):
@@ -149,13 +149,13 @@ class TemplateChoice:
         return any(candidate.used for candidate in self.candidates)
 
     def ran(self, seconds: float) -> None:
-        """The device has run the template for so long since the last call."""
+        """Note the device time of the template since the last call."""
         for candidate in self.candidates:
             if not candidate.failed:
                 self._tell_offer(candidate, functools.partial(candidate.offer.ran, seconds))
 
     def refuse(self, candidate: Candidate, reason: str) -> None:
-        """Use a candidate no more, unless its strategy has another offer."""
+        """Reject a candidate, unless its strategy has another offer."""
         candidate.used, candidate.reason = False, reason
         if not candidate.offer.checked:
             _tell(self, candidate, "a run strategy is not used", reason=reason)
@@ -191,7 +191,7 @@ class ServedRun(StrategyRun):
         self._pause = pause
 
     def advance(self, stop: int | None = None) -> Iterator[None]:
-        """As `StrategyRun.advance`."""
+        """Run instructions, as `StrategyRun.advance` does."""
         self.undo_draws()
         while not self.run.advance(stop):
             self.paused = True
@@ -212,14 +212,14 @@ class ServedRun(StrategyRun):
             self._drawn = None
 
     def arguments(self, op: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """As `StrategyRun.arguments`."""
+        """Return the arguments of an instruction, as `StrategyRun.arguments` does."""
         step, env = self.run.template.steps[op], self.run.env
         if self.run.outcome.stopped_at is not None or any(isinstance(env[place], Poison) for place in step.reads):
             raise UnfitRun
         return step.given(env)
 
     def replace(self, stop: int, made: Mapping[int, torch.Tensor]) -> Iterator[None]:
-        """As `StrategyRun.replace`."""
+        """Replace instructions by given results, as `StrategyRun.replace` does."""
         run = self.run
         if run.outcome.stopped_at is not None:
             raise UnfitRun
@@ -259,7 +259,7 @@ class ServedRun(StrategyRun):
         return self.run.replaceable and not self.run.outcome.halt.value
 
     def passed(self, stop: int) -> None:
-        """Go past the instructions before `stop`, whose values are in the environment."""
+        """Skip the instructions before `stop`. Their results are in the environment."""
         run = self.run
         numbers_of(run.outcome, stop - 1, stop)  # its last op is the one that is issued
         run.pass_steps(stop, [place for step in run.template.steps[run.step : stop] for place in step.release], {})
@@ -267,7 +267,10 @@ class ServedRun(StrategyRun):
 
 
 class Arbiter:
-    """Chooses strategies for the templates of a device. Except for `choice`, used in turns."""
+    """Chooses strategies for the templates of a device.
+
+    All methods but `choice` are called by the session whose turn it is.
+    """
 
     def __init__(self, device: torch.device, timer: DeviceTimer, limits: TrialLimits | None = None) -> None:
         self._device, self._timer = device, timer
@@ -277,11 +280,11 @@ class Arbiter:
         self._lock = threading.Lock()
 
     def register(self, strategy: RunStrategy) -> None:
-        """Ask a strategy about each template from now on, after those that registered before."""
+        """Ask a strategy about each template from now on, after earlier strategies."""
         self._strategies.append(strategy)
 
     def choice(self, digest: bytes, template: CompiledTemplate) -> TemplateChoice | None:
-        """The record of a template, shared by all sessions; None if it runs op by op."""
+        """Return the shared record of a template; None if it runs op by op."""
         if not self._strategies:
             return None
         with self._lock:
@@ -312,7 +315,7 @@ class Arbiter:
             candidate, ready = None, False
         tried = candidate if ready and candidate is not None and candidate.used is None else None
         begun = timer.mark()
-        if tried is not None:  # work of earlier programs is not in the figures
+        if tried is not None:  # exclude work of earlier programs from the figures
             timer.wait(begun)
             choice.spans.take()
             begun = timer.mark()
@@ -349,7 +352,7 @@ class Arbiter:
                 choice.failed(candidate, error)
 
     def ran(self, choice: TemplateChoice, tried: Candidate | None, run: ServedRun, seconds: float) -> None:
-        """A run was issued. `tried`: the candidate whose trial it belongs to. `seconds`: of runs that the device has completed."""
+        """Note an issued run. `tried`: the candidate in trial. `seconds`: times of runs that the device has completed."""
         choice.ran(seconds)
         if tried is None or tried.failed or choice.stage(tried) != "ready":
             return
@@ -386,7 +389,7 @@ def _tell(choice: TemplateChoice, candidate: Candidate, event: str, **fields: ob
 
 
 def facts_of(template: CompiledTemplate, digest: bytes, device: torch.device) -> ServedFacts:
-    """A template, as strategies see it."""
+    """Return a template, as strategies see it."""
     ops = [
         TemplateOp(step.op, step.reads, step.writes, tuple([place for _, place in step.makes]), step.release)
         for step in template.steps
@@ -410,7 +413,7 @@ def _difference(
 
     `operands`: memory of what the ops read. `given`: storages of earlier results of the strategy, to which these are added.
     """
-    tolerance = 0.0 if exact else None  # None: PyTorch's of the dtype
+    tolerance = 0.0 if exact else None  # None: PyTorch's defaults for the dtype
     memories, storages = set[int](), dict[int, StorageWeakRef]()
     for expected, found in values:
         if isinstance(expected, Poison):

@@ -22,19 +22,19 @@ from djinn_server.running.template_compiler import CompiledTemplate
 
 
 class CompiledTemplates:
-    """The templates that sessions of this process have compiled, by digest: a client that comes again has them compiled already."""
+    """Compiled templates of this process by digest: a reconnecting client finds its templates compiled."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: TemplateCache[CompiledTemplate] = TemplateCache()
 
     def get(self, digest: bytes) -> CompiledTemplate | None:
-        """The template of that digest, if it was compiled."""
+        """Return the compiled template of that digest, if any."""
         with self._lock:
             return self._kept.get(digest)
 
     def keep(self, digest: bytes, compiled: CompiledTemplate) -> CompiledTemplate:
-        """Keep a template, whose digest this is; the one to use, which is another session's where that came first."""
+        """Store a template under its digest. Return the template to use: another session's if it was stored first."""
         with self._lock:
             found = self._kept.get(digest)
             if found is None:
@@ -47,8 +47,8 @@ class BoundTemplate:
     """A template that the client may name by its digest, and the bindings of its last run.
 
     `choice`: its record on the device, if a strategy may run it. `batched`: likewise, where it may run in batches.
-    `runs_ahead`: number of its first instructions that may run before its submission comes, unless they draw random numbers, which
-    `draws` tells; None: not known yet. `workload`: what it belongs to, if its client has told. `seconds`: of its last runs.
+    `runs_ahead`: number of leading instructions that may run ahead (except random draws, see `draws`); None: not known
+    yet. `workload`: its workload, if known from its client. `seconds`: of its last runs.
     """
 
     template: CompiledTemplate
@@ -64,7 +64,7 @@ class BoundTemplate:
     _aliases: InputAliases | None = None
 
     def input_aliases(self, own: Container[str]) -> InputAliases:
-        """As `aliases_of`, found once."""
+        """Result of `aliases_of`, cached."""
         if self._aliases is None:
             self._aliases = aliases_of(self.template, own)
         return self._aliases
@@ -74,7 +74,7 @@ def begin(known: BoundTemplate, slots: Sequence[Any], inputs: Sequence[int]) -> 
     """Bind a template for its first run.
 
     Raises:
-        ProtocolError: these do not fit it.
+        ProtocolError: the bindings do not fit the template.
     """
     template = known.template
     if len(slots) != template.slots:
@@ -88,7 +88,7 @@ def bind(known: BoundTemplate, submit: Submit, work: RunRequest) -> None:
     """Bring slots and inputs up to date, and check that the submission fits its template.
 
     Raises:
-        ProtocolError: it does not.
+        ProtocolError: the submission does not fit.
     """
     if submit.first is not None:
         begin(known, submit.first.slots, unpack_handles(submit.first.inputs))

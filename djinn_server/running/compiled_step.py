@@ -58,11 +58,11 @@ class CompiledStep:
     Attributes:
         op: its overload name. function: computes it.
         arguments, keywords: where its arguments come from.
-        reads: places of its operands. makes: places of its new values, by result. sequence: True if it returns several results.
-        writes: places of the operands that it writes into.
-        release: places that are not needed after it.
-        moves: True if it may give what it writes other memory.
-        plain: True if `function` is PyTorch's kernel and nothing else.
+        reads: places of its operands. makes: places of its new values, by result. sequence: True if it returns several
+            results.
+        writes: places of its written operands. release: places that are free after it.
+        moves: True if it may reallocate a written operand.
+        plain: True if `function` is an unwrapped PyTorch kernel.
     """
 
     op: str
@@ -78,19 +78,19 @@ class CompiledStep:
     plain: bool
 
     def run(self, env: Environment) -> None:
-        """Run on an environment, and release what is not needed afterwards."""
+        """Run on an environment, and release unneeded values."""
         self.store(env)
         for place in self.release:
             env[place] = None
 
     def given(self, env: Environment) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return its positional and its named arguments."""
+        """Return the positional and keyword arguments."""
         named = [("", source) for source in self.arguments] + [*self.keywords]
         found = [(name, env[source] if isinstance(source, int) else source(env)) for name, source in named]
         return tuple([value for name, value in found if not name]), {name: value for name, value in found if name}
 
     def store(self, env: Environment) -> None:
-        """As `run`, without the release."""
+        """Run on an environment, without releasing values."""
         given = [env[source] if type(source) is int else source(env) for source in self.arguments]  # type: ignore[operator]
         if self.keywords:
             named = {name: env[source] if type(source) is int else source(env) for name, source in self.keywords}  # type: ignore[operator]

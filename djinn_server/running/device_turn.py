@@ -13,10 +13,10 @@ from djinn_server.running.run_request import RunRequest
 
 @attrs.define(eq=False)
 class DeviceTurn:
-    """What a submission does while its session has the device, and what comes of it.
+    """Work of a submission during its session's turn, with its results.
 
     Attributes:
-        begun: when it had the device first; 0.0 before that. executed: when its last op had run or was issued.
+        begun: time of its first turn; 0.0 before that. executed: time at which its last op had run or was issued.
         freed: handles that were freed before it ran.
     """
 

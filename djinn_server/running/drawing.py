@@ -14,7 +14,7 @@ ALWAYS: Final = -1  # in place of a slot
 
 
 def chance_of(form: Form) -> int | None:
-    """The position of the call's slot by which it draws random numbers, if that is not 0; `ALWAYS`: it draws some; None: it draws none."""
+    """Return the position of the slot that enables random draws if nonzero; `ALWAYS`: it always draws; None: never."""
     if form.op in OWN_OPERATORS:
         return ALWAYS
     overload = resolve(form.op)
@@ -28,4 +28,4 @@ def chance_of(form: Form) -> int | None:
         if name == "dropout_p":
             return taken if isinstance(argument, SlotArg) else ALWAYS
         taken += slots_taken(argument)
-    return None  # dropout is left out unless it is asked for
+    return None  # dropout defaults to 0

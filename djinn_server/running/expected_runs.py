@@ -19,9 +19,9 @@ from djinn_core.wire.binding_delta import Slot, SlotChanges
 from djinn_core.wire.messages import Submit
 
 LONGEST_STEP: Final = 64  # submissions
-LEAST_SECONDS: Final = 0.0002  # of a step; one that takes less is not worth the work
-_HELD: Final = 2  # repetitions from which on a relation is relied on
-_CHANGES: Final = 16  # of a relation, after which there is none
+LEAST_SECONDS: Final = 0.0002  # of a step; shorter steps are not worth a prediction
+_HELD: Final = 2  # repetitions after which a relation is reliable
+_CHANGES: Final = 16  # changes of a relation after which it is given up
 _RELATIONS: Final = 256
 _MOST_PAUSE: Final = 1024  # submissions
 Source = tuple[int, int]  # how many submissions before, and which of its outputs
@@ -41,12 +41,12 @@ class PastSubmission(msgspec.Struct):
 
 
 class BindingRelation(msgspec.Struct):
-    """A relation of a template's inputs and slots to the submissions before, where it follows a certain other template.
+    """A relation of a template's inputs and slots to earlier submissions, given the preceding template.
 
     Attributes:
-        positions: the inputs that are others each time. sources: where they come from; None: not from one of the latest submissions.
-        slots: the latest changes of slots. steps: what is added to each from one time to the next; None: they follow no rule.
-        held: how often it was found again. changed: how often it was found to be another one.
+        positions: varying inputs. sources: sources of varying inputs; None: not from a recent submission.
+        slots: the latest changes of slots. steps: increment of each slot; None: no rule.
+        held: number of confirmations. changed: number of changes.
     """
 
     positions: tuple[int, ...] = ()
@@ -58,12 +58,12 @@ class BindingRelation(msgspec.Struct):
 
     @property
     def reliable(self) -> bool:
-        """True if it can be relied on."""
+        """True if the relation is reliable."""
         return self.held >= _HELD and self.steps is not None and None not in self.sources
 
 
 class ExpectedSubmission(msgspec.Struct):
-    """A submission that is expected. `seconds`, `awaited`: of its counterpart one step before."""
+    """An expected submission. `seconds`, `awaited`: values of the same submission one step earlier."""
 
     digest: bytes
     relation: BindingRelation
@@ -71,7 +71,7 @@ class ExpectedSubmission(msgspec.Struct):
     awaited: bool
 
     def slots(self, before: Sequence[Slot]) -> list[Slot]:
-        """The slots that it is expected to have; `before`: those of its template's last run."""
+        """Return the expected slots. `before`: slots of its template's last run."""
         slots, relation = list(before), self.relation
         assert relation.steps is not None
         for (slot, distances), step in zip(relation.slots, relation.steps, strict=True):
@@ -84,7 +84,7 @@ class SubmissionPredictor:
     """Predicts the next submissions of one session.
 
     Attributes:
-        repeats: True if its last submissions were a repetition of those before, for long enough, that is worth being foreseen.
+        repeats: True if its last submissions have repeated long enough and are worth predicting.
     """
 
     def __init__(self) -> None:
@@ -92,15 +92,15 @@ class SubmissionPredictor:
         self._latest: dict[bytes, int] = {}  # number of a template's latest submission
         self._number = 0
         self._step = 0  # submissions of a step; 0: none is known
-        self._repeated = 0  # how many submissions in a row were those of one step before
-        self._wanted = 0  # how many have to be, after predictions that did not hold
+        self._repeated = 0  # consecutive submissions that repeated the previous step
+        self._wanted = 0  # required repetitions, after failed predictions
         self._seconds = 0.0  # of this step so far
         self._worth = False
         self._relations: LruCache[tuple[bytes, bytes], BindingRelation] = LruCache(_RELATIONS)
         self.repeats = False
 
     def note(self, submit: Submit, inputs: Sequence[int], outputs: list[int], seconds: float, *, awaited: bool) -> None:
-        """Note a submission that was run. `inputs`: handles of its template's inputs."""
+        """Note a finished submission. `inputs`: handles of its template's inputs."""
         past, step, digest = self._past, self._step, submit.digest
         if step and past[-step].digest == digest:
             self._repeated += 1
@@ -119,7 +119,7 @@ class SubmissionPredictor:
         self.repeats = self._worth and 0 < step <= self._repeated >= self._wanted
 
     def _find_step(self, digest: bytes) -> None:
-        """The last submissions are no repetition, or of another step."""
+        """Search for a new step: the last submissions do not repeat the present one."""
         if len(self._latest) > 4 * LONGEST_STEP:
             least = self._number - LONGEST_STEP
             self._latest = {digest: number for digest, number in self._latest.items() if number > least}
@@ -135,7 +135,7 @@ class SubmissionPredictor:
             self._begin_step(step, 1 + found)
 
     def _repetitions(self, step: int) -> int:
-        """Number of the last submissions in a row that were those of `step` submissions before."""
+        """Return how many consecutive last submissions repeat those `step` submissions earlier."""
         past = self._past
         for back in range(1, len(past) - step + 1):
             if past[-back].digest != past[-back - step].digest:
@@ -176,7 +176,7 @@ class SubmissionPredictor:
         return None
 
     def expected(self, number: int) -> ExpectedSubmission | None:
-        """The submission that is expected after `number` - 1 others; None if too little is known of it."""
+        """Return the expected submission after `number` - 1 further ones; None if it is not predictable."""
         past, step = self._past, self._step
         at = (number - 1) % step - step
         found = past[at]
@@ -187,7 +187,7 @@ class SubmissionPredictor:
         return ExpectedSubmission(found.digest, relation, found.seconds, found.awaited)
 
     def output(self, source: Source) -> int:
-        """The handle of an output of a submission that was noted: how many before the next one, and which."""
+        """Return the handle of an output of an earlier submission, given its distance and the output's number."""
         back, number = source
         return self._past[-back].outputs[number]
 
@@ -197,9 +197,9 @@ class SubmissionPredictor:
         self._wanted //= 2
 
     def missed(self, expected: ExpectedSubmission, *, came: bool) -> None:
-        """Note that a prediction did not hold: more submissions have to be as expected before the next one.
+        """Note that a prediction did not hold: more repetitions are required before the next prediction.
 
-        `came`: True if the submission came, over other values.
+        `came`: True if the submission came, with other values.
         """
         if came:
             expected.relation.held = 0
@@ -210,7 +210,7 @@ class SubmissionPredictor:
 
 
 def _steps(before: SlotChanges, now: SlotChanges) -> tuple[int, ...] | None:
-    """Differences of the slots that change; None if these are others than before, or are no whole numbers."""
+    """Return the differences of the changing slots; None if other slots change, or a slot is not an integer."""
     if len(before) != len(now):
         return None
     steps: list[int] = []

@@ -1,8 +1,9 @@
 """Turns of sessions on a device, in the order of `turn_queue.py`.
 
-The ops of all sessions are issued by one thread, the device thread. A session hands it the steps of a submission and waits for them. On a
-CPU, where threads compute alike, the session's own thread takes the steps if nobody else has or wants the device: a hand-over would take
-longer than a small submission. Sessions that move values without computing hold the device in their own threads (`with share:`).
+The ops of all sessions are issued by one thread, the device thread. A session hands it the steps of a submission and
+waits for them. On a CPU, the session's own thread takes the steps if no other session has or wants the device: a
+hand-over would take longer than a small submission. Sessions that move values without computing hold the device in
+their own threads (`with share:`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from djinn_server.running.turn_queue import MOMENT_SECONDS, Account, TurnQueue
 BRIEF_WAIT_SECONDS: Final = 0.005  # for which a thread waits for a turn without `Share.before_wait`
 IDLE_SECONDS: Final = 5.0  # after which the device thread of a CPU ends
 _ENDED: Final = object()
-Steps = Iterator[None]  # of a submission; each `None` offers the device to sessions that wait
+Steps = Iterator[None]  # of a submission; each `None` yields the device to waiting sessions
 
 
 @attrs.define(eq=False)
@@ -32,16 +33,17 @@ class Share(Account):
 
     Attributes:
         turns: the device's queue.
-        charge: hears of device time that the session has used.
+        charge: called with used device time.
         is_brief: True if its turns are short. before_wait: called before a thread waits for a turn for long.
         seconds: device time that `take_seconds` has not returned.
         began: when its turn began, on the clock `time.perf_counter`. begun: the event before its ops; None on a CPU.
         reached: the event after the ops of its last turn.
-        steps: what the device thread does for it; None: the session's own thread computes. ended: True once they have ended.
-        error: what ended them. context: of the session's thread.
-        pending: what another session may do in its own turn in place of the steps, until they begin.
-        joined: sessions whose work this one does, too: its turns are charged to all in equal parts. released: True once that is done.
-        group: the sessions of which one did the work of all the last time.
+        steps: its steps on the device thread; None: the session's own thread computes. ended: True once the steps have
+            ended. error: the exception that ended them. context: of the session's thread.
+        pending: work that another session may take over in its own turn, until the steps begin.
+        joined: sessions whose work this one does, too. Its turns are charged to all in equal parts. released: True once
+            the joined work is done.
+        group: the sessions of the last joint turn.
         woken: notified when the steps have ended, or the turn of the session's own thread begins.
     """
 
@@ -66,19 +68,19 @@ class Share(Account):
     )
 
     def run(self, steps: Steps, pending: object | None = None) -> None:
-        """Take steps in turns of the device until they end. `pending`: as the attribute."""
+        """Run steps in turns of the device until they end. `pending`: as the attribute."""
         self.turns.run(self, steps, pending)
 
     def begin_if_free(self) -> bool:
-        """Begin a turn that must not keep another session waiting; False if the device is not free."""
+        """Begin a turn that must not keep another session waiting; return False if the device is busy."""
         return self.turns.begin_if_free(self)
 
     def leave(self) -> None:
-        """End such a turn."""
+        """End a turn of `begin_if_free`."""
         self.turns.leave(self)
 
     def take_seconds(self) -> float:
-        """Return the device time that became known since the last call: on a CPU, of all turns so far."""
+        """Return the device time measured since the last call. On a CPU this covers all turns so far."""
         return self.turns.take_seconds(self)
 
     def __enter__(self) -> None:
@@ -100,9 +102,9 @@ class FairShare:
         moment: float = MOMENT_SECONDS,
         simulated: Callable[[], float] | None = None,
     ) -> None:
-        """`issued`: the turns of an accelerator; None: ops have run when their calls return. `moment`: as in `TurnQueue`.
+        """`issued`: the turns of an accelerator; None: ops have run when their calls return.
 
-        `simulated`: returns the time of a turn on a device that keeps its own.
+        `moment`: as in `TurnQueue`. `simulated`: returns the time of a turn on a device with simulated time.
         """
         self._issued, self._simulated = issued, simulated
         self._used = self._reported = 0.0
@@ -116,7 +118,7 @@ class FairShare:
     def share(
         self, charge: Callable[[float], None] | None = None, before_wait: Callable[[], None] = lambda: None
     ) -> Share:
-        """The share of a new session. Arguments: as the attributes."""
+        """Return the share of a new session. Arguments: as the attributes."""
         return Share(turns=self, charge=charge, before_wait=before_wait)
 
     def device_seconds(self) -> float:
@@ -127,7 +129,7 @@ class FairShare:
             return self._reported
 
     def running_seconds(self) -> float:
-        """Seconds for which the device has run the turn that it runs now."""
+        """Return the seconds since the present turn began on the device."""
         self.settle()
         with self._lock:
             return self._running_seconds()
@@ -142,14 +144,14 @@ class FairShare:
         return max(time.perf_counter() - (running.began if since is None else since), 0.0)
 
     def take_seconds(self, share: Share) -> float:
-        """As `Share.take_seconds`."""
+        """Return the device time of `share` since the last call."""
         self.settle()
         with self._lock:
             seconds, share.seconds = share.seconds, 0.0
         return seconds
 
     def settle(self) -> None:
-        """Charge turns that an accelerator has run."""
+        """Charge turns that an accelerator has completed."""
         if self._issued is not None:
             for shares, seconds in self._issued.settle():
                 with self._lock:
@@ -163,7 +165,7 @@ class FairShare:
             share.seconds += seconds / len(shares)
 
     def condition(self) -> threading.Condition:
-        """A condition of the queue."""
+        """Return a condition on the queue's lock."""
         return threading.Condition(self._lock)
 
     @property
@@ -183,7 +185,7 @@ class FairShare:
             return self._queue.longest_wait(time.perf_counter())
 
     def run(self, share: Share, steps: Steps, pending: object | None = None) -> None:
-        """As `Share.run`."""
+        """Run steps of `share`, as `Share.run` does."""
         share.steps, share.pending, share.ended, share.error = steps, pending, False, None
         share.context = contextvars.copy_context()
         try:
@@ -230,7 +232,7 @@ class FairShare:
             share.begun = self._issued.begin()
 
     def leave(self, share: Share, *, returns: bool = False) -> None:
-        """End a turn. `returns`: sessions that wait may have to wait for the next one of `share`."""
+        """End a turn. `returns`: `share` asks for another turn soon; waiting sessions may have to wait for it."""
         self._end(share, returns=returns)
 
     def _end(self, share: Share, *, again: bool = False, returns: bool = True) -> None:
@@ -265,7 +267,10 @@ class FairShare:
         self._changed.notify()
 
     def _take(self, share: Share, steps: Steps) -> bool:
-        """Take steps of a session whose turn it is, as far as the next offer; then end the turn. False if there are more."""
+        """Run steps of the session whose turn it is until the next yield, then end the turn.
+
+        Return False if steps remain.
+        """
         share.pending = None
         ended = True
         try:
@@ -279,7 +284,7 @@ class FairShare:
         return ended
 
     def _serve(self) -> None:
-        """The device thread."""
+        """Run the device thread."""
         while (share := self._next()) is not None:
             assert share.context is not None
             assert share.steps is not None
@@ -291,7 +296,10 @@ class FairShare:
                 self._end_steps(share)
 
     def _next(self) -> Share | None:
-        """Wait for a turn of the device thread. Threads of sessions are woken for theirs. None: the thread is to end."""
+        """Wait for a turn of the device thread, and wake other sessions' threads for theirs.
+
+        Return None to end the thread.
+        """
         while True:
             with self._lock:
                 while (patience := self._queue.patience(time.perf_counter())) != 0.0:
@@ -312,9 +320,9 @@ class FairShare:
                 return share  # type: ignore[no-any-return]
 
     def _keep_up(self) -> None:
-        """Wait for turns of an accelerator that were issued too long ago, and charge those that it has run."""
+        """Wait for accelerator turns that were issued too long ago, and charge completed turns."""
         if self._issued is not None:
-            with contextlib.suppress(RuntimeError):  # which the session's own calls report
+            with contextlib.suppress(RuntimeError):  # the session's own calls report the error
                 while (late := self._issued.late()) is not None:
                     late.synchronize()
                     self.settle()
@@ -326,7 +334,7 @@ class FairShare:
             share.woken.notify()
 
     def gather(self, share: Share, wanted: Callable[[object], bool], patience: float, others: range) -> Sequence[Share]:
-        """Have waiting sessions whose `pending` is wanted join `share`. `others`: how many, at least and at most.
+        """Let waiting sessions with a wanted `pending` join `share`. `others`: minimum and maximum number.
 
         Those of the group of `share` that do not wait for their turns yet are waited for: as long as another one comes within `patience`
         seconds, and four times as long at most.
@@ -349,7 +357,7 @@ class FairShare:
         return [account for account in self._queue.accounts() if isinstance(account, Share)]
 
     def _comes(self, share: Share, patience: float) -> bool:
-        """Wait for one of the group of `share` that does not wait for its turn; False if there is none, or none came."""
+        """Wait for a session of `share`'s group that is not queued yet. Return False if there is none, or none came."""
         if patience <= 0.0 or all(other is share or other.asked is not None for other in share.group):
             return False
         self._gathering, count = True, self._queue.waiting
@@ -359,7 +367,7 @@ class FairShare:
             self._gathering = False
 
     def release(self, share: Share) -> None:
-        """Take the steps of the sessions that joined `share`, whose work it has done. They go on when its turn ends."""
+        """Exhaust the steps of the sessions that joined `share`: it has done their work. They continue after its turn."""
         share.released = True
         for other in share.joined:
             assert other.context is not None
@@ -377,7 +385,7 @@ def _tell(shares: Sequence[Share], seconds: float) -> None:
 
 
 def _raise_error(share: Share) -> None:
-    error, share.error = share.error, None  # not kept: it has the frames that it was raised in
+    error, share.error = share.error, None  # not kept: it references the frames of its traceback
     if error is not None:
         raise error
 

@@ -42,10 +42,10 @@ _DTYPES: Final = ((torch.qint8, torch.int8), (torch.quint8, torch.uint8), (torch
 
 
 def layout_call(name: Any, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-    """The results of op `name`, `PLACES` tensors for each; nothing that it is given is written.
+    """Run op `name`, and return `PLACES` tensors for each result. Arguments are not written.
 
     Raises:
-        UnsupportedOperation: it is not among the ops that take tensors of other layouts, or it is given none.
+        UnsupportedOperation: the op does not take tensors of other layouts, or has none among its arguments.
         RuntimeError: a tensor among the arguments is not valid, or what the op raises.
     """
     op = resolve_for_layouts(str(name))
@@ -111,7 +111,7 @@ class _Arguments:
         self._written: tuple[Any, ...] = ()
 
     def make(self, argument: Any) -> Any:
-        """The argument, with tensors in place of what describes them."""
+        """Return the argument, with tensors built from their descriptions."""
         if isinstance(argument, torch.Tensor):
             if argument.dim() or argument.device.type != "cpu":
                 self._memory.setdefault(argument.untyped_storage().data_ptr(), int(argument.storage_offset()))
@@ -125,13 +125,13 @@ class _Arguments:
         return _MAKERS[given[0]](*given)
 
     def own_for_writing(self, argument: torch.Tensor) -> torch.Tensor:
-        """A copy, which the op may write."""
+        """Return a copy that the op may write."""
         copied = argument.clone()
         self._written = _identity_of(copied)
         return copied
 
     def take_apart(self, result: Any) -> list[torch.Tensor]:
-        """The tensors that stand for a result. None shares memory with an argument, so that no write is hidden."""
+        """Return the tensors that represent a result. They share no memory with arguments, so that no write is hidden."""
         if result is None:
             return _places([NO_RESULT])
         if not isinstance(result, torch.Tensor):
@@ -232,7 +232,7 @@ _MAKERS: Final[Mapping[str, Callable[..., torch.Tensor]]] = MappingProxyType(
 
 
 def _parts_of(result: torch.Tensor, in_place: int) -> list[Any]:
-    """A header, and the strided tensors that a result consists of."""
+    """Return a header, and the strided tensors of a result."""
     if result.is_quantized:
         return _quantized_parts(result, in_place)
     if result.is_nested:
@@ -253,7 +253,7 @@ def _parts_of(result: torch.Tensor, in_place: int) -> list[Any]:
 
 
 def _nested_view_parts(result: torch.Tensor, in_place: int, begin: int) -> list[Any]:
-    """The same of a nested tensor that looks into memory of others, or is not contiguous: how it lies there, and the memory.
+    """Return the header and parts of a nested tensor that is a view or not contiguous: layout and viewed memory.
 
     `begin`: the first element of that memory that was given.
     """
@@ -276,7 +276,7 @@ def _quantized_parts(result: torch.Tensor, in_place: int) -> list[Any]:
 
 
 def _identity_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Identity of the values of a sparse tensor: where they lie, and what they look like."""
+    """Return the identity of a sparse tensor's values: address, sizes and strides."""
     if tensor.layout is torch.strided:
         return ()
     *_, values = _parts_of(tensor, 0)

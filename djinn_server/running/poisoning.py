@@ -1,4 +1,4 @@
-"""Poison: the replacement of values that a failed op would have made or written, and of those that share memory with them."""
+"""Poison: replaces the values that a failed op would have made or written, and the values that share memory with them."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ class MemorySharing:
         self._memory: dict[int, int] = {}  # by place
 
     def places(self, address: int, step: int) -> Sequence[int]:
-        """Places in the environment of what has memory at `address`; the run has come to `step`."""
+        """Return the places of values with memory at `address`. The run is at `step`."""
         self.follow(step)
         return tuple(self._places.get(address, ()))
 
     def handles(self, handle: int, address: int, step: int) -> list[int]:
-        """Values of the session that look into the storage of `handle`, or have memory at `address`."""
+        """Return the session's values that view the storage of `handle` or have memory at `address`."""
         self.follow(step)
         return self._values.sharing_memory(storage_of(handle), address)
 
     def moved(self, place: int) -> None:
-        """Note that the storage of the value at `place` may have other memory than before."""
+        """Note that the storage of the value at `place` may have new memory."""
         before = self._memory.get(place, 0)
         for other in (place, *self._places.pop(before, ())):
             self._add(other)
         self._values.moved(before)
 
     def follow(self, step: int) -> None:
-        """Take in what steps before `step` made and moved."""
+        """Index the values that steps before `step` made or moved."""
         if not self._memory:
             for place in range(len(self._env)):
                 self._add(place)
@@ -81,7 +81,7 @@ class MemorySharing:
             self._places.setdefault(memory, {})[place] = None
 
     def poison(self, at: int, poison: Poison) -> None:
-        """Put `poison` in place of what step `at` would have made, and of what it would have written."""
+        """Put `poison` in place of the results and written operands of step `at`."""
         step, env = self._steps[at], self._env
         for _, place in step.makes:
             env[place] = poison
@@ -93,7 +93,7 @@ class MemorySharing:
             env[place] = None
 
     def poison_from(self, first: int, failure: Failure) -> None:
-        """Poison what the steps from `first` on would have made or written: they did not run.
+        """Poison results and written operands of the steps from `first` on, which did not run.
 
         A step that would have made a view leaves nothing behind, so what is written through it is found by what it looks into.
         """
@@ -109,7 +109,7 @@ class MemorySharing:
                 env[place] = poison
 
     def poison_rest(self, first: int) -> list[Failure]:
-        """As `poison_from` for a program that was stopped before `first`; the failures that the client is told."""
+        """Poison the steps of a program that stopped before `first`, and return the failures for the client."""
         if first >= len(self._steps):
             return []
         lost = self._work.stop_reason
@@ -119,7 +119,7 @@ class MemorySharing:
         return [failure]
 
     def _poison_memory(self, at: int, written: int, address: int, poison: Poison) -> None:
-        """Poison the value at `written` and all that shares memory with it, within the run and outside.
+        """Poison the value at `written` and all values that share its memory, inside and outside of the run.
 
         The steps before `at` have run.
         """
@@ -133,7 +133,7 @@ class MemorySharing:
 
 
 def _shares(op: str) -> bool:
-    """True if an op's results may alias its arguments."""
+    """Return True if an op's results may alias its arguments."""
     if op in OWN_OPERATORS:
         return False
     returns = torch_private.schema_of(resolve(op)).returns

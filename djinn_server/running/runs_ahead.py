@@ -1,11 +1,10 @@
-"""Runs ahead: while a session waits for its client, it runs the programs that it expects next, and keeps what they make.
+"""Runs ahead: run the expected programs speculatively while a session waits for its client.
 
-A program is only run ahead as far as that cannot be told: up to the first instruction that writes what exists, or draws random numbers. It runs a
-little at a time; in between the session looks for a message. If the submission that comes is the one that was expected, over the very
-tensors that were used, it takes the results, or goes on where the run is. In every other case they are dropped and it runs as if nothing had
-been. An error is not kept: the real run raises it.
-
-Under a memory limit, what has run ahead counts to the session's memory, and is the first that is freed where that is short.
+A program runs ahead only while this is unobservable: up to the first instruction that writes an existing value or draws
+random numbers. It runs in small slices, and the session polls for messages between slices. If the expected submission
+arrives with the same tensors, it takes the results or continues the run. Otherwise the results are dropped, and the
+submission runs normally. Errors are not kept: the real run raises them. Under a memory limit, results of runs ahead
+count towards the session's memory and are freed first.
 """
 
 from __future__ import annotations
@@ -43,22 +42,22 @@ from djinn_server.running.values import ValueTable
 from djinn_server.session_metrics import SessionCounters
 from djinn_server.shared_device import SharedDevice
 
-KEPT_SECONDS: Final = 1.0  # after which results that no submission has taken are dropped
+KEPT_SECONDS: Final = 1.0  # after which untaken results are dropped
 MOST_RUNS: Final = 8  # ahead of the client
-LONGEST_SECONDS: Final = 1.0  # of a program that is run ahead
-LONGEST_AT_ONCE: Final = 0.05  # of one with compiled code, in which nothing looks for a message
+LONGEST_SECONDS: Final = 1.0  # of a program that runs ahead
+LONGEST_AT_ONCE: Final = 0.05  # of compiled code, which does not poll for messages
 _TENSORS: Final = frozenset({torch.Tensor})
 _NO_INPUTS: Final[Sequence[int]] = ()
-_LOOK_SECONDS: Final = 0.001  # between looks for a message
+_LOOK_SECONDS: Final = 0.001  # between polls for a message
 
 
 class RunAhead:
-    """A run of a template whose submission has not come.
+    """A run of a template whose submission has not arrived.
 
-    Attributes:
-        inputs, slots: what it uses. env: its environment. step: its next instruction. stop: the first one that may not run ahead.
-        hot: its template's compilation, with its phase and the region that is compiled; None where nothing is compiled.
-        seconds: how long it has run. nbytes: bytes that it is expected to need; those of its outputs, once it is over.
+    Attributes: inputs, slots: bindings of the run. env: its environment. step: its next instruction. stop: the first
+    one that may not run ahead. hot: its template's compilation, with its phase and the region that is compiled; None
+    where nothing is compiled. seconds: how long it has run. nbytes: bytes that it is expected to need; those of its
+    outputs, once it is over.
     """
 
     __slots__ = (
@@ -109,7 +108,7 @@ class RunAhead:
         return self.step == len(self.known.template.steps)
 
     def advance(self, until: float) -> None:
-        """Run instructions until a time on the clock `time.perf_counter`, at least one."""
+        """Run at least one instruction, until a time on the clock `time.perf_counter`."""
         step, stop, region, phase = self.step, self.stop, self.region, self.phase
         with inference_mode(True):
             while step < stop:
@@ -139,16 +138,16 @@ class RunAhead:
         return step + 1
 
     def output(self, number: int) -> Any:
-        """An output, once it is over."""
+        """Return an output of a finished run."""
         return self.env[self.known.template.outputs[number]]
 
     def made(self) -> int:
-        """Bytes of the outputs, once it is over."""
+        """Return the bytes of the outputs of a finished run."""
         values = [self.env[place] for place in self.known.template.outputs]
         return sum([value.nbytes for value in values if type(value) is torch.Tensor])
 
     def fits(self, work: RunRequest, slots: Sequence[Slot], values: ValueTable) -> bool:
-        """True if a submission of its template runs over what this has used."""
+        """Return True if a submission of its template has the bindings of this run."""
         if work.claims or work.halt.value or work.stop_at is not None or work.op_times is not None:
             return False
         if not all(map(is_, map(values.table.get, work.inputs), self.inputs)):
@@ -175,7 +174,7 @@ class RunAhead:
 
 
 def _hot(known: BoundTemplate) -> HotTemplate | None:
-    """The compilation of a template, unless another strategy runs it."""
+    """Return the compilation of a template, unless another strategy runs it."""
     candidate = known.choice.next(exact=False) if known.choice is not None else None
     offer = candidate.offer if candidate is not None else None
     return offer if isinstance(offer, HotTemplate) else None
@@ -219,7 +218,7 @@ class RunsAhead:
             memory.give_way = self.give_way
 
     def follow(self, submit: Submit, known: BoundTemplate | None, work: RunRequest, seconds: float) -> None:
-        """A submission was run, in so many seconds, and answered."""
+        """Note that a submission was run in `seconds` and answered."""
         inputs = known.inputs if known is not None else _NO_INPUTS
         awaited = True if work.fetch or work.describe else work.synchronize
         self._predictor.note(submit, inputs, work.outputs, seconds, awaited=awaited)
@@ -245,7 +244,10 @@ class RunsAhead:
             return None
 
     def advance(self, settings: NumericSettings | None) -> bool:
-        """Run a little of what is expected next, under the session's numeric settings; False if there is nothing to run now."""
+        """Run a slice of the expected program, under the session's numeric settings.
+
+        Return False if there is nothing to run.
+        """
         if not self._turn.begin_if_free():
             return False
         try:
@@ -278,7 +280,7 @@ class RunsAhead:
             self._memory.ahead = self._bytes
 
     def _next(self) -> RunAhead | None:
-        """The run to go on with; None: there is none."""
+        """Return the run to continue; None if there is none."""
         with self._lock:
             pending = self.pending
             if not pending or pending[-1].over:
@@ -378,7 +380,7 @@ class RunsAhead:
         return run
 
     def missed(self, *, came: bool = False) -> None:
-        """Drop everything: the submission that was expected has not come, or (`came`) has come over other values."""
+        """Drop everything: the expected submission did not come, or (`came`) came with other values."""
         if self.pending:
             with self._lock:
                 if self.pending:
@@ -386,7 +388,7 @@ class RunsAhead:
                 self.drop()
 
     def give_way(self) -> None:
-        """Drop everything for want of memory. Called with the lock, in any thread."""
+        """Drop everything for lack of memory. Called with the lock, in any thread."""
         if self.pending:
             self._gave_way = self.pending[0].expected
             self.drop()

@@ -1,4 +1,4 @@
-"""The values of one session on an executor: tensors by handle, and poison in place of those that failed."""
+"""The values of one session on an executor: tensors by handle, with poison for failed values."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ class Poison:
     memory: torch.Tensor | None = None
 
     def again(self, address: int) -> torch.Tensor | Poison:
-        """The tensor that it was, where its memory is at `address`; itself elsewhere."""
+        """Return the original tensor if its memory is at `address`; otherwise this poison."""
         return self.memory if self.memory is not None and address_of(self.memory) == address else self
 
 
 def no_such_value(sequence: int, handle: int) -> Failure:
-    """The failure reported to submission `sequence` for a value that is not there."""
+    """Return the failure of submission `sequence` for a missing value."""
     reason = f"this session has no value {handle}: its tensor is gone, or was made in a session that has ended. Make or load it again"
     return Failure(sequence, -1, "", "SessionLost", reason)
 
 
-# Beside tensors, what ops return: scalars, random generators, events.
+# Values of ops other than tensors: scalars, random generators, events.
 Stored = torch.Tensor | Poison | torch.Generator | torch.Event | bool | int | float | complex | None
 
 
 def address_of(value: object) -> int:
-    """Address of a value's memory, also for poison; 0 if it has none."""
+    """Return the address of a value's memory, also for poison; 0 if it has none."""
     tensor = _strided(value)
     return 0 if tensor is None else tensor.untyped_storage().data_ptr()
 
 
 def memory_of(value: object) -> int:
-    """Address of a value's memory; where it has none yet a negative number that its views share; 0 if it has no storage."""
+    """Return the address of a value's memory; a negative number shared by its views without memory; 0 without storage."""
     tensor = _strided(value)
     return 0 if tensor is None else tensor.untyped_storage().data_ptr() or -torch_private.storage_key(tensor)
 
@@ -87,7 +87,7 @@ class MemoryIndex:
             self._addresses.setdefault(memory, {})[handle] = None
 
     def remove(self, handle: int, value: Stored) -> None:
-        """Remove a value that was added; its memory is where it was then."""
+        """Remove an added value. Its memory must be at the same address."""
         for index, key in ((self._storages, storage_of(handle)), (self._addresses, memory_of(value))):
             handles = index.get(key, {})
             handles.pop(handle, None)
@@ -95,11 +95,11 @@ class MemoryIndex:
                 index.pop(key, None)
 
     def handles(self, storage: int, address: int) -> list[int]:
-        """Values that look into `storage` or have memory at `address`."""
+        """Return the values that view `storage` or have memory at `address`."""
         return list(dict.fromkeys((*self._storages.get(storage, ()), *self._addresses.get(address, ()))))
 
     def moved(self, before: int, values: Mapping[int, Stored]) -> None:
-        """Note that what had memory at `before` may have it elsewhere."""
+        """Note that values with memory at `before` may have moved."""
         for handle in self._addresses.pop(before, ()):
             if memory := memory_of(values.get(handle)):
                 self._addresses.setdefault(memory, {})[handle] = None
@@ -137,17 +137,13 @@ class ValueTable:
         return handle in self.table
 
     def __getitem__(self, handle: int) -> Stored:
-        """The value.
-
-        Raises:
-            KeyError: this session has no such value.
-        """
+        """Return the value. Raises: KeyError: this session has no such value."""
         if handle in self.growing:
             self.densify((handle,))
         return self.table[handle]
 
     def densify(self, handles: Iterable[int]) -> None:
-        """Copy those of `handles` that are growing tensors to memory of their own, laid out as the client believes."""
+        """Copy the growing tensors among `handles` to dense memory, with the layout that the client knows."""
         for handle in self.growing.keys() & set(handles):
             value = self.table[handle]
             self.growing[handle].copied += 1
@@ -190,7 +186,7 @@ class ValueTable:
             held.nbytes = nbytes
 
     def free(self, handles: Iterable[int]) -> None:
-        """Forget values; handles that are not there are ignored."""
+        """Free values. Unknown handles are ignored."""
         for handle in handles:
             value: Any = self.table.pop(handle, self)  # itself: there is none
             if value is not self:
@@ -231,12 +227,12 @@ class ValueTable:
         return self._index.handles(storage, address)
 
     def moved(self, before: int) -> None:
-        """Note that what had memory at `before` may have it elsewhere."""
+        """Note that values with memory at `before` may have moved."""
         if self._index is not None:
             self._index.moved(before, self.table)
 
     def forget_addresses(self) -> None:
-        """Note that any value may have memory elsewhere than before."""
+        """Note that the memory of any value may have moved."""
         self._index = None
 
     def poison_storage(self, handle: int, address: int, failure: Failure) -> None:
@@ -247,7 +243,7 @@ class ValueTable:
         self.poison(list(self.table), storage_of(handle), address, failure)
 
     def poison(self, handles: Iterable[int], storage: int, address: int, failure: Failure) -> None:
-        """As `poison_storage`, where all that can be concerned is among `handles`."""
+        """Poison as `poison_storage` does, but only among `handles`."""
         for handle in handles:
             if handle not in self.table:
                 continue  # it is gone
@@ -293,7 +289,7 @@ class ValueTable:
         return {storage.data_ptr(): storage.nbytes() for storage in [t.untyped_storage() for t in self.tensors()]}
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Free all values."""
         self.table.clear()
         self.growing.clear()
         self._index = None

@@ -79,7 +79,7 @@ class PublishedWeights:
         _remove_expired(folders)
 
     def create(self, address: str, size: int, seconds: float) -> WeightSink:
-        """Begin to publish a file of `size` bytes for so many seconds, 0: the longest that there is.
+        """Begin to publish a file of `size` bytes with a lifetime in seconds; 0: the maximum.
 
         Raises:
             WeightsUnavailable: the name or the time is not possible, or the tenant has as much as it may.
@@ -109,10 +109,10 @@ class PublishedWeights:
                 raise WeightsUnavailable(f"{name!r} cannot be published: {error.strerror or error}") from error
 
     def open(self, address: str) -> tuple[str, Sequence[WeightFile]]:
-        """Open a name, or the address of one of its files; that address, and the file.
+        """Open a name, or the address of one of its files. Return the file's address, and the file.
 
         Raises:
-            WeightsUnavailable: it is not there (any more).
+            WeightsUnavailable: it does not exist (any more).
         """
         asked = address.removeprefix(f"{SCHEME}:")
         path, held = self._path_of(address), self._held.get(address)
@@ -155,7 +155,7 @@ class PublishedWeights:
             _log.info("a session depends on what is published", address=address, reason=str(error))
 
     def listing(self) -> list[PublishedFile]:
-        """The publications by name, those that were not replaced; what has expired is removed."""
+        """Return the current publications by name, and remove expired ones."""
         with self._lock:
             newest: dict[str, PublishedFile] = {}
             for one in self._publications():
@@ -164,7 +164,7 @@ class PublishedWeights:
             return [newest[name] for name in sorted(newest)]
 
     def remove(self, address: str) -> None:
-        """Remove a name. Sessions that have attached it go on with it.
+        """Remove a name. Attached sessions keep using it.
 
         Raises:
             WeightsUnavailable: there is none, or its files cannot be removed.
@@ -220,7 +220,7 @@ class PublishedSink(WeightSink):
 
 
 def _remove_expired(folders: Path) -> None:
-    """Remove what has expired, of all tenants: most of them have no executor now."""
+    """Remove the expired files of all tenants: most tenants have no executor now."""
     for path in folders.glob(f"*/*{_SUFFIX}"):
         _living(path)
 

@@ -21,7 +21,7 @@ from djinn_server.running.values import Poison, ValueTable
 
 @attrs.frozen
 class WeightKey:
-    """Identity of what was read: bytes of a tensor of files in one version."""
+    """Identity of read bytes: a tensor in files of one version."""
 
     version: bytes
     name: str
@@ -42,7 +42,7 @@ class SharedWeights:
         self.hits = self.hit_bytes = 0
 
     def find(self, key: WeightKey) -> torch.UntypedStorage | None:
-        """The memory that a session has read this into; None if none holds it any more."""
+        """Return the memory into which a session has read this tensor; None if no session holds it."""
         with self._lock:
             found = self.storages.get(key)
             if found is not None:
@@ -61,14 +61,14 @@ class SharedWeights:
             return self.storages.setdefault(key, storage)
 
     def nbytes(self) -> int:
-        """Bytes of what sessions have read and not written."""
+        """Return the bytes of weights that sessions have read and not written."""
         with self._lock:
             return sum(storage.nbytes() for storage in self.storages.values())
 
 
 @attrs.frozen
 class Origin:
-    """Place that memory was read from."""
+    """The file position that memory was read from."""
 
     address: str
     key: WeightKey
@@ -103,14 +103,14 @@ class SessionShares:
             value, origin = self._values[handle], self.storages[storage_of(handle)]
             if origin is None or not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
                 continue
-            # A result that was laid out again has memory of its own, although the client numbers it as a view.
+            # A result with a changed layout owns its memory, although the client numbers it as a view.
             here = torch_private.storage_key(value)
             if not (value.is_conj() or value.is_neg()) and here == self._keys.get(storage_of(handle)):
                 found.append((handle, value, origin))
         return found
 
     def before_run(self, aliases: InputAliases, inputs: list[int], outputs: Iterable[int]) -> None:
-        """Copy what a run of a template may write, and note what its results may share.
+        """Copy shared memory that a run may write, and note what its results may share.
 
         Raises:
             RuntimeError, OSError: a copy cannot be made; no value was changed.

@@ -94,7 +94,7 @@ def stretches(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def _mapped(path: Path, start: int, size: int) -> Any:
-    """Bytes of a file, read where they are looked at; what is written to them stays here."""
+    """Map the bytes of a file privately: pages are read on access, and writes stay in this process."""
     return np.memmap(path, np.uint8, "c", start, (size,)).view(np.ndarray)
 
 
@@ -260,7 +260,7 @@ class WeightStore:
         return self.contents()[1]
 
     def contents(self) -> tuple[int, int]:
-        """Number of the weights that are kept, and their bytes."""
+        """Return the number of stored weights, and their bytes."""
         sizes = [status.st_size for _, status in self._files()]
         return len(sizes), sum(sizes)
 
@@ -269,7 +269,7 @@ class WeightStore:
         return self._directory / name[:2] / name
 
     def _is_good(self, path: Path, digest: bytes, size: int) -> bool:
-        """Check the file's contents against the digest; they are read once in the life of this process."""
+        """Check the file's contents against the digest, once in this process."""
         status = path.stat()
         if status.st_size != size:
             return False
@@ -283,7 +283,7 @@ class WeightStore:
         return True
 
     def _remove_unfinished(self) -> None:
-        """Remove what processes that were killed had begun to write."""
+        """Remove the unfinished files of killed processes."""
         for path in self._directory.glob(f"??/{NEW}*"):
             try:
                 if time.time() - path.stat().st_ctime > STALE_SECONDS:
@@ -376,7 +376,7 @@ class WeightStore:
 
 
 def mapped_bytes(path: Path, size: int) -> torch.Tensor:
-    """The bytes of a file (uint8), read where they are looked at; what is written to them stays here."""
+    """Map the bytes of a file (uint8) privately: pages are read on access, and writes stay in this process."""
     return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
 
 

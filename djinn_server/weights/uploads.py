@@ -48,7 +48,7 @@ class UploadAssembly:
     """
 
     def __init__(self, runtime: DeviceRuntime, values: ValueTable, store: WeightStore | None) -> None:
-        """`store`: where weights are kept, if they are."""
+        """`store`: the weight store, if any."""
         self.reading: set[int] = set()
         self.reading_bytes = 0
         self._runtime = runtime
@@ -70,7 +70,7 @@ class UploadAssembly:
         return tuple([(digest, data.nbytes) for digest, data in self._held.items()])
 
     def clear(self) -> None:
-        """Forget what is under way."""
+        """Drop all unfinished uploads."""
         self.wanted.clear()
         self._partial.clear()
         self._held.clear()
@@ -149,7 +149,7 @@ class UploadAssembly:
         """Take one part.
 
         Raises:
-            ProtocolError: it does not fit what came before, or its layout does not fit its size.
+            ProtocolError: the part does not fit earlier parts, or its layout does not fit its size.
         """
         if len(body) != 1:
             raise ProtocolError(f"an upload carries one buffer, not {len(body)}")

@@ -46,7 +46,7 @@ from djinn_server.weights.saving import SavedBytes, WrittenFile
 from djinn_server.weights.shared_weights import SharedWeights, WeightKey
 
 INDEX_LIMIT: Final = 64 << 20  # bytes of an index
-SMALL_SUFFIXES: Final = (".json", ".txt", ".model", ".jinja")  # of configurations, tokenizers and templates
+SMALL_SUFFIXES: Final = (".json", ".txt", ".model", ".jinja")  # suffixes of configurations, tokenizers and templates
 
 
 class _Index(msgspec.Struct):
@@ -168,7 +168,7 @@ class PartRead:
     data: Future[torch.Tensor]
 
     def result(self, timeout: float | None = None) -> torch.Tensor:
-        """The data, when it is there."""
+        """Wait for the data, and return it."""
         return self.data.result(timeout)
 
 
@@ -391,7 +391,7 @@ class WeightReader:
         return begun
 
     def again(self, address: str, key: WeightKey) -> StoredBytes | None:
-        """The place of bytes that were just read, to read them again from there; None if they are not on this machine's disk."""
+        """Return the position of bytes that were just read, for rereading; None if they are not on this machine's disk."""
         try:
             place = self._place(address, key)
         except WeightsUnavailable:  # it has changed since
