@@ -1,4 +1,4 @@
-"""Recognises attention by what flows where: softmax(q·kᵀ)·v, as one op or as many."""
+"""Recognises attention by data flow: softmax(q·kᵀ)·v, as one op or as several."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_patterns() -> Iterable[Pattern]:
-    """The pattern `attention`."""
+    """Register the pattern `attention`."""
     return [AttentionPattern()]

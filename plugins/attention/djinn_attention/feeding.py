@@ -1,4 +1,4 @@
-"""The layers that feed attention, attention of the same thing, and one attention in several places."""
+"""Finds the layers that feed attention, distinguishes self- and cross-attention, and merges parts of one attention."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from djinn_core.planning.matching.attentions import Attention
 _LAYERS = frozenset({"addmm", "convolution", "linear", "matmul", "mm"})
 _ENDS = _LAYERS | {"_softmax", "baddbmm", "bmm", "embedding", "softmax"}
 _WRITES = frozenset({"copy_", "index_copy_", "index_put", "index_put_", "scatter", "slice_scatter"})
-_NEAR, _BACK = 64, 24  # ops between attention and its layers, and before those
-_OVER = 12  # ops between the result of an attention and the place where it is written
+_NEAR, _BACK = 64, 24  # ops between attention and its layers, and before those layers
+_OVER = 12  # ops between an attention's result and the place that it is written to
 _SEVERAL = 3  # softmaxes of the same layers: two may be two streams, more are parts of one attention
 
 Parts = list[Attention]
@@ -73,7 +73,7 @@ def wholes(graph: Graph, found: Sequence[Attention]) -> list[Parts]:
 
 
 def _is_written_over(graph: Graph, end: int, ends: set[int]) -> bool:
-    """True if the result of the node `end` is written over a result of one of `ends`."""
+    """Return True if the result of the node `end` is written over a result of one of `ends`."""
     for user in graph.flow.descendants(end, limit=_OVER):
         operands = graph.flow.operands(graph.nodes[user])
         if graph.nodes[user].operation in _WRITES and len(operands) > 1:

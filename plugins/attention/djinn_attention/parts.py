@@ -9,7 +9,7 @@ from djinn_core.planning.matching.attentions import PRODUCTS, Attention
 from djinn_core.planning.matching.match_result import Found, Place
 from djinn_core.planning.matching.terms import Term
 
-# Ops that put scores together, or take weights apart, without computing.
+# Ops that concatenate scores, or split weights, without computing.
 _MOVES = frozenset({
     *COPIES, "cat", "constant_pad_nd", "copy", "fill", "gather", "index", "index_copy", "index_put", "index_select", "pad", "roll",
     "scatter", "select_scatter", "slice_scatter", "stack",
@@ -19,7 +19,7 @@ _SCALES = frozenset({
 })  # fmt: skip
 _LAYERS = frozenset({"addmm", "linear", "matmul", "mm"})
 _BENT = frozenset({"leaky_relu", "relu", "squeeze", "sum", "tanh"})
-# Functions that make features of queries and keys, one place at a time.
+# Functions that compute features of queries and keys position by position.
 _FEATURES = frozenset({
     *COPIES, *PRODUCTS, "_softmax", "add", "amax", "cat", "clamp", "clamp_min", "cos", "div", "elu", "exp", "gelu", "layer_norm",
     "linalg_vector_norm", "mul", "native_layer_norm", "neg", "pow", "relu", "sigmoid", "sin", "softmax", "softplus", "square", "sub",
@@ -27,7 +27,7 @@ _FEATURES = frozenset({
 })  # fmt: skip
 _HEADS = 64
 _ENDS = frozenset({"addmm", "linear", "sum"})
-_AFTER = 48  # ops between a softmax and its mixture
+_AFTER = 48  # ops between a softmax and the product with the values
 
 
 def _is_of_computed(at: Place) -> bool:

@@ -1,4 +1,4 @@
-"""The pattern: candidates in, matches out."""
+"""The pattern `attention`: collects candidates and returns matches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AttentionPattern(Pattern):
 def _match(graph: Graph, parts: Parts, largest: Attention, exact: bool) -> PatternMatch:
     shape = query_shape(graph, largest.query)
     heads = _heads(shape, largest)
-    # What windows and blocks leave out, no mask says.
+    # No mask shows which keys windows and blocks leave out.
     causal = largest.flagged_causal or is_causal(graph, largest.masks, largest.queries) if exact else None
     return PatternMatch(
         pattern=AttentionPattern.name,
@@ -61,7 +61,7 @@ def _match(graph: Graph, parts: Parts, largest: Attention, exact: bool) -> Patte
 
 
 def _confidence(graph: Graph, largest: Attention, exact: bool) -> float:
-    """A fused op is what it says; batched products of computed values are hardly anything else."""
+    """Return the confidence: full for a fused op, high for batched products of computed values, which are rarely anything else."""
     if largest.fused:
         return 1.0
     if not exact:

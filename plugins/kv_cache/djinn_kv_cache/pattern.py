@@ -1,4 +1,4 @@
-"""The pattern: candidates in, matches out."""
+"""The pattern `kv_cache`: collects candidates and returns matches."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _TOLD = {
 
 
 class KeyValueCache(Pattern):
-    """KV caches, growing and static, for fused and unfused attention."""
+    """Matches growing and static KV caches of fused and unfused attention."""
 
     name = "kv_cache"
     tolerates_growth = True
     operations = FUSED_ATTENTION | SOFTMAX
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
-        """One match for each layer's keys and values, however many attentions read them."""
+        """Return one match for each layer's keys and values, for any number of attentions that read them."""
         layers: Counter[str] = Counter()
         if not candidates:
             return

@@ -1,4 +1,4 @@
-"""KV sessions: a user's handle on the KV cache of one generation, whose memory on the executor can be pinned, freed and restored."""
+"""KV sessions: handles on the KV cache of one generation, to pin, evict and restore its memory on the executor."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class CacheMemory:
     """Memory of KV caches on executors, in bytes.
 
     Attributes:
-        total: size of the caches. resident: how much of it is in the devices' memory. pinned: how much stays there.
-        limited: True if every executor that holds some has a memory limit; others evict nothing.
+        total: size of the caches. resident: bytes in the devices' memory. pinned: bytes that stay there. limited: True if every
+            executor with a part of the caches has a memory limit; executors without a limit evict nothing.
     """
 
     total: int = 0
@@ -35,10 +35,10 @@ class CacheMemory:
 
 
 class KvSession:
-    """The KV cache of one generation, as long as it lasts.
+    """The KV cache of one generation.
 
-    Which tensors belong to it is looked up at each call, because most caches replace them at each token. A cache that a program
-    makes from a pinned one stays pinned without a call. As a context manager, it is unpinned at the end.
+    Each call looks up the cache's tensors, because most caches replace them at each token. A cache that a program makes from a
+    pinned one stays pinned without a call. As a context manager, it is unpinned at the end.
     """
 
     def __init__(self, cache: object = None) -> None:
@@ -51,14 +51,14 @@ class KvSession:
         return f"<KvSession of a {type(self.cache).__name__}>"
 
     def size(self) -> CacheMemory:
-        """Bytes of the cache, how many of them are in the executor's memory, and how many are pinned; one round trip."""
+        """Return the bytes of the cache, in the executor's memory, and pinned; takes one round trip."""
         return self._ask("look")
 
     def pin(self) -> CacheMemory:
         """Keep the cache in the executor's memory until `unpin`, `evict` or the end of the session; restores it first.
 
         Raises:
-            RemoteTorchOutOfMemory: there is no room for it.
+            RemoteTorchOutOfMemory: the executor has too little memory.
         """
         return self._ask("pin")
 
@@ -67,9 +67,9 @@ class KvSession:
         return self._ask("unpin")
 
     def evict(self) -> CacheMemory:
-        """Free the executor's memory now, as for a conversation that pauses: the bytes are kept in its spill space.
+        """Spill the cache now, for example while a conversation pauses.
 
-        The next use restores them, or `restore`. Tensors below 64 KiB stay.
+        The next use or `restore` restores it. Tensors below 64 KiB stay.
 
         Raises:
             UnsupportedOperation: the executor has no memory limit, and with it no spill space.
@@ -87,12 +87,12 @@ class KvSession:
         """Bring the cache back into the executor's memory ahead of its next use.
 
         Raises:
-            RemoteTorchOutOfMemory: there is no room for it.
+            RemoteTorchOutOfMemory: the executor has too little memory.
         """
         return self._ask("restore")
 
     def close(self) -> None:
-        """Unpin the cache. It stays where it is as long as the program holds it."""
+        """Unpin the cache. The executor keeps it as long as the program holds it."""
         self.unpin()
 
     def __enter__(self) -> Self:
@@ -123,7 +123,7 @@ def kv_session(cache: object = None) -> KvSession:
 
 
 def tensors_in(found: object) -> Iterator[torch.Tensor]:
-    """The tensors of a cache, in attributes, lists, tuples and mappings."""
+    """Return the tensors of a cache, in attributes, lists, tuples and mappings."""
     seen: set[int] = set()
     level: list[object] = [found]
     for _ in range(_DEEPEST):

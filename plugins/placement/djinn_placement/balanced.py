@@ -1,4 +1,4 @@
-"""Each device holds its share of the program's inputs, and runs the stretch of the program that uses them."""
+"""Placement by memory: each device holds its share of the inputs, and runs the segment of the program that uses them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ djinn_api_version = "2.0"
 
 
 class Balanced(PlacementPolicy):
-    """Memory in proportion to what devices have of it, contiguous in the order of use, blind to speed."""
+    """Splits inputs in proportion to device memory, contiguous in order of use. Ignores speed."""
 
     name = "balanced"
 
@@ -33,7 +33,7 @@ class Balanced(PlacementPolicy):
 
 @attrs.define
 class _Shares:
-    """Next device: the one whose share of the bytes is not yet used up."""
+    """Chooses the next device: the first whose share of the bytes is not used up."""
 
     ends: list[tuple[str, float]]
     sizes: dict[int, int]
@@ -44,7 +44,7 @@ class _Shares:
 
     @classmethod
     def of(cls, devices: tuple[DeviceCapabilities, ...], sizes: dict[int, int]) -> _Shares:
-        """Shares in proportion to memory; equal ones where that of a device is unknown."""
+        """Return shares in proportion to memory; equal shares if a device's memory is unknown."""
         weights = [float(d.memory) if all(d.memory for d in devices) else 1.0 for d in devices]
         total, end, ends = sum(sizes.values()), 0.0, []
         for device, weight in zip(devices, weights, strict=True):
@@ -68,5 +68,5 @@ class _Shares:
 
 @hookimpl
 def djinn_register_placement_policies() -> Iterable[PlacementPolicy]:
-    """The policy `balanced`."""
+    """Register the placement policy `balanced`."""
     return [Balanced()]

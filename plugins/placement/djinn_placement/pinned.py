@@ -1,4 +1,4 @@
-"""Modules on the devices that the user named."""
+"""Places modules on the devices that the user names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ djinn_api_version = "2.0"
 
 
 class Pinned(PlacementPolicy):
-    """Ops of modules whose path matches a pattern run on the device of that pattern, the others where their data comes from.
+    """Ops of modules whose path matches a pattern run on the pattern's device. Other ops run on the device of their data.
 
     Patterns are those of `fnmatch`. A pattern also holds for the submodules of a module that it matches. The first match counts.
     """
@@ -58,13 +58,13 @@ def _settle(node: Node, context: PlacementContext, pins: _Pins, homes: BlockHome
 
 @attrs.define
 class _Pins:
-    """Device that a module is pinned to, looked up once a module."""
+    """The device that a module is pinned to, cached per module."""
 
     pins: Sequence[tuple[str, str]]
     known: dict[str, tuple[str, str] | None] = attrs.field(factory=dict)
 
     def of(self, module: str) -> tuple[str, str] | None:
-        """The device of a module and the reason, or None."""
+        """Return the device of a module and the reason, or None."""
         if module not in self.known:
             self.known[module] = next(
                 (
@@ -78,7 +78,7 @@ class _Pins:
 
 
 def _named(device: str, devices: Sequence[str], pattern: str) -> str:
-    """A device by its id or by its number."""
+    """Return a device by its id or its number."""
     if device in devices:
         return device
     if device.isdecimal() and int(device) < len(devices):
@@ -90,5 +90,5 @@ def _named(device: str, devices: Sequence[str], pattern: str) -> str:
 
 @hookimpl
 def djinn_register_placement_policies() -> Iterable[PlacementPolicy]:
-    """The policy `pinned`."""
+    """Register the placement policy `pinned`."""
     return [Pinned()]

@@ -1,4 +1,4 @@
-"""Devices in turn: what a placement is worth is measured against this."""
+"""Round-robin placement: the baseline for other policies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ djinn_api_version = "2.0"
 
 
 class RoundRobin(PlacementPolicy):
-    """Every value that has no home yet is given the next device, whatever it is; ops run where their results live."""
+    """Gives each value without a home the next device; ops run on the device of their results."""
 
     name = "round_robin"
     tolerates_growth = True
@@ -35,5 +35,5 @@ class RoundRobin(PlacementPolicy):
 
 @hookimpl
 def djinn_register_placement_policies() -> Iterable[PlacementPolicy]:
-    """The policy `round_robin`."""
+    """Register the placement policy `round_robin`."""
     return [RoundRobin()]

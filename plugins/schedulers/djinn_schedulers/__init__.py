@@ -1,1 +1,1 @@
-"""Schedulers: what each device does first of what is ready for it."""
+"""Schedulers: choose which ready step each device runs first."""

@@ -1,4 +1,4 @@
-"""Each device takes, of what is ready, that on which most still depends."""
+"""Critical-path scheduling: each device runs the ready step with the longest remaining path."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ djinn_api_version = "2.0"
 
 
 class Parallel(Scheduler):
-    """No device idles while something is ready for it; the longest way to the end of the program goes first."""
+    """No device idles while a step is ready for it; the step with the longest path to the end goes first."""
 
     name = "parallel"
     strategy = SchedulingStrategy.PARALLEL
@@ -22,7 +22,7 @@ class Parallel(Scheduler):
     def priority(self, context: SchedulingContext) -> NodePriority:
         """Return the seconds from the start of each node to the end of the program, the longest first."""
         reason = "of what is ready, that on which most still depends"
-        if len(context.placement.devices) == 1:  # every order takes as long
+        if len(context.placement.devices) == 1:  # every order takes equally long
             return NodePriority(lambda node: node, reason)
         left = Dependences.of(context).remaining(context.plan.nodes)
         return NodePriority(lambda node: -left[node], reason)
@@ -30,5 +30,5 @@ class Parallel(Scheduler):
 
 @hookimpl
 def djinn_register_schedulers() -> Iterable[Scheduler]:
-    """The scheduler `parallel`."""
+    """Register the scheduler `parallel`."""
     return [Parallel()]

@@ -1,4 +1,4 @@
-"""Each device takes, of what is ready, what came first in the program: the oldest input, or micro-batch, goes on."""
+"""Pipeline scheduling: each device runs the ready step that is earliest in the program, so the oldest micro-batch goes first."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ djinn_api_version = "2.0"
 
 
 class Pipeline(Scheduler):
-    """Devices that hold successive parts of a model work on successive inputs at the same time.
+    """Devices that hold successive stages of a model work on successive inputs concurrently.
 
-    A loop over micro-batches that computes and differentiates each gives the schedule that is known as 1F1B: what is older
-    goes first, and the gradients of one micro-batch run between the forward passes of the next ones.
+    A loop with a forward and backward pass per micro-batch gives the schedule 1F1B: older steps go first, and the backward pass of
+    a micro-batch runs between the forward passes of the next ones.
     """
 
     name = "pipeline"
@@ -29,5 +29,5 @@ class Pipeline(Scheduler):
 
 @hookimpl
 def djinn_register_schedulers() -> Iterable[Scheduler]:
-    """The scheduler `pipeline`."""
+    """Register the scheduler `pipeline`."""
     return [Pipeline()]

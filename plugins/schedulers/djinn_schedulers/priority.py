@@ -1,4 +1,4 @@
-"""Priority scheduling: each device takes, of the ready steps, those that lead to fetched values."""
+"""Priority scheduling: each device prefers ready steps that lead to fetched values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ djinn_api_version = "2.0"
 
 
 class Priority(Scheduler):
-    """Order that puts ops for fetched values first, then the ops that most others depend on."""
+    """Puts ops for fetched values first, then ops with the most dependents."""
 
     name = "priority"
     tolerates_growth = True
@@ -27,7 +27,7 @@ class Priority(Scheduler):
 
 
 def _wanted(context: SchedulingContext, nodes: Sequence[int], found: Dependences) -> set[int]:
-    """Nodes that fetched values are computed from."""
+    """Return the nodes that fetched values depend on."""
     replace, graph = context.plan.replace, context.graph
     storages = {storage_of(replace.get(v, v)) for v in context.fetch}
     wanted: set[int] = set()
@@ -42,5 +42,5 @@ def _wanted(context: SchedulingContext, nodes: Sequence[int], found: Dependences
 
 @hookimpl
 def djinn_register_schedulers() -> Iterable[Scheduler]:
-    """The scheduler `priority`."""
+    """Register the scheduler `priority`."""
     return [Priority()]

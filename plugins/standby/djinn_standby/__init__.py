@@ -14,7 +14,7 @@ class Standby(ChannelWrapper):
     takes_over = True
 
     def wrap(self, channel: ClientChannel, context: ChannelContext) -> ClientChannel:
-        """As `ChannelWrapper.wrap`: the channel itself if there is no other server."""
+        """Wrap a channel, as `ChannelWrapper.wrap`. Returns the channel itself if there is no other server."""
         if not context.standby:
             return channel
         from djinn_standby.connection import with_standby  # few sessions need it
@@ -24,5 +24,5 @@ class Standby(ChannelWrapper):
 
 @hookimpl
 def djinn_register_channels() -> list[ChannelWrapper]:
-    """The wrapper of channels that this plugin offers."""
+    """Register the plugin's channel wrapper."""
     return [Standby()]

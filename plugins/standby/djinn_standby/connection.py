@@ -1,9 +1,9 @@
 """Failover of a session to a standby server: deterministic replay of logged frames, with periodic snapshots.
 
-A session is a deterministic state machine: the frames that were sent determine its state. They are logged, and sent again to
-another server when the first one does not answer any more. Repeated replies are compared with the earlier ones and dropped.
-Now and then the executor is asked for a snapshot of the session, to which the log is compacted. Standby servers are those that the
-settings name, with a device of the same kind.
+A session is a deterministic state machine: the frames that were sent determine its state. Frames are logged, and replayed to another
+server when the first one no longer answers. Repeated replies are compared with the earlier ones and dropped. The executor periodically
+sends a snapshot of the session, which replaces the log. Standby servers are those that the settings name, with a device of the same
+kind.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from djinn_core.wire.state_messages import StateRequest
 from djinn_standby.failover_log import FailoverLog, SnapshotReceiver
 
 _TURN_SECONDS: Final = 0.05
-_PATIENCE_SECONDS: Final = 1.0  # of a wait, after which an interrupt has a chance
+_PATIENCE_SECONDS: Final = 1.0  # seconds of waiting between checks for an interrupt
 _log = get_logger("djinn.session")
 
 
@@ -41,10 +41,10 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
     successor: Attached | None = None
 
     def __init__(self, inner: ClientChannel, context: ChannelContext) -> None:
-        """Log what is sent.
+        """Log all sent frames.
 
         Raises:
-            OSError: nothing can be logged.
+            OSError: the log cannot be written.
         """
         self.server = context.server
         self._first = context.attached
@@ -54,18 +54,18 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
         self._early: deque[Frame] = deque()
         self._on_the_way = 0  # values of other executors that the executor was sent and not told to take
         # In this order.
-        self._sending = threading.RLock()  # around what is logged and sent, and around a change of servers
+        self._sending = threading.RLock()  # guards logging and sending, and a change of servers
         self._reading = threading.RLock()  # around what is taken
         self._closed = ""
         self._expired = False
 
-    # --- out --------------------------------------------------------------------------------------------------
+    # --- sending --------------------------------------------------------------------------------------------------
 
     def send(self, frame: Frame) -> None:
-        """As `Connection.send`.
+        """Log and send a frame, as `Connection.send`.
 
         Raises:
-            TransportError: no server goes on with the session.
+            TransportError: no server can continue the session.
         """
         with self._sending:
             if self._closed:
@@ -82,15 +82,15 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
             except TransportError as error:
                 self._take_over(self._inner, error)
 
-    # --- in ---------------------------------------------------------------------------------------------------
+    # --- receiving ---------------------------------------------------------------------------------------------------
 
     def receive(self, timeout: float | None = None) -> Frame:
-        """As `Connection.receive`.
+        """Receive a frame, as `Connection.receive`.
 
         Raises:
-            TimeoutError: nothing came in time.
+            TimeoutError: no frame arrived in time.
             ProtocolError: the other end does not follow the protocol.
-            TransportError: no server goes on with the session.
+            TransportError: no server can continue the session.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -115,10 +115,10 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
                 return frame
 
     def _take(self, inner: Connection, timeout: float | None) -> Frame | None:
-        """One frame; None if it is a part of a state.
+        """Return one frame; None if it is a part of a snapshot.
 
         Raises:
-            TransportError: the server goes on with the session no more; another one may.
+            TransportError: this server cannot continue the session; another one may.
         """
         frame = inner.receive(timeout)
         if is_of_kind(frame.head, ProtocolClose):
@@ -132,13 +132,13 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
     # --- a new beginning of what is written -------------------------------------------------------------------
 
     def _ask_for_state(self, coming: SnapshotReceiver, limit: int) -> None:
-        """Ask for the session's state, and wait for it."""
+        """Request the session's snapshot, and wait for it."""
         inner = self._inner
         try:
             inner.send(Frame(encode(StateRequest(limit))))
             self._await_state(inner, coming)
         except TransportError as error:
-            _log.debug("the state did not come", reason=str(error))  # the frame that is sent next finds out
+            _log.debug("the state did not come", reason=str(error))  # the next send reports the error
         finally:
             with self._reading:
                 coming.drop()
@@ -146,7 +146,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
     def _await_state(self, inner: Connection, coming: SnapshotReceiver) -> None:
         while not coming.over and not coming.disturbed and inner is self._inner:
             if not self._reading.acquire(timeout=_TURN_SECONDS):
-                continue  # the thread that reads takes it in
+                continue  # the reading thread receives it
             try:
                 frame = self._take(inner, _TURN_SECONDS)
                 if frame is not None:
@@ -159,10 +159,10 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
     # --- from one server to the next --------------------------------------------------------------------------
 
     def _take_over(self, broken: Connection, error: TransportError) -> None:
-        """Return when another server goes on. The caller holds `_sending`.
+        """Return when another server has taken over. The caller holds `_sending`.
 
         Raises:
-            TransportError: none does.
+            TransportError: no server can take over.
         """
         if self._inner is not broken:
             return
@@ -173,7 +173,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
                 self._take_last(broken)
             finally:
                 self._reading.release()
-        broken.close()  # the thread that reads gets out of it
+        broken.close()  # wakes the reading thread
         with self._reading:
             reason = self._cannot()
             if reason:
@@ -182,7 +182,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
             self._ask_others(error)
 
     def _take_last(self, broken: Connection) -> None:
-        """Take in what came before the end: it may say why."""
+        """Read the frames from before the end: they may contain the reason."""
         try:
             while True:
                 frame = self._take(broken, 0.0)
@@ -269,19 +269,19 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
 
     @property
     def reconnection(self) -> None:
-        """As `ClientChannel.reconnection`: that of one server says nothing of the next."""
+        """Return nothing, as `ClientChannel.reconnection`: one server's reconnection does not apply to the next."""
         return
 
     def call_when_resumed(self, resumed: Callable[[float], None]) -> None:
         """As `ClientChannel.call_when_resumed`: each server reconnects for itself, which no session has to hear of."""
 
     def expire(self) -> None:
-        """As `ReliableConnection.expire`: no server takes over any more."""
+        """Expire, as `ReliableConnection.expire`: no server takes over any more."""
         self._expired = True
         self._inner.expire()
 
     def close(self) -> None:
-        """As `Connection.close`."""
+        """Close the connection, as `Connection.close`."""
         self._expired = True
         self._closed = self._closed or "the connection was closed"
         self._inner.close()
@@ -302,7 +302,7 @@ def _unlike(first: Attached, now: Attached) -> str:
 
 
 def with_standby(channel: ClientChannel, context: ChannelContext) -> ClientChannel:
-    """Wrap a session's channel for failover to other servers; unchanged, with a log line, where no file can be written."""
+    """Wrap a session's channel for failover to other servers; unchanged, with a log line, if no file can be written."""
     try:
         return StandbyConnection(channel, context)
     except OSError as error:

@@ -323,7 +323,7 @@ def _server_mend(error: DjinnError) -> str:
 
 
 def check_servers(rows: tuple[ServerRow, ...]) -> Iterator[Finding]:
-    """Addresses that do not let us in: fatal where none does."""
+    """Find servers that refuse the client: fatal if all do."""
     useless = not any(row.reachable for row in rows)
     for row in rows:
         if not row.reachable:
@@ -332,7 +332,7 @@ def check_servers(rows: tuple[ServerRow, ...]) -> Iterator[Finding]:
 
 
 def _caught(ask: Callable[[], T], findings: list[Finding], mend: str) -> T | None:
-    """The result of `ask`; an error of Djinn's becomes a finding."""
+    """Return the result of `ask`; a `DjinnError` becomes a finding."""
     try:
         return ask()
     except DjinnError as error:
@@ -342,7 +342,7 @@ def _caught(ask: Callable[[], T], findings: list[Finding], mend: str) -> T | Non
 
 
 def _facts(transport: Transport) -> str:
-    """What a transport says of itself, or its error."""
+    """Return a transport's facts about itself, or its error."""
     try:
         return transport.facts()
     except Exception as error:
@@ -357,11 +357,11 @@ def _others_read(path: Path) -> bool:
     return bool(path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
 
 
-_NOTHING = {"None": "", "()": ""}  # values of settings that say nothing
+_NOTHING = {"None": "", "()": ""}  # values of settings without information
 
 
 def show(diagnosis: Diagnosis, console: Console, *, everything: bool = False) -> None:
-    """Print problems and servers; `everything`: before these also versions, plugins, settings and facts of transports."""
+    """Print problems and servers; `everything`: also versions, plugins, settings and facts of transports."""
     if everything:
         _show_installation(diagnosis, console)
     for server in diagnosis.servers:
@@ -398,7 +398,7 @@ def _show_findings(diagnosis: Diagnosis, console: Console) -> None:
 
 
 def _say(console: Console, text: str) -> None:
-    """Text as it is, broken by the terminal if at all, so that addresses can be copied and searched for."""
+    """Print text without line breaks of our own, so that addresses can be copied and searched for."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 

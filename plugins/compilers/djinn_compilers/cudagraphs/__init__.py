@@ -12,5 +12,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_compilers() -> Iterable[Compiler]:
-    """The compiler `cudagraphs`."""
+    """Register the compiler `cudagraphs`."""
     return [CudaGraphs()]

@@ -1,4 +1,4 @@
-"""The compiler: records what a template launches on the GPU once, and launches all of it at a stroke from then on."""
+"""The compiler `cudagraphs`: records the kernel launches of a template once, and replays them as one graph launch."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class Recorder(Protocol):
 
 
 class CudaGraphs(Compiler):
-    """PyTorch's ops as they are, launched as one graph. What costs is launching many small kernels, not running them."""
+    """Launches PyTorch's ops as one graph, for templates that are bound by kernel launches."""
 
     name = "cudagraphs"
 
     def compile(self, context: CompilerContext) -> Replay | None:
-        """None if sizes differ from run to run, or where the device has no graphs."""
+        """Return None if sizes vary between runs or the device has no graphs."""
         if context.device.type != "cuda" or context.grows:
             return None
         return RecordedRuns(context.graph_module, GraphRecorder(context.device), context.writes)
 
 
 class GraphRecorder:
-    """Records graphs in a private pool of memory, on a stream of its own, as capturing demands."""
+    """Records graphs in a private memory pool, on a separate stream, as capturing requires."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -44,10 +44,10 @@ class GraphRecorder:
         self.stream = torch.cuda.Stream(device)
 
     def record(self, run: Callable[[], Sequence[torch.Tensor]]) -> tuple[Launch, Sequence[torch.Tensor]]:
-        """As `Recorder.record`."""
+        """Record a function, as `Recorder.record`."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
-        # Threads of other sessions may use the GPU meanwhile, for uploads: only this one's calls are recorded.
+        # Other sessions' threads may use the GPU meanwhile, for uploads: only this thread's calls are recorded.
         with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
             results = tuple(run())
         return graph.replay, results

@@ -19,11 +19,11 @@ from djinn_server.compiling.torch_libraries import compile_library, load_library
 
 PACKAGE: Final = f"{__name__}:package"
 PREPARE: Final = f"{__name__}:prepare"
-LONGEST_SECONDS: Final = 900.0  # that one template may take, at a low priority
+LONGEST_SECONDS: Final = 900.0  # seconds for one template at most, at low priority
 
 
 class Inductor(Compiler):
-    """PyTorch's inductor, ahead of time."""
+    """PyTorch's inductor, ahead of time (AOTInductor)."""
 
     name = "inductor"
 
@@ -66,9 +66,9 @@ def prepare(_: bytes) -> bytes:
 
 
 def package(packed: bytes) -> bytes:
-    """A library of what was packed. Runs in a process of its own."""
+    """Compile a packed graph to a library. Runs in a process of its own."""
     context = unpack(packed)
-    torch.set_num_threads(context.threads)  # loops are written for this number
+    torch.set_num_threads(context.threads)  # loops are compiled for this number of threads
     # Inductor would first ask a Python that imports PyTorch whether the processor's vectors work: what is made here is tried here.
     options = {"compile_threads": 1, "cpp.vec_isa_ok": True}
     try:

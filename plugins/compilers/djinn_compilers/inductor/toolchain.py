@@ -12,11 +12,11 @@ from typing import Final
 
 _COMPILERS: Final = ("g++", "clang++", "c++")
 _QUICK_LINKERS: Final = ("ld.mold", "ld.lld", "ld.gold")
-_PROGRAMS: Final = "COMPILER_PATH"  # folders in which C++ compilers look for a linker first
+_PROGRAMS: Final = "COMPILER_PATH"  # folders that C++ compilers search first for a linker
 
 
 def missing_toolchain() -> str:
-    """Missing prerequisites, and what to do about them; empty if inductor can work."""
+    """Return missing prerequisites with advice; empty if inductor can work."""
     wanted = os.environ.get("CXX")
     for name in (wanted,) if wanted else _COMPILERS:
         if shutil.which(name):
@@ -29,7 +29,7 @@ def missing_toolchain() -> str:
 
 @contextmanager
 def quick_linker() -> Iterator[None]:
-    """Have C++ compilers use a linker that takes a third of the usual one's time for a library next to PyTorch's, where there is one."""
+    """Have C++ compilers use a linker that takes a third of the default linker's time, if one is installed next to PyTorch."""
     found = next(filter(None, map(shutil.which, _QUICK_LINKERS)), None)
     if found is None or _PROGRAMS in os.environ:
         yield

@@ -12,5 +12,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_compilers() -> Iterable[Compiler]:
-    """The compiler `tensorrt`."""
+    """Register the compiler `tensorrt`."""
     return [TensorRT()]

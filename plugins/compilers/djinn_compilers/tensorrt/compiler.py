@@ -1,4 +1,4 @@
-"""The compiler: torch-tensorrt builds an engine of what TensorRT knows, and leaves the rest to PyTorch."""
+"""The compiler `tensorrt`: torch-tensorrt builds an engine from supported ops, and leaves the others to PyTorch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PACKAGE = "torch_tensorrt"
 
 
 class TensorRT(Compiler):
-    """NVIDIA's inference compiler. It has no in-place ops, so templates that write into their inputs are not for it."""
+    """NVIDIA's inference compiler. It has no in-place ops, so templates that write to their inputs are not compiled."""
 
     name = "tensorrt"
 
     def compile(self, context: CompilerContext) -> Replay | None:
-        """None if the device is no CUDA device, sizes differ from run to run, or inputs are written.
+        """Return None if the device is not a CUDA device, sizes vary between runs, or inputs are written.
 
         Raises:
             UnsupportedOperation: torch-tensorrt is not installed.
@@ -40,7 +40,7 @@ def _built(tensorrt: Any, context: CompilerContext) -> Replay:
     inputs = list(context.inputs)
     with torch.no_grad():
         exported = torch.export.export(context.graph_module, tuple(inputs), strict=False)
-    # Full precision unless the model itself has less: results are compared within PyTorch's tolerances.
+    # Full precision unless the model uses less: results are checked within PyTorch's tolerances.
     module = tensorrt.dynamo.compile(exported, inputs=inputs, disable_tf32=True, use_explicit_typing=True)
 
     def replay(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The scheduler `dynamic`: the order that keeps to a memory limit and a latency target."""
+"""The scheduler `dynamic`: chooses an order that meets a memory limit and a latency target."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_schedulers() -> Iterable[Scheduler]:
-    """The scheduler `dynamic`."""
+    """Register the scheduler `dynamic`."""
     return [Dynamic()]

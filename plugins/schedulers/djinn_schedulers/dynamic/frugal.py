@@ -1,4 +1,4 @@
-"""The order that takes little memory: of what is ready, what frees more than it makes."""
+"""A low-memory order: prefers ready nodes that free more bytes than they allocate."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from djinn.hooks import SchedulingContext
 from djinn.planning import storage_of, storage_sizes
 from djinn_core.planning.stages.ordering import Dependences
 
-_LOOKED_AT = 64  # number of the oldest nodes that are ready which are compared
+_LOOKED_AT = 64  # oldest ready nodes to compare
 
 
 def frugal_order(context: SchedulingContext, nodes: Sequence[int], found: Dependences) -> list[int]:
-    """Nodes so that, step by step, the fewest bytes are held; where it makes no difference, in program order."""
+    """Return the nodes in an order that greedily holds the fewest bytes; ties keep program order."""
     graph, replace = context.graph, context.plan.replace
     used = {n: {storage_of(replace.get(v, v)) for v in graph.nodes[n].inputs} for n in nodes}
     made = {n: {storage_of(v) for v in graph.nodes[n].outputs} - used[n] for n in nodes}

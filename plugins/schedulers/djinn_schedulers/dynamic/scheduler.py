@@ -1,4 +1,4 @@
-"""Several orders are tried against the clock and the memory of simulated devices, and the one that fits is taken."""
+"""Simulates time and memory of several orders, and takes one that meets the limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from djinn_schedulers.dynamic.frugal import frugal_order
 
 
 class Dynamic(Scheduler):
-    """The quickest order that keeps to `memory_limits`; with a `latency_target`, the one of those in time that holds least."""
+    """The fastest order within `memory_limits`. With a `latency_target`, the order with least memory that meets it."""
 
     name = "dynamic"
     strategy = SchedulingStrategy.DYNAMIC
@@ -59,7 +59,7 @@ def _orders(context: SchedulingContext) -> Mapping[str, Sequence[int]]:
 
 @attrs.frozen(eq=False)
 class _TriedOrder:
-    """One order with its predicted time and memory: `excess` is the number of bytes above the limit that it exceeds most."""
+    """An order with its predicted time and memory. `excess`: the largest number of bytes above a limit."""
 
     name: str
     order: Sequence[int]
@@ -76,5 +76,5 @@ class _TriedOrder:
         return cls(name, order, line, max(peaks.values(), default=0), excess)
 
     def told(self) -> str:
-        """Name and figures."""
+        """Return name and figures."""
         return f"{self.name} {self.line.seconds * 1e3:.3g} ms, {self.peak:,} bytes"
