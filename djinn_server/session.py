@@ -590,7 +590,7 @@ class ExecutorSession:
     def _known(
         self, submit: Submit, work: RunRequest, connection: ExecutorChannel
     ) -> Generator[Wait, None, BoundTemplate | None]:
-        """The template of a submission, compiled and bound for it; None if it runs nothing.
+        """Return the compiled and bound template of a submission; None if the submission runs nothing.
 
         Raises:
             _Refused: it cannot be run.
@@ -802,7 +802,7 @@ class _Refused(Exception):  # noqa: N818 - a signal within this file
 
 
 def _consumed(known: BoundTemplate, work: RunRequest) -> list[int]:
-    """Inputs that are gone once a submission has them."""
+    """Return the inputs that a submission consumes."""
     template = known.template
     first = len(template.constants) + template.slots
     return [work.inputs[place - first] for place in template.consumed]

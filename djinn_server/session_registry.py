@@ -34,7 +34,7 @@ class ServedSession(Protocol):
         """Phase, steps and memory by kind, from any thread; `holdings`: what sessions hold now."""
 
     def stop(self) -> None:
-        """Stop what it computes before the next op, and begin nothing more; from any thread."""
+        """Stop the session's computation before the next op, and begin no further one. Thread-safe."""
 
     def close(self) -> None:
         """Free everything that the session holds."""

@@ -59,7 +59,7 @@ class Tenancy:
         self._is_given.set()
 
     def refusal_to_recover(self, badge: Badge) -> str:
-        """The reason why a session of this badge from another process cannot be recovered here; empty: it can.
+        """Return why this executor cannot recover a session of this badge from another process; empty if it can.
 
         Recovery needs no ticket, so the executor must have been assigned to the tenant: any client that finds the port of an
         unassigned one could claim it.
@@ -88,7 +88,7 @@ class Tenancy:
                 self.store.limit = min(badge.quota.disk, self._shared.limit)
 
     def refusal(self, badge: Badge) -> str:
-        """The reason why a client with this badge comes to the wrong executor; empty: it does not."""
+        """Return why this is the wrong executor for a client with this badge; empty if it is the right one."""
         with self._lock:
             if self._tenant not in {None, badge.tenant}:
                 return "this executor works for another tenant: connect to the gateway again"

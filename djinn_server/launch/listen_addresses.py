@@ -183,7 +183,7 @@ def _check_names(addresses: ListenAddresses, transports: Sequence[Transport], tl
 def own_address() -> str:
     """Return this machine's address for other machines: of the default route, else of a network interface.
 
-    Return the host name without a network.
+    Without a network, return the host name.
     """
     try:
         return address_towards(_ELSEWHERE)

@@ -128,9 +128,11 @@ class Pressure:
 class EvictionCounters:
     """Counts of storages, and bytes.
 
-    Attributes: evictions: storages whose memory was freed. spills, restores: storages that were spilled, and read back.
-    spilled, restored: bytes of these storages. dropped, reread: storages that were freed without writing them, and read
-    again from weight files. reread_bytes: bytes of the latter. refused: allocations without enough memory.
+    Attributes:
+        evictions: storages whose memory was freed.
+        spills, restores: storages that were spilled, and read back. spilled, restored: bytes of these storages.
+        dropped, reread: storages that were freed without a spill, and reread from weight files.
+        reread_bytes: bytes of reread storages. refused: allocations without enough memory.
     """
 
     evictions: int = 0

@@ -34,7 +34,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class RoomReport:
-    """Reports of one session: at most one a second, if the memory has changed, and one at once if an op got none.
+    """Reports of one session: at most one a second if the memory has changed, and at once after a failed allocation.
 
     Attributes:
         next: before this time, only a failed allocation triggers a report.

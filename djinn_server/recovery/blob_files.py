@@ -239,7 +239,7 @@ class BlobFiles:
             remove_contents(self._folder)
 
     def path(self, digest: bytes) -> Path:
-        """Path of the file for the bytes of that digest, which may not exist."""
+        """Return the path of the file for that digest. The file may not exist."""
         return self._folder / digest.hex()
 
     def _grows(self, digest: bytes) -> bool:
@@ -284,10 +284,10 @@ def remove_contents(folder: Path) -> None:
 
 
 def read_part(folder: Path, part: BlobFrame) -> Frame:
-    """The frame that a reference in a journal stands for.
+    """Return the frame of a reference in a journal.
 
     Raises:
-        SessionLost: its file is not what it was.
+        SessionLost: the file has changed.
     """
     view = allocate(part.length)
     try:

@@ -66,7 +66,7 @@ class Leases:
         return self._config.journals is not None
 
     def journaled(self) -> tuple[int, int]:
-        """Number of the sessions that have a journal, and the bytes of all of these."""
+        """Return the number of sessions with a journal, and the bytes of these journals."""
         with self._lock:
             journals = [leased.journal for leased in self._leased.values()]
         sizes = [journal.nbytes for journal in journals if journal.open]
@@ -163,7 +163,7 @@ class Leases:
         return leased
 
     def end(self, session: str) -> None:
-        """A session has ended; its connection is closed."""
+        """Note the end of a session, whose connection is closed."""
         with self._lock:
             leased = self._leased.pop(session, None)
         if leased is not None:

@@ -55,7 +55,7 @@ Advance = Callable[[Sequence[CompiledStep], int, int, Environment, Mapping[int, 
 
 
 class StepGuard(Protocol):
-    """Is called before and after each step of a run. `lock`: held meanwhile."""
+    """Called before and after each step of a run. `lock`: held during the step."""
 
     @property
     def lock(self) -> AbstractContextManager[object]:
@@ -200,7 +200,7 @@ class TemplateRun:
         return not (watched or self.claims or work.short or work.stop_at is not None)
 
     def fail(self, stop: int, error: Exception) -> None:
-        """Poison what the instructions before `stop` would have made or written, and go past them."""
+        """Poison the results and written operands of the instructions before `stop`, and skip them."""
         self.outcome.sharing = MemorySharing(self.template, self.work, self.env, self._values)
         for step in range(self.step, stop):
             self._leave(FailedStep(step, error))
@@ -216,7 +216,7 @@ class TemplateRun:
         self.step = stop
 
     def finish(self) -> RunOutcome:
-        """Put what the run has made into the session's values."""
+        """Store the results of the run in the session's values."""
         template, work, run, values = self.template, self.work, self.outcome, self._values
         if run.stopped_at is None:
             run.stopped_at = work.stop_at
@@ -244,7 +244,7 @@ def run_template(template: CompiledTemplate, work: RunRequest, slots: Sequence[A
 def refuse_run(
     template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable, failure: Failure
 ) -> RunOutcome:
-    """In place of a run: what it would have made or written is poison for that reason."""
+    """Poison the results and written operands of a refused run, with the reason."""
     env = environment_of(template, work, slots, values)
     MemorySharing(template, work, env, values).poison_from(0, failure)
     for handle, place in zip(work.outputs, template.outputs, strict=True):

@@ -54,10 +54,12 @@ _LOOK_SECONDS: Final = 0.001  # between polls for a message
 class RunAhead:
     """A run of a template whose submission has not arrived.
 
-    Attributes: inputs, slots: bindings of the run. env: its environment. step: its next instruction. stop: the first
-    one that may not run ahead. hot: its template's compilation, with its phase and the region that is compiled; None
-    where nothing is compiled. seconds: how long it has run. nbytes: bytes that it is expected to need; those of its
-    outputs, once it is over.
+    Attributes:
+        inputs, slots: bindings of the run. env: its environment. step: its next instruction.
+        stop: the first instruction that may not run ahead.
+        hot: compilation of its template, with phase and compiled region; None if nothing is compiled.
+        seconds: time that it has run.
+        nbytes: expected memory in bytes; once the run is over, bytes of its outputs.
     """
 
     __slots__ = (

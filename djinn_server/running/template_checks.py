@@ -104,7 +104,7 @@ def check_template(template: Template) -> list[CallArity]:
 
 
 def _check_order(template: Template, counts: Sequence[CallArity]) -> None:
-    """Values are made once, and before they are used."""
+    """Check that each value is made once, and before its first use."""
     known = set(template.inputs)
     if len(known) != len(template.inputs) or not set(template.consumed) <= known:
         raise ProtocolError("a template's inputs are not distinct, or it consumes what is not an input")
