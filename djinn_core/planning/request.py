@@ -25,23 +25,23 @@ class Plugins(Protocol):
 
     @property
     def patterns(self) -> Sequence[Pattern]:
-        """Asked by `annotate`."""
+        """Patterns for `annotate`."""
 
     @property
     def cost_models(self) -> Sequence[CostModel]:
-        """Asked by `estimate`."""
+        """Cost models for `estimate`."""
 
     @property
     def optimizations(self) -> Sequence[Optimization]:
-        """Asked by `optimize`."""
+        """Optimizations for `optimize`."""
 
     @property
     def placement_policies(self) -> Sequence[PlacementPolicy]:
-        """One of them is asked by `place`."""
+        """Placement policies; `place` uses one of them."""
 
     @property
     def schedulers(self) -> Sequence[Scheduler]:
-        """One of them is asked by `schedule`."""
+        """Schedulers; `schedule` uses one of them."""
 
 
 class PluginOverrides:

@@ -94,7 +94,7 @@ class PlainExecutorChannel(PlainChannel, ExecutorChannel):
         self._changed: Callable[[], None] = lambda: None
 
     def call_when_changed(self, changed: Callable[[], None]) -> None:
-        """As `ExecutorChannel.call_when_changed`."""
+        """Call `changed` when the channel changes, as `ExecutorChannel.call_when_changed` does."""
         self._changed = changed
 
     def close(self) -> None:
@@ -108,12 +108,12 @@ class PlainExecutorChannel(PlainChannel, ExecutorChannel):
             super().send(frame)
 
     def receive(self, timeout: float | None = None) -> Frame:
-        """As `Connection.receive`."""
+        """Receive a frame, as `Connection.receive` does."""
         with self._reading:
             return self._early.popleft() if self._early else super().receive(timeout)
 
     def read_ahead(self, frames: int, nbytes: int) -> None:
-        """As `ExecutorChannel.read_ahead`."""
+        """Read arrived frames into the queue, as `ExecutorChannel.read_ahead` does."""
         if not self._reading.acquire(blocking=False):
             return
         try:
@@ -122,7 +122,7 @@ class PlainExecutorChannel(PlainChannel, ExecutorChannel):
             self._reading.release()
 
     def queued(self) -> list[Frame]:
-        """As `ExecutorChannel.queued`."""
+        """Return the queued frames, oldest first."""
         return list(self._early)
 
     def gone(self) -> bool:
@@ -130,7 +130,7 @@ class PlainExecutorChannel(PlainChannel, ExecutorChannel):
         return True
 
     def on_goodbye(self) -> None:
-        """As `ExecutorChannel.on_goodbye`."""
+        """Discard all further replies."""
         self._client_left = True
         self._changed()
 

@@ -59,7 +59,7 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
 
     @contextmanager
     def at_rest(self) -> Iterator[Position | None]:
-        """As `ExecutorChannel.at_rest`."""
+        """Receive nothing inside the block, as `ExecutorChannel.at_rest` does."""
         with self._reading:
             if self._early:
                 yield None
@@ -80,7 +80,7 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
             self._outbox.abandon_replay()
 
     def resend(self) -> None:
-        """As `ExecutorChannel.resend`."""
+        """Resend unreceived frames, as `ExecutorChannel.resend` does."""
         self._retransmit(self._inner)
 
     def read_ahead(self, frames: int, nbytes: int) -> None:
@@ -120,7 +120,7 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
             return self._missed_at + self._seconds - time.monotonic() if self._missed is self._inner else None
 
     def call_when_changed(self, changed: Callable[[], None]) -> None:
-        """As `ExecutorChannel.call_when_changed`."""
+        """Call `changed` when the channel changes, as `ExecutorChannel.call_when_changed` does."""
         self._changed = changed
 
     def on_goodbye(self) -> None:

@@ -61,10 +61,10 @@ def assign_blocks(
     choose: Callable[[Node, BlockHomes], tuple[str, str]],
     homes: BlockHomes | None = None,
 ) -> Placement:
-    """Place node by node: each runs where `choose` says, or where the memory already is that it writes.
+    """Place node by node: each runs on the device from `choose`, or on the device of the memory that it writes.
 
     Args:
-        context: what to place.
+        context: the placement problem.
         policy: name of the placement policy.
         choose: returns the device of a node and the reason. Operands without a home get the device of the node.
         homes: homes that are known before the first node; by default those of the inputs that live on a device.

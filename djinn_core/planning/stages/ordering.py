@@ -15,7 +15,7 @@ from djinn_core.ir.graph import ProgramGraph
 
 
 def orderings(context: SchedulingContext) -> list[tuple[int, int]]:
-    """Pairs of running nodes of which the second needs the first."""
+    """Return pairs of running nodes in which the second depends on the first."""
     graph, running = context.graph, frozenset(context.plan.nodes)
     found = graph.pairs if isinstance(graph, ProgramGraph) else [(e.source, e.target) for e in graph.edges]
     if len(running) == len(graph.nodes):
@@ -68,7 +68,7 @@ class Dependences:
         return cls(before, after, seconds, device, sizes, context.topology, replicas)
 
     def hop(self, source: int, target: int) -> float:
-        """Seconds from the end of a node until its result is on the device of another node."""
+        """Return the seconds from the end of a node until its result is on the device of another node."""
         ends = (self.device[source], self.device[target])
         if ends[0] == ends[1] or (source, ends[1]) in self._replicas:
             return 0.0
@@ -79,7 +79,7 @@ class Dependences:
         return latency + each * self._sizes[source]
 
     def remaining(self, nodes: Sequence[int]) -> dict[int, float]:
-        """By node the time from its start to the end of the program, if nothing had to wait for a device."""
+        """Return, by node, the critical path from its start to the end of the program, without waits for devices."""
         left: dict[int, float] = {}
         device = self.device
         for node in reversed(nodes):

@@ -1,4 +1,4 @@
-"""Search for a placement that fits, when what policies said does not.
+"""Search for a placement that fits if the placements of policies do not.
 
 Small programs are searched completely, by backtracking: blocks of values get devices in the order of the program, and a beginning
 that does not fit ends its branch. For larger programs, devices are filled one after the other, in several orders and with more and
@@ -151,7 +151,7 @@ class _Search:
             )
 
     def _why_not(self, name: str, block: _Block) -> str:
-        """Reason why a block cannot be on a device; empty if it is no fault of the device alone."""
+        """Return why the device alone rules out a block; empty if it does not."""
         there = _bytes(self.rooms[name])
         for node in block.nodes:
             if reason := lacking(self.context, node, self.devices[name]):
@@ -256,7 +256,7 @@ class _Search:
         return self._mended(homes, short)
 
     def _orders(self) -> list[list[str]]:
-        """Orders of devices: of the topology, the roomiest first, the fullest first, and those that lack most first."""
+        """Return device orders: as in the topology, by most room, by least room, and by fewest runnable blocks."""
         plain = list(self.devices)
         roomiest = sorted(plain, key=lambda d: -_bytes(self.rooms[d]))
         able = {d: sum(d in b.able for b in self.blocks) for d in plain} if len(plain) <= SMALL else {}
@@ -338,7 +338,7 @@ def _excess(short: Sequence[Shortage]) -> tuple[int, int]:
 
 
 def _before(context: PlacementContext) -> dict[str, int]:
-    """By device the bytes of the program that are there already."""
+    """Return, by device, the bytes of the program that are already there."""
     inputs = frozenset(context.graph.inputs)
     nothing = attrs.evolve(context, plan=attrs.evolve(context.plan, nodes=()))
     found = needs(nothing, Placement((), {v: d for v, d in context.resident.items() if v in inputs}))

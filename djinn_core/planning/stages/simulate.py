@@ -219,7 +219,7 @@ class Memory:
                 self.hold(device, value, 0.0)
 
     def hold(self, device: str, value: int, when: float) -> None:
-        """`device` has `value` now."""
+        """Note that `device` holds `value` now."""
         key, meta = self._key(device, value), self._graph.meta(value)
         size = meta.extent * meta.dtype.itemsize if key[1] >= 0 else copy_bytes(meta)
         self._values.setdefault(key, set()).add(value)
@@ -232,11 +232,11 @@ class Memory:
                 self.risen[device].append((when, self.now[device]))
 
     def take(self, device: str, more: int) -> None:
-        """`device` needs so many bytes beside what it holds, for a moment."""
+        """Note that `device` temporarily needs `more` bytes."""
         self.peak[device] = max(self.peak[device], self.now[device] + more)
 
     def free(self, device: str, value: int) -> None:
-        """`device` forgets `value`, and its storage with the last value that looks into it."""
+        """Free `value` on `device`, and its storage with its last view."""
         key = self._key(device, value)
         values = self._values.get(key)
         if values is None:

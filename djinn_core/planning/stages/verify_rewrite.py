@@ -19,13 +19,13 @@ def check_rewrite(graph: Graph, plan: OptimizationPlan, rewrite: Rewrite, kept: 
 
     Args:
         graph: the graph as recorded.
-        plan: what runs without the rewrite.
-        rewrite: what to change.
+        plan: the plan without the rewrite.
+        rewrite: the proposed change.
         kept: values that the client still needs when the program ends.
-        author: who proposed it, for the message.
+        author: the proposer, for the message.
 
     Raises:
-        InvalidStage: it is not legal; the message names `author` and the first problem.
+        InvalidStage: the rewrite is not legal; the message names `author` and the first problem.
     """
     if not (rewrite.drop or rewrite.replace or rewrite.equal_slots or rewrite.replicas):
         return
@@ -113,7 +113,7 @@ class _Judge:
         yield from self._told_apart(value, stand_in)
 
     def _told_apart(self, value: int, stand_in: int) -> Iterator[str]:
-        """Ways in which a program could see that two values became one."""
+        """Yield the ways in which a program could observe that two values were merged."""
         own, other = storage_of(value), storage_of(stand_in)
         if value in self.kept:
             yield f"it replaces value {value}, which the client still holds"

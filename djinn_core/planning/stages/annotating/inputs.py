@@ -90,7 +90,7 @@ def _of(graph: Graph, operations: frozenset[str]) -> list[Node]:
 
 
 def _weights(graph: Graph) -> set[int]:
-    """Values where layers and norms expect parameters, and what scales or shifts whole channels."""
+    """Return the values at parameter positions of layers and norms, and values that scale or shift whole channels."""
     found = {v for node in _of(graph, LAYERS | NORMALISATION) for v in weights_of(graph, node)}
     if _SCALES.isdisjoint(graph.by_op):
         return found
@@ -117,7 +117,7 @@ def _is_scaled(graph: Graph, node: Node, value: int) -> bool:
 
 
 def _mark(graph: Graph, node: Node, value: int, kind: Modality, weights: set[int], kinds: dict[int, Modality]) -> None:
-    """Note that the inputs which `value` is computed from are of a kind."""
+    """Set the kind of the inputs from which `value` is computed."""
     source = graph.flow.operand(node, value)
     for ancestor in graph.flow.ancestors(source, limit=64):
         if ancestor < 0 and (outside := graph.inputs[~ancestor]) not in weights:
@@ -225,5 +225,5 @@ def hears(data: tuple[int, ...], kernel: tuple[int, ...]) -> bool:
 
 
 def _is_spectrogram(raw: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """One channel whose sides are no square: time by frequency."""
+    """Return True for one channel with unequal sides: time by frequency."""
     return len(shape) == 4 and shape[1] == 1 and len(raw) >= 2 and raw[-1] != raw[-2]
