@@ -22,7 +22,7 @@ hookimpl = pluggy.HookimplMarker("djinn")
 
 @hookimpl
 def djinn_register_commands() -> Iterable[click.Command]:
-    """The command `demo`."""
+    """Register the command `demo`."""
     from djinn_commands.demo.command import demo
 
     return [demo]

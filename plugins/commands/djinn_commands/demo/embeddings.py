@@ -52,13 +52,13 @@ class EmbeddingSearch:
         self._passages = passages()
 
     def move(self, device: str) -> None:
-        """Load the weights and bring them to `device`."""
+        """Load the weights and move them to `device`."""
         self._model = self._make(self._folder, device="cpu", local_files_only=True).to(device)
 
     def run(self, device: str, advance: Advance) -> torch.Tensor:
-        """Embeddings of all passages, then of the questions: (passages + questions, 384) float32."""
+        """Return embeddings of all passages, then of the questions: (passages + questions, 384) float32."""
         texts = [*(passage.text for passage in self._passages), *QUESTIONS]
-        # Texts of similar length go together, so that little of a batch is padding.
+        # Batches hold texts of similar length, to reduce padding.
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         found = torch.empty(len(texts), 384)
         for start in range(0, len(texts), BATCH):
@@ -74,12 +74,12 @@ class EmbeddingSearch:
         return found
 
     def compare(self, local: torch.Tensor, remote: torch.Tensor) -> Verdict:
-        """Equal within `TOLERANCE`."""
+        """Return True if the embeddings are equal within `TOLERANCE`."""
         difference = (local - remote).abs().max().item()
         return Verdict(difference <= TOLERANCE, difference_text(difference))
 
     def highlights(self, remote: torch.Tensor) -> list[str]:
-        """The name of the passage that is nearest to each question."""
+        """Return the name of the nearest passage for each question."""
         known, asked = remote[: len(self._passages)], remote[len(self._passages) :]
         scores, nearest = (asked @ known.T).max(dim=1)
         names = [self._passages[index].name for index in nearest.tolist()]

@@ -26,7 +26,7 @@ class Generation:
 
         torch.manual_seed(SEED)
         self._origin: Any = GPT2LMHeadModel(GPT2Config()).eval()
-        # With weights as they are initialised the last token wins every time; louder blocks make the tokens vary.
+        # With the initial weights the last token always wins; larger weights make the tokens vary.
         with torch.no_grad():
             for block in self._origin.transformer.h:
                 block.mlp.c_proj.weight.mul_(BLOCK_GAIN)
@@ -34,11 +34,11 @@ class Generation:
         self._model: Any = None
 
     def move(self, device: str) -> None:
-        """Bring a copy of the model to `device`: 498 MB of weights."""
+        """Move a copy of the model to `device`: 498 MB of weights."""
         self._model = copy.deepcopy(self._origin).to(device)
 
     def run(self, device: str, advance: Advance) -> list[int]:
-        """The tokens, prompt included."""
+        """Return the tokens, prompt included."""
         prompt = self._prompt.to(device)
         tokens = self._model.generate(
             prompt,
@@ -53,12 +53,12 @@ class Generation:
         return found
 
     def compare(self, local: list[int], remote: list[int]) -> Verdict:
-        """The same tokens."""
+        """Return True if the tokens are equal."""
         same = sum(a == b for a, b in zip(local, remote, strict=False))
         return Verdict(local == remote, f"{same} tokens" if same == len(local) else f"{same} of {len(local)} tokens")
 
     def highlights(self, remote: list[int]) -> list[str]:
-        """The first tokens that were generated."""
+        """Return the first generated tokens."""
         shown = remote[PROMPT_TOKENS : PROMPT_TOKENS + 4]
         return [f"{NEW_TOKENS} new tokens, of random weights: {' '.join(map(str, shown))} ..."]
 

@@ -1,4 +1,4 @@
-"""Runs a task here and on the server, twice each, and keeps what was seen."""
+"""Runs a task locally and on the server, twice each, and collects the measurements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Findings:
     patterns: Mapping[str, int]
 
     def lines(self) -> list[str]:
-        """Short lines: kinds of workload, then their phases, then the patterns."""
+        """Return short lines: kinds of workload, then their phases, then the patterns."""
         phases = (phase.removeprefix("llm_").replace("_", " ") for phase in self.phases if phase not in self.workloads)
         told = [", ".join(self.workloads), ", ".join(phases)]
         told += [f"{count} {name}" for name, count in sorted(self.patterns.items())]
@@ -31,7 +31,7 @@ class Findings:
 
 @attrs.frozen
 class MeasuredRun:
-    """One run: how long it took, in seconds, and what `djinn.stats()` counted meanwhile."""
+    """One run: its seconds, and the counters of `djinn.stats()`."""
 
     seconds: float
     counters: Mapping[str, int]
@@ -115,7 +115,7 @@ def _worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def summarise(profiles: Sequence[Any]) -> Findings:
-    """Summary of several profiles; unknown and generic count as nothing."""
+    """Summarise several profiles, without unknown and generic entries."""
     patterns: dict[str, int] = {}
     for profile in profiles:
         for name, count in profile.pattern_counts().items():

@@ -26,7 +26,7 @@ def running_server(device: str, threads: int) -> Iterator[Path]:
     """Start `djinn serve` on this machine; yields its connection file, and stops the server afterwards.
 
     Raises:
-        StartupError: it ended or did not get ready; the message has what it said.
+        StartupError: the server ended or did not get ready; the message has its output.
     """
     with tempfile.TemporaryDirectory(prefix="djinn-demo-") as folder:
         connection, log = Path(folder, "connection.json"), Path(folder, "server.log")
@@ -42,7 +42,7 @@ def running_server(device: str, threads: int) -> Iterator[Path]:
 
 
 def _djinn() -> list[str]:
-    """The command `djinn` of this installation; through the interpreter, which takes longer, where its script is not there."""
+    """Return the command `djinn` of this installation, or the slower interpreter call if the script is missing."""
     script = Path(sysconfig.get_path("scripts"), "djinn")
     return [str(script)] if script.exists() else [sys.executable, "-P", "-m", "djinn"]
 

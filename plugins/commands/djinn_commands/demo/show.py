@@ -1,4 +1,4 @@
-"""The whole demo: a server, then one task after the other, with a progress bar while something is under way."""
+"""Runs the whole demo: a server, then one task after the other, with a progress bar."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run_demo(names: Sequence[str], setting: Setting, console: Console) -> list[M
             try:
                 return [_measure_one(make, progress) for make in chosen]
             finally:
-                djinn.shut_down()  # a server that is stopped waits for sessions that are open
+                djinn.shut_down()  # stopping a server waits for open sessions
 
 
 def _measure_one(make: Callable[[], Task], progress: Progress) -> Measured:
@@ -59,7 +59,7 @@ def _measure_one(make: Callable[[], Task], progress: Progress) -> Measured:
 
 
 def _announcer(progress: Progress) -> Announce:
-    """One bar at a time: announcing the next run takes the last bar away."""
+    """Show one bar at a time: announcing the next run removes the last bar."""
 
     def announce(words: str) -> Advance:
         for old in progress.task_ids:

@@ -1,4 +1,4 @@
-"""Output table of the demo: one column a program, one line a fact; it fits a terminal of 80 columns."""
+"""Output table of the demo: one column per program, one line per fact, for a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from djinn_commands.demo.measure import Measured, MeasuredRun
 WIDTH = 80
 _UNITS = ("B", "kB", "MB", "GB")
 
-# Each line of the table: a heading, and what it says of one program.
+# Each line of the table: a heading, and a function that formats it for one program.
 Line = tuple[str, Callable[[Measured], Text | str]]
 
 
@@ -48,20 +48,20 @@ def show(results: Sequence[Measured], setting: Setting, console: Console) -> Non
 
 
 def picture(results: Sequence[Measured], setting: Setting) -> str:
-    """The output of `show`, as SVG."""
+    """Return the output of `show`, as SVG."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     show(results, setting, console)
-    # Without the fonts that it would fetch from elsewhere.
+    # Without web fonts.
     return re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title="djinn demo"), flags=re.DOTALL)
 
 
 def as_json(results: Sequence[Measured]) -> list[dict[str, Any]]:
-    """The same facts for programs."""
+    """Return the same facts as JSON."""
     return [attrs.asdict(measured) for measured in results]
 
 
 def bytes_text(size: float) -> str:
-    """A size for people: 1,500 becomes `1.5 kB`."""
+    """Format a size: 1,500 becomes `1.5 kB`."""
     unit = 0
     while size >= 1000 and unit < len(_UNITS) - 1:
         size, unit = size / 1000, unit + 1

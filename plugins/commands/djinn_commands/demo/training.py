@@ -16,7 +16,7 @@ EPOCHS = 6
 BATCH = 64
 HELD_OUT = 360
 SEED = 7
-# Sums in another order differ in the last bits, and training amplifies that.
+# Another summation order changes the last bits, and training amplifies the difference.
 LOSS_TOLERANCE = 1e-2
 ACCURACY_TOLERANCE = 0.01
 
@@ -49,12 +49,12 @@ class DigitTraining:
         self._data: tuple[torch.Tensor, torch.Tensor] = (self._images, self._labels)
 
     def move(self, device: str) -> None:
-        """Bring a copy of the untrained network and all digits to `device`."""
+        """Move a copy of the untrained network and all digits to `device`."""
         self._model = copy.deepcopy(self._origin).to(device)
         self._data = (self._images.to(device), self._labels.to(device))
 
     def run(self, device: str, advance: Advance) -> TrainingResult:
-        """Train a copy of the untrained network, then read the digits that were held out."""
+        """Train a copy of the untrained network, then classify the held-out digits."""
         del device
         model = copy.deepcopy(self._model)
         optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -86,13 +86,13 @@ class DigitTraining:
         return right.float().mean().item()
 
     def compare(self, local: TrainingResult, remote: TrainingResult) -> Verdict:
-        """The same loss curve and the same accuracy, within the tolerances."""
+        """Return True if loss curve and accuracy are equal within the tolerances."""
         worst = max(abs(a - b) for a, b in zip(local.losses, remote.losses, strict=True))
         close = worst <= LOSS_TOLERANCE and abs(local.accuracy - remote.accuracy) <= ACCURACY_TOLERANCE
         return Verdict(close, difference_text(worst))
 
     def highlights(self, remote: TrainingResult) -> list[str]:
-        """Accuracy and loss curve."""
+        """Return accuracy and loss curve."""
         curve = " ".join(f"{loss:.3f}" for loss in remote.losses)
         return [f"{remote.accuracy:.1%} of {HELD_OUT} held-out digits read right", f"loss by epoch: {curve}"]
 

@@ -1,10 +1,10 @@
 """`djinn run`: scripts written for CUDA, with `cuda` as the name of the remote device.
 
-This module is imported for `djinn --help`, so the rest is imported where it is needed.
+This module is imported for `djinn --help`, so the rest is imported on use.
 
-`cuda` is a device type that PyTorch knows in every build. Without a GPU it has neither a guard nor working kernels. Here it gets those of
-the remote device (`rename_to_cuda` in `djinn_client/interception/install.py`), so tensors that PyTorch makes on `cuda` are remote ones.
-PyTorch's C++ keeps the remote device's own name for them.
+`cuda` is a device type that PyTorch knows in every build. Without a GPU it has neither a guard nor working kernels. Here it gets those
+of the remote device (`rename_to_cuda` in `djinn_client/interception/install.py`), so tensors that PyTorch makes on `cuda` are remote
+ones. PyTorch's C++ keeps the remote device's own name for them.
 
 - `run_command`: the command line. `cuda_names`: makes `cuda` the remote device, here and in processes that the script spawns.
 - `cuda_tensors`: tensors, generators, streams and events report `cuda`. `cuda_module`: the functions of `torch.cuda`.
@@ -25,7 +25,7 @@ hookimpl = pluggy.HookimplMarker("djinn")
 
 @hookimpl
 def djinn_register_commands() -> Iterable[click.Command]:
-    """The command `run`."""
+    """Register the command `run`."""
     from djinn_commands.run.run_command import run
 
     return [run]

@@ -57,7 +57,7 @@ _open = _OpenRanges()
 
 
 def range_push(msg: str) -> int:
-    """Begin a nested range; the depth of its beginning."""
+    """Begin a nested range. Return its depth."""
     begun = record_function(msg)
     begun.__enter__()
     _open.ranges.append(begun)
@@ -65,7 +65,7 @@ def range_push(msg: str) -> int:
 
 
 def range_pop() -> int:
-    """End the innermost range; the depth that is left, or -2 if there was none, as NVTX says."""
+    """End the innermost range. Return the remaining depth, or -2 without a range, as NVTX does."""
     if not _open.ranges:
         return -2
     _open.ranges.pop().__exit__(None, None, None)
@@ -73,7 +73,7 @@ def range_pop() -> int:
 
 
 def range_start(msg: str) -> int:
-    """Begin a range that any thread may end; its number."""
+    """Begin a range that any thread may end. Return its number."""
     del msg
     return 0
 
@@ -149,36 +149,36 @@ def get_device_properties(device: Any = None) -> CudaProperties:
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """There is nothing to do."""
+    """Do nothing."""
 
 
 def no(*_: Any, **__: Any) -> bool:
-    """It is not so on a remote device."""
+    """Return False: the property does not hold on a remote device."""
     return False
 
 
 def yes(*_: Any, **__: Any) -> bool:
-    """It is so on a remote device."""
+    """Return True: the property holds on a remote device."""
     return True
 
 
 def one() -> int:
-    """`torch.cuda.device_count`: all executors as one device, so that no script divides its work over indexes of a pool."""
+    """Return 1, as `torch.cuda.device_count`: all executors are one device, so that no script divides its work over a pool."""
     return 1
 
 
 def call_now(callable: Callable[[], Any], **_: Any) -> None:  # noqa: A002 - PyTorch names it so
-    """`torch.cuda._lazy_call`: the device needs no initialisation that a call could wait for."""
+    """Call at once, as `torch.cuda._lazy_call`: the device needs no lazy initialisation."""
     callable()
 
 
 def exchange_device(index: int) -> int:
-    """`torch.cuda._exchange_device`: make `index` the current one unless it is negative; the one before."""
+    """Set the current device unless `index` is negative, as `torch.cuda._exchange_device`. Return the previous one."""
     return set_current_device(index) if index >= 0 else -1
 
 
 def make_graphed_callables(callables: Any, *_: Any, **__: Any) -> Any:
-    """The callables as they are: what they do is recorded and sent by its name anyway."""
+    """Return the callables unchanged: their templates are recorded and sent by digest anyway."""
     return callables
 
 
@@ -241,7 +241,7 @@ _OF_DEVICE = ("_is_in_bad_fork", "default_generators")
 
 
 def replace() -> None:
-    """Put the remote device's functions in the place of those of `torch.cuda`, wherever PyTorch keeps them."""
+    """Replace the functions of `torch.cuda` by the remote device's, in every module that holds them."""
     remote = getattr(torch, DEVICE_NAME)
     for name in functions():
         if name not in KEPT:
@@ -258,7 +258,7 @@ def replace() -> None:
 
 
 def functions() -> list[str]:
-    """The public functions and classes of `torch.cuda`, without types of tensors and storages."""
+    """Return the public functions and classes of `torch.cuda`, without tensor and storage types."""
     return [
         name
         for name in torch.cuda.__all__
@@ -277,7 +277,7 @@ def _put(name: str, member: Any) -> None:
 
 
 def _of_its_own(name: str, member: Any) -> Any:
-    """A function that no other name shares: `torch.compile` tells functions apart by identity."""
+    """Return a separate function object for a name: `torch.compile` distinguishes functions by identity."""
     if not isinstance(member, FunctionType):
         return member
     copied = FunctionType(member.__code__, member.__globals__, name, member.__defaults__, member.__closure__)

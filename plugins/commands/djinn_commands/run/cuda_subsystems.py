@@ -40,7 +40,7 @@ def _by_device(function: Callable[..., Any]) -> Callable[..., Any]:
     return by_device
 
 
-_DEVICE_PLACE = 7  # of the device among the arguments of `_make_wrapper_subclass`
+_DEVICE_PLACE = 7  # index of the device among the arguments of `_make_wrapper_subclass`
 
 
 def _make_with_own_name() -> None:
@@ -114,7 +114,7 @@ def _refuse_history(*_: Any, **__: Any) -> NoReturn:
 
 
 def replace() -> None:
-    """Have each of them use the remote device, or refuse, or look at this process alone."""
+    """Have each subsystem use the remote device, refuse it, or act on this process only."""
     for name in _AUTOCAST:
         setattr(torch, name, _by_device(getattr(torch, name)))
     for verb in ("get", "set"):

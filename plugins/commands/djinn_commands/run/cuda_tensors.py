@@ -23,7 +23,7 @@ _devices: dict[int, torch.device] = {}
 
 
 def shown(index: int) -> torch.device:
-    """`cuda:<index>`."""
+    """Return `cuda:<index>`."""
     device = _devices.get(index)
     if device is None:
         device = _devices[index] = torch.device("cuda", index)
@@ -84,7 +84,7 @@ def _to_cuda(to_cuda: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
 
 
 def _record_stream(self: LazyTensor, stream: Any) -> None:
-    """Nothing: what a tensor's memory is for, the executor knows from the order of the program."""
+    """Do nothing: the executor knows from program order how long memory is in use."""
     del self, stream
 
 
@@ -119,7 +119,7 @@ _MEMBERS: dict[str, Any] = {
 
 
 def _of_remote_tensors(name: str, member: Any) -> Any:
-    """`member` for remote tensors, and PyTorch's own for others."""
+    """Return a function that calls `member` for remote tensors, and PyTorch's own for others."""
     plain = getattr(torch.Tensor, name, None)
     if not isinstance(member, property):
 
@@ -179,7 +179,7 @@ _DTYPES = {
 
 
 class CudaTensorType(type):
-    """A type of remote tensors of one dtype, which is called to make one."""
+    """A tensor type of one dtype, such as `torch.cuda.FloatTensor`; calling it creates a remote tensor."""
 
     dtype: torch.dtype
 
@@ -187,7 +187,7 @@ class CudaTensorType(type):
         return isinstance(instance, LazyTensor) and instance.dtype is cls.dtype
 
     def __call__(cls, *args: Any, **_: Any) -> torch.Tensor:
-        """A tensor of the sizes in `args`, not initialised, or of the elements of the sequence or tensor in it."""
+        """Return an uninitialised tensor of the sizes in `args`, or a tensor of the elements of the sequence or tensor in it."""
         if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
             return torch.as_tensor(args[0], dtype=cls.dtype).to("cuda")
         sizes = args[0] if args and isinstance(args[0], torch.Size) else args or (0,)
