@@ -219,6 +219,15 @@ def test_products_of_a_tensor_that_grows_in_its_batch_round_as_the_dense_one():
     pair.compare(made[1])
 
 
+def test_products_run_under_a_precision_of_one_backend():
+    products = torch.backends.mkldnn.matmul
+    before, products.fp32_precision = products.fp32_precision, "tf32"
+    try:
+        _other(Pair(0))
+    finally:
+        products.fp32_precision = before
+
+
 def test_programs_that_show_strides_or_write_do_not_grow():
     as_strided = form("as_strided", T, ListArg((S, S)), ListArg((S, S)))
     for more, outputs in (

@@ -141,9 +141,8 @@ at::Tensor append(const at::Tensor& first, const at::Tensor& second, int64_t dim
 // Entries that a view of a buffer shows. Other dimensions of the same stride have the size 1.
 int64_t entries_of(const at::Tensor& tensor, const Buffer& buffer) {
   int64_t entries = 1;
-  for (int64_t i = 0; i < tensor.dim(); ++i) {
+  for (int64_t i = 0; i < tensor.dim(); ++i)
     if (tensor.stride(i) == buffer.row) entries = std::max(entries, tensor.size(i));
-  }
   return entries;
 }
 
@@ -197,7 +196,8 @@ at::Tensor matmul(const at::Tensor& first, const at::Tensor& second) {
     return tensor.defined() && tensor.dim() >= 3 && (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble) &&
            has_dense_matrices(tensor);
   };
-  const bool exact = at::globalContext().float32MatmulPrecision() == at::Float32MatmulPrecision::HIGHEST;
+  const at::Float32Precision precision = at::globalContext().float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL);
+  const bool exact = precision == at::Float32Precision::NONE || precision == at::Float32Precision::IEEE;
   return exact && fits(first) && fits(second) ? at::matmul(first, second) : at::matmul(dense(first), dense(second));
 }
 
