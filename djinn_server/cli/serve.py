@@ -385,7 +385,7 @@ def _announcement(serving: GatewayHandle) -> Iterator[str]:
     yield f"Clients on this machine: DJINN_CONNECTION_FILE={serving.connection_file}"
     if line := _for_other_machines(serving):
         yield f"On other machines: {line}"
-        yield f"There with DJINN_TOKEN as well, or a copy of {serving.connection_file} as DJINN_CONNECTION_FILE"
+        yield "There, also set DJINN_TOKEN to the token of that client"
         bare = {host for url in serving.dialled if (host := urlsplit(url).hostname) and not set(".:") & set(host)}
         for host in sorted(bare - {"localhost"}):
             yield f"Other machines may not know the name {host}: if so, give them another one with --advertise HOST"
