@@ -221,6 +221,22 @@ def attention_on_cpu(a: Arguments) -> None:
         if not tensor.numel():
             shape = tuple(tensor.shape)
             a.require(0 not in shape[1:-1], f"{name} must have heads and positions, and has shape {shape}")
+    attention(a)
+    shapes = tuple(tuple(tensor.shape) for tensor in (a.query, a.key, a.value))
+    batches, heads = zip(*(shape[:2] for shape in shapes), strict=True)
+    a.require(len(set(batches)) == 1, f"query, key and value must have one batch size, and have shapes {shapes}")
+    grouped = heads[1] == heads[2] > 0 and heads[0] % heads[1] == 0
+    a.require(grouped, f"key and value must have as many heads, and query a multiple, and have shapes {shapes}")
+
+
+def attention(a: Arguments) -> None:
+    """Check that there are as many keys as values: PyTorch's kernel for CPUs reads as many keys as there are values.
+
+    `replay.cpp` and `growing.cpp` check the same for `scaled_dot_product_attention`.
+    """
+    if min(a.key.dim(), a.value.dim()) > 1:
+        keys, values = a.key.shape[-2], a.value.shape[-2]
+        a.require(keys == values, f"key and value must have as many positions, and have {keys} and {values}")
 
 
 # Rules by op name without overload.
@@ -322,6 +338,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "rnn_relu": recurrent(1, 1),
         "rnn_tanh": recurrent(1, 1),
         "roll": numbers.roll,
+        "scaled_dot_product_attention": attention,
         "segment_reduce": indexing.segments,
         "smooth_l1_loss_backward": numbers.floating("grad_output", "self", "target"),
         "tensor_split": numbers.pieces,

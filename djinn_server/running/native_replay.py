@@ -31,6 +31,8 @@ from djinn_server.running.compiled_step import CompiledStep, ComplexSource, Envi
 from djinn_server.system.native_library import NativeLibrary
 
 LIBRARY: Final = NativeLibrary("the native replay", Path(__file__).resolve().parent / "csrc")
+# Ops whose arguments the library checks itself. In Python, a rule of `checks` does.
+LIBRARY_CHECKS: Final = frozenset({"aten::scaled_dot_product_attention"})
 LEAST_STEPS: Final = 8  # that are worth a call of the library
 BUILT_AT: Final = 3  # runs of a template: most templates never come so far
 _RANGES: Final = 64  # that end early, of one template, which are remembered with all that do not

@@ -37,7 +37,7 @@ from djinn_server.custom_operators import checked_custom
 from djinn_server.running.compiled_step import CompiledStep, ComplexSource, ListSource, ScalarTensorSource, Source
 from djinn_server.running.growing import Growth, GrowthState
 from djinn_server.running.known_forms import kept_by_form
-from djinn_server.running.native_replay import NativeReplay, ReplayState
+from djinn_server.running.native_replay import LIBRARY_CHECKS, NativeReplay, ReplayState
 from djinn_server.running.own_operators import OwnOperators
 from djinn_server.running.template_checks import check_template
 from djinn_server.running.uninitialized_memory import zero_filling
@@ -293,7 +293,7 @@ def _facts_of(form: Form) -> CallFacts:
         written=written,
         moves=bool(written) and _MOVES.search(form.op) is not None,
         makes=_made(form),
-        plain=function is torch_private.plain_kernel_of(overload),
+        plain=form.op in LIBRARY_CHECKS or function is torch_private.plain_kernel_of(overload),
     )
 
 

@@ -283,6 +283,20 @@ def test_an_op_that_fails_poisons_its_dependants_alone_and_reports_its_own_error
     assert [isinstance(values[handle], Poison) for handle in outputs] == [False, True, True, False]
 
 
+def test_attention_with_more_values_than_keys_fails(native):
+    attention, neg = form("scaled_dot_product_attention", T, T, T), form("neg", T)
+    references = (0, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 0, 1, 2, 10, 10, 11)
+    template = Template((attention, neg), (1,) * 7 + (0, 1), references, (0, 1, 2), (9, 11))
+    values, given = ValueTable(), [make_handle(n, 1) for n in (1, 2, 3)]
+    for handle, positions in zip(given, (8, 200, 300), strict=True):
+        values[handle] = torch.zeros(1, 2, positions, 64)
+    outputs = [make_handle(10, 1), make_handle(11, 1)]
+    run = run_template(compile_template(template, CPU, {}), request(outputs, given), [], values)
+    assert native
+    assert "as many positions, and have 200 and 300" in run.failures[0].message
+    assert [isinstance(values[handle], Poison) for handle in outputs] == [False, True]
+
+
 def test_values_of_a_run_whose_op_failed_are_freed_at_once(native):
     forms, references = (*[form("neg", T)] * 4, form("mm", T, T)), (0, 1, 1, 2, 2, 3, 3, 4, 4, 4, 5)
     template = Template(forms, tuple(range(5)), references, (0,), (5,))

@@ -23,6 +23,13 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
+// Refuses attention with another number of values than of keys: PyTorch's kernel for CPUs reads as many keys as there are values.
+void check_attention(const at::Tensor& key, const at::Tensor& value) {
+  if (!key.defined() || !value.defined() || key.dim() < 2 || value.dim() < 2) return;
+  TORCH_CHECK(key.size(-2) == value.size(-2), "aten::scaled_dot_product_attention: key and value must have as many positions, and have ",
+              key.size(-2), " and ", value.size(-2));
+}
+
 namespace {
 
 constexpr int64_t kAlignment = 64;  // bytes: each block begins as aligned as in a dense tensor, so kernels take the same path
@@ -178,6 +185,7 @@ bool has_dense_matrices(const at::Tensor& tensor) {
 
 at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& attn_mask,
                      double dropout_p, bool is_causal, std::optional<double> scale, bool enable_gqa) {
+  check_attention(key, value);
   const auto run = [&](const at::Tensor& keys, const at::Tensor& values) {
     return at::scaled_dot_product_attention(query, keys, values, attn_mask, dropout_p, is_causal, scale, enable_gqa);
   };

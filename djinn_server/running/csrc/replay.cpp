@@ -26,6 +26,8 @@
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/empty.h>
 
+void check_attention(const at::Tensor& key, const at::Tensor& value);  // of growing.cpp
+
 namespace {
 
 using c10::IValue;
@@ -73,6 +75,7 @@ struct Step {
   std::optional<c10::OperatorHandle> op;  // none: the interpreter runs it
   size_t returns = 0;
   bool sequence = false;
+  bool attention = false;  // whose lengths are checked first
   std::vector<Source> arguments;
   std::vector<Made> makes;
   std::vector<size_t> release;
@@ -252,6 +255,7 @@ class Program : public torch::CustomClassHolder {
       return;
     }
     step.op = op;
+    step.attention = op->schema().name() == "aten::scaled_dot_product_attention";
     step.returns = schema->returns().size();
     for (const Made& made : step.makes) tensors_.at(made.place) = makes_tensor(*schema, step, made.result);
   }
@@ -628,6 +632,7 @@ class Range : public torch::CustomClassHolder {
         for (const Source& argument : step.arguments) {
           if (!push(argument, frame.values, stack)) return {at, End::kUnfit};
         }
+        if (step.attention) check_attention(stack.at(1).toTensor(), stack.at(2).toTensor());
         step.op->callBoxed(stack);
         store(step, stack, frame.values);
         stack.clear();
