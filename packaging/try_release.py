@@ -31,7 +31,7 @@ ENVIRONMENTS = {
     "client": ("djinn", "djinn_native", "djinn_tcp", "djinn_commands"),
     "client-http": ("djinn", "djinn_native", "djinn_tcp", "djinn_commands", "djinn_http"),
     "server": ("djinn", "djinn_server", "djinn_tcp"),
-    "planner": ("djinn", "djinn_tcp", "djinn_costs", "djinn_schedulers"),
+    "planner": ("djinn", "djinn_tcp", "djinn_costs", "djinn_profiler", "djinn_schedulers"),
     "everything": ("djinn_commands[models]", "*"),
 }
 # Packages that must work without the client's, which is deleted there once the size is measured.
