@@ -17,4 +17,4 @@ The layers, lowest first. Each may import only from those before it (docs/archit
 - `cli`: the command `djinn`.
 """
 
-__version__ = "26.11.0"
+__version__ = "26.12.0rc1"

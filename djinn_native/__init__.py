@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 
 __all__ = ["NativeLibraryError", "load"]
-__version__ = "26.11.0"
+__version__ = "26.12.0rc1"
 
 _LIBRARIES: Final = Path(__file__).resolve().parent / "lib"
 _PREFIX: Final = "djinn_torch_"

@@ -27,7 +27,7 @@ In the order in which a client's program passes through:
 import djinn_core
 from djinn_core.errors import StartupError
 
-__version__ = "26.11.0"
+__version__ = "26.12.0rc1"
 
 if djinn_core.__version__ != __version__:
     raise StartupError(

@@ -124,7 +124,8 @@ def test_a_name_that_is_taken_twice_is_refused(offer: Any, found: Any) -> None:
     assert len(messages) == 2
     assert "the name 'greet' among commands is taken twice: plugin 'ant' (dist-ant 1.0) has it" in messages[0]
     assert "plugin 'bee' (dist-bee 1.0) is refused" in messages[0]
-    assert "the name 'serve' among commands is taken twice: plugin 'djinn' (djinn 26.11.0) has it" in messages[1]
+    taken = f"the name 'serve' among commands is taken twice: plugin 'djinn' (djinn {importlib.metadata.version('djinn')}) has it"
+    assert taken in messages[1]
 
 
 def test_a_clash_is_told_when_the_first_one_runs(offer: Any, djinn: Djinn) -> None:
