@@ -99,7 +99,7 @@ class Events:
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
-        """One for each observer."""
+        """The sinks, one for each observer."""
         return self._sinks.all
 
     def become(self, sinks: Iterable[Sink]) -> None:

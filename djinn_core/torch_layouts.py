@@ -46,9 +46,9 @@ def memory_of_nested(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def elements_of_nested(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Copies of the elements of a nested CPU tensor of the strided layout, one after the other, and the sizes of its tensors.
+    """Return the elements of a strided nested CPU tensor, copied and concatenated, and the sizes of its tensors.
 
-    `values()` of it is all of the memory that it looks into, in whatever order.
+    `tensor.values()` returns the whole storage in the order of memory.
     """
     pieces = [one.reshape(-1) for one in tensor.detach().unbind()]
     elements = torch.cat(pieces) if pieces else tensor.new_empty(0)

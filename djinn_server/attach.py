@@ -48,7 +48,7 @@ def admit(
         _log.warning("a connection was closed that asked for nothing", seconds=ATTACH_SECONDS)
         return None
     except ProtocolError as error:
-        _log.warning("a connection was closed that does not follow the protocol", error=str(error))
+        _log.warning("closed a connection after a protocol error", error=str(error))
         complain(connection, str(error))
         return None
     except TransportError as error:

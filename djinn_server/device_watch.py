@@ -132,7 +132,7 @@ class DeviceWatch:
             self.check(error)
 
     def check_failures(self, found: Iterable[object], session: CancellationState) -> None:
-        """Report the device as lost if one of the `Failure`s of a session among these says so."""
+        """Report the device as lost if a `Failure` among `found`, results of `session`, is an error of a lost device."""
         for one in found:
             if isinstance(one, Failure):
                 kind = torch.AcceleratorError if one.kind == torch.AcceleratorError.__name__ else RuntimeError

@@ -52,7 +52,7 @@ class MemoryPolicyConformance(Ending):
         return sample_evictions()
 
     def test_it_is_a_memory_policy(self, policy: MemoryPolicy) -> None:
-        """It has every member."""
+        """The policy has every member."""
         require_protocol(policy, "memory_policies")
 
     def test_its_key_is_a_number(self, policy: MemoryPolicy, evictions: Sequence[EvictionCandidate]) -> None:

@@ -37,7 +37,7 @@ class OptimizationConformance(OnGraphs):
         return sample_programs()
 
     def test_it_is_an_optimization(self, optimization: Optimization) -> None:
-        """It has every member, and does not wait for itself."""
+        """The optimization has every member, and `before` and `after` do not contain its own name."""
         require_protocol(optimization, "optimizations")
         assert optimization.name not in optimization.before | optimization.after, "it waits for itself"
 

@@ -51,11 +51,11 @@ def plan(
 
     Args:
         program: what to plan.
-        plugins: whom to ask.
-        request: what else the plan depends on.
+        plugins: patterns, cost models, optimizations, placement policies and schedulers.
+        request: devices and options, such as `until`.
         profile: the program's profile, if it is known from another program of its kind.
         known: how long values from earlier programs live, as in `annotate`.
-        known_plan: what the optimizations left of the program, if that is known; they do not run then.
+        known_plan: an earlier result of the optimizations. If it is given, the optimizations do not run.
 
     Raises:
         ConfigurationError: no plugin offers the placement policy or the scheduler of the request.

@@ -667,7 +667,7 @@ def decode(head: bytes | memoryview) -> AnyMessage:
 
 
 def is_of_kind(head: bytes, kind: type[Message]) -> bool:
-    """Decode the message in `head`, which must be of type `kind`."""
+    """Return True if the encoded message `head` has the type `kind`. Does not decode the message."""
     return head.startswith(msgspec.msgpack.encode(tag_of(kind)), 1)  # after the byte with the number of fields
 
 

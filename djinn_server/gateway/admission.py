@@ -94,7 +94,7 @@ class Admission:
         except TransportError as error:
             _log.info("a connection ended", error=str(error))
         except ProtocolError as error:
-            _log.warning("a connection was closed that does not follow the protocol", error=str(error))
+            _log.warning("closed a connection after a protocol error", error=str(error))
             complain(connection, str(error))
 
     def _identify(self, connection: Connection, message: AnyMessage) -> Identity | None:
@@ -142,7 +142,7 @@ class Admission:
             self.context.events.tell("refused", why="slow", seconds=HELLO_SECONDS, peer=_peer(connection))
         except ProtocolError as error:
             self.context.events.tell("refused", why="protocol", peer=_peer(connection))
-            _log.warning("a connection was closed that does not follow the protocol", error=str(error))
+            _log.warning("closed a connection after a protocol error", error=str(error))
             complain(connection, str(error))
         except TransportError as error:
             _log.info("a connection ended before it asked for anything", error=str(error))

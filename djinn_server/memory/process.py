@@ -102,5 +102,5 @@ def process_memory(device: torch.device, limit: int) -> ProcessMemory:
     try:
         return ProcessMemory(limit, resident(), trimmer())
     except OSError as error:
-        _log.warning("a limit is kept for tensors alone: the memory of the process is not known", error=str(error))
+        _log.warning("the memory limit counts tensors only: the memory of the process cannot be read", error=str(error))
         return ProcessMemory(limit, None)

@@ -162,7 +162,7 @@ class TemplateChoice:
         self.decided(candidate, reason)
 
     def decided(self, candidate: Candidate, reason: str = "") -> None:
-        """Tell an offer the end of its trial."""
+        """Notify an offer that its trial has ended."""
         used = candidate.used is True
         self._tell_offer(candidate, lambda: candidate.offer.decided(candidate.ratio, used=used, reason=reason))
 

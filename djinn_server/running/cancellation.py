@@ -1,6 +1,6 @@
-"""Cancellation of submissions between two ops: at a deadline that the client set, or after the client has gone for good.
+"""Cancellation of submissions between two ops: at the client's deadline, or after its session has ended.
 
-A long submission also yields the device there while another session waits.
+A long submission also yields the device between two ops while another session waits.
 
 A session that computes does not read its connection. Another thread reads the connections of sessions that have been busy with one
 message for `LOOK_SECONDS` (`session_threads.py`). It handles `CancelSubmissions`, `Goodbye` and broken connections. It reads at most `AHEAD_BYTES`, because a

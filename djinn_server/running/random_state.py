@@ -65,7 +65,7 @@ class DeviceRandomness:
         self._holder = session
 
     def forget(self, session: SessionRandomness) -> None:
-        """`session` has ended."""
+        """Drop the random state of a session that has ended."""
         if self._holder is session:
             self._holder = None
 

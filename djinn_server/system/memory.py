@@ -72,7 +72,7 @@ class OtherResident:
     tells_peak = False
 
     def __init__(self) -> None:
-        """Raises `OSError` where the system does not tell."""
+        """Raises `OSError` if psutil cannot read the memory of this process."""
         import psutil
 
         try:

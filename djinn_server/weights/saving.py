@@ -25,19 +25,19 @@ def save(
     create: Callable[[int], WeightSink],
     deliver: Callable[[torch.Tensor], torch.Tensor],
 ) -> int:
-    """Write values to a safetensors file, one after the other; the bytes of the file.
+    """Write tensors to a safetensors file, and return the size of the file in bytes.
 
     Args:
         tensors: values on the device.
-        metadata: what the file says of itself.
-        create: begins a file of so many bytes.
-        deliver: a value in the host's memory.
+        metadata: the metadata of the file's header.
+        create: creates a file of that many bytes.
+        deliver: copies a tensor to host memory.
 
     Raises:
-        WeightsUnavailable: it may not be written. What was there before still is, here and below.
-        OSError: it cannot be written.
-        ValueError: a safetensors file cannot have such a tensor.
-        RuntimeError: there is no memory to bring a value to the host.
+        WeightsUnavailable: the file may not be written. After any error, an older file is unchanged.
+        OSError: the file cannot be written.
+        ValueError: the format cannot store one of the tensors.
+        RuntimeError: there is no host memory for a tensor.
     """
     ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))  # which aligns them
     header = make_header({name: (one.dtype, tuple(one.shape)) for name, one in ordered.items()}, metadata)

@@ -17,7 +17,15 @@ from evaluation import ROOT
 
 LIBRARY = ROOT / "build" / "sanitized"
 SANITIZERS = {"DJINN_NATIVE_SANITIZE": "address,undefined"}
-REPLAY_TESTS = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/server/test_native_replay.py")
+REPLAY_TESTS = (
+    "-m",
+    "pytest",
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "tests/server/test_native_replay.py",
+    "tests/server/test_growing.py",
+)
 
 
 def build() -> None:

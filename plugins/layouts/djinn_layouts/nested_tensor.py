@@ -101,7 +101,7 @@ def wrap_nested(values: LazyTensor, sizes: Sizes, places: Places | None = None) 
 
 
 def symbolic_size(tensor: NestedTensor) -> list[Any]:
-    """Sizes of the whole, with nested integers where the tensors differ."""
+    """Return the shape of a nested tensor. Sizes that differ between its tensors are nested integers."""
     inner = range(len(tensor.sizes[0]) if tensor.sizes else 0)
     found: list[Any] = [len(tensor.sizes)]
     for dim in inner:

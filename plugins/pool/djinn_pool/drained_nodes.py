@@ -74,7 +74,7 @@ def _give_way(one: OpenSession) -> None:
         try:
             has_left = _leave(one)
         except DjinnError as error:
-            _log.info("an executor leaves once there is another one", reason=str(error))
+            _log.info("an executor cannot leave yet: its replacement starts first", reason=str(error))
     try:
         (registry, settings), ended = context.configured(), port.sessions_ended
         with scaling.numbers_for(1) as numbers:

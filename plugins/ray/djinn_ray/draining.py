@@ -7,9 +7,10 @@ from typing import Any
 
 
 def draining_nodes(actor: Any, node: str) -> tuple[Collection[str], str]:
-    """Ids of the nodes that are drained, and of the one that an actor is on; `node`: that one, once it is known.
+    """Return the ids of the nodes that are drained, and the id of the node of `actor`.
 
-    The second is only looked for where there are any. Raises whatever Ray does, and where it has no such functions.
+    `node` is that id if it is known. It is looked up only if nodes are drained. Raises the errors of Ray, and
+    `AttributeError` if Ray no longer has these functions.
     """
     from ray._private import state
     from ray.util.client import ray as over_client

@@ -1,7 +1,7 @@
-"""A device whose ops take the time that they would take, and do nothing.
+"""A simulated device: each op takes its predicted time, and computes nothing.
 
-Its tensors are in this machine's memory and full of zeros. Pages that were never written take no room, so a model of many
-gigabytes fits. Views are real, and what an op returns has the shape that it would have.
+Its tensors are host memory full of zeros. Pages that were never written take no memory, so a model of many gigabytes fits. Views are
+real, and results have their real shapes.
 """
 
 from __future__ import annotations

@@ -251,7 +251,10 @@ class BulkChannel:
 
 
 def _failure(message: Message) -> str:
-    """The reason why a complete message failed; empty if it did not. No traceback may keep the request, and with it the worker."""
+    """Return why a complete message failed, or an empty text.
+
+    An exception in place of the text would keep the request and its worker alive by its traceback.
+    """
     request = message.request
     if request is None:
         return "the connection was closed at this end"

@@ -113,7 +113,7 @@ class UcxTransport(_OverSockets):
         super().__init__("ucx", TcpTransport(), bulk_bytes, cache(_new_shared))
 
     def secured(self, tls: TlsOptions) -> Transport:
-        """As `Transport.secured`: scheme `ucxs`, whose socket is under TLS. What goes over UCX is not encrypted there either."""
+        """Return a transport of scheme `ucxs`: TLS protects its socket. Buffers that go over UCX are not encrypted."""
         return UcxsTransport(TcpTransport().secured(tls), self._bulk_bytes, self._shared)
 
     def facts(self) -> str:

@@ -84,6 +84,6 @@ def _integer(given: object, default: int) -> int:
 
 
 def _along(given: object, dimensions: int) -> tuple[int, ...]:
-    """A number for each dimension, where one number may stand for all."""
+    """Return one integer for each dimension, from a list or from one number for all."""
     numbers = [n for n in given if isinstance(n, int)] if isinstance(given, (list, tuple)) else [_integer(given, 1)]
     return tuple(numbers) if len(numbers) == dimensions else (numbers[0] if numbers else 1,) * dimensions

@@ -97,7 +97,9 @@ def _results(
         from djinn_commands.planning.model import captured_model, step_of
 
         if arguments:
-            raise click.UsageError(f"{target} is no script: it takes no arguments, and there are {' '.join(arguments)}")
+            raise click.UsageError(
+                f"{target} is not a script, and only a script takes arguments: remove {' '.join(arguments)}"
+            )
         with contextlib.redirect_stdout(sys.stderr):
             step: Step = step_of(**model)
             return 0, [captured_model(target, step, until)]

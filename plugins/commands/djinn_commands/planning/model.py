@@ -102,8 +102,8 @@ class BuiltModel:
             )
         except UnsupportedOperation as error:
             raise ConfigurationError(
-                f"{self.target}: the model goes on by numbers that it has computed, {_place(error)}; without weights there are "
-                "none. Run it with weights: djinn explain script.py"
+                f"{self.target}: the model's control flow depends on computed values, {_place(error)}, and a plan without weights "
+                "has no values. Run a script that loads the weights: djinn explain script.py"
             ) from None
 
     def _prepared(self, step: Step) -> torch.nn.Module:

@@ -37,7 +37,9 @@ def local_folder(address: str) -> str:
     folder = tempfile.mkdtemp(dir=_temporary())
     for file in reply.files:
         if Path(file.name).name != file.name:
-            raise ProtocolError(f"the server names {file.name!r} as a file of the folder {address!r}")
+            raise ProtocolError(
+                f"the server sent a file named {file.name!r}, which is outside of the folder {address!r}"
+            )
         Path(folder, file.name).write_bytes(file.content)
     _folders[folder] = address
     return folder

@@ -86,7 +86,9 @@ _sampling = _SamplingCalls()
 def adapt(module: Any) -> None:
     """Adapt `transformers.generation.utils`: allow late stop checks of remote sequences, if the module has the expected layout."""
     if not _fits(module):
-        _log.info("this version of transformers is laid out otherwise: generate() waits for each token's stop check")
+        _log.info(
+            "late stop checks are off, because this version of transformers is not supported: generate() waits for each token"
+        )
         return
     for path, change in _CHANGED.items():
         owner, _, name = path.rpartition(".")

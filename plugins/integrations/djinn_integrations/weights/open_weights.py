@@ -76,7 +76,7 @@ class WeightSlice:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return its dtype."""
+        """Return the dtype of the stored tensor."""
         return self._stored.dtype
 
     def __getitem__(self, index: Any) -> torch.Tensor:

@@ -150,7 +150,7 @@ def _within(case: Case) -> Split | None:
 
 
 def _reshaped(case: Case) -> Split | None:
-    """Split a reshape that keeps the rows as one dimension, with the same number of elements before it."""
+    """Split a reshape that keeps the dimension of the rows. The sizes of the dimensions before it must have the same product."""
     value = case.node.inputs[0]
     before = math.prod(case.shape(value)[: case.dims[value]])
     for dim, size in enumerate(case.made):

@@ -145,12 +145,16 @@ class SubmissionRecord:
     """Record of one submission to one executor.
 
     Attributes:
-        begun: binding of its template began; sending: sending of its frame began, until `sent`. nbytes: bytes of the frame. received:
-            its reply was read, with `fetched` bytes of tensors; 0: not yet.
-        site: place of its last instruction in the program. answered: whether a caller waits for its results. instructions: number
-            in the template. line: line of its wait, or of `site`; set at the block's end. prepared: its plan, if it runs ops.
-            program: the program with the instructions of `thread` from `first` on; None if instructions are not timed. failures:
-                failed instructions.
+        begun: time at which the binding of its template began.
+        sending, sent: times at which sending of its frame, of `nbytes` bytes, began and ended.
+        received: time at which its reply was read, with `fetched` bytes of tensors; 0: no reply yet.
+        site: place of its last instruction in the program.
+        answered: whether a caller waits for its results.
+        instructions: number of instructions in the template.
+        line: line of its wait, or of `site`; set at the block's end.
+        prepared: its plan, if it runs ops.
+        program: the instructions of `thread` from `first` on; None if instructions are not timed.
+        failures: failed instructions.
     """
 
     executor: int
