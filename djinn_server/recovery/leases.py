@@ -185,7 +185,7 @@ class Leases:
         try:
             leased.resume(connection, asked.received, resumed)
         except ProtocolError as error:
-            _log.warning("a client came back that does not follow the protocol", error=str(error))
+            _log.warning("closed the connection of a returning client after a protocol error", error=str(error))
             refuse(connection, str(error))
         except TransportError as error:
             _log.info("a client that came back was gone again", session=asked.session, error=str(error))
