@@ -32,7 +32,7 @@ def parse_url(url: str) -> SplitResult:
     except ValueError as error:
         raise ConfigurationError(f"{url!r} is not a server URL: {error}") from error
     if "://" not in url or not parts.scheme:
-        raise ConfigurationError(f"{url!r} is no URL of a server: write it as tcp://{url or 'HOST:PORT'}")
+        raise ConfigurationError(f"{url!r} is not a server URL: write it as tcp://{url or 'HOST:PORT'}")
     return parts
 
 

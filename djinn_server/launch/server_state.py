@@ -100,11 +100,21 @@ def _lock(folder: Path) -> int:
 
 
 def _temporary() -> ServerState:
-    """Return a temporary folder. This process removes it, or the next server if this process is killed."""
+    """Return a temporary folder. This process removes it, or the next server if this process is killed.
+
+    Raises:
+        ConfigurationError: there is no place for it.
+    """
     try:
         made = OwnJournals(cache_directory() / "servers")
     except OSError:
-        made = OwnJournals(Path(tempfile.gettempdir()) / f"djinn-servers-{user_id()}")
+        folder = Path(tempfile.gettempdir()) / f"djinn-servers-{user_id()}"
+        try:
+            made = OwnJournals(folder)
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot make a temporary state folder in {folder}: {error}. Name another folder with --state-dir"
+            ) from error
     return ServerState(made.path, False, made.close)
 
 

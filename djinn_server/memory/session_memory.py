@@ -1,4 +1,4 @@
-"""Memory of one session on its device: strategy of its runs, its KV caches, and eviction while it is idle."""
+"""Memory of one session on its device: the guard of its runs, its KV caches, and eviction while it is idle."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Plain = Callable[[CompiledTemplate, RunRequest, Sequence[Any], ValueTable], RunO
 
 
 class SessionMemory:
-    """The storages of one session in the ledger, and the run strategy of each of its programs.
+    """The storages of one session in the ledger, and whether runs of its programs have a guard.
 
     Attributes:
         uses: when its storages were used.

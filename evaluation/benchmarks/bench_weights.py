@@ -23,10 +23,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import djinn
 from djinn.testing import executor_processes
+from evaluation.benchmarks import serving
 from evaluation.benchmarks.links import Conditions, connected_over
 from evaluation.benchmarks.measuring import Case, Effort, Outcome, compare, main, median_of
-from evaluation.benchmarks.serving import connected
-from evaluation.served import served
 
 REMOTE = "remote_accelerator:0"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -92,7 +91,7 @@ def next_token(model: Any, device: str) -> None:
 
 def of_first_token(effort: Effort) -> Outcome:
     """From nothing to the first token on a server without other clients, over the same locally."""
-    with caches(effort) as (theirs, ours, size), connected("--models", str(theirs), threads=effort.threads):
+    with caches(effort) as (theirs, ours, size), serving.connected("--models", str(theirs), threads=effort.threads):
         local, remote = lambda: first_token(theirs, "cpu") and None, lambda: first_token(ours, REMOTE) and None
         alone = median_of(local, 2)
         remote()
@@ -110,7 +109,7 @@ def of_second_session(effort: Effort) -> Outcome:
     for share in (4, 1):
         with (
             caches(effort, share) as (theirs, ours, size),
-            connected("--models", str(theirs), threads=effort.threads),
+            serving.connected("--models", str(theirs), threads=effort.threads),
         ):
             held = first_token(ours, REMOTE)
             ready = median_of(lambda cache=ours: load_fully(cache) and None, effort.times(8))
@@ -128,7 +127,7 @@ def load_fully(cache: Path) -> Any:
 
 def of_bytes(effort: Effort) -> Outcome:
     """Megabytes through the client, in both directions, for a model and its first token."""
-    with caches(effort) as (theirs, ours, size), connected("--models", str(theirs), threads=effort.threads):
+    with caches(effort) as (theirs, ours, size), serving.connected("--models", str(theirs), threads=effort.threads):
         djinn.init()
         djinn.reset_stats()
         first_token(ours, REMOTE)
@@ -140,7 +139,7 @@ def of_far_client(effort: Effort) -> Outcome:
     """Round trips of 30 ms that loading takes longer over 100 Mbit/s than over loopback."""
     with caches(effort) as (theirs, ours, _):
         conditions = Conditions(round_trip=0.03, bits_per_second=1e8)
-        with connected("--models", str(theirs), threads=effort.threads):
+        with serving.connected("--models", str(theirs), threads=effort.threads):
             first_token(ours, REMOTE)
             near = median_of(lambda: first_token(ours, REMOTE) and None, effort.times(8))
         with connected_over(conditions, "--models", str(theirs), threads=effort.threads) as link:
@@ -171,7 +170,7 @@ def of_eight_sessions(effort: Effort) -> Outcome:
     environment = {"DJINN_TOKEN": os.urandom(16).hex()}
     with (
         caches(effort) as (theirs, ours, size),
-        served("--store-gib", "0", "--models", str(theirs), environment=environment) as started,
+        serving.served("--store-gib", "0", "--models", str(theirs), environment=environment) as started,
     ):
         settings = {"servers": [started.tcp], "token": environment["DJINN_TOKEN"], "disable": ("local",)}
         djinn.shut_down()

@@ -13,6 +13,7 @@ import torch
 from servers import start_server
 
 from djinn_core.protocol.connection_file import read_connection_file
+from evaluation.served import Server
 
 
 @pytest.fixture
@@ -78,10 +79,10 @@ def test_weights_that_the_server_reads(run, module, python, tmp_path, monkeypatc
         folder.mkdir()
         options = ["--threads", str(threads), "--drain-seconds", "1", *arguments]
         started = start_server(python.start, folder, *options, env=os.environ | (environment or {}))
-        yield read_connection_file(started.file)
+        yield Server(started.process, folder, read_connection_file(started.file))
         started.stop()
 
-    monkeypatch.setattr(module("serving"), "server", forked)
+    monkeypatch.setattr(module("serving"), "served", forked)
     assert_met(run("bench_weights", "second_session", "bytes"), "bytes")
 
 

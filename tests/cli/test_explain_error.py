@@ -68,7 +68,7 @@ def test_a_code_or_a_class_is_explained(asked):
     done = CliRunner().invoke(main, ["explain-error", asked])
     assert done.exit_code == 0
     assert "djinn.init()" in done.output
-    assert "docs/settings.md" in done.output
+    assert "`standby`" in done.output
     assert "forked" not in done.output
 
 

@@ -28,7 +28,7 @@ def test_no_reader_is_surprised(name):
     found = run_at_random(name, 600, seed=5)
     assert found["bugs"] == []
     assert found["inputs"] == 600
-    assert 0 < found["refused"] < 600 or name == "tickets"
+    assert 0 < found["refused"] < 600 or name in {"tickets", "journals"}  # these have checksums
 
 
 @pytest.mark.parametrize("path", SEEDS, ids=lambda path: f"{path.parent.name}/{path.name}")

@@ -16,7 +16,6 @@ DOCUMENTS = sorted(path for pattern in ("*.md", "docs/**/*.md", "plugins/*/READM
 RESULTS = sorted((ROOT / "evaluation" / "results").glob("*.md"))
 BLOCK = re.compile(r"^(?P<before>[^\n]*)\n```python\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
 SKIPPED = re.compile(r"<!-- not run: .{10,} -->")
-CAPTURED = {"capture_output": True, "text": True, "timeout": 580}
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\((?!https?:|mailto:|#)([^)#\s]+)")
 
 

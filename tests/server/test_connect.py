@@ -215,7 +215,7 @@ def test_a_scheme_without_a_transport_names_the_known_schemes(registry):
 
 @pytest.mark.parametrize("url", ["host:5556", "tcp://host:port"])
 def test_what_is_no_url(registry, url):
-    with pytest.raises(ConfigurationError, match="no URL"):
+    with pytest.raises(ConfigurationError, match="is not a server URL"):
         open_connections(Settings(servers=(url,), token="t"), registry)
 
 

@@ -55,7 +55,6 @@ from djinn_server.weights.shared_weights import Origin, WeightKey
 SECONDS = 60.0
 ORIGIN = Origin("file:x", WeightKey(bytes(32), "x", 0, 16))
 MATRIX, FIRST = 1 << 32 | 1, 2 << 32 | 1
-UNARY = (Operand(),)
 
 
 def form(op, *arguments, made="new"):
