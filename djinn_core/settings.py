@@ -347,7 +347,7 @@ class Settings:
         client_fallback: whether ops that the executor lacks are computed on this machine.
         start_at_import: whether `import djinn` starts the program's own executors: `yes`, `no`, or `auto`, which does so if the last run of the same script used
             them.
-        prepared_seconds: seconds without executors after which the process ends that new executors are forked from. 0: no such process.
+        prepared_seconds: seconds without executors after which the prepared process ends. New executors are forked from this process. 0: no prepared process.
         connect_timeout: seconds to wait for a server's reply.
         start_timeout: seconds to wait for the start of an executor.
         wait_timeout: seconds that one wait for results may take. 0: no limit.

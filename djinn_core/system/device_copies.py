@@ -15,7 +15,7 @@ import torch
 
 BLOCK: Final = 4 << 20  # bytes
 BLOCKS: Final = 15  # less than 2 x 32 MiB: one half is filled while the other half is copied
-LENT: Final = BLOCKS // 2  # limit of blocks that receive uploads: frames in a queue must leave blocks for other copies
+LENT: Final = BLOCKS // 2  # most blocks that uploads may hold; the rest is for other copies
 # smaller downloads use the compute stream, because changing streams would take longer than the copy
 SMALL: Final = 64 << 10
 _UNDER_WAY: Final = 4  # blocks of one download

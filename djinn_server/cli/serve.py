@@ -348,7 +348,7 @@ def _published(models: ModelConfig, *, keeps: bool) -> Path | None:
 
 
 def _private(directory: Path, what: str) -> Path | None:
-    """Return a directory that only this user can write; None if there cannot be one."""
+    """Return a directory that only this user can write, or None if it cannot be created."""
     try:
         return private_directory(directory, what)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Growth in place: a `cat` that appends to an input of its template, such as a KV cache, writes the new entries and copies no others.
+"""Growth in place: a `cat` that appends to an input of its template, such as a KV cache, writes only the new entries.
 
-The library in `csrc` keeps growing tensors in buffers with spare capacity. Such a tensor has other strides than its client believes. So it
-reaches only the instructions named here, which compute the same bits from it. Every other reader gets a dense copy (`ValueTable`).
+The library in `csrc` keeps growing tensors in buffers with spare capacity. The strides of such a tensor
+differ from those that the client predicts. Only the instructions named here read it, because they compute the same bits from it. Every other reader gets a dense copy (`ValueTable`).
 """
 
 from __future__ import annotations

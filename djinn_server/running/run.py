@@ -357,7 +357,7 @@ def _advance_timed(
     claims: Mapping[int, list[Claim]],
     run: RunOutcome,
 ) -> int:
-    """As `_advance`; each step is timed."""
+    """Run steps as `_advance` does, and time each step."""
     for step in range(start, stop):
         begun = times.begin()
         _advance(steps, step, step + 1, env, claims, run)
@@ -377,7 +377,7 @@ def _advance_guarded(
     claims: Mapping[int, list[Claim]],
     run: RunOutcome,
 ) -> int:
-    """As `_advance`; the guard is called before and after each step."""
+    """Run steps as `_advance` does, and call the guard before and after each step."""
     for step in range(start, stop):
         if run.halt.value:
             raise CancelledStep(step)

@@ -4,8 +4,13 @@ The cache looks up the structure of a program, then the classes of its numbers, 
 within a range (see `SizeRange`). C++ computes the structure's key while it records the program.
 
 Programs with calls of the same kinds have the same counts of operands and results. Each result is a new value, in new
-memory or in the memory of the operand that the call names. So the structure key also needs: which positions repeat a
-value, which inputs share memory, and which values die.
+memory or in the memory of the operand that the call names.
+
+The structure key therefore has three more parts:
+
+- the positions that repeat a value
+- the inputs that share memory
+- the values that die
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ _REMEMBERED: Final = 65536
 
 
 class ScalarClasses:
-    """The class of each scalar. A small integer is a class of its own. Other numbers (sizes, rates) have a class by sign.
+    """Return the class of each scalar. Each small integer has its own class. All other numbers of one sign share a class.
 
     Equal numbers have the same class, whatever their type: a scalar that is an int in one call is an int in all calls
     of its kind.

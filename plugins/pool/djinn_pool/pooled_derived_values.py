@@ -83,7 +83,7 @@ class PooledDerivedValues:
         return lambda submission: self._run(self._all_on(submission.program, executor), submission.program)
 
     def _all_on(self, program: Program, executor: int) -> PooledPlan:
-        """Return a plan in which one executor runs everything. Weights on other executors are copied to it."""
+        """Return a plan in which one executor runs all nodes. The plan copies weights of other executors to that executor."""
         graph, names, device = ProgramGraph(program), self._devices, self._devices[executor]
         homes = {v: names[e] for v, e in resident(program, graph, self._locations, None).items()}
         nodes = tuple(node.id for node in graph.nodes)

@@ -24,8 +24,8 @@ class PlacedUnits:
 
     Attributes:
         where: device by unit.
-        done: predicted finish of each unit, in seconds. second: by unit the next best device and the finish there, if there was a
-            choice.
+        done: predicted finish of each unit, in seconds.
+        second: second best device of each unit that had a choice, with the predicted finish there.
         seconds: predicted time of the whole program.
         homes: device by block.
         copies: by storage the devices that keep a copy.

@@ -24,5 +24,5 @@ djinn_settings = Settings
 
 @hookimpl
 def djinn_register_optimizations(settings: Settings) -> Iterable[Optimization]:
-    """Register the optimization `adaptive`, which judges the others."""
+    """Register the optimization `adaptive`, which measures the other optimizations and switches slow ones off."""
     return [Adaptive(settings.least)]

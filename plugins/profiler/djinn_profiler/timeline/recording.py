@@ -152,8 +152,8 @@ class Recording(Tap, Observer):
         clocks: by executor and process, set when the block has ended. connected: called when a session has begun in the block. names:
             names of modules. names_of_calls: names by identity of a module call, which its program keeps alive; set at the block's end
             if instructions are timed.
-        ops_end: moment from which calls were not recorded, because there were too many; 0: all were. lost: number of submissions
-            and spans that were not kept.
+        ops_end: time after which calls were not recorded, because the limit was reached; 0: all calls were recorded.
+        lost: number of submissions and spans that were dropped.
     """
 
     name = "djinn.profile"
