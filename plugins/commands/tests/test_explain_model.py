@@ -127,7 +127,7 @@ def test_a_model_that_looks_at_its_inputs_gets_zeros() -> None:
         ),
         (["shop_of_models:towr"], "it has alone, computes, fails, looks, named, nothing, tower, wrong"),
         (["shop_of_modls:tower"], "there is no module 'shop_of_modls'"),
-        (["shop_of_models:tower", "an-argument"], "takes no arguments"),
+        (["shop_of_models:tower", "an-argument"], "is not a script, and only a script takes arguments"),
         (["shop_of_models:tower", "--step", "decode"], "takes no tokens"),
         (["shop_of_models:tower", "--picture", "a.png"], "no renderer writes files that end in .png"),
         (["shop_of_models:tower", "--program", "2"], "there are only 1 programs"),
