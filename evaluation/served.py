@@ -7,9 +7,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import attrs
@@ -23,7 +24,7 @@ SECONDS = 600.0  # to start and to end, on a busy machine
 class Server:
     """A server that listens: its process, the folder of its files, and where clients reach it."""
 
-    process: subprocess.Popen[bytes]
+    process: Any  # as `subprocess.Popen` is
     folder: Path
     connection: ConnectionFile
 
@@ -55,7 +56,8 @@ class Server:
     def stop(self) -> int:
         """End the server. Return its exit status."""
         self.process.terminate()
-        return self.process.wait(SECONDS)
+        status: int = self.process.wait(SECONDS)
+        return status
 
 
 def plain_environment(**more: str) -> dict[str, str]:
@@ -71,10 +73,12 @@ def start_server(
     threads: int = 1,
     environment: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
+    start: Callable[..., Any] | None = None,
 ) -> Server:
     """Start a server that drains for a second at most, and wait until it listens.
 
     Its log is `folder/log`. Its environment is `plain_environment()` with `environment`. `prefix` is put before the command.
+    `start` starts a process as `subprocess.Popen` does, given the arguments of `python` one by one. None: `Popen` itself.
 
     Raises:
         RuntimeError: it ended, or does not listen after `SECONDS`. The message is its log.
@@ -82,11 +86,14 @@ def start_server(
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "connection.json"
     file.unlink(missing_ok=True)
-    command = [*prefix, sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file)]
+    command = ["-m", "djinn_core.cli", "serve", "--connection-file", str(file)]
     command += ["--device", device, "--threads", str(threads), "--drain-seconds", "1", *options]
     variables = plain_environment(OMP_NUM_THREADS=str(threads)) | dict(environment or {})
     with (folder / "log").open("ab") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=variables)
+        if start is None:
+            process = subprocess.Popen([*prefix, sys.executable, *command], stdout=log, stderr=log, env=variables)
+        else:
+            process = start(*command, stdout=log, stderr=log, env=variables)
     deadline = time.monotonic() + SECONDS
     while not file.exists():
         if process.poll() is not None or time.monotonic() > deadline:

@@ -2,74 +2,63 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
-import signal
 import struct
-import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 import attrs
 import torch
-from configured import configured
-from prepared_python import PreparedPython
 from safetensors import safe_open
-from servers import start_server
 
 import djinn
 from djinn_client.runtime import client
 from djinn_client.runtime.connecting.servers import ask_servers
 from djinn_server.builtins.weights import UNFINISHED
+from evaluation.chaos.disturbing import executors, kill
+from evaluation.chaos.programs import REMOTE
 
-REMOTE = "remote_accelerator:0"
 TENSORS, LENGTH, STEPS = 16, 1 << 20, 3
 GONE_SECONDS = 600.0
-LEASE_SECONDS = 1200  # for which the client waits for the next executor, on a busy machine
 WEIGHTS = "file:weights.safetensors"
 
 
 @attrs.define
 class FileKills:
-    """Kills at random moments, and what lay on the disk after each.
+    """Kills of the executor at random moments, and the files on the disk after each.
 
     Attributes:
-        folder: the server's, with what it saves and its journals.
-        halfway: how many kills left a file that had been begun: they came in the middle of writing it.
-        whole: checkpoints that were looked at and found whole. broken: those that were not, or had tensors of two steps.
-        different: how many disturbed runs had another result. raised: and how many none.
+        folder: the server's, with its journals and, under `saved`, its checkpoints.
+        halfway: kills that came in the middle of writing a file.
+        whole: checkpoints that were whole. broken: those that were not, or had tensors of two steps.
     """
 
     folder: Path
-    kills: int = 0
     halfway: int = 0
     whole: int = 0
     broken: list[str] = attrs.field(factory=list)
-    different: int = 0
-    raised: int = 0
 
     def figures(self) -> dict[str, int]:
         """All counts."""
-        counts = {name: getattr(self, name) for name in ("kills", "halfway", "whole", "different", "raised")}
-        return counts | {"broken": len(self.broken)}
+        return {"halfway": self.halfway, "whole": self.whole, "broken": len(self.broken)}
 
     def __str__(self) -> str:
-        found = f"{self.whole + len(self.broken)} checkpoints that were looked at"
         return (
-            f"{self.kills} kills, {self.halfway} in the middle of a file, {self.different} results differed, {self.raised} raised, "
-            f"{len(self.broken)} of {found} broken {self.broken[:3]}"
+            f"{self.halfway} kills in the middle of a file, {self.whole} checkpoints whole, broken: {self.broken[:3]}"
         )
 
-    def kill(self, process: int) -> None:
-        """Kill a process, and look at the files."""
+    def executor(self, _: random.Random) -> Callable[[], object]:
+        """Kill the executor, and look at the files."""
+        (process,) = executors()
+        return lambda: self._kill(process)
+
+    def _kill(self, process: int) -> None:
         before = self._begun()
-        os.kill(process, signal.SIGKILL)
-        self.kills += 1
+        kill([process])
         self.halfway += bool(before & self._begun())
         self.look()
 
@@ -84,52 +73,6 @@ class FileKills:
             wrong = problem_of(file)
             self.whole += not wrong
             self.broken += [f"{file.name}: {wrong}"] if wrong else []
-
-
-@contextlib.contextmanager
-def serving(folder: Path, *flags: str) -> Iterator[None]:
-    """`remote_accelerator` is at a server with this folder, whose executors begin quickly; it saves under `saved`."""
-    (folder / "saved").mkdir()
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "DJINN_CONFIG": os.devnull,
-        "XDG_CACHE_HOME": str(folder / "cache"),
-    }
-    options = ["--threads", "1", "--state-dir", str(folder / "state"), "--save-weights", str(folder / "saved"), *flags]
-    options += ["--lease-seconds", str(LEASE_SECONDS)]
-    with contextlib.closing(PreparedPython(environment)) as python:
-        server = start_server(python.start, folder, *options, env=environment)
-        try:
-            with configured(connection_file=server.file), contextlib.chdir(folder):  # where pointer files lie
-                yield
-        finally:
-            server.stop()
-
-
-def disturb(
-    program: Callable[[], object],
-    kills: int,
-    chance: random.Random,
-    victims: Callable[[random.Random], list[int]],
-    folder: Path,
-) -> FileKills:
-    """Run a program until a victim was killed so many times, once in each run."""
-    tally = FileKills(folder)
-    program()
-    started = time.monotonic()
-    expected = program()
-    usual = time.monotonic() - started
-    while tally.kills < kills:
-        timer = threading.Timer(chance.uniform(0.0, usual), lambda: tally.kill(victims(chance)[0]))
-        timer.start()
-        try:
-            tally.different += program() != expected
-        except Exception as error:
-            tally.raised += 1
-            traceback.print_exception(error)
-        timer.join()
-    tally.look()
-    return tally
 
 
 def problem_of(file: Path) -> str:

@@ -2,190 +2,72 @@
 
     python -m evaluation chaos [--kills 100] [--seed 0] [--quick] [--only ROW ...] [--json]
 
-One server with one executor, then two executors that exchange values: two devices of one server, and two servers. Each run of a program is
-disturbed by one SIGKILL, of either executor or of both, at a moment drawn evenly over its duration. Then the same with an executor that this
-program starts for itself, and with two servers of which one is killed with its executor and the other one stands by; with two executors of its own
-and no journals, whose log brings them back; with executors that join and leave meanwhile; while checkpoints are
-saved and an idle session is moved to disk. Then the gateway of a server is killed and started again (half as many kills), and gateway and
-executor at once (a fifth), and the gateway of two executors that exchange values (a tenth); here hashes of all tensors and of the random state are compared. Then, over a relay: updates in place
-while every seventh frame is lost in either direction and nothing passes for five seconds; and an upload whose
-connection is reset in every third chunk of 64 MiB. A table, and with --json one object on the last line.
+Each row kills something in each program of `programs.PROGRAMS`, at a moment drawn evenly over the program's duration, and compares results, hashes
+of all tensors and the random state with an undisturbed run. Killed are: the executor of a server; one of two executors that exchange values, or
+both, of one server and of two; executors that a program has started for itself, also without journals, and while others join and leave; a server
+with its executor, while another server stands by; the gateway of a server, which is started again, alone, with its executor, and with two
+executors. Other rows kill an executor that saves checkpoints or moves an idle session to disk, and lose frames and connections over a relay.
+Prints a table, and with --json one object on the last line.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import random
-import statistics
-import subprocess
-import sys
 import tempfile
-import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import attrs
 import torch
 
 import djinn
-from djinn_client.runtime import client
-from djinn_client.runtime.connecting.servers import ask_servers
-from djinn_core.protocol.connection_file import read_connection_file
-from evaluation.chaos import failover, files, pools, restarts
+from evaluation.chaos import files
 from evaluation.chaos.bad_network import HALF, LOSE, PASS, BadNetwork
+from evaluation.chaos.disturbing import (
+    EXCHANGING,
+    an_executor,
+    an_executor_of_its_own,
+    disturb,
+    one_server,
+    pair,
+    restartable,
+    two_devices,
+    two_servers,
+    using,
+)
+from evaluation.chaos.programs import PROGRAMS, REMOTE, Program
+from evaluation.served import Server
 
-REMOTE = "remote_accelerator:0"
-START_SECONDS = 600  # on a busy machine
 FRAMES_BETWEEN = 48  # of 4 MiB: three chunks of 64 MiB
-Program = Callable[[], object]
-Victims = Callable[[random.Random], list[int]]
 
 
-@contextlib.contextmanager
-def serving() -> Iterator[tuple[str, str]]:
-    """A server of its own: its TCP address and token."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        file = folder / "connection.json"
-        command = [sys.executable, "-m", "djinn_core.cli", "serve", "--connection-file", str(file), "--device", "cpu"]
-        command += ["--threads", "1", "--state-dir", str(folder / "state"), "--store", str(folder / "store")]
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log)
-        deadline = time.monotonic() + START_SECONDS
-        while not file.exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError((folder / "log").read_text())
-            time.sleep(0.05)
-        found = read_connection_file(file)
-        try:
-            yield next(url for url in found.urls if url.startswith("tcp")), found.token
-        finally:
-            process.terminate()
-            process.wait(START_SECONDS)
-
-
-@contextlib.contextmanager
-def using(url: str, token: str) -> Iterator[None]:
-    """`remote_accelerator` is at that address."""
-    djinn.shut_down()
-    djinn.configure(servers=[url], token=token, disable=("local",), threads=1)
-    djinn.init()
-    try:
-        yield
-    finally:
-        djinn.shut_down()
-        djinn.configure()
-
-
-def executor(_: random.Random) -> list[int]:
-    """The process of the executor that is ready, waiting for one."""
-    while True:
-        (status,) = ask_servers(client.settings()).values()
-        if not isinstance(status, Exception):
-            ready = [one.process for one in status.executors if one.state == "ready"]
-            if ready:
-                return ready[:1]
-        time.sleep(0.05)
-
-
-def generation() -> Program:
-    """Greedy decoding of a small Llama."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 500}
-    model = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes)).eval().to(REMOTE)
-    prompt = torch.randint(0, 500, (1, 12)).to(REMOTE)
-    return lambda: model.generate(prompt, max_new_tokens=40, do_sample=False, pad_token_id=0).tolist()
-
-
-def training(before: Callable[[int], object] = lambda _: None) -> Program:
-    """Losses of some steps with dropout, AdamW and updates in place; `before` is called with the number of each step."""
-    x, y = torch.randn(64, 32), torch.randint(0, 4, (64,))
-
-    def train() -> object:
-        torch.manual_seed(5)
-        layers = [torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(64, 4)]
-        model = torch.nn.Sequential(*layers).to(REMOTE)
-        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-        given, wanted = x.to(REMOTE), y.to(REMOTE)
-        losses = []
-        for step in range(60):
-            before(step)
-            optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(model(given), wanted)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        return losses
-
-    return train
-
-
-@attrs.define
-class Tally:
-    """Outcomes of the disturbed runs of a program."""
-
-    kills: int = 0
-    different: int = 0
-    raised: int = 0
-    recovery: list[float] = attrs.field(factory=list)
-
-
-def disturb(program: Program, kills: int, chance: random.Random, victims: Victims) -> Tally:
-    """Run a program so many times, at one moment of which the victims are killed."""
-    program()  # so that what is timed is not the first run
-    started = time.monotonic()
-    expected = program()
-    usual = time.monotonic() - started
-    tally = Tally()
-    for _ in range(kills):
-        moment = chance.uniform(0.0, usual)
-        killer = threading.Timer(moment, pools.kill, (victims(chance),))
-        started = time.monotonic()
-        killer.start()
-        try:
-            tally.different += program() != expected
-        except Exception as error:
-            tally.raised += 1
-            traceback.print_exception(error)
-        killer.join()
-        tally.kills += 1
-        tally.recovery.append(time.monotonic() - started - usual)
-    return tally
-
-
-def disturb_all(prefix: str, kills: int, chance: random.Random, victims: Victims) -> dict[str, float]:
-    """Disturb each program so many times; what came of it, under names that begin with `prefix`."""
-    return disturb_each({"generate": generation(), "train": training()}, prefix, kills, chance, victims)
-
-
-def disturb_each(
-    programs: Mapping[str, Program], prefix: str, kills: int, chance: random.Random, victims: Victims
+def disturb_all(
+    prefix: str,
+    kills: int,
+    chance: random.Random,
+    choose: Callable[[random.Random], Callable[[], object]],
+    programs: Mapping[str, Program] = PROGRAMS,
+    at: Callable[[int], object] = lambda _: None,
 ) -> dict[str, float]:
-    """As `disturb_all`, with some programs."""
+    """Disturb programs `kills` times in all. Print and return the outcomes, under names that begin with `prefix`."""
     report: dict[str, float] = {}
-    for name, program in programs.items():
-        tally = disturb(program, kills, chance, victims)
-        middle = statistics.median(tally.recovery)
-        print(
-            f"{prefix + name:18} {tally.kills} kills, {tally.different} results differed, {tally.raised} raised, "
-            f"{middle:.1f} s longer than undisturbed (at most {max(tally.recovery):.1f})",
-            flush=True,
-        )
-        report |= {f"{prefix}{name}_kills": tally.kills, f"{prefix}{name}_different": tally.different}
-        report |= {f"{prefix}{name}_raised": tally.raised, f"{prefix}{name}_recovery_s": round(middle, 2)}
+    for number, (name, program) in enumerate(programs.items()):
+        share = (kills + len(programs) - 1 - number) // len(programs)
+        if share:
+            tally = disturb(functools.partial(program, at), share, chance, choose)
+            print(f"{prefix + name:18} {tally}", flush=True)
+            report |= {f"{prefix}{name}_{key}": value for key, value in tally.figures().items()}
     return report
 
 
-def updates(url: str, token: str, count: int) -> dict[str, float]:
+def updates(server: Server, count: int) -> dict[str, float]:
     """Additions in place over a network that loses every seventh frame, and stops for five seconds; the sum must be exact."""
-    network = BadNetwork(url)
-    with using(network.url, token):
+    network = BadNetwork(server.tcp)
+    with using(servers=[network.url], token=server.token, disable=("local",)):
         total, one = torch.zeros(1, dtype=torch.float64, device=REMOTE), torch.ones(1, dtype=torch.float64).to(REMOTE)
         network.up = network.down = lambda n: LOSE if n % 7 == 0 else PASS
         started = time.monotonic()
@@ -202,10 +84,10 @@ def updates(url: str, token: str, count: int) -> dict[str, float]:
     return {"updates": count, "updates_wrong": float(found != count), "updates_s": round(seconds, 2)}
 
 
-def upload(url: str, token: str, nbytes: int) -> dict[str, float]:
+def upload(server: Server, nbytes: int) -> dict[str, float]:
     """An upload whose connection is reset in every third chunk: bytes that were sent over bytes that there are."""
-    network = BadNetwork(url)
-    with using(network.url, token):
+    network = BadNetwork(server.tcp)
+    with using(servers=[network.url], token=server.token, disable=("local",)):
         source = torch.randint(0, 256, (nbytes,), dtype=torch.uint8)  # which nothing compresses
         network.sent = 0
         network.up = lambda n: HALF if n % FRAMES_BETWEEN == 0 else PASS
@@ -219,113 +101,99 @@ def upload(url: str, token: str, nbytes: int) -> dict[str, float]:
 
 
 Options = argparse.Namespace
-Row = Callable[[Options, random.Random], dict[str, float]]
+Row = Callable[[Options, random.Random, Path], dict[str, float]]
 
 
-def one_executor(options: Options, chance: random.Random) -> dict[str, float]:
-    """One executor of a server is killed."""
-    with serving() as (url, token), using(url, token):
-        return disturb_all("", (options.kills + 1) // 2, chance, executor)
+def one_executor(options: Options, chance: random.Random, folder: Path) -> dict[str, float]:
+    """The executor of a server is killed."""
+    with one_server(folder):
+        return disturb_all("", options.kills, chance, an_executor)
 
 
-def two_executors(options: Options, chance: random.Random) -> dict[str, float]:
+def two_executors(options: Options, chance: random.Random, folder: Path) -> dict[str, float]:
     """One of two executors that exchange values is killed, or both."""
-    report: dict[str, float] = {}
-    for kind in pools.KINDS:
-        with tempfile.TemporaryDirectory() as folder, pools.pool(kind, Path(folder)):
-            report |= disturb_all(f"{kind}_", (options.kills + 3) // 4, chance, pools.victims)
-    return report
+    with two_devices(folder / "one"):
+        report = disturb_all("devices_", (options.kills + 1) // 2, chance, an_executor)
+    with two_servers(folder / "two"):
+        return report | disturb_all("servers_", (options.kills + 1) // 2, chance, an_executor)
 
 
-def own_executor(options: Options, chance: random.Random) -> dict[str, float]:
+def own_executor(options: Options, chance: random.Random, _: Path) -> dict[str, float]:
     """The executor is killed that this program has started for itself."""
-    with failover.own():
-        return disturb_all("own_", (options.kills + 3) // 4, chance, failover.own_victims)
+    with using():
+        return disturb_all("own_", (options.kills + 1) // 2, chance, an_executor_of_its_own)
 
 
-def own_pool(options: Options, chance: random.Random) -> dict[str, float]:
+def own_pool(options: Options, chance: random.Random, _: Path) -> dict[str, float]:
     """Of two executors without journals one is killed, or both; the log of this program brings them back."""
-    settings = {"executors": 2, "placement_policy": "round_robin", "recover": False, "standby": ["engine"]}
-    with failover.own(**settings):
-        return disturb_all("standby_", (options.kills + 3) // 4, chance, failover.some_of_own)
+    with using(executors=2, placement_policy="round_robin", recover=False, standby=["engine"]):
+        return disturb_all("standby_", (options.kills + 1) // 2, chance, an_executor_of_its_own)
 
 
-def scaled(options: Options, chance: random.Random) -> dict[str, float]:
+def scaled(options: Options, chance: random.Random, _: Path) -> dict[str, float]:
     """Executors join and leave during training, and one of them is killed, or all."""
-    with failover.own(executors=2, placement_policy="round_robin"):
-        changes = {10: 3, 25: 1, 40: 2}
-        return disturb_each(
-            {"train": training(lambda step: step in changes and djinn.scale(executors=changes[step]))},
-            "scaled_",
-            (options.kills + 1) // 2,
-            chance,
-            failover.some_of_own,
+    changes = {7: 3, 17: 1, 27: 2}
+    with using(executors=2, placement_policy="round_robin"):
+        scale = lambda step: step in changes and djinn.scale(executors=changes[step])
+        return disturb_all(
+            "scaled_", (options.kills + 1) // 2, chance, an_executor_of_its_own, {"train": PROGRAMS["train"]}, scale
         )
 
 
-def while_writing(name: str, options: Options, chance: random.Random, *flags: str) -> dict[str, float]:
-    """Kill the executor at random moments of a program of `files.PROGRAMS`, which has it write files."""
-    with tempfile.TemporaryDirectory() as folder, files.serving(Path(folder), *flags):
-        tally = files.disturb(files.PROGRAMS[name], options.kills, chance, executor, Path(folder))
-    print(f"{name:18} {tally}", flush=True)
-    return {f"{name}_{key}": float(value) for key, value in tally.figures().items()}
-
-
-def saves(options: Options, chance: random.Random) -> dict[str, float]:
-    """The executor is killed while it saves checkpoints."""
-    return while_writing("save", options, chance)
-
-
-def moves(options: Options, chance: random.Random) -> dict[str, float]:
-    """The executor is killed while it moves an idle session to disk, and back."""
-    return while_writing("move", options, chance, "--idle-minutes", "0.005")
-
-
-def another_server(options: Options, chance: random.Random) -> dict[str, float]:
+def another_server(options: Options, chance: random.Random, folder: Path) -> dict[str, float]:
     """A server is killed with its executor; another one stands by."""
-    with tempfile.TemporaryDirectory() as folder, failover.pair(Path(folder)) as pair:
-        return disturb_all("failover_", (options.kills + 3) // 4, chance, pair.victims)
+    with pair(folder) as servers:
+        return disturb_all("failover_", (options.kills + 1) // 2, chance, servers.the_one_in_use)
 
 
-def networks(options: Options, _: random.Random) -> dict[str, float]:
+def _while_writing(name: str, options: Options, chance: random.Random, folder: Path, *flags: str) -> dict[str, float]:
+    """Kill the executor at random moments of a program of `files.PROGRAMS`, which has the executor write files."""
+    (folder / "saved").mkdir()
+    kept = ("--save-weights", str(folder / "saved"), "--lease-seconds", "1200", *flags)
+    with one_server(folder, *kept), contextlib.chdir(folder):  # where pointer files lie
+        found = files.FileKills(folder)
+        tally = disturb(files.PROGRAMS[name], options.kills, chance, found.executor)
+        found.look()
+    print(f"{name:18} {tally}; {found}", flush=True)
+    return {f"{name}_{key}": float(value) for key, value in (tally.figures() | found.figures()).items()}
+
+
+def saves(options: Options, chance: random.Random, folder: Path) -> dict[str, float]:
+    """The executor is killed while it saves checkpoints."""
+    return _while_writing("save", options, chance, folder)
+
+
+def moves(options: Options, chance: random.Random, folder: Path) -> dict[str, float]:
+    """The executor is killed while it moves an idle session to disk, and back."""
+    return _while_writing("move", options, chance, folder, "--idle-minutes", "0.005")
+
+
+def networks(options: Options, _: random.Random, folder: Path) -> dict[str, float]:
     """Networks that lose frames and reset connections."""
-    with serving() as (url, token):
-        report = updates(url, token, 1000 if options.quick else 10_000)
-        report |= upload(url, token, (256 if options.quick else 1024) << 20)
+    with one_server(folder) as server:
+        report = updates(server, 1000 if options.quick else 10_000)
+        report |= upload(server, (256 if options.quick else 1024) << 20)
     print(f"updates    {report['updates']} in place, every seventh frame lost, 5 s of nothing: {report['updates_s']} s")
     print(f"upload     {report['upload_resets']} resets: {report['upload_bytes_ratio']} times the bytes")
     return report
 
 
-def _restarted(
-    prefix: str, chance: random.Random, kills: int, *flags: str, both: bool, **settings: object
-) -> dict[str, float]:
-    """Kill the gateway, or (`both`) gateway and executors at once, in each program of `restarts.PROGRAMS`, `kills` times in all."""
-    report, names = dict[str, float](), list(restarts.PROGRAMS)
-    with tempfile.TemporaryDirectory() as folder, restarts.restartable(Path(folder), *flags, **settings) as server:
-        for number, name in enumerate(names):
-            share = (kills + len(names) - 1 - number) // len(names)
-            tally = restarts.disturb(server, name, share, chance, both=both)
-            print(f"{prefix + name:18} {tally}", flush=True)
-            report |= {f"{prefix}{name}_{key}": float(value) for key, value in attrs.asdict(tally).items()}
-        report[f"{prefix}starts"] = float(server.starts)
-    return report
+def restarted(options: Options, chance: random.Random, folder: Path) -> dict[str, float]:
+    """The gateway is killed and started again."""
+    with restartable(folder) as server:
+        return disturb_all("restart_", (options.kills + 1) // 2, chance, server.gateway)
 
 
-def restarted(options: Options, chance: random.Random) -> dict[str, float]:
-    """The gateway is killed and started again; hashes of all tensors and of the random state are compared."""
-    return _restarted("restart_", chance, (options.kills + 1) // 2, both=False)
+def restarted_both(options: Options, chance: random.Random, folder: Path) -> dict[str, float]:
+    """The gateway and the executor are killed at the same time, and the gateway is started again."""
+    with restartable(folder) as server:
+        return disturb_all("restart_both_", (options.kills + 4) // 5, chance, server.gateway_and_executors)
 
 
-def restarted_both(options: Options, chance: random.Random) -> dict[str, float]:
-    """As `restarted`; the executor is killed at the same time."""
-    return _restarted("restart_both_", chance, (options.kills + 4) // 5, both=True)
-
-
-def restarted_pool(options: Options, chance: random.Random) -> dict[str, float]:
-    """As `restarted`, with two executors of one server that exchange values."""
-    settings = {"placement_policy": "round_robin", "disable": ("local", "recomputation")}
-    return _restarted("restart_pool_", chance, (options.kills + 9) // 10, "--device", "all", both=False, **settings)
+def restarted_pool(options: Options, chance: random.Random, folder: Path) -> dict[str, float]:
+    """The gateway of two executors that exchange values is killed and started again."""
+    with restartable(folder, "--device", "all", **EXCHANGING) as server:
+        return disturb_all("restart_pool_", (options.kills + 9) // 10, chance, server.gateway)
 
 
 ROWS: dict[str, Row] = {
@@ -345,7 +213,7 @@ ROWS: dict[str, Row] = {
 
 
 def main() -> None:
-    """Disturb both programs and say what came of it."""
+    """Run the rows that are asked for, and print the outcomes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
@@ -357,7 +225,8 @@ def main() -> None:
     torch.set_num_threads(1)
     report: dict[str, float] = {}
     for name in options.only:
-        report |= ROWS[name](options, chance)
+        with tempfile.TemporaryDirectory() as folder:
+            report |= ROWS[name](options, chance, Path(folder))
     if options.json:
         print(json.dumps(report))
 

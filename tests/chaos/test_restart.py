@@ -14,7 +14,8 @@ import djinn
 from djinn_core.protocol.delivery.record_log import RecordReader, RecordWriter
 from djinn_server.launch.token_table import change_table, create
 from djinn_server.recovery.journal_versions import JOURNAL_VERSION, MAGIC
-from evaluation.chaos.restarts import PROGRAMS, REMOTE, RestartedServer, executors, resumed
+from evaluation.chaos.disturbing import RestartedServer, executors, resumed
+from evaluation.chaos.programs import PROGRAMS, REMOTE
 
 
 def exists(process):
@@ -26,11 +27,11 @@ def exists(process):
 
 
 @pytest.fixture(scope="module")
-def server(python, plain_environment, tmp_path_factory):
+def server(python, tmp_path_factory):
     """A server that the tests kill and start again; the device is there."""
-    server = RestartedServer(python, tmp_path_factory.mktemp("restarted"), plain_environment)
+    server = RestartedServer(tmp_path_factory.mktemp("restarted"), starter=python.start)
     started = server.start()
-    with configured(servers=[started.url("tcp")], token=started.token, disable=("local",)):
+    with configured(servers=[started.tcp], token=started.token, disable=("local",)):
         djinn.init()
         yield server
     server.stop()
@@ -39,7 +40,7 @@ def server(python, plain_environment, tmp_path_factory):
 
 CASES = [
     ("train", 5, signal.SIGKILL),
-    ("generate", 7, signal.SIGKILL),
+    ("sample", 7, signal.SIGKILL),
     ("upload", 2, signal.SIGKILL),
     ("train", 9, signal.SIGTERM),
 ]
@@ -96,17 +97,17 @@ def test_damaged_journal_ends_the_session_with_the_reason(server):
     djinn.init()
 
 
-def test_revoked_token_is_refused_after_a_restart_and_its_session_ends(python, plain_environment, tmp_path):
+def test_revoked_token_is_refused_after_a_restart_and_its_session_ends(python, tmp_path):
     table = tmp_path / "tokens.json"
     with change_table(table) as change:
         change.table, _, token = create(change.table, "one", 0.0)
         tokens = change.table
         change.table, _, _ = create(change.table, "other", 0.0)
     flags = ("--token-file", str(table), "--lease-seconds", "0.05")
-    server = RestartedServer(python, tmp_path, plain_environment, flags)
+    server = RestartedServer(tmp_path, flags, starter=python.start)
     started = server.start()
     try:
-        with configured(servers=[started.url("tcp")], token=token, disable=("local",)):
+        with configured(servers=[started.tcp], token=token, disable=("local",)):
             value = torch.ones(3, device=REMOTE)
             djinn.synchronize()
             server.kill()

@@ -1,0 +1,283 @@
+"""Servers and executors that programs use while something kills them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import statistics
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+from configured import configured
+from free_ports import free_port
+
+import djinn
+from djinn.testing import executor_processes, open_connections
+from djinn_client.runtime import client
+from djinn_client.runtime.connecting.servers import ask_servers
+from evaluation.served import SECONDS, Server, served, start_server
+
+TOKEN = "the same for all of these servers, and long enough for it"
+EXCHANGING = {"placement_policy": "round_robin", "disable": ("local", "recomputation")}  # nearly every value travels
+
+
+def kill(processes: Iterable[int]) -> None:
+    """Kill processes at once."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def using(**settings: object) -> Iterator[None]:
+    """`remote_accelerator` has these settings."""
+    with configured(threads=1, **settings):
+        djinn.init()
+        yield
+
+
+@contextlib.contextmanager
+def one_server(folder: Path, *options: str, **settings: object) -> Iterator[Server]:
+    """`remote_accelerator` is a server that keeps its state and its store in `folder`."""
+    environment = {"XDG_CACHE_HOME": str(folder / "cache")}
+    kept = ("--state-dir", str(folder / "state"), "--store", str(folder / "store"))
+    with served(*kept, *options, folder=folder, environment=environment) as server:
+        given = {"servers": [server.tcp], "token": server.token, "disable": ("local",)}
+        with using(**(given | settings)):
+            yield server
+
+
+@contextlib.contextmanager
+def two_devices(folder: Path) -> Iterator[None]:
+    """`remote_accelerator` is two executors of one server, which exchange values."""
+    with one_server(folder, "--device", "all", **EXCHANGING):
+        yield
+
+
+@contextlib.contextmanager
+def two_servers(folder: Path) -> Iterator[None]:
+    """`remote_accelerator` is the executors of two servers, which exchange values."""
+    with contextlib.ExitStack() as stack:
+        urls = []
+        for place in (folder / "first", folder / "second"):
+            kept = ("--state-dir", str(place / "state"), "--store", str(place / "store"))
+            urls.append(stack.enter_context(served(*kept, folder=place, environment={"DJINN_TOKEN": TOKEN})).tcp)
+        stack.enter_context(using(servers=urls, token=TOKEN, **EXCHANGING))
+        yield
+
+
+def executors() -> list[int]:
+    """The processes of the executors that this program uses, once they are ready."""
+    while True:
+        found = [status for status in ask_servers(client.settings()).values() if not isinstance(status, Exception)]
+        ready = {one.process for status in found for one in status.executors if one.state == "ready"}
+        if len(ready) >= len(open_connections()):
+            return sorted(ready)
+        time.sleep(0.05)
+
+
+def any_of(processes: Sequence[int], chance: random.Random) -> list[int]:
+    """One of the processes, or all of them."""
+    return chance.choice([*([one] for one in processes), [*processes]])
+
+
+def an_executor(chance: random.Random) -> Callable[[], object]:
+    """Kill one executor of the server or servers in use, or all."""
+    chosen = any_of(executors(), chance)
+    return lambda: kill(chosen)
+
+
+def an_executor_of_its_own(chance: random.Random) -> Callable[[], object]:
+    """Kill one executor that this program has started for itself, or all."""
+    chosen = any_of(executor_processes(), chance)
+    return lambda: kill(chosen)
+
+
+@attrs.define
+class RestartedServer:
+    """`djinn serve` at a fixed port, which is killed and started again with the same arguments.
+
+    Attributes:
+        options: further options of `djinn serve`.
+        environment: variables of it.
+        starter: starts a process, as `start` of `served.start_server`.
+        starts: how often it was started.
+    """
+
+    folder: Path
+    options: Sequence[str] = ()
+    environment: dict[str, str] = attrs.field(factory=dict)
+    starter: Callable[..., Any] | None = None
+    port: int = attrs.field(factory=free_port)
+    starts: int = 0
+    server: Server | None = None
+    _starting: threading.Thread | None = None
+
+    @property
+    def state(self) -> Path:
+        """Its state folder."""
+        return self.folder / "state"
+
+    def start(self) -> Server:
+        """Start it, and wait until clients can connect."""
+        options = ["--port", str(self.port), "--without-transport", "http", "--drain-seconds", "0"]
+        options += ["--state-dir", str(self.state), "--store", str(self.folder / "store"), *self.options]
+        environment = {"XDG_CACHE_HOME": str(self.folder / "cache")} | self.environment
+        self.server = start_server(self.folder, *options, environment=environment, start=self.starter)
+        self.starts += 1
+        return self.server
+
+    def kill(self, *others: int, number: signal.Signals = signal.SIGKILL) -> None:
+        """Kill the gateway and other processes at once, and wait for the end of the gateway."""
+        assert self.server is not None
+        for process in (self.server.process.pid, *others):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, number)
+        self.server.process.wait(SECONDS)
+
+    def restart(self, *others: int, number: signal.Signals = signal.SIGKILL) -> None:
+        """Kill the gateway and other processes, and begin to start it again in a thread; returns once it was killed."""
+        self.join()
+        self.kill(*others, number=number)
+        self._starting = threading.Thread(target=self.start, daemon=True)
+        self._starting.start()
+
+    def join(self) -> None:
+        """Wait until a restart has ended."""
+        if self._starting is not None:
+            self._starting.join()
+            self._starting = None
+
+    def stop(self) -> None:
+        """Stop it."""
+        self.join()
+        if self.server is not None:
+            self.server.stop()
+
+    def gateway(self, _: random.Random) -> Callable[[], object]:
+        """Kill the gateway and start it again."""
+        self.join()
+        return self.restart
+
+    def gateway_and_executors(self, _: random.Random) -> Callable[[], object]:
+        """As `gateway`, with all executors at the same time."""
+        self.join()
+        others = executors()
+        return lambda: self.restart(*others)
+
+
+@contextlib.contextmanager
+def restartable(folder: Path, *options: str, **settings: object) -> Iterator[RestartedServer]:
+    """`remote_accelerator` is a server that can be restarted. `settings`: further settings of this program."""
+    server = RestartedServer(folder, options)
+    started = server.start()
+    try:
+        given = {"servers": [started.tcp], "token": started.token, "disable": ("local",)}
+        with using(**(given | settings)):
+            yield server
+    finally:
+        server.stop()
+
+
+@attrs.define
+class Pair:
+    """Two servers that keep nothing. One has the session, and the other one stands by."""
+
+    servers: dict[str, RestartedServer]
+
+    def the_one_in_use(self, _: random.Random) -> Callable[[], object]:
+        """Kill the server that has the session, with its executor; both servers run before."""
+        for server in self.servers.values():
+            assert server.server is not None
+            if server.server.process.poll() is not None:
+                server.start()
+        (only,) = open_connections()
+        used = self.servers[only.connection.server]
+        return lambda: used.kill(only.process)
+
+
+@contextlib.contextmanager
+def pair(folder: Path) -> Iterator[Pair]:
+    """`remote_accelerator` is one of two servers."""
+    with contextlib.ExitStack() as stack:
+        servers = {}
+        for name in ("first", "second"):
+            server = RestartedServer(folder / name, ("--store-gib", "0"), {"DJINN_TOKEN": TOKEN})
+            stack.callback(server.stop)
+            servers[server.start().tcp] = server
+        first, second = servers
+        given = {"servers": [first], "standby": [second], "standby_seconds": 1, "token": TOKEN, "disable": ("local",)}
+        stack.enter_context(using(**given))
+        yield Pair(servers)
+
+
+@attrs.define
+class Tally:
+    """Outcomes of disturbed runs of a program.
+
+    Attributes:
+        different: runs with another result than an undisturbed one. raised: runs that raised an exception.
+        resumed: runs in which the session was continued over another connection, with several executors on each of them.
+        recovery: seconds for which each run took longer than an undisturbed one.
+    """
+
+    kills: int = 0
+    different: int = 0
+    raised: int = 0
+    resumed: int = 0
+    recovery: list[float] = attrs.field(factory=list)
+
+    def figures(self) -> dict[str, float]:
+        """All counts, and the median time of recovery."""
+        counts = {name: float(getattr(self, name)) for name in ("kills", "different", "raised", "resumed")}
+        return counts | {"recovery_s": round(statistics.median(self.recovery), 2)}
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kills} kills, {self.different} results differed, {self.raised} raised, {self.resumed} resumed, "
+            f"{statistics.median(self.recovery):.1f} s longer than undisturbed (at most {max(self.recovery):.1f})"
+        )
+
+
+def resumed() -> int:
+    """How often the session was continued over other connections; with several executors, the least of them."""
+    return min((one.connection.resumed for one in open_connections()), default=0)
+
+
+def disturb(
+    program: Callable[[], object],
+    kills: int,
+    chance: random.Random,
+    choose: Callable[[random.Random], Callable[[], object]],
+) -> Tally:
+    """Run a program `kills` times. At a random moment of each run, call what `choose` chose before this run."""
+    program()  # its templates are sent now, and the next run takes the usual time
+    started = time.monotonic()
+    expected = program()
+    usual = time.monotonic() - started
+    tally = Tally()
+    for _ in range(kills):
+        strike, before = choose(chance), resumed()
+        timer = threading.Timer(chance.uniform(0.0, usual), strike)
+        started = time.monotonic()
+        timer.start()
+        try:
+            tally.different += program() != expected
+        except Exception as error:
+            tally.raised += 1
+            traceback.print_exception(error)
+            djinn.shut_down()
+            djinn.init()
+        tally.recovery.append(time.monotonic() - started - usual)
+        timer.join()
+        tally.kills += 1
+        djinn.synchronize()
+        tally.resumed += resumed() > before
+    return tally

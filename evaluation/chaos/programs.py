@@ -1,0 +1,97 @@
+"""Programs that are disturbed while they run. Each returns its results and a hash of all of its state."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+from collections.abc import Callable
+
+import torch
+
+REMOTE = "remote_accelerator:0"
+Program = Callable[[Callable[[int], object]], object]
+
+
+def digest_of_state() -> str:
+    """Return a hash of every tensor on the device that this program can reach, and of the random state there and here."""
+    gc.collect()
+    found = []
+    for one in gc.get_objects():
+        if issubclass(type(one), torch.Tensor) and one.device.type == "remote_accelerator":
+            here = one.detach().cpu().contiguous()
+            about = f"{tuple(one.shape)} {one.stride()} {one.dtype} {one.requires_grad}"
+            found.append(about.encode() + here.view(-1).view(torch.uint8).numpy().tobytes())
+    digests = sorted(hashlib.sha256(data).digest() for data in found)
+    states = [torch.get_rng_state(), torch.remote_accelerator.get_rng_state(0)]
+    digests += [state.cpu().numpy().tobytes() for state in states]
+    return f"{len(found)} tensors {hashlib.sha256(b''.join(digests)).hexdigest()}"
+
+
+def train(at: Callable[[int], object]) -> object:
+    """Train with dropout, AdamW and updates in place for 40 steps; `at` is called with the number of each step."""
+    torch.manual_seed(5)
+    layers = [torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(32, 4)]
+    model = torch.nn.Sequential(*layers).to(REMOTE)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    given, wanted = torch.randn(32, 16).to(REMOTE), torch.randint(0, 4, (32,)).to(REMOTE)
+    average, losses = torch.zeros(4, 32, device=REMOTE), []
+    for step in range(40):
+        at(step)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(given), wanted)
+        loss.backward()
+        optimizer.step()
+        average.mul_(0.9).add_(model[3].weight.detach(), alpha=0.1)
+        noise = torch.rand(8, device=REMOTE)
+        average[0, :8] += noise
+        if step % 3 == 0:
+            losses.append(loss.item())
+    return losses, digest_of_state()
+
+
+def sample(at: Callable[[int], object]) -> object:
+    """Sample tokens with a KV cache that grows by `cat`; `at` is called with the number of each token."""
+    torch.manual_seed(6)
+    embedding, out = (torch.randn(64, 32) * 0.5).to(REMOTE), torch.randn(32, 64).to(REMOTE)
+    query, key, value = ((torch.randn(32, 32) * 0.3).to(REMOTE) for _ in range(3))
+    keys, values = torch.zeros(0, 32, device=REMOTE), torch.zeros(0, 32, device=REMOTE)
+    token, tokens = 1, []
+    for number in range(16):
+        at(number)
+        x = embedding[token : token + 1]
+        keys, values = torch.cat((keys, x @ key)), torch.cat((values, x @ value))
+        x = x + torch.softmax(x @ query @ keys.T / 32**0.5, -1) @ values
+        token = int(torch.multinomial(torch.softmax(x @ out, -1), 1).item())
+        tokens.append(token)
+    return tokens, digest_of_state()
+
+
+def generate(_: Callable[[int], object]) -> object:
+    """Greedy decoding of a small Llama of transformers, whose cache is part of the state."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 500}
+    model = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes)).eval().to(REMOTE)
+    prompt = torch.randint(0, 500, (1, 12)).to(REMOTE)
+    found = model.generate(
+        prompt, max_new_tokens=40, do_sample=False, pad_token_id=0, return_dict_in_generate=True, use_cache=True
+    )
+    return found.sequences.tolist(), digest_of_state()
+
+
+def upload(at: Callable[[int], object]) -> object:
+    """Upload tensors of 2 to 8 MiB, in frames of 4 MiB, and write to them; `at` is called with the number of each."""
+    torch.manual_seed(7)
+    held = []
+    for number in range(4):
+        source = torch.randint(0, 256, (2 << 20, 1 + number), dtype=torch.uint8)
+        at(number)
+        held.append(source.to(REMOTE))
+        held[-1][number] += 1
+        view = held[-1].view(-1)[:1000]
+        view.mul_(3)
+    return digest_of_state()
+
+
+PROGRAMS: dict[str, Program] = {"generate": generate, "train": train, "sample": sample, "upload": upload}
