@@ -247,8 +247,11 @@ class Tally:
 
 
 def resumed() -> int:
-    """How often the session was continued over other connections; with several executors, the least of them."""
-    return min((one.connection.resumed for one in open_connections()), default=0)
+    """How often the session was continued over other connections; with several executors, the least of them.
+
+    0 for connections with a standby server, which do not count this.
+    """
+    return min((getattr(one.connection, "resumed", 0) for one in open_connections()), default=0)
 
 
 def disturb(

@@ -122,7 +122,9 @@ def test_bytes_that_are_no_frames_close_that_connection(server, healthy, wait_fo
                     break
             except ConnectionResetError:
                 break
-    wait_for(lambda: server.log.read_text().count("closed a connection after a protocol error") > before, "a line in the log")
+    wait_for(
+        lambda: server.log.read_text().count("closed a connection after a protocol error") > before, "a line in the log"
+    )
 
 
 def test_a_message_that_is_none_is_answered_and_closes_that_connection(server, dial, healthy):
