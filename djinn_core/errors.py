@@ -1,4 +1,4 @@
-"""The one hierarchy of errors.
+"""The hierarchy of errors.
 
 Every error that Djinn raises on purpose derives from `DjinnError`. Its message says what happened, to which op, plugin
 or server, and what to do next.
@@ -13,9 +13,9 @@ E = TypeVar("E", bound="type[DjinnError]")
 
 
 def public(code: str) -> Callable[[E], E]:
-    """Class decorator: users import the error from `djinn.errors`, so that is what it prints as.
+    """Make an error class public: tracebacks print it as `djinn.errors.NAME`, where users import it from.
 
-    `code` is its name in docs/errors.md and for `djinn explain-error`; it stays when the class is renamed.
+    `code` names the error in docs/errors.md and for `djinn explain-error`. The code stays when the class is renamed.
     """
 
     def decorate(error: E) -> E:
@@ -31,28 +31,29 @@ class DjinnError(Exception):
     """Base of every error that Djinn raises on purpose.
 
     Attributes:
-        code: stable name of its kind: `djinn explain-error CODE` shows causes and cures.
+        code: stable name of the kind of error. `djinn explain-error CODE` shows causes and cures.
     """
 
     code: ClassVar[str]
-    tells_of_op: ClassVar[bool] = False  # stands for an exception of PyTorch's own, which needs no note
+    tells_of_op: ClassVar[bool] = False  # True if the error stands for PyTorch's own exception, which gets no note
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         if not self.tells_of_op:
             self.add_note(
                 f"`djinn explain-error {self.code}` shows causes and cures"
-            )  # in tracebacks, not in the message
+            )  # a note appears in tracebacks, not in the message
 
     def __reduce__(self) -> Any:
-        # By the module of the class. Where `djinn` was not imported, as in a process that holds an executor, cloudpickle would send a copy of the class.
+        # Pickle by name if this module is the class's home: otherwise cloudpickle sends a copy of the class to
+        # processes without `djinn`.
         if globals().get(type(self).__name__) is type(self):
             return _unpickled, (type(self).__name__, self.args), self.__dict__
         return super().__reduce__()
 
 
 def _unpickled(name: str, arguments: tuple[Any, ...]) -> DjinnError:
-    """An error of this module; `pickle` gives it its attributes then."""
+    """Recreate an error of this module by its class name. `pickle` then restores its attributes."""
     error_type = globals()[name]
     if not (isinstance(error_type, type) and issubclass(error_type, DjinnError)):
         raise TypeError(f"{name} is no error of Djinn")
@@ -71,7 +72,7 @@ class PluginError(DjinnError):
 
 @public("unsupported-op")
 class UnsupportedOperation(DjinnError, NotImplementedError):  # noqa: N818 - named after the builtin it refines
-    """An op that the remote device cannot run, or that the allow-list excludes."""
+    """The remote device cannot run this op, or the allow-list excludes it."""
 
 
 @public("invalid-stage")
@@ -81,10 +82,10 @@ class InvalidStage(DjinnError):  # noqa: N818 - says what the value is
 
 @public("does-not-fit")
 class DoesNotFit(InvalidStage):
-    """A program takes more memory than devices have room for, or dtypes or ops that they lack; the message says where and how much.
+    """A program needs more memory than the devices have, or dtypes or ops that they lack.
 
     Attributes:
-        pinned: whether other devices would do, but the user named these.
+        pinned: True if other devices could run it, but the user's `pins` exclude them.
     """
 
     pinned = False
@@ -92,20 +93,20 @@ class DoesNotFit(InvalidStage):
 
 @public("protocol")
 class ProtocolError(DjinnError):
-    """Bytes or messages that do not follow the wire format."""
+    """A message violates the wire format."""
 
 
 @public("transport")
 class TransportError(DjinnError, ConnectionError):
-    """A connection could not be made or broke."""
+    """A connection failed or could not be made."""
 
 
 @public("server-busy")
 class ServerBusy(TransportError):  # noqa: N818 - says what is so
-    """The server has no room for now. Nothing was begun, so that asking again is safe.
+    """The server is full at present. It has started nothing, so a retry is safe.
 
     Attributes:
-        after: seconds after which that makes sense.
+        after: seconds to wait before a retry.
     """
 
     def __init__(self, message: str, after: float = 0.0) -> None:
@@ -115,10 +116,10 @@ class ServerBusy(TransportError):  # noqa: N818 - says what is so
 
 @public("access-refused")
 class AccessRefused(DjinnError, PermissionError):  # noqa: N818 - says what happened
-    """The server did not accept the token, the ticket or the version.
+    """The server rejected the token, the ticket or the version.
 
     Attributes:
-        crashes_executors: whether it was about a session that kills every executor that goes on with it.
+        crashes_executors: True if the server refuses the session because its executors crash each time it resumes.
     """
 
     crashes_executors = False
@@ -126,7 +127,7 @@ class AccessRefused(DjinnError, PermissionError):  # noqa: N818 - says what happ
 
 @public("session-lost")
 class SessionLost(DjinnError, ConnectionError):  # noqa: N818 - the state that it names is what the user must know
-    """The remote state is gone: the executor died or the lease ran out."""
+    """The remote state is lost: the executor died or the lease expired."""
 
 
 @public("forked-process")
@@ -145,12 +146,12 @@ class ForkedProcess(SessionLost, RuntimeError):  # noqa: N818 - says where it is
 
 @public("deadline-exceeded")
 class DeadlineExceeded(DjinnError, TimeoutError):  # noqa: N818 - says what happened
-    """A wait timed out. The session lives on; work that is not needed any more is stopped."""
+    """A wait timed out. The session continues. Work that is no longer needed is cancelled."""
 
 
 @public("quota-exceeded")
 class QuotaExceeded(DjinnError):  # noqa: N818 - says what happened
-    """A tenant has used up what it may use of a server."""
+    """A tenant has reached its quota on a server."""
 
 
 @public("startup")
@@ -160,7 +161,7 @@ class StartupError(DjinnError, RuntimeError):
 
 @public("weights-unavailable")
 class WeightsUnavailable(DjinnError):  # noqa: N818 - says what is so
-    """Weights that the server was to read are not there, may not be read, or are malformed."""
+    """The server cannot read the requested weights: they are missing, forbidden or malformed."""
 
 
 @public("remote-op")
@@ -201,23 +202,23 @@ class RemoteTypeError(RemoteError, TypeError):
 
 @public("remote-not-implemented")
 class RemoteNotImplementedError(RemoteError, UnsupportedOperation):
-    """The executor's PyTorch has no kernel for an op, or the op returns what a remote device does not have."""
+    """The executor's PyTorch has no kernel for an op, or the remote device does not support the result's type."""
 
 
 @public("remote-out-of-memory")
 class RemoteOutOfMemory(RemoteError, MemoryError):  # noqa: N818 - follows torch.OutOfMemoryError
-    """The executor's device had no memory left for an op."""
+    """The executor's device ran out of memory in an op."""
 
     tells_of_op = False
 
 
 @public("program-stopped")
 class ProgramStopped(RemoteError):  # noqa: N818 - says what happened
-    """A value that was not computed, or not written, because its program was stopped at a deadline."""
+    """A value does not exist, because its program was stopped at a deadline."""
 
     tells_of_op = False
 
 
 @public("verification")
 class VerificationError(DjinnError, AssertionError):
-    """An op gave other results on the remote device than here; the message names the first."""
+    """An op gave different results on the remote device and on the CPU. The message names the first such op."""

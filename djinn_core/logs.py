@@ -1,10 +1,10 @@
-"""Structured logs that stay out of the user's way.
+"""Structured logs through the standard library's loggers.
 
-A logger hands structlog's event to the standard library's logger `djinn.<part>`, with the whole event in the record's
-attribute `djinn`. Until `show` or `set_debug_level` is called, nothing is installed: whatever the user set up for the
-standard library applies. Secrets are taken out before an event reaches any handler.
+A logger passes structlog's event to the standard logger `djinn.<part>`, with the whole event in the record's attribute
+`djinn`. No handler is installed until `show` or `set_debug_level` is called: the user's configuration applies. Secrets
+are redacted before an event reaches a handler.
 
-structlog is imported when the first message is shown: it takes a tenth of a second, and most programs show none.
+structlog is imported with the first message: the import takes a tenth of a second, and most programs log nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HIDDEN = "[hidden]"
 RECENT_LINES = 30
 RECENT_CHARACTERS = 256  # of one, as in a `Name`
 
-# What follows `djinn.` in the names of loggers; a test compares.
+# Names of loggers after `djinn.`. A test compares them with the code.
 PARTS = (
     "calibration",
     "client",
@@ -51,7 +51,7 @@ PARTS = (
     "trials",
 )
 
-# Loggers of what a stage of the pipeline does, by its names.
+# Loggers of each pipeline stage, by stage name.
 STAGE_PARTS = dict.fromkeys(
     ("annotate", "estimate", "optimize", "place", "schedule", "scheduler", "semantic"), ("pipeline", "stages")
 )
@@ -60,7 +60,7 @@ _SECRET_KEYS = re.compile(r"token|secret|password|ticket|authorization|cookie|cr
 _SECRET_TEXT = (
     re.compile(r"(?i)(?P<keep>\b(?:signature|sig|credential|\w*access(?:key)?id)=)[^\s&,;#'\"]+"),  # S3, GCS, Azure
     re.compile(r"(?i)(?P<keep>\b(?:token|ticket|secret|password|access_token)\s*[=:]\s*)[^\s&,;'\"]+"),
-    re.compile(r"(?P<keep>\bdjinn_)[\w-]{40,}"),  # what `djinn token create` makes
+    re.compile(r"(?P<keep>\bdjinn_)[\w-]{40,}"),  # tokens of `djinn token create`
     re.compile(r"(?i)(?P<keep>\bbearer\s+)[\w.~+/=-]+"),
     re.compile(r"(?P<keep>\beyJ)[\w-]+\.[\w-]+(\.[\w-]*)?"),  # JSON Web Tokens
     re.compile(r"(?P<keep>://)[^/@\s]+(?=@)"),
@@ -72,7 +72,7 @@ _context: Final[ContextVar[Mapping[str, Any]]] = ContextVar("djinn_log", default
 
 @contextmanager
 def in_context(**facts: Any) -> Iterator[None]:
-    """Give all messages of this thread inside the block further facts."""
+    """Add facts to all messages of this thread inside the block."""
     before = _context.set({**_context.get(), **facts})
     try:
         yield
@@ -81,19 +81,19 @@ def in_context(**facts: Any) -> Iterator[None]:
 
 
 class Logger:
-    """A structlog logger that writes to the standard library's logger `name`, and is made when its first message is shown."""
+    """A structlog logger that writes to the standard logger `name`. It is made with its first message."""
 
     __slots__ = ("_facts", "_name", "_standard", "_structured")
 
     def __init__(self, name: str, facts: Mapping[str, Any]) -> None:
-        """`facts`: what all of its messages say."""
+        """`facts`: fields of all its messages."""
         self._name = name
         self._facts = facts
         self._standard = logging.getLogger(name)
         self._structured: Any = None
 
     def bind(self, **facts: Any) -> Logger:
-        """Make a logger whose messages say more."""
+        """Return a logger whose messages have further fields."""
         return Logger(self._name, {**self._facts, **facts})
 
     def debug(self, event: str, **facts: Any) -> None:
@@ -101,19 +101,19 @@ class Logger:
         self._log(logging.DEBUG, "debug", event, facts)
 
     def info(self, event: str, **facts: Any) -> None:
-        """Log what an operator may want to know."""
+        """Log information for an operator."""
         self._log(logging.INFO, "info", event, facts)
 
     def warning(self, event: str, **facts: Any) -> None:
-        """Log what the user or the operator should know."""
+        """Log a problem for the user or operator."""
         self._log(logging.WARNING, "warning", event, facts)
 
     def error(self, event: str, **facts: Any) -> None:
-        """Log what went wrong."""
+        """Log an error."""
         self._log(logging.ERROR, "error", event, facts)
 
     def exception(self, event: str, **facts: Any) -> None:
-        """Log what went wrong, with the exception that is being handled."""
+        """Log an error with the exception that is being handled."""
         self._log(logging.ERROR, "exception", event, facts)
 
     def _log(self, level: int, method: str, event: str, facts: Mapping[str, Any]) -> None:
@@ -125,7 +125,7 @@ class Logger:
 
 
 def get_logger(name: str) -> Logger:
-    """The logger for a part, such as `djinn.runtime`."""
+    """Return the logger of a part, such as `djinn.runtime`."""
     return Logger(name, {})
 
 
@@ -145,18 +145,18 @@ def _merge_context(logger: object, method: str, event: Event) -> Event:
 
 
 def redact(logger: object, method: str, event: Event) -> Event:
-    """Replace what must not be logged: values under telling names, and tokens inside texts and URLs."""
+    """Redact secrets: values of fields with names such as `token`, and tokens inside texts and URLs."""
     del logger, method
     return {key: _clean_entry(key, value) for key, value in event.items()}
 
 
 def _clean_entry(key: str, value: object) -> Any:
-    if key == "exc_info":  # still an exception; its text is cleaned once it is formatted
+    if key == "exc_info":  # still an exception object; its text is redacted after it is formatted
         return value
     if key == "exception" and isinstance(value, str):
         return _without_secrets(printable(value)).replace(
             "\n", "\n  "
-        )  # so that no line of it looks like one of the log
+        )  # indent each line, so that it cannot pass for a log line
     return HIDDEN if _SECRET_KEYS.search(key) else _clean(value)
 
 
@@ -181,17 +181,17 @@ def _without_secrets(text: str) -> str:
 
 
 def _to_record(logger: object, method: str, event: Event) -> tuple[tuple[str], dict[str, Any]]:
-    """Arguments for the standard library: a readable line for foreign handlers, the event itself for ours."""
+    """Return arguments for the standard library: a line for other handlers, and the event for Djinn's handler."""
     del logger, method
     exc_info = event.pop("exc_info", None)
     return (_line(event),), {"extra": {"djinn": dict(event)}, "exc_info": exc_info}
 
 
 def show(level: str = "info", stream: TextIO | None = None, environ: Mapping[str, str] | None = None) -> None:
-    """Show Djinn's log on `stream` (standard error) from `level` on; a second call replaces the first.
+    """Show Djinn's log on `stream` (standard error) from `level` on. A second call replaces the first.
 
-    Human-readable, in colour on a terminal; one JSON object a line where `DJINN_LOG_FORMAT=json` is set. Warnings alone look as
-    they do where nothing is set up.
+    The format is human-readable, in colour on a terminal. With `DJINN_LOG_FORMAT=json` it is one JSON object per line. At level
+    `warning`, messages look like those of the standard library without configuration.
 
     Raises:
         ConfigurationError: `level` or the format is unknown.
@@ -204,7 +204,7 @@ def show(level: str = "info", stream: TextIO | None = None, environ: Mapping[str
 
 
 def hide() -> None:
-    """Undo `show` and `set_debug_level`: what the user set up for the standard library applies again."""
+    """Undo `show` and `set_debug_level`, so that the user's configuration applies again."""
     root = logging.getLogger(ROOT)
     handler = _own_handler()
     if handler is not None:
@@ -216,11 +216,11 @@ def hide() -> None:
 def set_debug_level(parts: str) -> None:
     """Show the debug messages of `parts`: names joined by commas, such as `"runtime,server"`, or `"all"`.
 
-    An empty text or `"off"` ends it. A plugin's logger is named in full: `"djinn_attention"`. The name of a stage stands for
-    the parts that log what it does.
+    An empty string or `"off"` stops them. A plugin's logger is named in full: `"djinn_attention"`. A stage name selects all
+    loggers of the stage.
 
     Raises:
-        ConfigurationError: there is no such part.
+        ConfigurationError: the part is unknown.
     """
     names = [part.strip() for part in parts.split(",") if part.strip()]
     loggers = [_logger_of(part) for name in names if name != "off" for part in STAGE_PARTS.get(name, (name,))]
@@ -240,7 +240,7 @@ def set_debug_level(parts: str) -> None:
 
 
 def shows_debug() -> bool:
-    """True if debug messages of any part are shown."""
+    """Return True if debug messages of any part are shown."""
     names = (ROOT, *(f"{ROOT}.{part}" for part in PARTS))
     return any(logging.getLogger(name).level == logging.DEBUG for name in names)
 
@@ -248,7 +248,7 @@ def shows_debug() -> bool:
 def _reset_levels(root_level: int) -> None:
     logging.getLogger(ROOT).setLevel(root_level)
     for logger in [logging.getLogger(f"{ROOT}.{part}") for part in PARTS]:
-        if logger.level != logging.NOTSET:  # setting a level looks at all loggers that there are
+        if logger.level != logging.NOTSET:  # setting a level scans all loggers
             logger.setLevel(logging.NOTSET)
 
 
@@ -261,18 +261,18 @@ def _logger_of(part: str) -> logging.Logger:
         return logging.getLogger(part)
     close = difflib.get_close_matches(part, PARTS, 1)
     hint = f"did you mean {close[0]!r}?" if close else f"use all, off or some of {', '.join(PARTS)}."
-    raise ConfigurationError(f"There is no part {part!r} whose debug messages could be shown: {hint}")
+    raise ConfigurationError(f"no logger part is named {part!r}: {hint}")
 
 
 class RecentLines(logging.Handler):
-    """The latest log lines of a process, which its gateway shows to the operator."""
+    """The latest log lines of a process. Its gateway shows them to the operator."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self._kept: deque[str] = deque(maxlen=RECENT_LINES)
 
     def install(self) -> None:
-        """Keep lines from now on."""
+        """Start to collect lines."""
         logging.getLogger(ROOT).addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -283,7 +283,7 @@ class RecentLines(logging.Handler):
         self._kept.append(line[:RECENT_CHARACTERS])
 
     def lines(self) -> tuple[str, ...]:
-        """The lines, the newest last."""
+        """Return the lines, the newest last."""
         return tuple(self._kept.copy())
 
 
@@ -291,7 +291,7 @@ recent: Final = RecentLines()
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Djinn's own handler, distinguished from the user's by its type. `shown_level` is what `show` asked for, if it was called."""
+    """Djinn's own handler, distinguished from the user's by its type. `shown_level` is the level of the last `show`; None before."""
 
     def __init__(self, stream: TextIO, shown_level: int | None) -> None:
         super().__init__(stream)
@@ -309,12 +309,12 @@ def _install(stream: TextIO, environ: Mapping[str, str], shown_level: int | None
     handler.setFormatter(formatter)
     root = logging.getLogger(ROOT)
     root.addHandler(handler)
-    # Our handler has shown it; the user's root handlers would show it a second time.
+    # Djinn's handler has shown the message. The user's root handlers would show it again.
     root.propagate = False
 
 
 class _LateFormatter(logging.Formatter):
-    """structlog's formatter, which is made for the first message that is shown: executors show none, mostly, and importing it takes a tenth of a second."""
+    """structlog's formatter, made with the first message. Importing structlog takes a tenth of a second, and most executors log nothing."""
 
     def __init__(self, style: str, colours: bool) -> None:
         super().__init__()
@@ -338,7 +338,7 @@ def _formatter_of(stream: TextIO, environ: Mapping[str, str], shown_level: int |
 
 
 def _plain(logger: object, method: str, event: Event) -> str:
-    """A warning as the standard library shows it where nothing is set up."""
+    """Format a warning like the standard library without configuration."""
     del logger, method
     exception = event.pop("exception", "")
     text = _line({key: value for key, value in event.items() if key not in {"timestamp", "level", "logger"}})
@@ -369,7 +369,7 @@ def _formatter(style: str, colours: bool) -> structlog.stdlib.ProcessorFormatter
 
 
 def _from_record(logger: object, method: str, event: Event) -> Event:
-    """The structured event that a logger of ours put into the record; records of others stay as they are."""
+    """Return the structured event of a Djinn record. Other records stay unchanged."""
     del logger, method
     record: logging.LogRecord = event["_record"]
     ours: dict[str, Any] = getattr(record, "djinn", {})

@@ -1,4 +1,4 @@
-"""Events of a process: made where an observer wants them, and passed on to each that does."""
+"""Events of a process, created only if an observer requests them, and passed to each such observer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 from djinn_core.hookspecs.observers import Event, Observer
 from djinn_core.logs import get_logger
 
-_FAILURES: Final = 100  # texts of exceptions that are remembered of an observer
+_FAILURES: Final = 100  # number of remembered exception texts per observer
 _log = get_logger("djinn.observers")
 
 
@@ -29,14 +29,14 @@ class Sink:
         self._failures: set[str] = set()
 
     def take(self, event: Event) -> None:
-        """Pass an event on to the observer."""
+        """Pass an event to the observer."""
         try:
             self.observer.observe(event)
         except Exception as error:
             self.failed(event.name, error)
 
     def wants(self, name: str) -> bool:
-        """True if the observer wants events of this name."""
+        """Return True if the observer requests events of this name."""
         try:
             return self.observer.events is None or name in self.observer.events
         except Exception as error:
@@ -44,13 +44,13 @@ class Sink:
             return False
 
     def end(self) -> None:
-        """Take no more."""
+        """Stop accepting events."""
 
     def wait(self, seconds: float) -> None:
-        """Wait at most that long until the observer was told of what came before the end."""
+        """Wait until the observer has received all accepted events, at most `seconds`."""
 
     def failed(self, what: str, error: Exception) -> None:
-        """Log an exception of the observer, once for each text. `what`: the event or member that it is about."""
+        """Log an exception of the observer, once per text. `what`: the event or member that raised."""
         text = repr(error)
         seen = text in self._failures or len(self._failures) >= _FAILURES
         if not seen:
@@ -59,12 +59,12 @@ class Sink:
 
     @property
     def who(self) -> dict[str, str]:
-        """The observer and its plugin, for the log."""
+        """Return the observer and its plugin, for the log."""
         return {"observer": self.observer.name, "plugin": self.plugin}
 
 
 class _Sinks:
-    """The sinks of a process, and those that take events of a name, as far as it was asked for."""
+    """The sinks of a process, with a cache of the sinks for each event name."""
 
     def __init__(self, sinks: Iterable[Sink]) -> None:
         self.become(sinks)
@@ -77,7 +77,9 @@ class _Sinks:
         self._by_name: dict[str, tuple[Sink, ...]] = {}
 
     def of(self, name: str) -> tuple[Sink, ...]:
-        by_name = self._by_name  # before `all`: what another thread replaces meanwhile is kept for nobody
+        by_name = (
+            self._by_name
+        )  # read before `all`: if another thread replaces the sinks meanwhile, the stale cache entry is discarded
         found = by_name.get(name)
         if found is None:
             found = by_name[name] = tuple([sink for sink in self.all if sink.wants(name)])
@@ -85,10 +87,10 @@ class _Sinks:
 
 
 class Events:
-    """Tells the observers of a process what happens.
+    """Sends events of a process to its observers.
 
     Attributes:
-        process: `client`, `gateway` or `executor`; empty where there are no observers.
+        process: `client`, `gateway` or `executor`; empty without observers.
         facts: fields of all events.
     """
 
@@ -99,30 +101,30 @@ class Events:
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
-        """The sinks, one for each observer."""
+        """Return the sinks, one per observer."""
         return self._sinks.all
 
     def become(self, sinks: Iterable[Sink]) -> None:
-        """Tell others from now on: those of these that want events of this process."""
+        """Replace the observers by those of `sinks` that request events of this process."""
         self._sinks.become(sink for sink in sinks if self.process in sink.observer.processes)
 
     def bound(self, **facts: Any) -> Self:
-        """The same observers, told these facts with each event."""
+        """Return an `Events` with the same observers, which adds these facts to each event."""
         made = copy.copy(self)
         made.facts = {**self.facts, **facts}
         return made
 
     def wants(self, name: str) -> bool:
-        """True if an observer wants events of this name; the others need not be told."""
+        """Return True if an observer requests events of this name. Check it before you gather an event's fields."""
         return bool(self._sinks.of(name))
 
     def tell(self, name: str, **fields: Any) -> None:
-        """Tell the observers that want it that `name` happened."""
+        """Send the event `name` to the observers that request it."""
         takers = self._sinks.of(name)
         if not takers:
             return
         event = Event(name, time.time(), self.process, {**self.facts, **fields} if self.facts else fields)
         for sink in takers:
             sink.take(event)
-        if name == "connected":  # after which `Observer.events` is read again
+        if name == "connected":  # after it, `Observer.events` is read again
             self._sinks.look_again()

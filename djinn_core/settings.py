@@ -1,7 +1,7 @@
-"""Settings, and where the value of each came from.
+"""Settings with the origin of each value.
 
-A value is looked for in this order: an argument of `djinn.configure` or a flag of the command line, the environment
-(`DJINN_<NAME>`), a TOML file, the default. Resolving reads, and changes nothing.
+Sources in order of precedence: arguments of `djinn.configure` or command-line flags, environment variables
+(`DJINN_<NAME>`), a TOML file, defaults. Resolving has no side effects.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ PLUGIN_PREFIX = "DJINN_PLUGIN_"
 FILE_VARIABLE = "DJINN_CONFIG"
 HIDDEN = "(set, not shown)"
 DEFAULT_SCHEDULER = "sequential"
-PARALLEL_CONNECTIONS_LIMIT = 16  # of a session: executors refuse more
+PARALLEL_CONNECTIONS_LIMIT = 16  # per session; executors reject more
 _LONGEST_SECONDS = 1_000_000.0  # selectors raise OverflowError for more than 24 days
 
-# Variables that are read elsewhere and are no settings.
+# Variables of other modules, which are not settings.
 OTHER_VARIABLES = frozenset({FILE_VARIABLE, "DJINN_LOG_FORMAT", "DJINN_HTTP_HOSTS"})
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -42,7 +42,7 @@ _UNITS = {f"{p}{i}{b}": (1024 if i else 1000) ** n for p, n in _POWERS.items() f
 
 
 def _names(value: object) -> tuple[str, ...]:
-    """Text is split at commas, so that arguments, variables and files may all say `a,b`."""
+    """Return a tuple of names. A string is split at commas."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if isinstance(value, Sequence) and all(isinstance(part, str) for part in value):
@@ -51,7 +51,7 @@ def _names(value: object) -> tuple[str, ...]:
 
 
 def _pins(value: object) -> tuple[tuple[str, str], ...]:
-    """Pairs of a pattern and a device, from a table or from `pattern=device` in a list."""
+    """Return pairs of a pattern and a device, from a table or from a list of `pattern=device`."""
     if isinstance(value, Mapping):
         pairs = [(str(pattern), str(device)) for pattern, device in value.items()]
     elif isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(p, tuple) for p in value):
@@ -64,7 +64,7 @@ def _pins(value: object) -> tuple[tuple[str, str], ...]:
 
 
 def _size(value: object) -> int:
-    """Bytes, from a number of them or from text such as `2 GiB`."""
+    """Return bytes, from a number or from a text such as `2 GiB`."""
     found = _SIZE.fullmatch(str(value).strip())
     size = float(found[1]) * _UNITS[found[2].lower()] if found is not None and not isinstance(value, bool) else 0.0
     if size < 1:
@@ -73,7 +73,7 @@ def _size(value: object) -> int:
 
 
 def _limits(value: object) -> tuple[tuple[str, int], ...]:
-    """Pairs of a device and bytes, from a table or from `device=size` in a list; an empty device stands for all."""
+    """Return pairs of a device and bytes, from a table or from a list of `device=size`. An empty device means all devices."""
     if value is None or value == "":
         return ()
     if isinstance(value, Mapping):
@@ -87,7 +87,7 @@ def _limits(value: object) -> tuple[tuple[str, int], ...]:
 
 
 def _resources(value: object) -> tuple[tuple[str, float], ...]:
-    """Pairs of a resource and an amount, from a table or from `name=amount` in a list."""
+    """Return pairs of a resource and an amount, from a table or from a list of `name=amount`."""
     if not value:
         return ()
     if isinstance(value, Mapping):
@@ -106,12 +106,12 @@ def _resources(value: object) -> tuple[tuple[str, float], ...]:
 
 
 def _or_none(value: object) -> object:
-    """The object as it is; None for empty text."""
+    """Return the object unchanged; None for an empty string."""
     return None if value == "" else value
 
 
 def _json_table(value: object) -> Mapping[str, Any]:
-    """A table, or one as JSON text."""
+    """Return a table, parsed from JSON if it is a string."""
     if not value:
         return {}
     try:
@@ -125,10 +125,10 @@ def _json_table(value: object) -> Mapping[str, Any]:
 
 @attrs.frozen
 class PluginSetting:
-    """A value of a plugin's setting, as it was given.
+    """A value of a plugin's setting, as given.
 
-    From the environment the plugin's name and the setting's are known together only: `plugin` is empty then, and `name` is
-    what follows `DJINN_PLUGIN_`.
+    In an environment variable, the names of plugin and setting cannot be separated yet. Then `plugin` is empty, and `name` is the
+    part after `DJINN_PLUGIN_`.
     """
 
     plugin: str
@@ -137,7 +137,7 @@ class PluginSetting:
     origin: str
 
     def sendable(self) -> PluginSetting:
-        """The same with a value that JSON can hold: paths and other objects as text, which is read as in a variable."""
+        """Return a copy whose value JSON can represent: paths and other objects become text, parsed like a variable."""
         value = self.value
         plain = isinstance(value, (bool, int, float, str, NoneType)) or (
             isinstance(value, (list, tuple)) and all(isinstance(part, str) for part in value)
@@ -146,7 +146,7 @@ class PluginSetting:
 
 
 def _plugin_settings(value: object) -> tuple[PluginSetting, ...]:
-    """From tables by plugin, such as `{"my_plugin": {"its_setting": 32}}`."""
+    """Return settings from tables by plugin, such as `{"my_plugin": {"its_setting": 32}}`."""
     if isinstance(value, tuple) and all(isinstance(part, PluginSetting) for part in value):
         return value
     if not isinstance(value, Mapping) or not all(isinstance(table, Mapping) for table in value.values()):
@@ -184,7 +184,7 @@ def _text(value: object) -> str:
 
 
 def _fingerprints(value: object) -> tuple[str, ...]:
-    """Also as other tools write them: `SHA256:AB:CD:...`."""
+    """Return normalized fingerprints. The form `SHA256:AB:CD:...` of other tools is accepted."""
     found = tuple("sha256:" + name.lower().removeprefix("sha256:").replace(":", "") for name in _names(value))
     if not all(re.fullmatch("sha256:[0-9a-f]{64}", one) for one in found):
         raise ValueError("must be a list of sha256: and 64 hexadecimal digits, as `djinn serve` prints them")
@@ -297,62 +297,65 @@ def _executor(value: object) -> str:
 
 @attrs.frozen
 class Settings:
-    """Everything that can be set. Converters raise `ValueError` with the second half of a sentence.
+    """All settings. A converter raises `ValueError` with the second half of a sentence.
 
     Attributes:
-        plugins: names, modules or objects of the plugins to use beside the built-in ones. By default: all that are installed.
+        plugins: names, modules or objects of the plugins to use, besides the built-in ones. Default: all installed plugins.
         disable: names of plugins to leave out.
-        strict: whether a plugin that does not load is an error.
-        trace_plugins: whether to log each call into a plugin.
+        strict: True if a plugin that fails to load is an error.
+        trace_plugins: True to log each call of a plugin hook.
         plugin_settings: settings of plugins, by plugin and name. Later ones win.
-        servers: URLs or log-ins of servers, which work as one. Without servers and without a connection file, an executor on this machine runs programs.
+        servers: URLs or log-ins of servers, which form one pool. Without servers and connection file, a local executor runs
+            programs.
         token: access token for the servers. It is never shown.
         connection_file: file with `urls` and `token`, as `djinn serve` writes it.
-        tls_authority: PEM file with the authorities that may sign certificates of servers. By default: those of the machine.
-        tls_fingerprints: accepted certificates of servers, as `sha256:...`, whoever signed them.
+        tls_authority: PEM file with the authorities that may sign server certificates. Default: the machine's authorities.
+        tls_fingerprints: accepted server certificates, as `sha256:...`. Authorities are not checked then.
         tls_certificate, tls_key: PEM files with the client's certificate and key.
-        spread: whether a session over several servers begins on the least busy one instead of the first.
-        standby: URLs or connection files of servers that continue a lost session, in order. `engine`: another executor of the same engine.
+        spread: True if a session over several servers begins on the least loaded server, not the first.
+        standby: URLs or connection files of servers that take over a lost session, in order. `engine`: another executor of the
+            same engine.
         standby_seconds: seconds without a reply after which a standby server takes over.
         standby_gib: size limit of the client's log for standby servers.
         engine: name of the engine that starts executors. `local` starts processes on this machine.
         engine_address: address of the engine, such as that of a cluster. By default the engine finds it.
-        resources: resources that each executor takes of the engine, such as `GPU=1,CPU=4`.
+        resources: resources that each executor reserves at the engine, such as `GPU=1,CPU=4`.
         runtime_env: environment of executors in the engine's own form, such as packages and variables. It is never shown.
         placement_group: reservation of the engine for the executors, as its object or its name.
         executors: number of executors to start if no server is named.
         executor: `process`, or `inline` to run the executor in this process for debugging.
-        device: kind or id of the device to ask servers for, such as `cuda:0`. By default: all of a server's devices.
-        server_devices: devices of each server to use, by number, id or kind. By default: all that `device` names.
-        threads: PyTorch threads of an executor that starts on this machine. By default PyTorch decides.
-        recover: whether a dead executor of this program is replaced by one that recovers the session.
-        memory_gib: memory limit of an executor that starts on this machine. By default: none.
+        device: kind or id of the requested device, such as `cuda:0`. Default: all devices of a server.
+        server_devices: devices of each server to use, by number, id or kind. Default: all that `device` selects.
+        threads: PyTorch threads of a local executor. By default PyTorch decides.
+        recover: True to replace a dead executor of this program by one that recovers the session.
+        memory_gib: memory limit of a local executor. Default: none.
         memory_policy: name of the memory policy under a limit.
-        placement_policy: name of the placement policy. By default: the preferred one for the devices.
-        memory_limits: bytes that plans may put on each device, by id or number, or on all.
-        calibrate: whether devices of a pool that were never measured are measured in the background.
-        latency_target: seconds in which a program should be done, for the scheduler `dynamic`. 0: as soon as possible.
+        placement_policy: name of the placement policy. Default: the preferred one for the devices.
+        memory_limits: bytes that plans may place on each device, by id or number, or on all.
+        calibrate: True to measure uncalibrated devices of a pool in the background.
+        latency_target: seconds in which a program should complete, for the scheduler `dynamic`. 0: as soon as possible.
         pins: devices of modules by patterns of their paths, for the policy `pinned`.
         scheduler: name of the scheduler.
-        router: name of the router of sessions with several executors. By default: the preferred one.
+        router: name of the router of sessions with several executors. Default: the preferred one.
         interception: name of the interception that records ops. It is read when `djinn` is imported.
         compilers: names of compilers that executors may use.
-        operators: custom ops that executors of this machine run: operator libraries, or `module:NAME` for Python ops of a module.
+        operators: custom ops that local executors run: operator libraries, or `module:NAME` for Python ops of a module.
         assignment: name of the policy by which `djinn serve` assigns sessions to executors.
         assignment_hint: hint for this policy, such as the name of a model.
-        authenticators: names of the authenticators that `djinn serve` asks beside its own tokens.
-        weights_from: reader of pretrained weights: `server`, `client`, or `auto`, which takes the server if it has them.
-        exact: whether optimizations that change rounding are left out.
+        authenticators: names of the authenticators that `djinn serve` asks after its own tokens.
+        weights_from: reader of pretrained weights: `server`, `client`, or `auto`: the server if it has them.
+        exact: True to leave out optimizations that change rounding.
         checkpoint_instructions: number of instructions after which a program is sent without a sync point.
-        client_fallback: whether ops that the executor lacks are computed on this machine.
-        start_at_import: whether `import djinn` starts the program's own executors: `yes`, `no`, or `auto`, which does so if the last run of the same script used
-            them.
-        prepared_seconds: seconds without executors after which the prepared process ends. New executors are forked from this process. 0: no prepared process.
+        client_fallback: True to compute ops that the executor lacks on this machine.
+        start_at_import: whether `import djinn` starts local executors: `yes`, `no`, or `auto`: if the last run of the same script
+            used them.
+        prepared_seconds: seconds without executors after which the prepared process ends. New executors are forked from it. 0: no
+            prepared process.
         connect_timeout: seconds to wait for a server's reply.
         start_timeout: seconds to wait for the start of an executor.
-        wait_timeout: seconds that one wait for results may take. 0: no limit.
+        wait_timeout: maximum seconds of one wait for results. 0: no limit.
         parallel_connections: number of connections for large tensors. 0: four to another machine, one on this machine.
-        progress: whether long uploads show a progress bar in a terminal.
+        progress: True to show a progress bar for long uploads in a terminal.
         debug: parts whose debug messages are shown, such as `runtime,server`, or `all`.
     """
 
@@ -412,7 +415,7 @@ class Settings:
     debug: str = attrs.field(default="", converter=_text)
 
 
-# How values of these types are read, from arguments, variables and files alike.
+# Parsers by type, for arguments, variables and files.
 CONVERTERS: Mapping[object, Callable[[object], Any]] = {
     bool: _flag,
     float: _number,
@@ -424,17 +427,19 @@ CONVERTERS: Mapping[object, Callable[[object], Any]] = {
 
 
 def bytes_of(gib: float | None) -> int:
-    """Bytes of a size in GiB; 0 for None."""
+    """Return the bytes of a size in GiB; 0 for None."""
     return int((gib or 0) * 2**30)
 
 
-_SECRET = frozenset({"token", "runtime_env"})  # whose values are shown nowhere: an environment may have secrets in it
+_SECRET = frozenset(
+    {"token", "runtime_env"}
+)  # settings whose values are never shown; an environment may contain secrets
 NAMES = tuple(name for name in attrs.fields_dict(Settings) if name != "plugin_settings")
 
 
 @attrs.frozen
 class SettingRow:
-    """One setting as `djinn doctor` shows it: the value as text, without secrets, and where it came from."""
+    """One setting in `djinn doctor`: the value as text, without secrets, and its origin."""
 
     name: str
     value: str
@@ -442,7 +447,7 @@ class SettingRow:
 
 
 class ResolvedSettings(msgspec.Struct, frozen=True):
-    """The settings in force.
+    """The effective settings.
 
     Attributes:
         origins: by name of setting: `argument`, `environment DJINN_X`, `file PATH` or `default`.
@@ -454,7 +459,7 @@ class ResolvedSettings(msgspec.Struct, frozen=True):
     file: Path | None = None
 
     def rows(self) -> tuple[SettingRow, ...]:
-        """All settings in the order of `Settings`, without those of plugins."""
+        """Return all settings in the order of `Settings`, without those of plugins."""
         return tuple(SettingRow(name, self._shown(name), self.origins[name]) for name in NAMES)
 
     def _shown(self, name: str) -> str:
@@ -465,7 +470,7 @@ class ResolvedSettings(msgspec.Struct, frozen=True):
 
 
 def config_file(environ: Mapping[str, str]) -> Path:
-    """Path of the TOML file: `DJINN_CONFIG`, or `config.toml` in the user's configuration directory."""
+    """Return the path of the TOML file: `DJINN_CONFIG`, or `config.toml` in the user's configuration directory."""
     chosen = environ.get(FILE_VARIABLE)
     if chosen:
         return Path(chosen).expanduser()
@@ -477,12 +482,12 @@ def resolve(
     environ: Mapping[str, str] | None = None,
     file: Path | None = None,
 ) -> ResolvedSettings:
-    """The settings in force, and where each came from.
+    """Return the effective settings with the origin of each.
 
     Args:
         overrides: values by name of setting, from arguments or flags.
-        environ: the environment; None for that of this process.
-        file: the TOML file; None for the usual place, where it may be missing.
+        environ: the environment; None: that of this process.
+        file: the TOML file; None: the default path, which may be missing.
 
     Raises:
         ConfigurationError: a name is unknown, a value is malformed, or the file cannot be read.
@@ -505,7 +510,7 @@ def resolve(
 
 
 def _of_plugins(found: dict[str, tuple[Any, str]], origin: str) -> list[PluginSetting]:
-    """Settings of a file in `[plugins.NAME]`, taken out of what was found; `names` in `[plugins]` is the setting `plugins`."""
+    """Remove the tables `[plugins.NAME]` from `found`, and return their settings. `names` in `[plugins]` is the setting `plugins`."""
     table = found.get("plugins", (None, ""))[0]
     if not isinstance(table, dict):
         return []
@@ -530,10 +535,10 @@ def _plugin_variables(environ: Mapping[str, str]) -> list[PluginSetting]:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables that look like settings and are not, each with what was probably meant (or an empty string)."""
+    """Return environment variables with the prefix of settings but an unknown name, each with a similar name or ""."""
     known = {PREFIX + name.upper() for name in NAMES} | OTHER_VARIABLES
     unknown = sorted(v for v in environ if v.startswith(PREFIX) and not v.startswith(PLUGIN_PREFIX) and v not in known)
-    # Compared without the prefix, which all have in common.
+    # compared without the common prefix
     names = [name.removeprefix(PREFIX) for name in known]
     close = {v: difflib.get_close_matches(v.removeprefix(PREFIX), names, 1) for v in unknown}
     return {v: PREFIX + meant[0] if meant else "" for v, meant in close.items()}
@@ -559,7 +564,7 @@ def _from_file(path: Path, must_exist: bool) -> tuple[dict[str, tuple[Any, str]]
 
 
 def _parsed(path: Path, content: bytes) -> dict[str, Any]:
-    import tomllib  # most users have no such file
+    import tomllib  # imported late, because most users have no such file
 
     try:
         return tomllib.loads(content.decode())
@@ -568,7 +573,7 @@ def _parsed(path: Path, content: bytes) -> dict[str, Any]:
 
 
 def _check_writers(path: Path, status: os.stat_result) -> None:
-    """Refuse a file that other users can write: it says which plugins are imported and where programs go."""
+    """Raise an error if other users can write the file: it names plugins to import and servers to use."""
     theirs = status.st_uid not in {user_id(), 0} or mode_of(status) & stat.S_IWOTH
     if stat.S_ISREG(status.st_mode) and theirs:
         raise ConfigurationError(

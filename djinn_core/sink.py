@@ -18,11 +18,11 @@ from djinn_core.wire.messages import DeviceInfo
 from djinn_core.wire.numeric_messages import NumericSettings
 
 M = TypeVar("M", bound=Message)
-Ticket = Any  # stands for a submission that something was asked of
+Ticket = Any  # identifies a submission with requested values
 
 
 class DescribedValue(msgspec.Struct, frozen=True):
-    """A result that only the executor could know: its metadata, or the Python type of a scalar (`bool`, `int`...)."""
+    """A result that only the executor knows: its metadata, or the Python type of a scalar (`bool`, `int`...)."""
 
     meta: TensorMeta
     scalar: str = ""
@@ -32,11 +32,11 @@ class Submission(msgspec.Struct, frozen=True):
     """A program to run now.
 
     Attributes:
-        program: what to run.
-        free: values to forget when it has run.
-        fetch: values whose tensors must come back. describe: values whose metadata must come back.
-        synchronize: wait until the device has finished everything.
-        later: bytes of `fetch`, if these are waited for later, once, or abandoned; None: they are waited for at once.
+        program: the program.
+        free: values to free after it.
+        fetch: values whose tensors to return. describe: values whose metadata to return.
+        synchronize: True to wait until the device has finished all work.
+        later: bytes of `fetch` if a later call waits for it once or abandons it; None: the caller waits at once.
     """
 
     program: Program
@@ -48,7 +48,7 @@ class Submission(msgspec.Struct, frozen=True):
 
     @property
     def is_answered(self) -> bool:
-        """True if its reply has something that a caller waits for."""
+        """Return True if a caller waits for something in the reply."""
         return bool(self.fetch or self.describe or self.synchronize)
 
 
@@ -56,8 +56,8 @@ class SubmissionReply(msgspec.Struct, frozen=True):
     """The reply: tensors on the CPU for `fetch`, metadata for `describe`.
 
     Attributes:
-        tensors, described: in the order in which they were asked for.
-        server_seconds: seconds that the executor had spent on the session at this reply; only differences have meaning.
+        tensors, described: in the order of the request.
+        server_seconds: seconds that the executor has spent on the session; only differences have meaning.
     """
 
     tensors: tuple[torch.Tensor, ...] = ()
@@ -66,47 +66,47 @@ class SubmissionReply(msgspec.Struct, frozen=True):
 
 
 class OpHandler(ABC):
-    """Runs calls of ops that the device cannot record as one instruction.
+    """Runs ops that the device cannot record as one instruction.
 
     Attributes:
-        name: unique among op handlers. The device asks for `layouts`, which makes sparse, quantized and nested tensors, for
-            `collectives` of `torch.distributed`, and for `fallback`, which runs the ops that the executor cannot run.
+        name: unique among op handlers. The device uses `layouts` for sparse, quantized and nested tensors, `collectives` for
+            `torch.distributed`, and `fallback` for ops that the executor cannot run.
     """
 
     name: str
 
     @abstractmethod
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call, and return what PyTorch returns for remote tensors."""
+        """Run an op, and return its result as PyTorch does for remote tensors."""
 
     def needed(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Any], slots: tuple[Slot, ...]
     ) -> bool:
-        """True if the call must not be recorded. The device asks `fallback` alone."""
+        """Return True if the call must not be recorded. The device asks only the handler `fallback`."""
         del func, args, kwargs, operands, slots
         return True
 
 
 class Facts(msgspec.Struct, eq=False):
-    """Facts about the runtime, as they are now. Interception reads them each time, and sets none but `numeric_settings`.
+    """Current facts about the runtime. Interception reads them each time, and sets only `numeric_settings`.
 
     Attributes:
-        is_open: whether a session is open.
-        is_available: whether a session is open or could begin.
+        is_open: True if a session is open.
+        is_available: True if a session is open or could begin.
         prepare: called before the first op is recorded; begins a session that could fail to begin.
-        device_count: number of logical devices. counts_when_open: that number is known only when a session is open.
-        describe: the session's name and the physical device of an index.
-        residence: the executor of a storage of a logical device, for people.
-        round_trip_seconds: network round trip to the executor, without the executor's own time; None if it is not known yet.
-        missing: ops that a server of the session lacks, and which server.
+        device_count: number of logical devices. counts_when_open: True if that number is known only during a session.
+        describe: returns the session's name and the physical device of an index.
+        residence: returns the executor of a storage of a logical device, as text.
+        round_trip_seconds: network round trip to the executor, without the executor's own time; None if unknown.
+        missing: ops that a server of the session lacks, with the name of the server.
         offered: custom ops that every executor of the session runs, each with its schema there.
         operators: the operator libraries of plugins. Loads plugins.
-        op_handler: the op handler of a name; None if no plugin offers it. Loads plugins.
-        fallback: the op handler for calls that executors cannot run; None: such calls are errors.
-        checkpoint_instructions: how many instructions a program may hold before it is sent.
+        op_handler: returns the op handler of a name; None if no plugin offers it. Loads plugins.
+        fallback: the op handler for ops that executors cannot run; None: such ops raise an error.
+        checkpoint_instructions: number of instructions after which a program is sent.
         numeric_settings: PyTorch's settings under which the next submission was recorded.
-        forked: the process is a forked child that cannot use the session of its parent.
-        sessions_ended: how many sessions have ended.
+        forked: True in a forked child, which cannot use the session of its parent.
+        sessions_ended: number of ended sessions.
     """
 
     is_open: Callable[[], bool] = lambda: False
@@ -129,12 +129,12 @@ class Facts(msgspec.Struct, eq=False):
 
 
 class Sink(ABC):
-    """What interception hands programs and tensors to. It goes on when one session ends and another begins.
+    """Receives programs and tensors from interception. It outlives sessions.
 
     Attributes:
         facts: of the runtime and the open session.
-        lock: held while a program is taken and submitted, so that programs arrive in the order in which they were cut. Reentrant. No
-            thread that holds it begins a session: call `open` before.
+        lock: held while a program is taken and submitted, so that programs arrive in recorded order. Reentrant. No thread begins
+            a session while it holds the lock: call `open` before.
     """
 
     facts: Facts
@@ -142,7 +142,7 @@ class Sink(ABC):
 
     @abstractmethod
     def open(self) -> None:
-        """Begin a session if none is open; a lost one stays lost.
+        """Begin a session if none is open and none was lost.
 
         Raises:
             SessionLost: the caller holds the lock, and the session has ended.
@@ -150,54 +150,55 @@ class Sink(ABC):
 
     @abstractmethod
     def submit(self, submission: Submission) -> Ticket:
-        """Send a submission without waiting for it. The caller holds the lock.
+        """Send a submission without waiting for the reply. The caller holds the lock.
 
         Raises:
-            KeyboardInterrupt: there was an interrupt, and nothing of it was sent.
+            KeyboardInterrupt: an interrupt came before anything was sent.
         """
 
     @abstractmethod
     def wait(self, ticket: Ticket) -> SubmissionReply:
-        """Wait for the values that a submission requested: one round trip. The caller holds no lock.
+        """Wait for the requested values of a submission: one round trip. The caller does not hold the lock.
 
         Raises:
-            RemoteError: a value that it asked for could not be computed.
-            SessionLost: the remote state is gone.
+            RemoteError: a requested value could not be computed.
+            SessionLost: the remote state is lost.
         """
 
     @abstractmethod
     def is_there(self, ticket: Ticket) -> bool:
-        """True if `wait` returns or raises at once; reads replies that have arrived, and does not block."""
+        """Return True if `wait` would not block. Reads replies that have arrived; never blocks."""
 
     @abstractmethod
     def abandon(self, ticket: Ticket | None = None, *, later: bool = False) -> None:
-        """Give up what was asked.
+        """Abandon requested values.
 
-        Without a ticket, after an interrupted wait: stop this thread's unanswered submissions, unless they are nearly done. With one
-        that is waited for later: no thread will wait for it; safe in finalizers. With `later`: report errors of this thread's
-        submissions after it only where their results are used.
+        Without a ticket, after an interrupted wait: cancel this thread's unanswered submissions, unless they are nearly done.
+        With the ticket of a deferred fetch: no thread will wait for it; safe in finalizers. With `later`: report errors of this
+        thread's later submissions only where their results are used.
         """
 
     @abstractmethod
     def upload(self, handle: int, source: torch.Tensor | StoredTensor, device: int = 0) -> None:
-        """Make `source` the value `handle` of a logical device: a CPU tensor, which is the caller's again afterwards, or a stored one.
+        """Upload `source` as the value `handle` of a logical device. A CPU tensor may be changed after the call.
 
-        The executor reads a stored tensor itself; nothing waits for that.
+        A `StoredTensor` is read by the executor itself, and no caller waits for that.
         """
 
     @abstractmethod
     def expect(self, tensors: Sequence[torch.Tensor]) -> None:
-        """These CPU tensors will be uploaded next, one after the other, and are not written before; none: that is over.
+        """Announce CPU tensors that will be uploaded next, in order, and not written before.
 
-        Their memory is held until then.
+        An empty sequence ends this. Their memory is held until then.
         """
 
     @abstractmethod
     def ask(self, message: Message, kind: type[M], device: int = 0) -> M:
-        """The reply, of a `kind`, to a message about a logical device; one round trip. The caller holds the lock.
+        """Send a message about a logical device. Return the reply, of type `kind`: one round trip.
 
-        Of several executors the router says which answer. A refusal in the reply begins with the executor's name.
+        The caller holds the lock. Of several executors, the router chooses which answer. A refusal in the reply begins with the
+        executor's name.
 
         Raises:
-            SessionLost: the remote state is gone.
+            SessionLost: the remote state is lost.
         """

@@ -1,6 +1,6 @@
-"""The private torch functions that Djinn needs, all touched here and nowhere else.
+"""All private torch functions that Djinn uses.
 
-`missing()` says which of them this torch lacks; `djinn doctor` and a test report it.
+`missing()` returns those that the installed torch lacks; `djinn doctor` and a test report them.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from torch._library import custom_ops
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Backends and their ops whose precision can be set; general ones first, because they change those of their ops.
+# Backends and ops with a configurable precision. General settings come first, because they change those of their ops.
 _PRECISIONS: Final = (
     ("generic", "all"),
     *(("cuda", op) for op in ("all", "matmul", "conv", "rnn")),
     *(("mkldnn", op) for op in ("all", "matmul", "conv", "rnn")),
 )
-# Switches by name, as PyTorch's setters and getters call them.
+# Switches by the names of PyTorch's setters and getters.
 _SWITCHES: Final = {
     "fill_uninitialized": "deterministic_fill_uninitialized_memory",
     "cudnn_enabled": "cudnn_enabled",
@@ -114,7 +114,7 @@ NEEDED: Final = (
 
 
 def missing() -> list[str]:
-    """Those of `NEEDED` that the installed torch lacks."""
+    """Return the names in `NEEDED` that the installed torch lacks."""
     return [name for name in NEEDED if not _exists(name)]
 
 
@@ -136,7 +136,7 @@ def _libc10() -> ctypes.CDLL:
         OSError: the library is not in `torch/lib`.
     """
     folder = Path(torch.__file__).parent / "lib"
-    found = sorted(folder.glob("libc10.*"))  # .so, on macOS .dylib
+    found = sorted(folder.glob("libc10.*"))  # .so, or .dylib on macOS
     if not found:
         raise OSError(f"there is no library libc10 in {folder}")
     return ctypes.CDLL(str(found[0]))
@@ -152,16 +152,16 @@ def zero_fill_switch() -> Any:
     name = "FLAGS_caffe2_cpu_allocator_do_zero_fill"
     try:
         return ctypes.c_bool.in_dll(_libc10(), name)
-    except ValueError:  # built with gflags
+    except ValueError:  # the symbol exists only with gflags
         return ctypes.c_bool.in_dll(_libc10(), f"_ZN3fLB{len(name)}{name}E")
 
 
 def default_tolerances(dtype: torch.dtype) -> tuple[float, float]:
-    """`rtol` and `atol` with which `torch.testing.assert_close` compares numbers of `dtype`."""
+    """Return the `rtol` and `atol` of `torch.testing.assert_close` for `dtype`."""
     return torch.testing._comparison.default_tolerances(dtype)
 
 
-# As `torch.inference_mode`, which takes nine calls of Python's for each block.
+# Equivalent to `torch.inference_mode`, which takes nine Python calls per block.
 inference_mode: Final[Callable[[bool], AbstractContextManager[object]]] = torch._C._InferenceMode
 
 
@@ -172,17 +172,17 @@ def set_bits(tensor: torch.Tensor, conj: bool, neg: bool) -> None:
 
 
 def dispatched_operators() -> list[str]:
-    """Names of all overloads that the dispatcher knows, such as `aten::add.Tensor`."""
+    """Return the names of all overloads that the dispatcher knows, such as `aten::add.Tensor`."""
     return torch._C._dispatch_get_all_op_names()
 
 
 def schema_named(packet: str, overload: str) -> Any:
-    """The schema of an overload by its names (an empty overload name is the default)."""
+    """Return the schema of an overload (an empty overload name is the default)."""
     return torch._C._get_schema(packet, overload)
 
 
 def overload_called(name: str) -> Any:
-    """The overload of a name such as `torchvision::nms`, if a library of this process registers it; otherwise None."""
+    """Return the overload with a name such as `torchvision::nms`; None if no library of this process registers it."""
     if name not in dispatched_operators():
         return None
     packet, _, overload = name.partition(".")
@@ -191,12 +191,12 @@ def overload_called(name: str) -> Any:
 
 
 def python_operator(func: Any) -> Any:
-    """The `CustomOpDef` of an op that `torch.library.custom_op` or `triton_op` defined; None for any other op."""
+    """Return the `CustomOpDef` of an op made by `torch.library.custom_op` or `triton_op`; None for any other op."""
     return custom_ops.OPDEFS.get(func.name())
 
 
 def defining_module(definition: Any) -> str:
-    """Name of the module that defines the function of a `CustomOpDef`. `triton_op` wraps the function in a closure of its own."""
+    """Return the module of the function of a `CustomOpDef`. `triton_op` wraps the function in its own closure."""
     function = definition._init_fn
     if function.__module__ == "torch._library.triton":
         function = inspect.getclosurevars(function).nonlocals.get("fn", function)
@@ -204,7 +204,7 @@ def defining_module(definition: Any) -> str:
 
 
 def python_operators(module: str) -> Iterator[Any]:
-    """Overloads of the ops that functions of a module define by `torch.library.custom_op` or `triton_op`, modules below it included."""
+    """Yield overloads of ops that a module or its submodules define by `torch.library.custom_op` or `triton_op`."""
     for definition in [*custom_ops.OPDEFS.values()]:
         defined_in = defining_module(definition)
         if defined_in == module or defined_in.startswith(f"{module}."):
@@ -212,28 +212,28 @@ def python_operators(module: str) -> Iterator[Any]:
 
 
 def schema_of(func: Any) -> Any:
-    """The schema of an `OpOverload`: its arguments and returns, with types and alias information."""
+    """Return the schema of an `OpOverload`: its arguments and returns, with types and alias information."""
     return func._schema
 
 
 def kernel_of(func: Any) -> Callable[..., Any]:
-    """The callable behind an `OpOverload`, without the Python frame in between."""
+    """Return the callable behind an `OpOverload`, without the Python frame in between."""
     return _lazy_clone if func is torch.ops.aten._lazy_clone.default else plain_kernel_of(func)
 
 
 def plain_kernel_of(func: Any) -> Callable[..., Any]:
-    """PyTorch's own callable behind an `OpOverload`."""
+    """Return PyTorch's own callable behind an `OpOverload`."""
     kernel: Callable[..., Any] = func._op
     return kernel
 
 
 def takes_numbers_for_tensors(packet: str) -> bool:
-    """True if PyTorch makes tensors of Python's numbers for an op of that name without the overload."""
+    """Return True if PyTorch converts Python numbers to tensors for an op of that name without overload."""
     return torch._C._should_allow_numbers_as_tensors(packet)
 
 
 def _lazy_clone(tensor: torch.Tensor) -> torch.Tensor:
-    """As the op, also of memory that PyTorch's allocator did not make, such as that of a message: it is copied at once."""
+    """Clone lazily. Memory that PyTorch's allocator did not make, such as that of a message, is copied at once."""
     try:
         return torch.ops.aten._lazy_clone(tensor)  # type: ignore[no-any-return]
     except RuntimeError:
@@ -244,44 +244,47 @@ def _lazy_clone(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def can_pack(weight: torch.Tensor) -> bool:
-    """True if `packed_weight` takes this weight: oneDNN on a CPU, under the numeric settings as they are now."""
+    """Return True if `packed_weight` supports this weight: oneDNN on a CPU, under the current numeric settings."""
     plain = weight.device.type == "cpu" and weight.dtype is torch.float32 and weight.dim() == 2
     return plain and torch.backends.mkldnn.is_available() and bool(torch._C._get_mkldnn_enabled())
 
 
 def packed_weight(weight: torch.Tensor, rows: int) -> torch.Tensor:
-    """A copy of a weight, which has a row for each column of the result, as oneDNN multiplies it with so many rows fastest."""
+    """Return a copy of a weight in oneDNN's fastest layout for products with `rows` rows.
+
+    The weight has one row per column of the result.
+    """
     packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
     return packed
 
 
 def packed_product(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Rows times a packed weight, plus a bias."""
+    """Return the product of rows and a packed weight, plus a bias."""
     result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
     return result
 
 
 def number_of_storage(storage: torch.UntypedStorage) -> int:
-    """Result of `storage_key` for the tensors that look into it."""
+    """Return `storage_key` for the tensors of this storage."""
     number: int = storage._cdata
     return number
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """A number that two tensors share exactly when they share a storage, also on the meta device."""
+    """Return a number that is equal for two tensors exactly if they share a storage, also on the meta device."""
     key: int = tensor.untyped_storage()._cdata
     return key
 
 
 @functools.cache
 def is_composite(func: Any) -> bool:
-    """True if PyTorch decomposes `func` before a backend sees it, unless the backend asks for it whole."""
+    """Return True if PyTorch decomposes `func` before a backend sees it, unless the backend requests it whole."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
 
 
 def numeric_settings() -> dict[str, Any]:
-    """The settings of this process by which kernels and precisions are chosen, as `NumericSettings` has them."""
+    """Return this process's settings that select kernels and precisions, as `NumericSettings` has them."""
     core: Any = torch._C
     return {
         "deterministic": core._get_deterministic_algorithms(),
@@ -292,11 +295,11 @@ def numeric_settings() -> dict[str, Any]:
 
 
 def set_numeric_settings(settings: Mapping[str, Any]) -> None:
-    """Have this process compute under settings that `numeric_settings` gave."""
+    """Apply settings from `numeric_settings` to this process."""
     core: Any = torch._C
     core._set_deterministic_algorithms(settings["deterministic"], warn_only=settings["warn_only"])
     precisions = dict(zip(_PRECISIONS, settings["float32"], strict=True))
-    # PyTorch keeps the former switches beside the precisions, and refuses to say what they are where both do not agree.
+    # PyTorch keeps the former switches beside the precisions. Reading them raises if both disagree.
     core._set_cudnn_allow_tf32(precisions["cuda", "conv"] == precisions["cuda", "rnn"] == "tf32")
     product = "high" if precisions["cuda", "matmul"] == "tf32" else "highest"
     core._set_float32_matmul_precision("medium" if precisions["mkldnn", "matmul"] == "bf16" else product)

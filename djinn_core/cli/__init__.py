@@ -1,4 +1,4 @@
-"""The command `djinn`. Each subcommand lives in a module of its own, imported when it is asked for."""
+"""The command `djinn`. Each subcommand has a module of its own, which is imported when the subcommand runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _SUBCOMMANDS = {
 }
 COMMANDS = {name: summary for name, (place, summary) in _SUBCOMMANDS.items() if find_spec(place.partition(".")[0])}
 
-# The commands of packages of Djinn's repository, so that a command whose package is missing is not an unknown word.
+# Commands of packages in Djinn's repository. If the package is missing, the command says so instead of "no such
+# command".
 _OF_PACKAGES = {
     "plugins/commands": "connect demo disconnect doctor explain fetch jobs kill login logout logs plan published run servers status stop submit",
     "djinn_server": "serve token",
@@ -39,37 +40,41 @@ PACKAGES = {name: folder for folder, names in _OF_PACKAGES.items() for name in n
 class LazyGroup(click.Group):
     """A group whose subcommands are imported when they run, so that `djinn --help` does not wait for PyTorch.
 
-    Besides the core's subcommands it has those of plugins, which are looked for where one of them is named or all are listed.
+    The group includes the commands of plugins. Plugins are searched only if a command of theirs is named, or to list all
+    commands.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of all subcommands."""
+        """Return the names of all subcommands."""
         del ctx
         return sorted({*COMMANDS, *_every_command().commands})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The subcommand of that name, imported now."""
+        """Import and return the subcommand `cmd_name`."""
         if cmd_name in COMMANDS:
             module, _, function = _SUBCOMMANDS[cmd_name][0].partition(":")
             command: click.Command = getattr(importlib.import_module(module), function)
             return command
-        return _offered(ctx).commands.get(cmd_name)
+        return _plugin_commands(ctx).commands.get(cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Like click's, with a suggestion for a name that is nearly right, and what plugins have to do with it."""
+        """Resolve as click does. For an unknown name, suggest a similar one, and name plugins whose commands failed to load."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             if args[0] in PACKAGES:
-                ctx.fail(" ".join([_to_install(args[0]), *_absent(_offered(ctx))]))
-            there = sorted({*COMMANDS, *_offered(ctx).commands})
+                ctx.fail(" ".join([_to_install(args[0]), *_broken_plugins(_plugin_commands(ctx))]))
+            there = sorted({*COMMANDS, *_plugin_commands(ctx).commands})
             close = difflib.get_close_matches(args[0], sorted({*there, *PACKAGES}), 1)
             hint = f"Did you mean '{close[0]}'?" if close else f"The commands are {', '.join(there)}."
-            ctx.fail(" ".join([f"There is no command '{args[0]}'. {hint}", *_absent(_offered(ctx))]))
+            ctx.fail(" ".join([f"There is no command '{args[0]}'. {hint}", *_broken_plugins(_plugin_commands(ctx))]))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of subcommands, without importing the core's; below it, plugins that cannot say theirs."""
+        """Write the list of subcommands without importing the core's modules.
+
+        Below the list, name plugins whose commands failed to load.
+        """
         del ctx
         found = _every_command()
         summaries = {name: one.get_short_help_str(_WIDTH) for name, one in found.commands.items()}
@@ -80,41 +85,44 @@ class LazyGroup(click.Group):
             formatter.write_text(f"{failure.error}.")
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a subcommand; an error of Djinn's, and any error of a plugin's command, becomes one message and exit code 1."""
+        """Run a subcommand. Print an error of Djinn or of a plugin's command as one message, and exit with code 1."""
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except Exception as error:
-            owner = _offered(ctx).owners.get(ctx.invoked_subcommand or "") if _PLUGINS in ctx.meta else None
+            owner = _plugin_commands(ctx).owners.get(ctx.invoked_subcommand or "") if _PLUGINS in ctx.meta else None
             if os.environ.get("DJINN_DEBUG") or not (owner or isinstance(error, DjinnError)):
                 raise
             if owner is None or isinstance(error, DjinnError):
                 raise click.ClickException(_with_code(error)) from error
-            raise click.ClickException(_of_plugin(ctx, owner, error)) from error
+            raise click.ClickException(_plugin_failure(ctx, owner, error)) from error
 
 
-_WIDTH = 100  # of summaries
-_PLUGINS = "djinn.commands of plugins"  # where a context keeps them
+_WIDTH = 100  # width of the summaries in characters
+_PLUGINS = "djinn.commands of plugins"  # key of the cached commands in click's context
 
 
 def _every_command() -> PluginCommands:
-    """Commands of all plugins, whatever the settings say: they may be wrong."""
+    """Return the commands of all plugins. Ignore settings, because they may be invalid."""
     from djinn_core.registry.commands import find_commands
     from djinn_core.registry.selection import Selection
 
     return find_commands(Selection(), COMMANDS)
 
 
-def _offered(ctx: click.Context) -> PluginCommands:
-    """Commands of plugins, looked for once. If a setting is wrong, those of all plugins: `doctor` says what is wrong."""
+def _plugin_commands(ctx: click.Context) -> PluginCommands:
+    """Return the commands of the enabled plugins, from a cache. If a setting is invalid, return those of all plugins.
+
+    So `djinn doctor`, which reports the invalid setting, still runs.
+    """
     if _PLUGINS not in ctx.meta:
         from djinn_core.registry.commands import find_commands
         from djinn_core.registry.selection import Selection
         from djinn_core.settings import resolve
 
         selection = Selection()
-        with contextlib.suppress(ConfigurationError):  # `_prepare` raises it
+        with contextlib.suppress(ConfigurationError):  # `_prepare` reports the error
             selection = Selection.from_settings(resolve().settings)
         if selection.plugins:
             _find_in_working_directory()
@@ -135,8 +143,8 @@ def _to_install(command: str) -> str:
     )
 
 
-def _absent(offered: PluginCommands) -> list[str]:
-    """Sentences about plugins whose commands are not there."""
+def _broken_plugins(offered: PluginCommands) -> list[str]:
+    """Return a sentence for each plugin whose commands failed to load."""
     told = [str(failure.error).rstrip(".") + "." for failure in offered.failures]
     if offered.disabled:
         told.append(f"The setting `disable` leaves out the commands of {', '.join(offered.disabled)}.")
@@ -144,14 +152,14 @@ def _absent(offered: PluginCommands) -> list[str]:
 
 
 def _with_code(error: Exception) -> str:
-    """The message of an error, and where causes and cures are; those of the command line's own mistakes say both."""
+    """Return the error's message and its code for `djinn explain-error`. A usage error of the command line has no code."""
     if not isinstance(error, DjinnError) or isinstance(error, ConfigurationError):
         return str(error)
     return f"{error}\n`djinn explain-error {error.code}` shows causes and cures."
 
 
-def _of_plugin(ctx: click.Context, owner: PluginRow, error: Exception) -> str:
-    """Message for what a command of a plugin raised and should not have."""
+def _plugin_failure(ctx: click.Context, owner: PluginRow, error: Exception) -> str:
+    """Return the message for an unexpected exception of a plugin's command."""
     from djinn_core.registry.loading import shown
 
     package = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
@@ -167,7 +175,10 @@ def _of_plugin(ctx: click.Context, owner: PluginRow, error: Exception) -> str:
 
 
 def _find_in_working_directory() -> None:
-    """Modules there can be named as plugins, as with `python -m`; last, so that none stands in for another module."""
+    """Append the working directory to `sys.path`, so that its modules can be named as plugins, as with `python -m`.
+
+    It comes last, so that its modules cannot shadow others.
+    """
     with contextlib.suppress(FileNotFoundError):  # the directory was removed
         here = str(Path.cwd())
         if not {"", here} & {*sys.path}:
@@ -181,7 +192,7 @@ def main() -> None:
 
     Settings come from flags, then the environment (DJINN_<NAME>), then a TOML file; `djinn doctor --all` shows which won.
     """
-    # A mistake in the environment or the file is told before any work starts; `doctor` reports it itself.
+    # Report an invalid setting before any work starts. `doctor` reports it itself.
     _prepare()
 
 
@@ -192,7 +203,7 @@ def _prepare() -> None:
     logs.show("warning")
     context = click.get_current_context()
     if _PLUGINS in context.meta:
-        for failure in _offered(context).failures:
+        for failure in _plugin_commands(context).failures:
             failure.warn_of_hook()
     try:
         settings = resolve().settings

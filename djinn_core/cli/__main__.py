@@ -1,4 +1,4 @@
-"""`python -m djinn_core.cli`: the command, where its script is not on the path."""
+"""Run the command with `python -m djinn_core.cli` if its script is not on the path."""
 
 from djinn_core.cli import main
 

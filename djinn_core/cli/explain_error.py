@@ -23,7 +23,10 @@ _LINK: Final = re.compile(r"\[([^]]+)\]\(([^)]+)\)")
 @click.command(name="explain-error")
 @click.argument("code", required=False)
 def command(code: str | None) -> None:
-    """Show causes and cures of an error: CODE is what a traceback names, or the class. Without it, all codes are listed."""
+    """Show causes and cures of an error.
+
+    CODE is the code in a traceback, or the name of the error's class. Without CODE, list all codes.
+    """
     sections = read_sections()
     if code is None:
         for name, text in sections.items():
@@ -39,10 +42,10 @@ def command(code: str | None) -> None:
 
 
 def read_sections() -> dict[str, str]:
-    """The text about each code, by code.
+    """Return the section of docs/errors.md about each code, by code.
 
     Raises:
-        ConfigurationError: the page is not where it is installed.
+        ConfigurationError: the page is not installed.
     """
     for place in _PLACES:
         if place.is_file():

@@ -1,6 +1,6 @@
-"""`djinn plugins`: what is built in, installed or broken; `djinn plugins new`: a skeleton for one of your own.
+"""`djinn plugins` lists built-in, installed and broken plugins. `djinn plugins new` writes a skeleton of a new plugin.
 
-The skeleton is a template, itself a plugin named `example`, in whose place the new name is put.
+The skeleton is a template: a plugin named `example`. Its name is replaced by the name of the new plugin.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _KINDS = "kinds"
 
 
 def render(name: str, kind: str, directory: Path) -> Path:
-    """Write a plugin `name` of `kind` into a new folder in `directory`, and return the folder.
+    """Write a plugin `name` of `kind` into a new folder in `directory`. Return the folder.
 
     Raises:
-        ConfigurationError: the name cannot be one, the folder exists, or there is no template.
+        ConfigurationError: the name is invalid, the folder exists, or the template is missing.
     """
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
@@ -56,10 +56,10 @@ def render(name: str, kind: str, directory: Path) -> Path:
 
 
 def template_folder() -> Path:
-    """Path of the template.
+    """Return the path of the template.
 
     Raises:
-        ConfigurationError: nowhere.
+        ConfigurationError: the template is missing.
     """
     for place in _PLACES:
         if place.is_dir():
@@ -68,7 +68,7 @@ def template_folder() -> Path:
 
 
 def _files(template: Path, kind: str) -> Iterator[tuple[Path, Path]]:
-    """The template's files with their places in the plugin; those of the kind replace those of the same place."""
+    """Yield each template file with its path in the new plugin. Files of the kind override common files at the same path."""
     found: dict[Path, Path] = {}
     for root in (template, template / _KINDS / kind):
         for path in sorted(root.rglob("*")):
@@ -95,7 +95,7 @@ _STYLES = {"active": "green", "failed": "red", "disabled": "yellow", "unselected
 @click.option("--json", "as_json", is_flag=True, help="Print a list with one object a plugin.")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """List the plugins: built-in, installed and unusable ones.
+    """List built-in, installed and broken plugins.
 
     DJINN_PLUGINS=a,b uses the built-in plugins and exactly these (empty: no others), DJINN_DISABLE=x leaves some out,
     DJINN_STRICT=1 makes a broken one an error, DJINN_TRACE_PLUGINS=1 logs each call of a hook.
@@ -134,9 +134,9 @@ def _table(rows: tuple[PluginRow, ...]) -> Table:
     help="What it adds.",
 )
 def new(name: str, directory: Path, kind: str) -> None:
-    """Write the skeleton of a plugin NAME, a package that can be installed and passes its tests, into DIRECTORY.
+    """Write the skeleton of a plugin NAME into a new folder in DIRECTORY.
 
-    DIRECTORY is the present one unless given; the plugin gets a folder of its own in it.
+    The skeleton is an installable package that passes its tests. DIRECTORY is the current directory by default.
     """
     folder = render(name, kind, directory)
     click.echo(f"{folder} holds a plugin of kind {kind}. Install it with `pip install -e {folder}`, see it with")

@@ -1,4 +1,4 @@
-"""Options of commands that ask servers. Plugins import this file to list their commands, so it imports little."""
+"""Options of commands that query servers. Plugins import this module to list their commands, so it imports little."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 
 def server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options about which servers are asked, handed to `command` as `servers` and `connection_file`."""
+    """Add the options that select servers. `command` receives them as `servers` and `connection_file`."""
     connection_file = click.option(
         "--connection-file", type=click.Path(path_type=Path), help="File that `djinn serve` wrote."
     )

@@ -1,4 +1,4 @@
-"""`djinn_register_assignment_policies`: on which executor of a server a new session begins."""
+"""`djinn_register_assignment_policies`: choose the executor of a server on which a new session begins."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ class TenantLoad:
 
 @attrs.frozen
 class ExecutorLoad:
-    """Load of an executor that a session may begin on.
+    """Load of an executor on which a session may begin.
 
     Attributes:
         number: number of its device on the server. device: id of its device.
         busy: share of the time between the last two reports in which it ran programs of this tenant, from 0 to 1.
-        beginning: sessions assigned since the last report. recent: sessions assigned in the last minute. sessions:
-            sessions in the last report.
-        memory: bytes that its device has; 0 if they are not known. memory_free: bytes that are free on it; None if they
-            are not known.
-        held: bytes that the tenant's sessions hold there: weights, caches and all else.
-        hints: hints of sessions that were assigned to it since it last had none, the latest last.
+        beginning: sessions assigned since the last report. recent: sessions assigned in the last minute. sessions: sessions in
+            the last report.
+        memory: bytes of memory of its device; 0 if unknown. memory_free: free bytes on the device; None if unknown.
+        held: bytes that the tenant's sessions occupy there, including weights and caches.
+        hints: hints of the sessions assigned since the executor was last idle, the latest last.
         others: other tenants that have sessions on the same device.
     """
 
@@ -58,15 +57,14 @@ class ExecutorLoad:
 
 @attrs.frozen
 class AssignmentRequest:
-    """Session that is about to begin, and the executors that it may begin on.
+    """A new session, and the executors on which it may begin.
 
     Attributes:
         tenant: the tenant of the client.
         executors: executors with the requested device and room for the session; at least one.
         client: name that the client gives itself; do not base decisions on it.
-        device: device that the client asks for; empty: any.
-        hint: what the client says of its work, such as the name of a model, by its setting `assignment_hint`; mostly
-            empty.
+        device: device that the client requests; empty: any.
+        hint: the client's setting `assignment_hint`, such as the name of a model. Empty by default.
         quota: the tenant's quota.
     """
 
@@ -83,7 +81,7 @@ class AssignmentRefusal:
     """Refusal to begin a session on any of the executors.
 
     Attributes:
-        reason: what the client is told.
+        reason: the message that the client receives.
         retry: True if a later retry may succeed. Clients then retry for `connect_timeout`.
     """
 
@@ -92,10 +90,10 @@ class AssignmentRefusal:
 
 
 class AssignmentPolicy(ABC):
-    """Choose the executor of a new session, if the setting `assignment` names the policy. It is pure.
+    """Choose the executor of a new session, if the setting `assignment` names the policy. A policy is pure.
 
-    A gateway calls it in the threads of clients, several at the same time, while these wait. Where it raises, or returns
-    anything else, the built-in `least_loaded` takes its place for that session, and a warning names its plugin.
+    A gateway calls it in the threads of waiting clients, several at a time. If it raises or returns an invalid result, the
+    built-in `least_loaded` decides for that session, and a warning names the plugin.
 
     Attributes:
         name: unique among assignment policies, as settings name it.
@@ -105,17 +103,16 @@ class AssignmentPolicy(ABC):
 
     @abstractmethod
     def assign(self, request: AssignmentRequest) -> int | AssignmentRefusal:
-        """Number of one of the executors of the request, or a refusal."""
+        """Return the number of an executor of the request, or a refusal."""
 
 
 @hookspec
 def djinn_register_assignment_policies(settings: Any) -> Iterable[AssignmentPolicy]:
     """Return the assignment policies that this plugin offers.
 
-    Called once in each gateway process. `djinn serve --assignment`, or the setting `assignment`, names the one that is used, by
-    default the built-in `least_loaded`. One that raises, or returns anything but the number of an executor that it was
-    shown or an `AssignmentRefusal`, is replaced by `least_loaded` for that session, with a warning that names its plugin.
-
+    Called once in each gateway process. `djinn serve --assignment`, or the setting `assignment`, selects the policy; the default
+    is the built-in `least_loaded`. If a policy raises, or returns neither the number of an offered executor nor an
+    `AssignmentRefusal`, `least_loaded` decides for that session, and a warning names the plugin.
     """
     del settings
     raise NotImplementedError

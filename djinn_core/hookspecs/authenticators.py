@@ -1,4 +1,4 @@
-"""`djinn_register_authenticators`: who a client is, by what it shows to a gateway."""
+"""`djinn_register_authenticators`: identify a client by the credentials that it shows to a gateway."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import attrs
 from djinn_core.hookspecs import hookspec
 from djinn_core.hookspecs.quotas import Quota
 
-OPERATOR: Final = "default"  # tenant of the server's operator, and of all clients if there are no other tenants
+OPERATOR: Final = "default"  # tenant of the server's operator; also of all clients if no tenants are configured
 
 
 @attrs.frozen
@@ -31,15 +31,15 @@ class Credentials:
 
 @attrs.frozen
 class Identity:
-    """The identity of a client whose credentials are good.
+    """The identity of a client with valid credentials.
 
     Attributes:
-        tenant: name of the tenant that the client works for: letters, digits, dots, dashes and underscores, at most 64,
-            beginning with a letter or digit. `default` is the operator, who sees all tenants.
+        tenant: name of the tenant that the client works for: letters, digits, dots, dashes and underscores, at most 64, beginning
+            with a letter or digit. `default` is the operator, who sees all tenants.
         key: id of the credentials, which is logged and is no secret; at most 64 printable characters. Sessions end when
-            `Authenticator.is_valid` denies it; empty: they do not.
-        monitor: True for a client that may look at the server, and do nothing else.
-        quota: limits of what the tenant may use. Where there are none, those that `djinn token limit` sets hold.
+            `Authenticator.is_valid` returns False for the key. If empty, sessions do not end that way.
+        monitor: True for a client that may only read the server's state.
+        quota: limits for the tenant. None: the limits that `djinn token limit` sets.
     """
 
     tenant: str
@@ -49,7 +49,7 @@ class Identity:
 
     @property
     def sees_all(self) -> bool:
-        """True for an identity that may see what other tenants do: the operator, and one that is a monitor."""
+        """Return True if the identity may see other tenants: the operator and monitors."""
         return self.tenant == OPERATOR or self.monitor
 
 
@@ -83,25 +83,27 @@ class Authenticator(ABC):
     name: str
 
     def prepare(self) -> None:  # noqa: B027 - some need no preparation
-        """Get ready, when a gateway starts that uses this authenticator: read keys, check settings. By default nothing.
+        """Prepare when a gateway that uses this authenticator starts: read keys, check settings.
+
+        The default does nothing.
 
         Raises:
-            ConfigurationError: it cannot be used as it is set up. The server does not start.
+            ConfigurationError: the configuration is invalid. The server does not start.
         """
 
     @abstractmethod
     def authenticate(self, credentials: Credentials) -> Identity | Denial | None:
-        """The client's identity, or why it is refused; None if the credentials are none of this authenticator's kind.
+        """Return the client's identity or a denial; None if the credentials are for another authenticator.
 
-        Called once a connection, in threads, several at the same time; the client has waited that long.
+        Called once per connection while the client waits, in several threads at the same time.
         """
 
     def is_valid(self, key: str) -> bool:
-        """True while sessions may go on that began with the credentials of this key. By default False.
+        """Return True while sessions that began with the credentials of this key may continue. The default is False.
 
-        An authenticator that gives keys to clients has this method; one whose identities have no key needs none. Asked every few
-        seconds for each key that is in use, also for keys that an earlier server process gave out. It answers from
-        memory: one that waits keeps other sessions from being ended.
+        An authenticator whose identities have keys implements this method. The gateway calls it every few seconds for each key in
+        use, including keys that an earlier server process issued. Answer from memory: a slow answer delays the end of other
+        sessions.
         """
         del key
         return False
@@ -111,9 +113,9 @@ class Authenticator(ABC):
 def djinn_register_authenticators(settings: Any) -> Iterable[Authenticator]:
     """Return the authenticators that this plugin offers.
 
-    Called once in each gateway process. The setting `authenticators` (`djinn serve --authenticator`) names those that are
-    used, none by default, in the order in which they are asked; the server's own tokens are looked at first. The first
-    result that is not None counts. One that raises refuses the client.
+    Called once in each gateway process. The setting `authenticators` (`djinn serve --authenticator`) lists the authenticators in
+    use, in the order in which they are asked; none by default. The gateway checks the server's own tokens first. The first result
+    other than None counts. An exception refuses the client.
     """
     del settings
     raise NotImplementedError

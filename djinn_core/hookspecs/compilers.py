@@ -1,4 +1,4 @@
-"""`djinn_register_compilers`: turn a hot template into something faster, in the executor."""
+"""`djinn_register_compilers`: replace a hot template by a faster replay, in the executor."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class CompilerContext:
     """A template that runs often.
 
     Attributes:
-        graph_module: the ops as a `torch.fx.GraphModule` over tensors. Numbers are fixed, or follow from a size of an input
-            (`aten.sym_size.int` and integer arithmetic). None of its results shares memory with another or an input.
-        metas: metadata of the inputs, as they were last.
-        device: the device that it runs on.
-        writes: the inputs that it writes into, by position.
-        grows: by input the dimensions whose sizes differ from run to run, all by the same law; empty if every run has
-            the same shapes.
+        graph_module: the ops as a `torch.fx.GraphModule` over tensors. Numbers are constants, or computed from a size of an input
+            (`aten.sym_size.int` and integer arithmetic). No result shares memory with another result or an input.
+        metas: metadata of the inputs in the last run.
+        device: the device that runs the template.
+        writes: positions of the inputs that the template writes into.
+        grows: by input the dimensions whose sizes differ from run to run, all by the same law; empty if every run has the same
+            shapes.
         threads: torch threads of the executor.
     """
 
@@ -40,7 +40,7 @@ class CompilerContext:
 
     @cached_property
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        """Example inputs, made when they are first asked for: the right metadata, and zeros for content."""
+        """Return example inputs with the right metadata and zeros as contents. They are made at the first access."""
         return tuple(
             torch.zeros(meta.extent, dtype=meta.dtype, device=self.device).as_strided(meta.shape, meta.stride)
             for meta in (attrs.evolve(m, offset=0) for m in self.metas)
@@ -81,9 +81,9 @@ class Compiler(ABC):
 def djinn_register_compilers(settings: Any) -> Iterable[Compiler]:
     """Return the compilers that this plugin offers.
 
-    Called once in each executor process. The setting `compilers` names those that are used, none by default, and in which
-    order they are asked. What they make is compared with the template itself and timed against it before it is used. One
-    that raises is not asked again for that template, and the executor goes on without it.
+    Called once in each executor process. The setting `compilers` lists the compilers in use, in the order in which they are
+    asked; none by default. The executor compares and times each compiled replay against the template before it uses it. After an
+    exception the executor does not ask the compiler again for that template.
     """
     del settings
     raise NotImplementedError

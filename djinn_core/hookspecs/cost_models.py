@@ -1,4 +1,4 @@
-"""Stage 3, estimate: cost models say what a node costs on a device."""
+"""Stage 3, estimate: cost models predict what a node costs on a device."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from djinn_core.ir.graph import Graph, Node
 
 @attrs.frozen
 class Probe:
-    """A program whose time tells a cost model something of the device that runs it.
+    """A small program whose run time shows a cost model the speed of a device.
 
     Attributes:
         name: unique among the probes of a cost model.
-        prepare: makes operands on the device that it is given, and returns what is timed: ordinary PyTorch on them.
-        repeats: how many times the timed function does the same; its time is divided by that.
-        quick: True for the few probes that are timed if a device is measured in the background.
+        prepare: makes operands on the given device, and returns the function to time: ordinary PyTorch on these operands.
+        repeats: how many times the timed function repeats its work; its time is divided by that.
+        quick: True for the few probes that run when a device is measured in the background.
     """
 
     name: str
@@ -77,9 +77,9 @@ class CostModel(ABC):
 def djinn_register_cost_models(settings: Any) -> Iterable[CostModel]:
     """Return the cost models that this plugin offers.
 
-    Called once in the client process, when the plugins are first needed or configured again. For each node the models
-    that name its op are asked first, then the general ones, each group in order of name, built-ins last; the first
-    result that is not None counts. A model that raises is skipped for that graph.
+    Called once in the client process, when the plugins are first needed or configured again. For each node the planner first asks
+    the models that list its op in `operations`, then the general models. Each group is sorted by name, with built-in models last.
+    The first result other than None counts. A model that raises is skipped for that graph.
     """
     del settings
     raise NotImplementedError

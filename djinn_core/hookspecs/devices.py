@@ -18,7 +18,7 @@ from djinn_core.system.device_copies import DeviceCopies
 if TYPE_CHECKING:
     from djinn_core.ir.costs import DeviceCapabilities
 
-# Libraries of an accelerator raise plain RuntimeErrors.
+# Accelerator libraries raise plain RuntimeErrors.
 _OPENING: Final = threading.Lock()
 _DEVICE_ERROR: Final = re.compile(r"\b(CUDA|HIP|XPU|MPS|cuDNN|MIOpen) error|\b[A-Z]+_STATUS_[A-Z_]+")
 
@@ -32,14 +32,13 @@ class DeviceRuntime:
 
     Attributes:
         device: the `torch.device` that ops run on.
-        keeps_time: True if `take_seconds` says how long programs take, because the device only simulates them. Such an
-            executor runs programs neither ahead nor in batches. False: the executor measures the time.
-        hang_seconds: the executor ends if the device completes no submission for so long although the ops of one have
-            been issued, or issuing one of its ops takes so long because the device does not go on. It must exceed what
-            the longest submission takes; `--hang-seconds` of `djinn serve` sets it.
+        keeps_time: True if `take_seconds` says how long programs take, because the device only simulates them. Such an executor
+            runs programs neither ahead nor in batches. False: the executor measures the time.
+        hang_seconds: the executor ends if the device completes no submission for this time although ops of one were issued, or if
+            issuing one op takes this time. It must exceed the longest submission; `--hang-seconds` of `djinn serve` sets it.
         opens_memory: True if `export` and `open` are implemented.
-        ahead_seconds: an accelerator's executor issues no further turn while one that it issued so long ago has not
-            run.
+        ahead_seconds: an accelerator's executor issues no further turn while an earlier turn has been queued on the device for
+            this time.
     """
 
     device: torch.device

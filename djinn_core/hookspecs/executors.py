@@ -1,4 +1,4 @@
-"""`djinn_register_executors`: where and how the processes of executors are started."""
+"""`djinn_register_executors`: start executor processes in other places, such as on a cluster."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ class Integration:
 def djinn_register_integrations(settings: Any) -> Iterable[Integration]:
     """Return the integrations that this plugin offers.
 
-    Called once in the client process: when the program imports a library that an entry point of the group
-    `djinn.integrations` names with this plugin, or when a program is first planned, whichever is earlier; without such an
-    entry point, when the session begins. An exception disables the plugin.
+    Called once in the client process. An entry point in the group `djinn.integrations` names a library with the plugin. The call
+    comes when the program imports that library or first plans a program, whichever is earlier. Without such an entry point, it
+    comes when the session begins. An exception disables the plugin.
     """
     del settings
     raise NotImplementedError

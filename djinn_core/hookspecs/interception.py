@@ -43,7 +43,7 @@ class Interception(ABC):
         """Predict these strides for a result of calls like `call` from now on. An executor found the old prediction wrong."""
 
     def reconsider(self) -> None:  # noqa: B027 - not needed by all
-        """Drop conclusions from facts that have changed, such as the ops that a server lacks or offers."""
+        """Drop cached conclusions, because their facts have changed, such as the ops that a server offers."""
 
     def forget(self) -> None:  # noqa: B027 - not needed by all
         """Drop the recorded ops of an ended session, and facts about its devices. The caller holds the sink's lock."""

@@ -18,10 +18,9 @@ class Event:
     """An event. It contains no secrets.
 
     Attributes:
-        name: such as `submitted`; docs/hooks.md has the names by process, with their facts. Later versions may add
-            more.
-        seconds: when it ended, since 1970.
-        process: `client`, `gateway` or `executor`. Two of them may have different events of one name.
+        name: such as `submitted`. docs/hooks.md lists the names and fields by process. Later versions may add more.
+        seconds: Unix time at which it ended.
+        process: `client`, `gateway` or `executor`. Two processes may use one name for different events.
         fields: facts by name, such as `{"instructions": 490, "duration": 0.012}`; durations in seconds, sizes in bytes.
     """
 
@@ -34,16 +33,16 @@ class Event:
 class Observer(ABC):
     """Receive the events of its process, never single ops.
 
-    In a client it is called on the thread that caused the event, by several at a time, so it must be quick. In a gateway or an
-    executor it is called on a thread of its own, one event after the other. Events wait for it in a queue, so that a slow one
-    delays nothing; where 10,000 wait, further ones are left out, and a warning says how many. An exception is logged with the
-    name of its plugin, once for each text, and the next event follows.
+    A client calls it on the thread that caused the event, from several threads at a time: return quickly. Gateways and executors
+    call it on a separate thread, one event after another. There events wait in a queue of 10,000, so a slow observer delays
+    nothing. A full queue drops events, and a warning counts them. An exception is logged once per text with the name of the
+    plugin.
 
     Attributes:
         name: unique among observers.
-        events: names of the events that it wants; None: all. Read again after each `connected`. Events that no observer wants
-            are not made.
-        processes: the processes whose events it wants.
+        events: names of the requested events; None: all. Read again after each `connected`. Events that no observer requests are
+            not made.
+        processes: the processes whose events it receives.
     """
 
     name: str
@@ -57,13 +56,11 @@ class Observer(ABC):
     def trace_context(self, kind: str, executor: int, number: int) -> str:
         """Return the W3C `traceparent` for a message to an executor; empty: none.
 
-        The first observer by name that returns one decides.
-
-        Called in clients, on the thread that sends the message, before that.
+        The first observer by name that returns one decides. Clients call it on the sending thread before they send.
 
         Args:
             kind: `submission`, or `transfer` (of another executor's value to this executor).
-            executor: number of the executor in its pool, from 1; 0 where it is the only one.
+            executor: number of the executor in its pool, from 1; 0 if it is the only one.
             number: number of the submission at this executor, as in its events, or of the transfer in its pool.
         """
         del kind, executor, number
@@ -75,7 +72,7 @@ def djinn_register_observers(settings: Any) -> Iterable[Observer]:
     """Return the observers that this plugin offers.
 
     Called once in each client, gateway and executor process: in a client when the plugins are first needed or configured again.
-    Observers are told of an event in order of name. One that raises is told of the next event, too.
+    Observers receive an event in order of name. An observer that raises still receives the next event.
     """
     del settings
     raise NotImplementedError

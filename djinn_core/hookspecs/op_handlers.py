@@ -1,4 +1,4 @@
-"""Op handlers: run calls of ops that the device cannot record as one instruction."""
+"""Op handlers: run ops that the device cannot record as one instruction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`djinn_register_operations_pages`: further pages of a gateway's operations listener."""
+"""`djinn_register_operations_pages`: add pages to a gateway's operations listener."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class HttpResponse:
 
 @attrs.frozen
 class EventFeed:
-    """A continuing response: server-sent events.
+    """A streaming response: server-sent events.
 
     Attributes:
-        next: returns the data of the next event, without newlines. Empty: no event now. None: the feed ends. Called
-            from several threads, one at a time.
+        next: returns the data of the next event, without newlines. Empty: no event now. None: the feed ends. Called from several
+            threads, one at a time.
         seconds: pause between two calls.
     """
 
@@ -59,9 +59,9 @@ class WatchedServer:
     """A server as pages see it.
 
     Attributes:
-        status: for a tenant, or None for all tenants, the object that `djinn status --json` shows of a server: sessions, executors,
-            memory, events. It asks the executors, which takes milliseconds, and at most seconds where one does not answer.
-        end: ends the session of this name, if the identity may, and returns an error message, empty if it was ended. None: pages cannot end
+        status: returns what `djinn status --json` shows of the server, for a tenant, or None for all: sessions, executors,
+            memory, events. It queries the executors. This takes milliseconds, or seconds if an executor does not answer.
+        end: ends the named session, if the identity may. Returns an error message, empty on success. None: pages cannot end
             sessions.
     """
 
@@ -72,8 +72,7 @@ class WatchedServer:
 class OperationsPages(ABC):
     """Serve pages below `/NAME` of a gateway's operations listener.
 
-    A request for which `answer` raises is answered with 500, and the log names the pages; an exception in `begin` leaves
-    them out.
+    If `answer` raises, the client receives status 500, and the log names the pages. If `begin` raises, the pages are not served.
 
     Attributes:
         name: unique among pages, and none of the listener's own routes: small letters, digits, `-` and `_`.
@@ -112,10 +111,10 @@ class OperationsPages(ABC):
 def djinn_register_operations_pages(settings: Any) -> Iterable[OperationsPages]:
     """Return the pages that this plugin offers to the operations listener of `djinn serve --operations-port`.
 
-    Called once in each gateway process. The listener checks the token before it asks for a page, names no other host in its
-    Content-Security-Policy and answers no request of another site's page. A feed ends when its token is not good any more. Pages whose
-    `answer` raises an exception are answered for with 500, and the log names them; an exception in the hook or in `begin` leaves them
-    out. A page that raises harms no other.
+    Called once in each gateway process. The listener checks the token before it asks for a page. Its Content-Security-Policy
+    names no other host, and it rejects requests from other sites. A feed ends when its token expires. If `answer` raises, the
+    client receives status 500, and the log names the pages. If the hook or `begin` raises, its pages are not served, and other
+    pages continue.
     """
     del settings
     raise NotImplementedError

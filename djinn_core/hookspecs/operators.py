@@ -28,18 +28,18 @@ class CastPolicy:
 class OperatorLibrary:
     """Describe the custom ops of one library. The operator of a server allows them with `djinn serve --operators NAME`.
 
-    The executor imports `module` at its start, if the library is allowed, and looks each op up once. A client can name these ops and no others.
-    The client calls `metadata` and `cast_policy`; the executor calls `check`. The plugin must not import the library itself.
+    If the library is allowed, the executor imports `module` at its start and looks each op up once. A client can name only these
+    ops. The client calls `metadata` and `cast_policy`; the executor calls `check`. The plugin must not import the library itself.
 
     Attributes:
-        name: unique among operator libraries; what `--operators` names.
+        name: unique among operator libraries, as `--operators` names it.
         module: module whose import registers the ops with PyTorch, such as `torchvision`.
-        operators: names of the overloads, such as `torchvision::nms` or `mylib::scale.out`. The overload `default` has no suffix. Include
-            the ops that autograd calls, such as `torchvision::_roi_align_backward`.
-        package: what to install on the server, as an error message says it: `the package djinn-torchvision`.
+        operators: names of the overloads, such as `torchvision::nms` or `mylib::scale.out`. The overload `default` has no suffix.
+            Include the ops that autograd calls, such as `torchvision::_roi_align_backward`.
+        package: the package to install on the server, as shown in error messages: `the package djinn-torchvision`.
         data_dependent: names of the ops whose result shapes depend on data. Each call waits for the executor, as `nonzero` does.
-        every_tenant: False if the kernels do not validate arguments of hostile clients. The server then refuses `--operators NAME` and needs
-            a tenant: `--operators NAME@TENANT`. Programs may name the library for executors of their own.
+        every_tenant: False if the kernels do not validate arguments of hostile clients. The server then refuses `--operators
+            NAME` and needs a tenant: `--operators NAME@TENANT`. Programs may name the library for executors of their own.
     """
 
     name: str
@@ -64,7 +64,9 @@ class OperatorLibrary:
         return None
 
     def check(self, op: str, arguments: Mapping[str, Any]) -> None:
-        """Check arguments that the kernel of `op` trusts, before each call on the executor. Tensors are on the executor's device.
+        """Check arguments that the kernel of `op` does not check itself, before each call on the executor.
+
+        Tensors are on the executor's device.
 
         Args:
             op: name of the overload.

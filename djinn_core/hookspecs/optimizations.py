@@ -25,16 +25,16 @@ class OptimizationContext(ShortRepr):
 
     Attributes:
         graph: the graph as recorded; values and nodes keep their ids through all rewrites.
-        profile: what the graph is about.
-        costs: what it costs.
+        profile: the workload that the patterns recognised.
+        costs: estimated costs of the nodes.
         topology: devices and links.
-        plan: what the optimizations before this one left.
+        plan: the plan after the previous optimizations.
         kept: values that are still needed when the program ends.
-        placement: where nodes were placed, in the second pass after placement; None in the first.
-        resident, copies: in the second pass, where inputs live already and which other devices have copies of them, as in
+        placement: devices of the nodes, in the second pass after placement; None in the first.
+        resident, copies: in the second pass, the devices where inputs live, and other devices with copies of them, as in
             `PlacementContext`.
         stream: which programs of its structure are under way.
-        margin: the share of the time on one device that several have to be predicted to save, as in `PlacementContext`.
+        margin: share of the single-device time that several devices must be predicted to save, as in `PlacementContext`.
     """
 
     graph: Graph
@@ -73,9 +73,10 @@ class Optimization(ABC):
     tolerates_growth: bool = False
 
     def wants(self, ops: frozenset[str]) -> bool:
-        """Return True if a program with these ops, such as `aten::linear`, is worth a plan for this optimization. By default it is.
+        """Return True if a program with these ops, such as `aten::linear`, should be planned for this optimization.
 
-        Called for each new program of a session with one executor, which runs a program as recorded if nothing wants a plan.
+        The default is True. Called for each new program of a session with one executor. If no optimization returns True, the
+        program runs as recorded.
         """
         del ops
         return True
@@ -87,11 +88,11 @@ class Optimization(ABC):
 
 @attrs.frozen
 class Trial:
-    """Executor times for programs of one structure, with an optimization and without it, in turns.
+    """Executor times of programs of one structure. Runs with an optimization alternate with runs without it.
 
     Attributes:
         optimization: its name.
-        with_it, without: seconds of each run, the oldest first; the first ones of each way are left out.
+        with_it, without: seconds of each run, the oldest first. The warm-up runs are left out.
     """
 
     optimization: str
@@ -101,12 +102,12 @@ class Trial:
 
 @attrs.frozen
 class PlacementTrial:
-    """Runs of programs of one structure on one executor and over several, each from its submission to its results.
+    """Times of programs of one structure on one executor and over several, each from submission to result.
 
     Attributes:
         policy: name of the placement policy that divides them.
-        alone, apart: seconds of each run on one executor and over several, the oldest first; the first ones are left out.
-        moving: predicted seconds of bringing copies of weights to where they are used, and back what then lives elsewhere.
+        alone, apart: seconds of each run on one executor and over several, the oldest first. The warm-up runs are left out.
+        moving: predicted seconds to copy weights to the executors that use them, and to copy moved values back.
     """
 
     policy: str
@@ -128,12 +129,12 @@ class Judge(Optimization):
         return False
 
     def pays(self, trial: Trial) -> bool | None:
-        """Return True if the optimization saves time, None if more runs are needed. By default an optimization stays."""
+        """Return True if the optimization saves time, None if more runs are needed. The default keeps every optimization."""
         del trial
         return True
 
     def spreads(self, trial: PlacementTrial) -> bool | None:
-        """Return True if several executors are faster, None if more runs are needed. By default a placement stays."""
+        """Return True if several executors are faster, None if more runs are needed. The default keeps every placement."""
         del trial
         return True
 
@@ -142,9 +143,9 @@ class Judge(Optimization):
 def djinn_register_optimizations(settings: Any) -> Iterable[Optimization]:
     """Return the optimizations that this plugin offers.
 
-    Called once in the client process, when the plugins are first needed or configured again. Optimizations run once per
-    new graph, in the order that `before` and `after` demand, ties by name. The driver verifies each rewrite; one that
-    raises or breaks an invariant is dropped with a warning that names it.
+    Called once in the client process, when the plugins are first needed or configured again. Optimizations run once per new
+    graph, in the order that `before` and `after` demand, ties by name. The planner verifies each rewrite. It drops one that
+    raises or breaks an invariant, with a warning that names the optimization.
     """
     del settings
     raise NotImplementedError

@@ -40,8 +40,8 @@ class Pattern(ABC):
 def djinn_register_patterns(settings: Any) -> Iterable[Pattern]:
     """Return the patterns that this plugin offers.
 
-    Called once in the client process, when the plugins are first needed or configured again. Patterns run in order of
-    name, once per new graph. A pattern that raises is skipped for that graph with a warning that names it.
+    Called once in the client process, when the plugins are first needed or configured again. Patterns run in order of name, once
+    per new graph. A pattern that raises is skipped for that graph, with a warning.
     """
     del settings
     raise NotImplementedError

@@ -24,16 +24,16 @@ class PlacementContext(ShortRepr):
     """Everything that a placement policy may look at.
 
     Attributes:
-        resident: device id by value, for the inputs that already live somewhere; the others are uploaded to where they
-            are placed. Under `RANDOM_STATE` it says where random ops have to run.
+        resident: device id by value, for inputs that already live on a device; other inputs are uploaded to their placement. The
+            entry for `RANDOM_STATE` is the device on which random ops must run.
         copies: ids of the other devices that hold a copy of an input.
         pins: devices by patterns of module paths, from the setting `pins`.
         stream: which programs of its structure are under way.
-        fetch: values that the client wants when the program has run.
+        fetch: values that the client requests after the program.
         memory_limits: by device id the bytes that the program may hold there at once, inputs included; devices that are not
             listed have no limit.
-        margin: the share of the time on one device that several have to be predicted to save to be used; 1 where the program
-            is to be on one device, if one can run it.
+        margin: share of the single-device time that several devices must be predicted to save before they are used; 1 if the
+            program should run on one device whenever it fits there.
     """
 
     graph: Graph

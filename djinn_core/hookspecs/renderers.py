@@ -34,8 +34,8 @@ class Renderer(ABC):
 def djinn_register_renderers(settings: Any) -> Iterable[Renderer]:
     """Return the renderers that this plugin offers.
 
-    Called once in the client process, when the plugins are first needed or configured again, and by `djinn explain`. One that
-    raises fails the call that wanted a file, with a message that names its plugin.
+    Called once in the client process, when the plugins are first needed or configured again, and by `djinn explain`. If a
+    renderer raises, the call that requested the file fails, with a message that names the plugin.
     """
     del settings
     raise NotImplementedError

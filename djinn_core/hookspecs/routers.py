@@ -186,7 +186,7 @@ class JoinedReplies(PendingReply):
             self._seconds = max(self._seconds, reply.server_seconds)
 
     def failed(self, error: DjinnError) -> None:
-        """Called when an executor has replied with an error. The replies of all others are still awaited."""
+        """Record that an executor replied with an error. The replies of the other executors are still awaited."""
 
     def is_there(self) -> bool:
         """As `PendingReply.is_there`."""
@@ -209,11 +209,12 @@ class JoinedReplies(PendingReply):
 
 
 class Router:
-    """Choose which executor runs which part of each program. Callers hold the sink's lock, but not for `home`, `topology`, `last_profile` and `watch`.
+    """Choose which executor runs which part of each program.
 
-    This class is the router of a session with one executor, which runs every program as it is. A router of a plugin says in `route`
-    which executors run a program, in `upload` where values go, and in `home` where they are. It overrides `submit` if it hands the parts
-    to executors itself. Each session uses a shallow copy of the registered router, and `begin` sets what belongs to the session.
+    Callers hold the sink's lock, except for `home`, `topology`, `last_profile` and `watch`. This class is the router of a session
+    with one executor, which runs every program as it is. A plugin's router decides in `route` which executors run a program and
+    in `upload` which executor gets a value. `home` returns the executor of a value. A router that sends the parts itself
+    overrides `submit`. Each session uses a shallow copy of the registered router, and `begin` sets the session's state.
 
     Attributes:
         name: unique among routers; the setting `router` names the one of sessions with several executors.
@@ -245,7 +246,7 @@ class Router:
         raise UnsupportedOperation(f"executors cannot join: the router {self.name!r} takes no more than it began with")
 
     def leave(self, numbers: Sequence[int]) -> None:
-        """Move all values of some executors to the others, and remove the former from `executors`.
+        """Move all values of some executors to the other executors, and remove the former from `executors`.
 
         Raises:
             DjinnError: the values cannot be moved; the session keeps its executors.
@@ -307,7 +308,7 @@ class Router:
         return self.executors.here[0].last_profile  # type: ignore[no-any-return]
 
     def watch(self) -> None:
-        """Watch executors of a session that an engine started, also a single one: the engine may take their places away."""
+        """Watch the executors that an engine started, even a single one: the engine may reclaim their machines."""
 
     def close(self) -> None:
         """Stop background work, because the session ends."""

@@ -1,4 +1,4 @@
-"""`djinn_register_run_strategies`: run a template in another way than op by op, on an executor."""
+"""`djinn_register_run_strategies`: run a template on an executor in another way than op by op."""
 
 from __future__ import annotations
 
@@ -70,10 +70,11 @@ class StrategyRun(ABC):
 
     @abstractmethod
     def replace(self, stop: int, made: Mapping[int, torch.Tensor]) -> Iterator[None]:
-        """Put tensors in the places of values that the ops before op `stop` make, and skip these ops. Write `yield from`, as for `advance`.
+        """Set the values that the ops before op `stop` compute, and skip these ops.
 
-        The ops may write into nothing and draw no random numbers. `made` has each of their values that is used later: in memory that is new in
-        each run, laid out as the op lays it out. In a trial the ops run as well, and the executor compares the results.
+        Write `yield from`, as for `advance`. The skipped ops may not write into operands or draw random numbers. `made` has each
+        of their values that a later op uses: in new memory in each run, with the layout that the op produces. In a trial the ops
+        run as well, and the executor compares the results.
 
         Raises:
             ValueError: an op writes into an operand or draws random numbers, a value is missing, or the ops have run.
@@ -98,16 +99,17 @@ class RunOffer(ABC):
         """
 
     def stage(self) -> Stage:
-        """Return `ready` if it can be tried and used, `watching` if `run` only looks at values, and `idle` if it has nothing to do."""
+        """Return `ready` if the offer can be tried and used, `watching` if `run` only observes values, else `idle`."""
         return "ready"
 
     def ran(self, seconds: float) -> None:  # noqa: B027 - most offers do not measure
-        """Hear of device seconds of the template's runs that completed since the last call."""
+        """Receive the device seconds of the template's runs since the last call."""
 
     def decided(self, ratio: float, *, used: bool, reason: str) -> None:  # noqa: B027 - most offers have one try
-        """Hear the end of a trial. `ratio`: share of the time op by op that it took. `used`: whether it runs the template from now on.
+        """Receive the result of a trial.
 
-        An unused offer is tried again once it was in another stage in between.
+        `ratio`: its time divided by the time op by op. `used`: True if the executor uses the offer from now on. An unused offer
+        is tried again after its stage has changed.
         """
 
 

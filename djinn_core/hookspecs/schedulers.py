@@ -24,12 +24,12 @@ class SchedulingContext(ShortRepr):
     """Everything that a scheduler may look at.
 
     Attributes:
-        resident: device id by value, for the inputs that already live somewhere; the others must be uploaded.
-        fetch: values that the client wants when the program has run.
+        resident: device id by value, for inputs that already live on a device; other inputs must be uploaded.
+        fetch: values that the client requests after the program.
         copies: ids of the other devices that hold a copy of an input.
         memory_limits: by device id the bytes that the program may hold there at once, inputs included; devices that are not
             listed have no limit.
-        latency_target: seconds in which the program should be done; 0 if as soon as possible is wanted.
+        latency_target: seconds in which the program should complete; 0: as soon as possible.
     """
 
     program: Program
@@ -50,11 +50,10 @@ class NodePriority:
     """The order in which a scheduler wants the nodes of a program to run.
 
     Attributes:
-        key: returns the sort key of a node by its id. The ready node with the least key runs first, of equal ones the first in
-            the program.
-        reason: why this order, in words that a person can check.
-        strict: False: each device that is free takes the ready node with the least key (list scheduling). True: nodes run in the
-            order of their keys as far as dependences allow, even if a device has to wait.
+        key: returns the sort key of a node by its id. The ready node with the least key runs first; ties follow program order.
+        reason: explanation of the order for people.
+        strict: False: each idle device takes the ready node with the least key (list scheduling). True: nodes run in the order of
+            their keys as far as dependences allow, even if a device has to wait.
         group_priority: returns the priority of the group that begins with a node; by default 0 for all groups.
     """
 

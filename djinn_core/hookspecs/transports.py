@@ -1,4 +1,4 @@
-"""`djinn_register_transports`: how frames travel between a client and a server."""
+"""`djinn_register_transports`: carry frames between a client and a server."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class TransportCapabilities:
 
 @attrs.frozen
 class LinkFacts:
-    """Facts about the network under a connection, as the system measured them; 0 if it does not know.
+    """Measurements of the network under a connection by the operating system; 0 if unknown.
 
     Attributes:
         latency: round-trip time in seconds.
-        bandwidth: highest rate at which this end was seen to send, in bytes a second.
+        bandwidth: highest observed send rate of this end, in bytes per second.
     """
 
     latency: float = 0.0
@@ -129,7 +129,7 @@ class Connection(ABC):
         return None
 
     def place_bodies(self, place: Callable[[bytes, int], memoryview | None]) -> None:
-        """Ask `place` for the memory of a large buffer that arrives; by default it is not asked.
+        """Receive a large buffer in memory that `place` returns. The default ignores `place`.
 
         `place` gets the head of the frame and the length of the buffer. It returns memory of that length, or None.
         """
@@ -158,7 +158,7 @@ class Connection(ABC):
     def held(self) -> int:
         """Bytes in memory of incomplete frames, and of frames that `receive` has not returned.
 
-        A gateway that relays more than it may hold ends the connections that hold most.
+        A gateway above its relay limit closes the connections that hold most.
         """
         return 0
 
@@ -174,7 +174,7 @@ class Connection(ABC):
 
     @property
     def link(self) -> LinkFacts:
-        """What the system has measured about the network so far. Never blocks, never raises."""
+        """Measurements of the network so far. Never blocks, never raises."""
         return NO_LINK
 
 
@@ -195,9 +195,9 @@ class Listener(ABC):
 class Transport(ABC):
     """Move frames between a client and a server.
 
-    A server and its executors listen with each transport that reaches other machines, and with those that `--transport` names. A client
-    tries the transports that both ends have, in order of `speed`. An exception other than `TransportError` ends the client's
-    start, or the server's. `djinn.hooks.SocketTransport` implements a transport over any kind of stream socket.
+    A server and its executors listen with each transport that reaches other machines, and with those that `--transport` names. A
+    client tries the transports of both ends in order of `speed`. An exception other than `TransportError` fails the start of the
+    client or the server. `djinn.hooks.SocketTransport` implements a transport over any kind of stream socket.
 
     Attributes:
         name: unique among transports.
@@ -244,9 +244,9 @@ class Transport(ABC):
 def djinn_register_transports(settings: Any) -> Iterable[Transport]:
     """Return the transports that this plugin offers.
 
-    Called once in each client, gateway and executor process, when the plugins are first needed or configured again. A
-    server listens with every transport that it is asked for by URL scheme; a client tries those that both ends have, in
-    order of `speed`, and says so when it falls back. An exception disables the plugin.
+    Called once in each client, gateway and executor process, when the plugins are first needed or configured again. A server
+    listens with the transports whose URL schemes are requested. A client tries the transports of both ends in order of `speed`,
+    and logs a fallback. An exception disables the plugin.
     """
     del settings
     raise NotImplementedError

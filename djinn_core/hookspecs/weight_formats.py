@@ -1,4 +1,4 @@
-"""`djinn_register_weight_formats`: how files with weights are laid out: the tensors, and how each is read."""
+"""`djinn_register_weight_formats`: parse files with weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from djinn_core.ir.checked_fields import mapping_of, tuple_of
 
 
 class Decoding(ABC):
-    """Decoder of a tensor that a file holds quantized or strided. Several threads of an executor call it at the same time."""
+    """Decoder of a tensor that a file stores quantized or strided. Several threads of an executor call it at the same time."""
 
     @abstractmethod
     def read_into(self, file: weight_sources.WeightFile, first: int, buffer: memoryview) -> None:
@@ -70,7 +70,7 @@ class FileHeader:
 
     Attributes:
         tensors: by name, in the order of the file.
-        metadata: further texts in the header, which clients receive.
+        metadata: other strings in the header, which clients receive.
     """
 
     tensors: dict[str, HeaderEntry] = attrs.field(validator=mapping_of(str, HeaderEntry))

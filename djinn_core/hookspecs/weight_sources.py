@@ -1,4 +1,4 @@
-"""`djinn_register_weight_sources`: where an executor reads the weights that clients name by an address."""
+"""`djinn_register_weight_sources`: resolve the addresses of weights, such as `hf://org/model`, on an executor."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ INDEX: Final = ".index.json"
 
 @attrs.frozen
 class WeightPermissions:
-    """Permissions of a server's clients, given by its operator.
+    """Permissions of a server's clients, set by its operator.
 
     Attributes:
-        folders: folders on the server's disk (`--models`); what they contain may be read.
-        addresses: patterns of other addresses (`--allow-weights`) such as `hf://meta-llama/*`; `*` stands for any characters, and
-            before the first `/` of what follows `://` (a host, a bucket, an organization) for any but `/`.
+        folders: folders on the server's disk (`--models`) whose contents may be read.
+        addresses: patterns of other addresses (`--allow-weights`) such as `hf://meta-llama/*`. In the part after `://` and before
+            the next `/` (a host, bucket or organization), `*` matches any characters but `/`; elsewhere, any characters.
         saving: folders that the tenant may save weights in, and read (`--save-weights`).
         hidden: folders of the server with files of all tenants. Clients may read only the part that is in `saving`.
-        suffixes: ends of the names of files with weights, by the formats in use, and of their indexes: a source offers these of a folder.
+        suffixes: suffixes of weight files and their indexes, by the formats in use. A source offers only such files of a folder.
     """
 
     folders: tuple[Path, ...] = ()

@@ -63,8 +63,7 @@ def slot_positions(nodes: tuple[Node, ...]) -> Iterator[range]:
 
 _FORMS_LIMIT = 16384
 Read = Callable[[tuple[int, ...], tuple[int | float, ...]], Any]
-# How to read a node of a form, by identity of the form. The entry keeps the form alive, so no other object gets its
-# identity.
+# Readers by identity of the form. The entry keeps the form alive, so no other object gets its identity.
 _readers: dict[int, tuple[Form, dict[str, Any], tuple[tuple[str, Read], ...]]] = {}
 
 

@@ -89,10 +89,7 @@ class DeviceCapabilities:
 
     @property
     def speeds(self) -> tuple[float, float]:
-        """Operations and bytes a second.
-
-        Unknown values are assumed by kind: a laptop's core, or a mid-range accelerator.
-        """
+        """Operations per second and bytes per second. Unknown values are assumed by kind: one laptop core, or a mid-range accelerator."""
         flops, bandwidth = (5e10, 1e10) if self.kind == "cpu" else (2e13, 5e11)
         return self.flops or flops, self.bandwidth or bandwidth
 
@@ -162,7 +159,7 @@ class NetworkTopology(ShortRepr):
         """Return the device of that id.
 
         Raises:
-            KeyError: there is none.
+            KeyError: the topology has no such device.
         """
         return self._devices[device_id]
 

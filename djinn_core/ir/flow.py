@@ -29,7 +29,7 @@ COPIES = frozenset({
 })  # fmt: skip
 _BLANK = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 _DROPOUTS = frozenset({"alpha_dropout", "dropout", "feature_dropout", "native_dropout"})
-_SEVERAL = 2  # operands
+_SEVERAL = 2  # an op with at least this number of operands
 _WRITERS_KEPT = 16  # writes into one storage that are distinguished by position
 
 T = TypeVar("T")

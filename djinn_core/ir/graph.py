@@ -24,7 +24,7 @@ from djinn_core.ir.values import TensorMeta
 EdgeKind = Literal["data", "order"]
 
 
-_NAMED = 8  # kinds of ops in a graph's `repr`
+_NAMED = 8  # number of op kinds in a graph's `repr`
 
 
 @attrs.frozen
@@ -306,7 +306,7 @@ class _Flow:
         self.edges: dict[tuple[int, int], EdgeKind] = {}
 
     def take(self, node: Node) -> None:
-        """Add the edges into `node`, and remember what it reads, writes and makes."""
+        """Add the edges into `node`, and record the storages that it reads, writes and makes."""
         edges, makers, writers, target = self.edges, self.makers, self.writers, node.id
         for value in node.inputs:
             source = makers.get(value)  # the value itself: a view exists only once the view op has run

@@ -1,16 +1,17 @@
-"""The ops that a program may contain with tensors that are not strided among their arguments.
+"""The ops that a program may contain with non-strided tensors among their arguments.
 
-They travel inside one op of Djinn's own, `LAYOUT_CALL`: its first argument names the op, and a tensor that is not strided is a list
-among the others, of a word that says its kind, numbers, and strided tensors:
+They are sent inside Djinn's op `LAYOUT_CALL`. Its first argument names the op. A non-strided tensor becomes a list: a
+word for its kind, then numbers and strided tensors:
 
     COO, is_coalesced, sizes, indices, values
     one of COMPRESSED, sizes, compressed indices, plain indices, values
     PER_TENSOR, its dtype's place in QUANTIZED, scale, zero point, integers
     PER_CHANNEL, its dtype's place in QUANTIZED, axis, integers, scales, zero points
-    NESTED, dimensions of each of its tensors, their sizes one after the other, their elements one after the other
-    NESTED_VIEW, the same, their strides one after the other, their offsets, the memory in which they lie
+    NESTED, dimensions of each tensor, all sizes concatenated, all elements concatenated
+    NESTED_VIEW, dimensions of each tensor, all sizes, all strides, all offsets, the underlying memory
 
-A result takes `PLACES` values: a header and up to three tensors. The executor makes no such tensor that outlives the op.
+A result takes `PLACES` values: a header and up to three tensors. On the executor, no non-strided tensor outlives the
+op.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ NESTED: Final = "nested"
 NESTED_VIEW: Final = "nested_view"
 QUANTIZED: Final = (("qint8", "int8"), ("quint8", "uint8"), ("qint32", "int32"))  # and the element types
 
-PLACES: Final = 4  # the header, and tensors in the order above; a strided result is the first
+PLACES: Final = (
+    4  # number of values of a result: the header and tensors in the order above; a strided result is the first tensor
+)
 
 # Kinds of results: the first number of a header.
 STRIDED_RESULT: Final = 0

@@ -44,8 +44,6 @@ def module_names(calls: Sequence[ModuleCall | None]) -> ModuleNames:
 
 @attrs.define
 class _CallNamer:
-    """Names each call of a module once."""
-
     found: ModuleNames = attrs.field(factory=ModuleNames)
     classes: dict[str, None] = attrs.field(factory=dict)
     _known: dict[int, tuple[str, int]] = attrs.field(factory=dict)

@@ -15,17 +15,15 @@ from typing import Any, ClassVar, Final
 import attrs
 import torch
 
-CALLS_REMEMBERED = (
-    16384  # entries and exits of modules, per thread, that backward passes can reliably be traced back to
-)
+CALLS_REMEMBERED = 16384  # number of module entries and exits per thread that backward passes can be traced back to
 BACKWARD: Final = "backward"  # the thread's current call while the autograd engine runs
 _NO_NODE = 1 << 63  # no op has these sequence numbers: nodes that accumulate gradients have the largest
 
 
 class ForwardCalls:
-    """Module calls of a thread, each with the autograd sequence number from which on the thread was inside it.
+    """Module calls of a thread, each with the first autograd sequence number inside it.
 
-    One thread appends, and its numbers only grow; any thread may look.
+    One thread appends, with increasing numbers; any thread may read.
 
     Attributes:
         kept: dropped calls, for a timeline that reads them at its end; None: dropped calls are not kept.
@@ -37,7 +35,7 @@ class ForwardCalls:
     def __init__(self) -> None:
         self._remembered: tuple[list[int], list[ModuleCall | None]] = [], []
         self.kept: list[tuple[list[int], list[ModuleCall | None]]] | None = None
-        self._most_kept = sys.maxsize  # parts
+        self._most_kept = sys.maxsize  # number of parts
         self.threads.add(self)
 
     def keep(self) -> None:
@@ -55,10 +53,12 @@ class ForwardCalls:
         if len(numbers) >= 2 * CALLS_REMEMBERED:  # other threads may be reading the existing lists
             if self.kept is not None and len(self.kept) <= self._most_kept:
                 part = numbers[:CALLS_REMEMBERED], calls[:CALLS_REMEMBERED]
-                self.kept.append(part if len(self.kept) < self._most_kept else (numbers[:1], [None]))  # and a gap
+                self.kept.append(
+                    part if len(self.kept) < self._most_kept else (numbers[:1], [None])
+                )  # the new part and a gap
             numbers, calls = numbers[CALLS_REMEMBERED:], calls[CALLS_REMEMBERED:]
             self._remembered = numbers, calls
-        calls.append(call)  # first, so that there is a call for each number
+        calls.append(call)  # append the call first, so that every number has a call
         numbers.append(first)
 
     def inside(self, number: int) -> ModuleCall | None:
@@ -69,8 +69,8 @@ class ForwardCalls:
         return None
 
 
-# A module and the call that it was called in; or, in a backward pass, the sequence number of the autograd node, the call
-# that the pass was begun in, and what this thread was inside when.
+# A module and the call around it. In a backward pass: the autograd node's sequence number, the call that started the
+# pass, and the thread's current call.
 ModuleCall = tuple[weakref.ref[torch.nn.Module], "ModuleCall | None"] | tuple[int, "ModuleCall | None", ForwardCalls]
 
 

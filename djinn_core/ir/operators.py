@@ -143,9 +143,11 @@ def split_name(name: str) -> tuple[str, str]:
     return packet, overload or "default"
 
 
-_SHOWN = 100  # characters of a refused name
+_SHOWN = 100  # number of shown characters of a refused name
 _custom: dict[str, torch._ops.OpOverload] = {}
-NO_NAMESPACES = frozenset({"aten", "djinn", "prim", "prims", ""})  # of custom ops
+NO_NAMESPACES = frozenset(
+    {"aten", "djinn", "prim", "prims", ""}
+)  # namespaces of built-in ops, which custom ops cannot have
 
 
 def is_custom(func: torch._ops.OpOverload) -> bool:

@@ -110,5 +110,5 @@ def resolved(replace: Mapping[int, int]) -> dict[int, int]:
             end, hops = ends.get(end, replace[end]), hops + 1
         ends[value] = end
         if end in replace:
-            raise InvalidStage(f"value {value} is replaced by values that stand in for each other in a circle")
+            raise InvalidStage(f"value {value} is part of a cycle of replacements")
     return ends

@@ -327,7 +327,7 @@ class Program(ShortRepr):
 
 
 def conditions_hold(equal_slots: tuple[tuple[int, int], ...], slots: Sequence[Slot]) -> bool:
-    """Return True if the scalars of a program are equal at all positions that a plan requires."""
+    """Return True if a program's scalars satisfy a plan's conditions: the pairs of positions with equal scalars."""
     return all(interchangeable(slots[first], slots[second]) for first, second in equal_slots)
 
 

@@ -35,7 +35,7 @@ class Measured:
     @classmethod
     def of(cls, before: Sequence[float], after: Sequence[float]) -> Measured:
         """Return the medians of both lists of run times."""
-        from statistics import median  # few programs are tried
+        from statistics import median  # imported here because few programs are tried
 
         return cls(median(before), median(after), min(len(before), len(after)))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-_LINE = 120  # characters
+_LINE = 120  # maximum number of characters
 _FEW = 4
 _ATOMS = (int, float, str, bytes, Enum, type(None))
 

@@ -71,7 +71,7 @@ class Draft:
         )
 
     def with_all_results(self, result: PipelineResult, plugins: Plugins) -> PipelineResult:
-        """Return `result` with a row for each optimization, including finished ones and those that `exact` excludes."""
+        """Return `result` with a row for each optimization, including finished and excluded ones (setting `exact`)."""
         plan = result.plan
         if plan is None:
             return result
@@ -98,7 +98,7 @@ def _without_substitutions(result: OptimizationResult, reason: str) -> Optimizat
 
 
 def _request_after(request: Request, rewritten: RewrittenProgram) -> Request:
-    """Return the request for a rewritten program. Derived values are at their known location, else with the weights."""
+    """Return the request for a rewritten program. Derived values have their known location, otherwise that of the weights."""
     resident, copies = dict(request.resident), dict(request.copies)
     for recipe in rewritten.recipes:
         if (found := request.derived(recipe)) is not None:
@@ -113,7 +113,7 @@ def _request_after(request: Request, rewritten: RewrittenProgram) -> Request:
 
 
 def asked_again(plan: OptimizationPlan, again: Sequence[Optimization]) -> OptimizationPlan:
-    """Return the plan for the second pass of `again`, without results of those that did nothing in the first."""
+    """Return the plan for the second pass, without results of optimizations in `again` that did nothing before."""
     names = {optimization.name for optimization in again}
     return attrs.evolve(plan, results=tuple(r for r in plan.results if r.applied or r.optimization not in names))
 

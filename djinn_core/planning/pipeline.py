@@ -1,4 +1,4 @@
-"""The order of the stages: annotate, estimate, optimize, place, schedule."""
+"""The pipeline: runs the stages annotate, estimate, optimize, place and schedule in order."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def plan(
     known: Known = NOTHING_KNOWN,
     known_plan: OptimizationPlan | None = None,
 ) -> PipelineResult:
-    """Run the stages over a program, as far as `request.until`.
+    """Run the stages over a program, up to `request.until`.
 
-    If optimizations substitute code, the first three stages run again over the program that results.
+    If optimizations substitute code, the first three stages run again over the rewritten program.
 
     Args:
-        program: what to plan.
+        program: the program to plan.
         plugins: patterns, cost models, optimizations, placement policies and schedulers.
         request: devices and options, such as `until`.
         profile: the program's profile, if it is known from another program of its kind.
-        known: how long values from earlier programs live, as in `annotate`.
+        known: lifetimes of values from earlier programs, as in `annotate`.
         known_plan: an earlier result of the optimizations. If it is given, the optimizations do not run.
 
     Raises:
@@ -77,7 +77,7 @@ def plan(
         if isinstance(rest, Draft):
             draft = rest
             result = _analyse(draft, plugins, clock)
-        else:  # there are no substitutions, or none that can be used
+        else:  # no substitutions, or none could be recorded
             optimized, after = made, rest
     result = attrs.evolve(result, plan=without_substitutions(optimized, after))
     if last >= STAGES.index("place"):
@@ -90,7 +90,6 @@ def plan(
 
 
 def _analyse(draft: Draft, plugins: Plugins, clock: _StageClock) -> PipelineResult:
-    """Return the results of the first two stages."""
     graph, request = draft.graph, draft.request
     profile = draft.profile or clock.time("annotate", annotate, graph, plugins.patterns, known=draft.known)
     result = PipelineResult(graph, request.topology, profile, recorded=draft.recorded, seconds=clock.seconds)
@@ -103,7 +102,7 @@ def _analyse(draft: Draft, plugins: Plugins, clock: _StageClock) -> PipelineResu
 def _place(
     result: PipelineResult, policy: PlacementPolicy, draft: Draft, clock: _StageClock, *, twice: bool
 ) -> PipelineResult:
-    """Return the result with a placement. `twice`: optimizations that ask for it run once more when the placement is known."""
+    """Return the result with a placement. `twice`: optimizations that run again after the placement."""
     request = draft.request
     placement = clock.time("place", place, placement_context(result, request), policy, _POLICY)
     result = attrs.evolve(result, placement=placement)
@@ -141,7 +140,7 @@ def _optimization_context(result: PipelineResult, request: Request) -> Optimizat
 
 
 def placement_context(result: PipelineResult, request: Request) -> PlacementContext:
-    """Return what a placement policy is given for a result whose plan is made."""
+    """Return the context of a placement policy for a result that has a plan."""
     return PlacementContext(
         graph=result.graph,
         profile=_profile_of(result),
@@ -161,7 +160,7 @@ def placement_context(result: PipelineResult, request: Request) -> PlacementCont
 def _scheduling_context(result: PipelineResult, draft: Draft) -> SchedulingContext:
     request = draft.request
     if result.placement is None:
-        raise ValueError("only a result that is placed can be scheduled: plan until='place'")
+        raise ValueError("the result has no placement to schedule: plan until='place'")
     return SchedulingContext(
         program=draft.graph.program,
         graph=result.graph,
@@ -190,8 +189,6 @@ def _plan_of(result: PipelineResult) -> OptimizationPlan:
 
 
 class _StageClock:
-    """Adds up how long each stage took."""
-
     def __init__(self) -> None:
         self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
 

@@ -1,4 +1,4 @@
-"""What planning is given beside a program: the plugins, and a `Request`."""
+"""Inputs of planning beside the program: the plugins, and a `Request`."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class Plugins(Protocol):
 
 
 class PluginOverrides:
-    """Plugins with other cost models or optimizations in place of theirs."""
+    """A view of `plugins` with some members replaced, such as the cost models."""
 
     def __init__(self, plugins: Plugins, **others: Sequence[Any]) -> None:
-        """`others`: by the name of the member what stands in its place."""
+        """`others`: replacement of each member, by its name."""
         self._plugins = plugins
         vars(self).update(others)
 
@@ -62,20 +62,20 @@ class Request:
 
     Attributes:
         topology: devices and links.
-        resident: device id by value, for the inputs that already live somewhere.
+        resident: device id by value, for inputs that already live on a device.
         copies: ids of the other devices that hold a copy of an input.
-        exact: whether optimizations are left out that round otherwise than the program does.
-        fetch: values that the client wants at the end.
+        exact: True to leave out optimizations that may round differently.
+        fetch: values that the client requests after the program.
         until: the last stage to run.
-        placement_policy, scheduler: names of the ones to use.
+        placement_policy, scheduler: names of the policy and scheduler to use.
         pins: pairs of a pattern of module paths and a device, for policies that follow them.
         memory_limits: by device id the bytes that the program may hold there at once.
-        latency_target: seconds in which the program should be done; 0: as soon as possible.
+        latency_target: seconds in which the program should complete; 0: as soon as possible.
         stream: which programs of its structure are under way.
         hints: facts for the stages after `annotate`, beside those of patterns.
-        derived: where the values of a recipe are already, by device id, and their copies.
+        derived: current locations of a recipe's values, and of their copies, by device id.
         margin: as in `PlacementContext`.
-        rewrite: records substitutions of optimizations; None: they are left out.
+        rewrite: records substitutions of optimizations; None: substitutions are left out.
     """
 
     topology: NetworkTopology
@@ -97,20 +97,20 @@ class Request:
 
 
 def preferred(offered: Sequence[PlacementPolicy] | Sequence[Scheduler], otherwise: str) -> str:
-    """Return the name of the policy or scheduler with the greatest preference, of equal ones the first by name; else `otherwise`."""
+    """Return the name of the policy or scheduler with the greatest preference; ties by name. Without any preference, return `otherwise`."""
     ranked = [(-one.preference, one.name) for one in offered if one.preference is not None]
     return min(ranked)[1] if ranked else otherwise
 
 
 def selected(plugins: Plugins, exact: bool) -> tuple[Optimization, ...]:
-    """Return the optimizations that may run: with `exact`, those that round as the program does."""
+    """Return the optimizations that may run: all, or with `exact` only the exact ones."""
     return tuple(o for o in plugins.optimizations if o.exact or not exact)
 
 
 def asked_by_size(plugins: Plugins, *, exact: bool, policy: str, scheduler: str) -> tuple[str, ...]:
-    """Plugins in use that do not say that they tolerate growth, by kind and name: plans hold for fewer sizes with them.
+    """Return plugins in use that do not declare `tolerates_growth`, by kind and name.
 
-    A policy or a scheduler that is not the chosen one is not in use; `exact` as in `Request`.
+    With them, a plan serves fewer sizes. A policy or scheduler counts only if it is the chosen one. `exact` is as in `Request`.
     """
     used: list[tuple[str, Any]] = [
         *(("pattern", p) for p in plugins.patterns),

@@ -14,7 +14,8 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.substitution import RewrittenProgram, Substitution
 from djinn_core.logs import get_logger
 
-# Records code instead of nodes. Arguments: the program, the substitutions, and the persistent inputs. Clients have one.
+# Records substitution code. Arguments: the program, the substitutions, and the persistent inputs. Only clients have
+# one.
 Rewrite: TypeAlias = Callable[[Program, Sequence[Substitution], frozenset[int]], RewrittenProgram]
 
 _log = get_logger("djinn.pipeline")
@@ -32,7 +33,7 @@ def persistent_weights(graph: ProgramGraph, profile: WorkloadProfile) -> frozens
 def substitute(
     graph: ProgramGraph, profile: WorkloadProfile, results: Sequence[OptimizationResult], rewrite: Rewrite | None
 ) -> RewrittenProgram | str:
-    """Return the program with all substitutions in it, or the reason why there is none. A failure of `rewrite` is logged."""
+    """Return the program with all substitutions applied, or the reason for none. A failure of `rewrite` is logged."""
     if rewrite is None:
         return "there is no device here that records it"
     substitutions = [s for result in results for s in result.rewrite.substitutions]

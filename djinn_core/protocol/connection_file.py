@@ -14,7 +14,7 @@ from djinn_core.logs import get_logger
 from djinn_core.system.files import mode_of, user_id
 from djinn_core.system.shared_files import replace_file
 
-_LARGEST: Final = 1 << 20  # bytes
+_LARGEST: Final = 1 << 20  # maximum size in bytes
 _log = get_logger("djinn.launch")
 
 
@@ -26,7 +26,6 @@ class ConnectionFile(msgspec.Struct, frozen=True, omit_defaults=True):
     fingerprint: str = ""
 
     def __repr__(self) -> str:
-        """Return a text without the token."""
         return f"ConnectionFile(urls={self.urls}, fingerprint={self.fingerprint!r})"
 
 

@@ -25,7 +25,7 @@ from djinn_core.registry.kinds import EVERY_KIND, INTEGRATIONS, KINDS
 from djinn_core.registry.report import PluginRow, Status
 from djinn_core.registry.version import CORE_DISTRIBUTION, core_version, described
 
-_PREFIX: Final = "djinn."  # of entry-point groups
+_PREFIX: Final = "djinn."  # prefix of entry-point groups
 
 EntryPoint = importlib.metadata.EntryPoint
 

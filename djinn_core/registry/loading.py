@@ -102,7 +102,7 @@ class PluginLoader:
         self.owners: dict[tuple[str, str], LoadedPlugin] = {}
         self.kinds = frozenset(kinds)
         self.selection, self._started, self._libraries = selection, started, libraries
-        self._told = 0  # failures that were raised or warned of already
+        self._told = 0  # number of failures that were already raised or logged
         self._objects: dict[str, tuple[Any, ...]] = {}
         self._claims = dict(taken or {})
         self._names: dict[str, PluginCandidate] = {}
@@ -369,7 +369,6 @@ def shown(error: BaseException) -> str:
 
 @contextmanager
 def _traced(plugin: LoadedPlugin, kind: Kind) -> Iterator[None]:
-    """Log a call of a hook."""
     began, raised = time.monotonic(), None
     try:
         yield

@@ -143,7 +143,7 @@ class Registry:
 
     @property
     def is_selected(self) -> bool:
-        """True if the settings say something about plugins."""
+        """Return True if the settings select or configure plugins."""
         return self._loader is not None and self._loader.selection != Selection()
 
     def settings_given_to(self, plugins: Collection[str]) -> frozenset[PluginSetting]:
@@ -153,7 +153,7 @@ class Registry:
         return frozenset(one for one in given if any(is_given_to(one, plugin, names) for plugin in plugins))
 
     def used_in(self, kinds: Collection[str], names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """Those names of plugins without which a process that uses objects of `kinds` would lack something; None stays None."""
+        """Return the names of plugins whose objects of `kinds` a process uses; None stays None."""
         others = {row.name for row in self.rows if row.status == "active" and not {*row.kind.split(",")} & {*kinds}}
         return None if names is None else tuple(name for name in names if name not in others)
 

@@ -13,19 +13,19 @@ from typing import Any, Final
 import attrs
 import torch
 
-BLOCK: Final = 4 << 20  # bytes
+BLOCK: Final = 4 << 20  # in bytes
 BLOCKS: Final = 15  # less than 2 x 32 MiB: one half is filled while the other half is copied
-LENT: Final = BLOCKS // 2  # most blocks that uploads may hold; the rest is for other copies
+LENT: Final = BLOCKS // 2  # maximum number of blocks that uploads may hold; the rest is for other copies
 # smaller downloads use the compute stream, because changing streams would take longer than the copy
 SMALL: Final = 64 << 10
-_UNDER_WAY: Final = 4  # blocks of one download
+_UNDER_WAY: Final = 4  # maximum number of blocks in use by one download
 
 
 class CopyWaits:
     """Tracks threads that wait for copies, and the start of the longest wait."""
 
     def __init__(self) -> None:
-        self._since: dict[int, float] = {}  # by thread
+        self._since: dict[int, float] = {}  # start of each wait, by thread
 
     def until(self, event: Any) -> None:
         """Wait until an event is reached."""
@@ -62,8 +62,8 @@ class PinnedRing:
         """`allocate`: creates a block. `count`: limit of blocks. `waits`: tracks waits for copies."""
         self._allocate, self._left = allocate, count
         self._waits = waits or CopyWaits()
-        self._idle: deque[tuple[torch.Tensor, Any]] = deque()  # with the event of the last copy
-        self._lent: dict[int, LentBlock] = {}  # by address
+        self._idle: deque[tuple[torch.Tensor, Any]] = deque()  # each with the event of its last copy
+        self._lent: dict[int, LentBlock] = {}  # by memory address
         # Reentrant: any thread may free the last view of a lent block at any time.
         self._changed = threading.Condition()
 

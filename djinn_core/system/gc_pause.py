@@ -35,7 +35,7 @@ class GcPause:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._inside = 0
-        self._thresholds = gc.get_threshold()  # of the program
+        self._thresholds = gc.get_threshold()  # thresholds of the program
         self.thread = _Thread()
 
     def __enter__(self) -> None:

@@ -129,7 +129,7 @@ def _descriptor(sock: Any) -> int:
 
 
 if sys.platform == "win32":
-    READABLE: Final = 1  # no more than a mark
+    READABLE: Final = 1  # a flag for `register`
     DONTWAIT: Final = 0  # sockets never wait in the kernel on Windows
 
     def poller() -> Poll:
@@ -168,7 +168,7 @@ else:
     poller: Callable[[], Poll] = select.poll
 
     def wait_in_kernel(sock: Any, reading: float, writing: float) -> None:
-        """Have reads and writes raise `BlockingIOError` after a wait of so many seconds."""
+        """Have reads and writes wait this many seconds in the kernel before they raise `BlockingIOError`."""
         sock.setblocking(True)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(reading))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(writing))

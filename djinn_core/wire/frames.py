@@ -212,7 +212,7 @@ class FrameDecoder:
         self.takes_striped = False
         self.place: Callable[[bytes, int], memoryview | None] | None = None
         self.when_large: Callable[[int], None] | None = None
-        self._arrived: deque[Any] = self.frames  # frames after a striped frame wait until that is complete
+        self._arrived: deque[Any] = self.frames  # frames after an incomplete striped frame wait here
         self.waiting: deque[Frame | StripedFrame] = deque()
         self._striped = False  # parts of the incomplete frame
         self._allocate = allocate
@@ -240,7 +240,7 @@ class FrameDecoder:
         return sum(map(weight, frames)) + sum(map(len, begun[:-1])) + self._filled
 
     def finish_striped(self, whole: Frame | None) -> None:
-        """Replace the first frame of `waiting` by `frame`, or remove it."""
+        """Replace the first frame of `waiting` by `whole`, or remove it."""
         waiting = self.waiting
         waiting.popleft()
         if whole is not None:

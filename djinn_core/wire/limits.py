@@ -14,13 +14,13 @@ LARGEST_INTEGER: Final = (1 << 64) - 1
 DEEPEST_LIST: Final = 16  # nesting depth of lists; PyTorch's ops take lists of lists at most
 
 # Kernels loop or recurse over these: beyond the limits they would run forever or overflow the stack.
-SHIFTS: Final = 1024  # of one `roll`
-DEGREE: Final = 1 << 16  # of a polynomial
+SHIFTS: Final = 1024  # shifts of one `roll`
+DEGREE: Final = 1 << 16  # degree of a polynomial
 PIECES: Final = 1 << 16  # pieces of a `chunk` or `tensor_split`
 LAYERS: Final = 1 << 10  # layers of a recurrent network
 
 ARGUMENTS_OF_AN_OP: Final = 1 << 20  # operands, scalars and results of one op
-INSTRUCTIONS: Final = 1 << 18  # of a template
+INSTRUCTIONS: Final = 1 << 18  # instructions of a template
 ARGUMENTS: Final = 1 << 22  # arguments of all instructions of a template; a form counts for each use
 # A client splits templates beyond this many arguments (a single op may exceed it): with a few dozen bytes each, a message stays
 # far below the limit of a frame.
@@ -34,15 +34,15 @@ SCHEMA: Final = 4096  # characters of a custom op's schema
 
 TEMPLATES: Final = 1024  # templates that both ends cache, by least recent use
 DECISIONS: Final = 8  # lines about decisions of a plan
-TEMPLATE_INSTRUCTIONS: Final = 1 << 18  # of these together
+TEMPLATE_INSTRUCTIONS: Final = 1 << 18  # instructions of these together
 
 BLOBS_ASKED: Final = 4096  # tensors in one query for known bytes
 STOPS: Final = 1024  # submissions that one message cancels
-STORED_TENSORS: Final = 1 << 18  # at one address
+STORED_TENSORS: Final = 1 << 18  # tensors at one address
 STORED_NAME: Final = 1024  # characters of the name of a weight
 STORED_ADDRESS: Final = 4096  # characters of a weight address
 SMALL_FILES: Final = 256  # bytes of small files of a model's folder, such as configuration and tokenizer
-SMALL_FILES_BYTES: Final = 48 << 20  # of these together
+SMALL_FILES_BYTES: Final = 48 << 20  # bytes of these together
 STATE_PARTS: Final = 1 << 20  # bytes of a session's state that moves to another executor
 
 FAILURE_TEXT: Final = 4000  # characters of an error message

@@ -62,7 +62,7 @@ class TemplateCache(Generic[V]):
         return found[0]
 
     def replace(self, key: Hashable, value: V) -> V | None:
-        """Replace the value for the template of that key and return the former one. If there is none, keep nothing and return None."""
+        """Replace the value of a cached template and return the former value. If the template is not cached, return None."""
         kept = self._kept
         found = kept.get(key)
         if found is None:

@@ -24,7 +24,7 @@ _NAMES: Final = MappingProxyType(
 )
 _DTYPES: Final = MappingProxyType({name: dtype for dtype, name in _NAMES.items()})
 
-# The short way for what nearly every reply is.
+# fast path for the dtypes of nearly every reply
 _KNOWN_TO_NUMPY: Final[Mapping[torch.dtype, np.dtype[Any]]] = MappingProxyType({
     torch.float32: np.dtype("f4"), torch.float64: np.dtype("f8"), torch.float16: np.dtype("f2"), torch.int64: np.dtype("i8"),
     torch.int32: np.dtype("i4"), torch.int16: np.dtype("i2"), torch.uint8: np.dtype("u1"), torch.bool: np.dtype("?"),
@@ -173,10 +173,7 @@ def extent(shape: Sequence[int], stride: Sequence[int]) -> int:
 
 
 def _extent_if_filled(tensor: torch.Tensor) -> int | None:
-    """The tensor's extent in elements, or None if there are elements in between that are not its own.
-
-    Dimensions of stride 0 count once.
-    """
+    """Return the tensor's extent in elements, or None if the extent has elements of other tensors. Dimensions of stride 0 count once."""
     if tensor.is_contiguous():
         return tensor.numel()
     dimensions = zip(tensor.shape, tensor.stride(), strict=True)

@@ -12,12 +12,12 @@ from djinn_core.planning.builtins.work import work_of
 
 djinn_api_version = "2.0"
 
-_START_SECONDS = {"cpu": 2e-6}  # of an op
+_START_SECONDS = {"cpu": 2e-6}  # start time of an op
 _START_SECONDS_ELSEWHERE = 5e-6
 
 
 class Roofline(CostModel):
-    """Estimates every op: FLOPs as PyTorch counts them, bytes of all operands and results, and work space by family. Views cost nothing."""
+    """Estimates every op: FLOPs as PyTorch counts them, bytes of all operands and results, and workspace by family. Views cost nothing."""
 
     name = "roofline"
     tolerates_growth = True

@@ -64,8 +64,6 @@ def meta_tensor(meta: TensorMeta) -> torch.Tensor:
 
 @attrs.define
 class _ArgumentReader:
-    """Reads operands and slots in the order of a form."""
-
     graph: Graph
     operands: Iterator[int]
     slots: Iterator[int | float]

@@ -13,7 +13,7 @@ from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.handles import storage_of, storages_of
 from djinn_core.ir.values import TensorMeta
 
-FEW = 8  # values; many list elements have equal metadata
+FEW = 8  # number of distinct values to check; many list elements have equal metadata
 
 # These ops allocate memory without writing it.
 _ALLOCATIONS = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})

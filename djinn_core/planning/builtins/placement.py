@@ -103,7 +103,7 @@ def _obstacle(context: PlacementContext, device: DeviceCapabilities, spill: bool
 
 
 def _random_home(context: PlacementContext) -> str | None:
-    """Return the device of the program's random ops; None if there are no random ops or the device is unknown."""
+    """Return the device on which the program's random ops must run; None if unknown or without random ops."""
     home = context.resident.get(RANDOM_STATE)
     return home if home is not None and any(context.graph.nodes[n].random for n in context.plan.nodes) else None
 

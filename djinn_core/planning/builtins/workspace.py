@@ -71,7 +71,7 @@ def _copy_of_operand(graph: Graph, node: Node) -> int:
 
 
 def _sort(graph: Graph, node: Node) -> int:
-    """Return the bytes of a copy of the keys and their indices."""
+    """Return the bytes of a copy of the keys and of the indices."""
     given = graph.meta(node.inputs[0])
     return given.numel * (given.dtype.itemsize + _INDEX)
 

@@ -74,7 +74,7 @@ class Found:
         return self.graph.meta(self.value(name))
 
     def described(self) -> dict[str, str]:
-        """Describe each name in words, for the templates of reasons."""
+        """Return a description of each name, for the templates of reasons."""
         return {name: self._in_words(source) for name, source in self.names.items()}
 
     def _in_words(self, source: int) -> str:

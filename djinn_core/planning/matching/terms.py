@@ -1,8 +1,8 @@
-"""The pattern language: terms that say which ops flow into which, and the functions that make them (`op`, `through`, ...).
+"""The pattern language: terms that describe dataflow between ops, and their constructors (`op`, `through`, ...).
 
-A term is matched backwards from the op that ends it, because an op has few operands and may have many users. Views, casts,
-copies and dropout that is off may stand anywhere between two ops, unless a term names them. A name without a trailing
-underscore means the op in place as well: `op("relu")` finds `relu_`.
+A term is matched backwards from its last op, because an op has few operands and may have many users. Views, casts,
+copies and disabled dropout may stand between two ops, unless a term names them. A name without a trailing underscore
+also matches the in-place op: `op("relu")` finds `relu_`.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from djinn_core.ir.graph import Graph, Node
 from djinn_core.planning.matching.match_result import Found, Place, Ways
 
 Condition = Callable[[Place], bool]
-_SEEN = 96  # sources that one `through` looks at
+_SEEN = 96  # maximum number of sources that one `through` examines
 _COMMUTATIVE = frozenset({
     "add", "add_", "bitwise_and", "bitwise_or", "eq", "logical_and", "logical_or", "maximum", "minimum", "mul", "mul_", "ne",
 })  # fmt: skip
 
 
 class Term(ABC):
-    """Something that a source may be. `>>` feeds it into another term, `|` gives an alternative, `["x"]` names it."""
+    """A condition on a source. `a >> b` feeds `a` into `b`, `a | b` matches either, `a["x"]` names the source."""
 
     @abstractmethod
     def ways(self, found: Found, source: int) -> Ways:
-        """The ways in which `source` matches this term: each is `found`, with the nodes and names of that way added."""
+        """Yield one extended match for each way in which `source` matches. Each is `found` with added nodes and names."""
 
     @property
     @abstractmethod
     def ends(self) -> frozenset[str] | None:
-        """The ops that it can end with; None if it can be anything."""
+        """Return the ops that can end a match; None: any op can."""
 
     def __rshift__(self, after: Term) -> Term:
         return after.fed_by(self)
@@ -45,30 +45,30 @@ class Term(ABC):
     def __getitem__(self, name: str) -> Term:
         return Named(self, name)
 
-    __iter__ = None  # else Python would ask for the names 0, 1, 2 and so on for ever
+    __iter__ = None  # otherwise Python iterates with the names 0, 1, 2 and so on forever
 
     def where(self, *conditions: Condition) -> Term:
-        """This term, for nodes for which all `conditions` hold."""
+        """Restrict this term to nodes for which all `conditions` hold."""
         return Where(self, conditions)
 
     def fed_by(self, before: Term) -> Term:
-        """This term, with `before` flowing into it.
+        """Return this term, fed by `before`.
 
         Raises:
-            TypeError: nothing can flow into it.
+            TypeError: the term has no operands.
         """
         raise TypeError(f"nothing can flow into a {type(self).__name__}, so no {type(before).__name__} can")
 
 
 @attrs.frozen(eq=False)
 class Op(Term):
-    """One op, by names; with what flows into it.
+    """One op, by its names, and the terms of its operands.
 
     Attributes:
-        names: ops, as `Node.operation` has them.
-        operands: what its tensor operands are, in order; those beyond the last may be anything. In ops such as `add` and
-            `mul`, either order.
-        feeds: what flows into it, at any operand.
+        names: ops, as in `Node.operation`.
+        operands: terms of its tensor operands, in order; further operands may be anything. For commutative ops such as `add` and
+            `mul`, in either order.
+        feeds: terms that match any operand.
     """
 
     names: frozenset[str]
@@ -133,7 +133,7 @@ def _each(found: Found, terms: tuple[Term, ...], sources: tuple[int, ...]) -> Wa
 
 @attrs.frozen(eq=False)
 class Either(Term):
-    """One of several terms; the first that fits counts."""
+    """Alternatives. The first term that matches is used."""
 
     terms: tuple[Term, ...]
 
@@ -155,7 +155,7 @@ class Either(Term):
 
 @attrs.frozen(eq=False)
 class Named(Term):
-    """A term with a name: twice in a pattern, it stands for the same."""
+    """A named term. Two terms of one name must match the same source."""
 
     term: Term
     name: str
@@ -177,7 +177,7 @@ class Named(Term):
 
 @attrs.frozen(eq=False)
 class Where(Term):
-    """A term whose node meets conditions."""
+    """A term with conditions on its node."""
 
     term: Term
     conditions: tuple[Condition, ...]
@@ -213,12 +213,12 @@ class Anything(Term):
 
 @attrs.frozen(eq=False)
 class Through(Term):
-    """Ops between two terms: each takes the result of the one before at any operand. The shortest ways come first.
+    """A chain of ops between two terms. Each takes the previous result as any operand. Shorter chains come first.
 
     Attributes:
-        limit: how many ops there may be in a row.
-        widest: whether the search follows only the largest operands of each op, as scores past masks.
-        condition: what must hold of each op.
+        limit: maximum length of the chain.
+        widest: True to follow only the largest operands of each op, for example scores instead of masks.
+        condition: condition on each op.
     """
 
     names: frozenset[str]
@@ -267,7 +267,7 @@ def _may_end(term: Term, node: Node) -> bool:
 
 
 def _reached(graph: Graph, term: Term, source: int) -> int:
-    """The source that `term` ends at: the first op on the way back that it names, views included."""
+    """Return the source where `term` ends: the first op backwards from `source` that the term names, views included."""
     flow, ends = graph.flow, term.ends
     while ends is not None and source >= 0 and flow.looks[source] and graph.nodes[source].operation not in ends:
         source = next(iter(flow.sources[source]), -1)
@@ -275,13 +275,13 @@ def _reached(graph: Graph, term: Term, source: int) -> int:
 
 
 def names_of(operations: Iterable[str]) -> frozenset[str]:
-    """Names of ops, and of the same ops in place."""
+    """Return the names of ops and of their in-place forms."""
     given = frozenset(operations)
     return given | {f"{name}_" for name in given if not name.endswith("_")}
 
 
 def has_conditions(part: object) -> bool:
-    """True if a term contains a condition."""
+    """Return True if a term contains a condition."""
     if isinstance(part, tuple):
         return any(has_conditions(p) for p in part)
     if not isinstance(part, Term):
@@ -291,14 +291,14 @@ def has_conditions(part: object) -> bool:
     return any(has_conditions(p) for p in attrs.astuple(part, recurse=False))  # type: ignore[arg-type] # every term is an attrs class
 
 
-# --- the words of the language -------------------------------------------------------------------------------
+# --- constructors --------------------------------------------------------------------------------------------
 
 
 def op(*operations: str | Iterable[str]) -> Op:
-    """One op of these names (or sets of names), such as `op("gelu", "relu")` or `op(MATRIX_PRODUCT)`.
+    """Return a term for one op of these names (or sets of names), such as `op("gelu", "relu")` or `op(MATRIX_PRODUCT)`.
 
     Raises:
-        TypeError: a term is given in place of a name.
+        TypeError: an argument is a term, not a name.
     """
     if any(isinstance(given, Term) for given in operations):
         raise TypeError('op() takes names of ops; what flows into an op is written before it: op("relu") >> op("exp")')
@@ -309,11 +309,11 @@ def op(*operations: str | Iterable[str]) -> Op:
 def through(
     *operations: str | Iterable[str], limit: int = 4, widest: bool = False, where: Condition | None = None
 ) -> Through:
-    """At most `limit` of these ops, one after the other, or none.
+    """Return a term for a chain of at most `limit` of these ops, possibly none.
 
     Args:
         operations: names of ops, or sets of names.
-        limit: how many ops there may be in a row.
+        limit: maximum length of the chain.
         widest: follow only the largest operands of each op. Masks that are smaller than scores are left out.
         where: a condition on each op.
 
@@ -323,5 +323,5 @@ def through(
 
 
 def anything(name: str | None = None) -> Term:
-    """Any source. With a name: the same wherever that name stands."""
+    """Return a term for any source. All terms of one name must match the same source."""
     return Anything() if name is None else Anything()[name]

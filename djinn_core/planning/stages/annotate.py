@@ -41,11 +41,9 @@ def annotate(
 
     Args:
         graph: the graph.
-        patterns: the patterns to run. One that raises or returns a match that does not fit the graph is skipped, with a warning
-            that names it.
-        known: how long values from earlier programs live, by value, for inputs that those programs made or took; or the kind of
-            data that an activation comes from.
-        tiers: the tiers that may judge the workload type. Phases and residency are the structure's.
+        patterns: the patterns to run. A pattern that raises or returns an invalid match is skipped, with a warning.
+        known: for inputs from earlier programs, the lifetime of the value, or for an activation its kind of data.
+        tiers: the tiers that may judge the workload type. Phases and residency always come from the structure.
     """
     matches, skipped = _all_matches(graph, patterns)
     known_residency = {value: fact for value, fact in known.items() if isinstance(fact, DataResidency)}
@@ -73,7 +71,7 @@ def annotate(
 
 
 def _all_matches(graph: Graph, patterns: Sequence[Pattern]) -> tuple[tuple[PatternMatch, ...], list[str]]:
-    """Matches of all patterns, the surest first, and sentences about the patterns that failed."""
+    """Return the matches of all patterns, the surest first, and sentences about the patterns that failed."""
     found: list[PatternMatch] = []
     skipped: list[str] = []
     for pattern in patterns:
@@ -88,7 +86,7 @@ def _matches(graph: Graph, pattern: Pattern) -> Iterable[PatternMatch]:
     ids = sorted({i for operation in pattern.operations for i in graph.by_op.get(operation, ())})
     if not ids:
         return []
-    matches = list(pattern.match(graph, [graph.nodes[i] for i in ids]))  # a generator raises here
+    matches = list(pattern.match(graph, [graph.nodes[i] for i in ids]))  # a generator raises only when it is iterated
     for match in matches:
         check_match(graph, match)
     return matches
@@ -106,7 +104,7 @@ def _residency(
     if training:
         residency.update(residency_of_gradients(graph, residency, training))
     residency.update(dict.fromkeys(states.values, DataResidency.STATEFUL_KV_CACHE))
-    for match in reversed(matches):  # the surest last, so that it counts
+    for match in reversed(matches):  # the surest last, so that it overwrites the others
         residency.update(match.residency)
     residency.update(residency_of_counters(graph, residency))
     return residency
@@ -123,6 +121,6 @@ _known_flags: dict[int, Lineage] = {}
 
 
 def _flags(bits: int) -> Lineage:
-    """The flags of these bits; making them takes longer than looking them up."""
+    """Return the flags of these bits from a cache, which is faster than making them."""
     found = _known_flags.get(bits)
     return found if found is not None else _known_flags.setdefault(bits, Lineage(bits))

@@ -40,11 +40,11 @@ class BlockHomes:
         return self._block(value) in self._resident
 
     def settle(self, value: int, device: str, reason: str) -> None:
-        """Give a value its home, unless it has one."""
+        """Set the home of a value, unless it has one."""
         self._settle(self._block(value), device, reason)
 
     def settle_node(self, node: Node, device: str, reason: str) -> tuple[str, str]:
-        """Give the values that a node makes or writes their home, unless they have one. Return where it runs, and why."""
+        """Set the home of the values that a node makes or writes, unless they have one. Return its device and the reason."""
         block = self.blocks.node(node.id)
         return (device, reason) if block is None else self._settle(block, device, reason)
 
@@ -67,7 +67,7 @@ def assign_blocks(
         context: the placement problem.
         policy: name of the placement policy.
         choose: returns the device of a node and the reason. Operands without a home get the device of the node.
-        homes: homes that are known before the first node; by default those of the inputs that live on a device.
+        homes: homes that are known before the first node; by default those of inputs that already live on a device.
     """
     homes = homes or BlockHomes(context)
     graph, nodes = context.graph, context.plan.nodes

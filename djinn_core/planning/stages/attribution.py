@@ -11,19 +11,19 @@ _log = get_logger("djinn.stages")
 
 
 def title(kind: str, plugin: Any) -> str:
-    """Name of a plugin object in messages: its kind, its name and the module that it came from."""
+    """Return the name of a plugin object in messages: its kind, its name and its module."""
     return f"{kind} {getattr(plugin, 'name', '?')!r} ({type(plugin).__module__})"
 
 
 def refused_nodes(graph: Graph) -> frozenset[int]:
-    """Nodes that PyTorch refuses because of a mistake in the user's program: a plugin that fails at those is not at fault."""
+    """Return nodes that PyTorch rejects because of an error in the user's program. Plugin failures at these are ignored."""
     return graph.refused if isinstance(graph, ProgramGraph) else frozenset()
 
 
 def warn_skipped(kind: str, plugin: Any, error: Exception, instead: str, graph: Graph) -> str:
-    """Log that `plugin` was skipped and what happens instead; returns the sentence for the result's reasons.
+    """Log that `plugin` was skipped and what happens instead. Return the sentence for the result's reasons.
 
-    The message has level debug where the program has an op that PyTorch refuses.
+    If PyTorch rejects an op of the program, the message has level debug.
     """
     failure = f"{type(error).__name__}: {error}"
     log = _log.debug if refused_nodes(graph) else _log.warning

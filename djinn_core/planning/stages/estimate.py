@@ -16,11 +16,11 @@ _UNKNOWN = CostEstimate(0.0, 0, 0, 0.0)
 
 
 def estimate(graph: Graph, models: Sequence[CostModel], topology: NetworkTopology) -> Costs:
-    """Ask the models for every node on every device: those that name its op first, then the general ones, in order.
+    """Ask the models for every node on every device: first those that list its op, then the general ones, in order.
 
-    A model that raises or returns an invalid estimate is not asked again for this graph, with a warning that names it; at an
-    op that PyTorch refuses, it may raise. A node that no model knows costs nothing. Models are asked once for devices that
-    differ only in name, memory, group, queue and the ops that they lack.
+    A model that raises or returns an invalid estimate is not asked again for this graph, and a warning names it. It may raise at
+    an op that PyTorch rejects. A node that no model knows costs nothing. Devices that differ only in name, memory, group, queue
+    and missing ops share an estimate.
     """
     panel = _Panel(tuple(models))
     rows: dict[DeviceCapabilities, tuple[CostEstimate, ...]] = {}
@@ -35,7 +35,7 @@ def estimate(graph: Graph, models: Sequence[CostModel], topology: NetworkTopolog
 
 @attrs.define
 class _Panel:
-    """The cost models that are still asked, and their order for each op."""
+    """The cost models still in use, and their order for each op."""
 
     models: tuple[CostModel, ...]
     orders: dict[str, tuple[CostModel, ...]] = attrs.field(factory=dict)
@@ -47,7 +47,7 @@ class _Panel:
                 answer = model.estimate(graph, node, device)
                 if answer is not None and id(answer) not in self.checked:
                     check_estimate(answer, node)
-                    self.checked[id(answer)] = answer  # kept, so that no other gets its identity
+                    self.checked[id(answer)] = answer  # kept alive, so that no other object gets its identity
             except Exception as error:
                 if node.id in refused_nodes(graph):
                     continue

@@ -24,7 +24,7 @@ _NO_HINTS: Mapping[str, tuple[Any, ...]] = {}
 def starting_plan(
     graph: Graph, profile: WorkloadProfile, hints: Mapping[str, tuple[Any, ...]] = _NO_HINTS
 ) -> OptimizationPlan:
-    """The plan before any optimization: every node, `hints`, and what the patterns hint at."""
+    """Return the plan before any optimization: every node, with `hints` and the hints of patterns."""
     plan = OptimizationPlan(tuple(node.id for node in graph.nodes), hints=hints)
     for match in profile.patterns:
         plan = attrs.evolve(plan, hints=_add_hints(plan.hints, match.hints))
@@ -32,10 +32,10 @@ def starting_plan(
 
 
 def optimize(context: OptimizationContext, optimizations: Sequence[Optimization]) -> OptimizationPlan:
-    """Run the optimizations one after the other over `context.plan`, in the order that they demand.
+    """Run the optimizations one after the other over `context.plan`, ordered by `before` and `after`.
 
-    Each rewrite is verified before it is applied. An optimization that raises, returns something else or breaks an
-    invariant leaves the plan as it was, with a warning that names it.
+    Each rewrite is verified before it is applied. An optimization that raises, returns another type or breaks an invariant leaves
+    the plan unchanged, and a warning names it.
     """
     plan = context.plan
     for optimization in in_order(optimizations):
@@ -57,7 +57,7 @@ def optimize(context: OptimizationContext, optimizations: Sequence[Optimization]
 
 
 def in_order(optimizations: Sequence[Optimization]) -> tuple[Optimization, ...]:
-    """Optimizations sorted so that every `before` and `after` holds, ties by name; a cycle is broken at its first name."""
+    """Return the optimizations in an order that satisfies `before` and `after`, ties by name. A cycle is broken at its first name."""
     by_name = {o.name: o for o in sorted(optimizations, key=lambda o: o.name)}
     waits: dict[str, set[str]] = {n: {a for a in o.after if a in by_name and a != n} for n, o in by_name.items()}
     for name, optimization in by_name.items():
@@ -78,7 +78,7 @@ def in_order(optimizations: Sequence[Optimization]) -> tuple[Optimization, ...]:
 
 
 def _apply(plan: OptimizationPlan, result: OptimizationResult, costs: Costs) -> OptimizationPlan:
-    """The plan with the rewrite in it, and the result with the time before and after."""
+    """Return the plan with the rewrite applied, and the result with the times before and after."""
     before = _seconds(costs, plan.nodes)
     rewrite = result.rewrite if result.applied else Rewrite()
     nodes = tuple(n for n in plan.nodes if n not in rewrite.drop)
@@ -94,7 +94,7 @@ def _apply(plan: OptimizationPlan, result: OptimizationResult, costs: Costs) -> 
 
 
 def _seconds(costs: Costs, nodes: Sequence[int]) -> float:
-    """Time of these nodes one after the other, on the device that is fastest at them."""
+    """Return the sequential time of these nodes on the device that runs them fastest."""
     return min((sum(estimates[n].seconds for n in nodes) for estimates in costs.by_device.values()), default=0.0)
 
 

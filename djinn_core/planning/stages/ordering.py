@@ -34,10 +34,10 @@ class Dependences:
     """Dependences between the running nodes, and the time of each node on its device.
 
     Attributes:
-        before, after: by node the nodes that it needs, and that need it.
+        before, after: by node its predecessors and successors.
         seconds: by node its predicted time.
-        device: by node where it runs.
-        hops: by pair of devices the time and the seconds a byte of a transfer.
+        device: by node its device.
+        hops: by pair of devices the latency and the seconds per byte of a transfer.
     """
 
     before: Mapping[int, Sequence[int]]
@@ -51,7 +51,7 @@ class Dependences:
 
     @classmethod
     def of(cls, context: SchedulingContext) -> Dependences:
-        """Dependences of a placed program."""
+        """Return the dependences of a placed program."""
         before: dict[int, list[int]] = defaultdict(list)
         after: dict[int, list[int]] = defaultdict(list)
         for source, target in orderings(context):
@@ -91,7 +91,7 @@ class Dependences:
 
 
 def ready_order(nodes: Sequence[int], found: Dependences, key: Callable[[int], Any]) -> list[int]:
-    """List scheduling: nodes in the order in which devices that never idle take them, the ready node of least `key` first."""
+    """List scheduling: return the nodes in the order in which devices that never idle take them, least `key` first."""
     queues = {device: _DeviceQueue() for device in dict.fromkeys(found.device[n] for n in nodes)}
     missing = {node: len(found.before.get(node, ())) for node in nodes}
     arrival = dict.fromkeys(nodes, 0.0)
@@ -134,7 +134,7 @@ class _DeviceQueue:
     ready: list[tuple[Any, int]] = attrs.field(factory=list)
 
     def take(self, key: Callable[[int], Any]) -> int:
-        """The node that is next, or -1; the clock moves on to when it can start."""
+        """Return the next node, or -1. The clock advances to its start."""
         if not self.ready and self.coming:
             self.clock = max(self.clock, self.coming[0][0])
         while self.coming and self.coming[0][0] <= self.clock:
@@ -144,7 +144,7 @@ class _DeviceQueue:
 
 
 def strict_order(nodes: Sequence[int], before: Iterable[tuple[int, int]], key: Callable[[int], Any]) -> list[int]:
-    """Return the nodes in the order of their keys, as far as the pairs of `before` allow: the first of a pair runs first."""
+    """Return the nodes in the order of their keys, as far as the pairs (first, second) in `before` allow."""
     afters: dict[int, list[int]] = defaultdict(list)
     missing: Counter[int] = Counter()
     for source, target in before:
@@ -164,14 +164,14 @@ def strict_order(nodes: Sequence[int], before: Iterable[tuple[int, int]], key: C
 
 
 def consecutive_groups(context: SchedulingContext, order: Sequence[int]) -> list[tuple[int, str, list[int]]]:
-    """Return stage, device and nodes of groups: each run of nodes on one device is a group, in a stage of its own."""
+    """Return (stage, device, nodes) of groups: each run of nodes on one device is a group in its own stage."""
     device_of = {d.node: d.device for d in context.placement.decisions}
     runs = itertools.groupby(order, device_of.__getitem__)
     return [(stage, device, list(run)) for stage, (device, run) in enumerate(runs)]
 
 
 def staged_groups(order: Sequence[int], found: Dependences) -> list[tuple[int, str, list[int]]]:
-    """Return stage, device and nodes of groups. A device begins a new group to use a result of the same stage or a later one."""
+    """Return (stage, device, nodes) of groups. A device begins a new group to use a result of the same or a later stage."""
     stage_of: dict[int, int] = {}
     open_groups: dict[str, tuple[int, list[int]]] = {}
     done: list[tuple[int, str, list[int]]] = []

@@ -19,21 +19,22 @@ from djinn_core.planning.stages.placement_fit import shortages, told
 from djinn_core.planning.stages.placement_search import NAME, search
 from djinn_core.planning.stages.verify import check_placement
 
-ROUNDS = 4  # how often a policy is asked again for the devices on which it did not exceed anything
+ROUNDS = 4  # maximum number of times a policy is asked again, without the devices whose memory it exceeded
 _log = get_logger("djinn.stages")
 
 
 def place(context: PlacementContext, policy: PlacementPolicy, *fallbacks: PlacementPolicy) -> Placement:
-    """Take the first placement that is valid and fits.
+    """Return the first placement that is valid and fits.
 
-    Placements are tried in this order: the policy's with all devices; the policy's without the devices whose memory it
-    exceeded; each fallback's; what a search finds; one that fits with the memory that executors can spill to; and one that may
-    fit if a scheduler finds another order of the ops. If the user named devices for some nodes, only the others are moved.
+    The order of attempts: the policy with all devices; the policy without the devices whose memory it exceeded; each fallback; a
+    search; a placement that fits with spilling; a placement that may fit if a scheduler finds another order of ops. If the user
+    pinned some nodes, only the other nodes move.
 
-    A policy that fails or breaks a rule is named in a warning; what does not fit is in `Placement.refused`, with figures.
+    A policy that fails or breaks a rule is named in a warning. `Placement.refused` lists the placements that do not fit, with
+    figures.
 
     Raises:
-        DoesNotFit: nothing fits; the message says on which devices what is short, by how much and for what.
+        DoesNotFit: nothing fits; the message names devices, shortages and causes.
         InvalidStage: the fallbacks break a rule as well, or there are no devices.
     """
     if not context.topology.devices:
@@ -54,27 +55,25 @@ def place(context: PlacementContext, policy: PlacementPolicy, *fallbacks: Placem
 
 @attrs.define
 class _Attempts:
-    """Placements that were tried, and the reasons why they were not taken."""
-
     context: PlacementContext
     refused: list[str] = attrs.field(factory=list)
     first: InvalidStage | None = None
-    short: bool = False  # whether anything was refused for want of memory, dtypes or ops
-    measured: bool = False  # whether the figures of each device are in `refused`
-    hopeful: Placement | None = None  # that may fit, if a scheduler takes the ops in another order
+    short: bool = False  # True if a placement was rejected because memory, dtypes or ops are missing
+    measured: bool = False  # True if `refused` has the figures of each device
+    hopeful: Placement | None = None  # a placement that may fit if a scheduler finds another order of ops
 
     @property
     def alone(self) -> bool:
-        """True if there is only one device, so that the memory it can spill to counts from the beginning."""
+        """Return True if there is only one device. Its spill memory then counts from the first attempt."""
         return len(self.context.topology.devices) == 1
 
     def of(self, policy: PlacementPolicy, instead: str) -> Placement | None:
-        """Ask a policy with all devices, then without those whose memory it exceeded; None if nothing fits.
+        """Ask a policy with all devices, then without those whose memory it exceeded. Return None if nothing fits.
 
-        `instead`: what happens where it fails; empty for those that Djinn brings along.
+        `instead`: the consequence of a failure, for the warning; empty for built-in policies.
 
         Raises:
-            DoesNotFit: nothing fits with the nodes where the user put them.
+            DoesNotFit: nothing fits with the user's pins.
         """
         devices = self.context.topology.devices
         bound = bound_nodes(self.context.graph, self.context.plan.nodes)
@@ -98,9 +97,9 @@ class _Attempts:
         return None
 
     def elsewhere(self, policy: PlacementPolicy, *, spill: bool) -> Placement | None:
-        """A placement that a search finds, or with `spill` the policy's; None if none fits.
+        """Return a placement from the search, or with `spill` from the policy; None if none fits.
 
-        With `spill`, what executors can keep elsewhere counts.
+        With `spill`, spill memory of executors counts.
         """
         devices = self.context.topology.devices
         if len(devices) < 2 or (spill and not any(d.spill for d in devices)):
@@ -110,7 +109,7 @@ class _Attempts:
             if placement is not None and not shortages(self.context, placement, spill=True):
                 return self.taken(placement, spills=True)
         if bound_nodes(self.context.graph, self.context.plan.nodes):
-            return None  # most of it is where its indexes say
+            return None  # most nodes are bound to a device by their index
         try:
             return self.taken(search(self.context, spill=spill), spills=spill)
         except DoesNotFit as error:
@@ -119,10 +118,10 @@ class _Attempts:
         return None
 
     def _around_pins(self, placement: Placement, policy: PlacementPolicy) -> Placement:
-        """The placement that a search finds with nodes where the user put them.
+        """Return the placement that the search finds with the user's pins.
 
         Raises:
-            DoesNotFit: there is none.
+            DoesNotFit: no placement fits.
         """
         devices = self.context.topology.devices
         pinned = {d.node: d.device for d in placement.decisions if d.node in placement.pinned}
@@ -140,7 +139,7 @@ class _Attempts:
         raise refusal
 
     def verdict(self) -> InvalidStage:
-        """Error that says why no placement was taken."""
+        """Return the error that says why no placement was taken."""
         if self.first is not None and not self.short:
             return self.first
         said = str(self.first) if self.first is not None else "no device can run this program"
@@ -149,7 +148,7 @@ class _Attempts:
         return DoesNotFit(f"{said}{tried}. Use more devices or larger ones, or hold less at once")
 
     def _made(self, context: PlacementContext, policy: PlacementPolicy, instead: str) -> Placement | None:
-        """Placement of a policy, if it is valid; None otherwise."""
+        """Return the placement of a policy, or None if it is invalid."""
         try:
             placement = _decided(context, self.context, policy)
             check_placement(self.context, placement, title("placement policy", policy))
@@ -157,7 +156,7 @@ class _Attempts:
             refusal = error
         else:
             return placement
-        # A policy may refuse fewer devices: the devices that it needs may be missing.
+        # With fewer devices, a policy may raise because it lacks the devices that it needs.
         refuses = isinstance(refusal, InvalidStage if context is not self.context else DoesNotFit)
         if instead and not refuses:
             warn_skipped("placement policy", policy, refusal, instead, context.graph)
@@ -172,12 +171,12 @@ class _Attempts:
 
     def _note(self, author: str, devices: Sequence[DeviceCapabilities], why: str) -> None:
         if self.alone and self.measured:
-            return  # the same figures, once more
+            return  # the same figures again
         where = devices[0].id if len(devices) == 1 else f"{len(devices)} devices"
         self.refused.append(f"{author} on {where}: {why}")
 
     def taken(self, placement: Placement, *, spills: bool) -> Placement:
-        """Complete a placement with the refusals before it, and with those replicas that fit as well."""
+        """Return a placement with the earlier rejections, and with the replicas that fit as well."""
         if self.refused:
             _log.info("placement_refused", refused=self.refused, instead=placement.policy)
         placement = attrs.evolve(placement, refused=tuple(self.refused), spills=spills)
@@ -185,7 +184,7 @@ class _Attempts:
 
 
 def _on(context: PlacementContext, devices: tuple[DeviceCapabilities, ...]) -> PlacementContext:
-    """The context restricted to some of its devices: values that live on others have no home yet."""
+    """Return the context restricted to some devices. Values on other devices have no home."""
     if len(devices) == len(context.topology.devices):
         return context
     ids = {d.id for d in devices}
@@ -198,7 +197,7 @@ def _on(context: PlacementContext, devices: tuple[DeviceCapabilities, ...]) -> P
 
 
 def _decided(context: PlacementContext, whole: PlacementContext, policy: PlacementPolicy) -> Placement:
-    """Placement by the policy for tensors of index 0; tensors of another index are placed on that index's device."""
+    """Return the policy's placement for tensors of index 0. Tensors of another index go to that index's device."""
     graph, nodes, devices = context.graph, context.plan.nodes, whole.topology.by_index
     bound = bound_nodes(graph, nodes)
     if not bound:
@@ -209,7 +208,7 @@ def _decided(context: PlacementContext, whole: PlacementContext, policy: Placeme
 
 
 def _with_replicas(context: PlacementContext, placement: Placement) -> Placement:
-    """The placement with what the optimizations want to run on further devices; without it where that is illegal here."""
+    """Return the placement with the replicas that optimizations requested, or without them if they are illegal."""
     more = with_replicas(context.graph, placement, context.plan, context.profile)
     try:
         check_placement(context, more, "optimizations with replicas")

@@ -1,12 +1,13 @@
-"""The check of a placement: memory of each device over the steps of a program, and the dtypes and ops that it has.
+"""Check of a placement: memory of each device over the steps of a program, and its dtypes and ops.
 
-Counted from the beginning are the inputs and copies that live on a device, and every input that will arrive. Results and temporaries
-count from when they are made until they are freed, copies of values that live elsewhere from when they arrive, and values that move
-away until they are sent. Both ends of a transfer count the copy through which it goes. Work space of ops counts as far as cost models
-report it.
+From the beginning, the count includes inputs and copies on a device, and every input that will arrive. Results and
+temporaries count from creation to release. Copies of values from other devices count from their arrival, and moved
+values until they are sent. Both ends of a transfer count its staging copy. Workspace of ops counts as far as cost
+models report it.
 
-An executor takes transfers into host memory as they come. On a device that computes in host memory they therefore count from the
-moment at which the sender may have sent them. A sender that is ahead may do so long before the step that receives them.
+An executor receives transfers into host memory as they arrive. On a device in host memory, a transfer therefore counts
+from the earliest moment at which the sender may have sent it. A sender that is ahead may send long before the receiving
+step.
 """
 
 from __future__ import annotations
@@ -36,21 +37,21 @@ Steps = Mapping[str, Sequence[Step]]
 
 
 def hosts(context: SchedulingContext, steps: Steps) -> frozenset[str]:
-    """The devices among those that run steps whose transfers wait in their own memory."""
+    """Return the devices that run steps and whose incoming transfers wait in their own memory."""
     if len(steps) < 2:
         return frozenset()
     return frozenset([d.id for d in context.topology.devices if d.kind in HOST_KINDS and d.id in steps])
 
 
 def in_flight(context: SchedulingContext, steps: Steps, computing: frozenset[str]) -> dict[str, list[int]]:
-    """By device of `computing` the bytes before each of its steps that may have come and that no step has received.
+    """Return, by device of `computing`, the bytes that may have arrived unreceived before each of its steps.
 
-    A device can be ahead of another one as far as it needs nothing of what that one has yet to do.
+    A device can be ahead of another device until it needs one of the other's pending results.
     """
     found: dict[str, list[int]] = {device: [0] * (len(steps[device]) + 1) for device in computing}
     for device, since, until, value in _waiting(steps, computing):
         if context.placement.values.get(value) == device:
-            continue  # an input that comes to stay is counted from the beginning
+            continue  # an input that moves here is counted from the beginning
         size = copy_bytes(context.graph.meta(value))
         found[device][since] += size
         found[device][until] -= size
@@ -63,9 +64,9 @@ def in_flight(context: SchedulingContext, steps: Steps, computing: frozenset[str
 
 
 def _waiting(steps: Steps, computing: frozenset[str]) -> Iterator[tuple[str, int, int, int]]:
-    """Transfers to devices of `computing`: the device, the step before which one may be there, the step that receives it, and the value.
+    """Yield transfers to devices of `computing`: device, earliest step before it may arrive, receiving step, and value.
 
-    Each device has a vector clock: how many steps of each receiver must be done before it can be where it is.
+    Each device has a vector clock: the number of steps that each receiver must have completed.
     """
     clocks: dict[str, dict[str, int]] = {device: {} for device in steps}
     mail: dict[tuple[str, str, int], deque[dict[str, int]]] = defaultdict(deque)
@@ -98,8 +99,8 @@ def _waiting(steps: Steps, computing: frozenset[str]) -> Iterator[tuple[str, int
 
 
 Context = PlacementContext | SchedulingContext
-SHOWN: Final = 8  # devices that a message lists
-GAPS: Final = 1.25  # a transfer copies what has more memory than this for its elements without the gaps between them
+SHOWN: Final = 8  # maximum number of devices listed in a message
+GAPS: Final = 1.25  # a transfer makes a contiguous copy if memory exceeds the elements by this factor
 
 
 @attrs.frozen
@@ -107,11 +108,11 @@ class MemoryNeed:
     """Memory that a program needs on one device.
 
     Attributes:
-        bytes: the most that is there at once.
-        before: of these, what was there before the program began.
-        inputs: of these, inputs and copies of inputs.
-        least: the most that is there at the beginning or at the end: no order of the ops makes do with less.
-        node: the op after which it is fullest; None if that is before the first.
+        bytes: peak bytes.
+        before: the part of the peak that was there before the program.
+        inputs: the part of the peak that holds inputs and copies of inputs.
+        least: the larger of the bytes at the beginning and at the end. No order of the ops needs less.
+        node: the op at the peak; None if the peak is before the first op.
     """
 
     bytes: int
@@ -123,7 +124,7 @@ class MemoryNeed:
 
 @attrs.frozen
 class Shortage:
-    """Reason why a placement does not fit a device: `excess` bytes too many (0: a dtype is missing), and the words for it."""
+    """Reason why a placement does not fit a device: `excess` bytes (0: a missing dtype or op), and a sentence."""
 
     device: str
     excess: int
@@ -131,13 +132,13 @@ class Shortage:
 
 
 def needs(context: PlacementContext, placement: Placement) -> dict[str, MemoryNeed]:
-    """Memory needed by device when nodes run in the order of the program."""
+    """Return the memory need by device if nodes run in program order."""
     order = scheduling(context, placement)
     return needs_of_steps(order, write_steps(order, context.plan.nodes)) if order is not None else {}
 
 
 def scheduling(context: PlacementContext, placement: Placement) -> SchedulingContext | None:
-    """Scheduling context of a placement; None if the graph is not a program's, so that it is not known what is freed."""
+    """Return the scheduling context of a placement; None if the graph is no program's, so that frees are unknown."""
     graph = context.graph
     if not isinstance(graph, ProgramGraph):
         return None
@@ -146,7 +147,7 @@ def scheduling(context: PlacementContext, placement: Placement) -> SchedulingCon
 
 
 def needs_of_steps(context: SchedulingContext, steps: Mapping[str, Sequence[Step]]) -> dict[str, MemoryNeed]:
-    """Memory needed by device for these steps."""
+    """Return the memory need by device for these steps."""
     memory, homes = Memory(context), context.placement.values
     before = Counter(memory.now)
     for value in context.graph.inputs:
@@ -175,15 +176,15 @@ def _fill(
     spaces: Mapping[int, int],
     coming: Sequence[int] | None,
 ) -> int | None:
-    """Follow the steps of one device in `memory`; return the node at which it is fullest, if that is when one runs.
+    """Follow the steps of one device in `memory`. Return the node at which the peak occurs; None if no node runs then.
 
     Args:
         context: of the whole program.
         memory: of all devices.
-        device: whose steps they are.
+        device: id of the device.
         steps: its steps, in order.
-        spaces: by node the bytes that it takes while it runs.
-        coming: for a device that computes in host memory the bytes of transfers that wait there, before each step.
+        spaces: workspace bytes by node.
+        coming: for a device in host memory, the bytes of waiting transfers before each step.
     """
     nodes, homes, meta = context.graph.nodes, context.placement.values, context.graph.meta
     fullest: int | None = None
@@ -222,8 +223,8 @@ def _fill(
 
 
 def _workspaces(context: Context, devices: Iterable[str]) -> dict[str, dict[int, int]]:
-    """By device and node the bytes that it takes while it runs, for the nodes of which a cost model says so."""
-    rows: dict[int, dict[int, int]] = {}  # devices of one make share a row
+    """Return workspace bytes by device and node, for nodes with a known workspace."""
+    rows: dict[int, dict[int, int]] = {}  # devices of one model share a row
     found: dict[str, dict[int, int]] = {}
     for device in devices:
         row = context.costs.by_device.get(device, ())
@@ -234,14 +235,14 @@ def _workspaces(context: Context, devices: Iterable[str]) -> dict[str, dict[int,
 
 
 def _gaps(meta: TensorMeta) -> int:
-    """Bytes of the copy without gaps through which a value goes that leaves most of its memory out."""
+    """Return the bytes of the contiguous copy for the transfer of a value with large gaps; otherwise 0."""
     return meta.nbytes if meta.extent - meta.offset > GAPS * meta.numel else 0
 
 
 def bytes_held(
     result: PipelineResult, resident: Mapping[int, str], copies: Mapping[int, tuple[str, ...]]
 ) -> dict[str, int]:
-    """By device the most bytes that the schedule in `result` holds at once, as placements and schedules are checked.
+    """Return the peak bytes by device of the schedule in `result`, counted as in the checks of placements.
 
     Raises:
         ValueError: not all stages ran.
@@ -255,13 +256,13 @@ def bytes_held(
 
 
 def room(device: DeviceCapabilities, before: int, limit: int, *, spill: bool = False) -> int | None:
-    """Bytes that a program may have on a device of which `before` are there already; None if that is not known.
+    """Return the bytes that a program may hold on a device; None if unknown.
 
     Args:
-        device: what it has, and what of that is free.
-        before: bytes of the program that it holds already, which are not among those that are free.
-        limit: of memory, as configured; 0 if there is none.
-        spill: whether what its executor can keep elsewhere counts.
+        device: the device, with its total and free memory.
+        before: bytes that the program already holds there. They are not free memory.
+        limit: configured memory limit; 0: none.
+        spill: True if the executor's spill memory counts.
     """
     more = device.spill if spill else 0
     bounds = [limit] if limit else []
@@ -275,9 +276,9 @@ def room(device: DeviceCapabilities, before: int, limit: int, *, spill: bool = F
 def shortages(
     context: PlacementContext, placement: Placement, *, spill: bool = False, any_order: bool = False
 ) -> tuple[Shortage, ...]:
-    """Shortages of a placement, in the order of the devices; empty if it fits.
+    """Return the shortages of a placement, in the order of the devices; empty if it fits.
 
-    `spill`: as in `room`. `any_order`: leave out what another order of the ops may still mend.
+    `spill`: as in `room`. `any_order`: leave out shortages that another order of the ops may avoid.
     """
     lacking = _lacking(context, placement)
     short: dict[str, Shortage] = {}
@@ -287,14 +288,14 @@ def shortages(
 
 
 def shortages_of_steps(context: SchedulingContext, steps: Mapping[str, Sequence[Step]]) -> tuple[Shortage, ...]:
-    """Shortages of devices whose steps hold more at once than there is room for."""
+    """Return the shortages of devices whose peak exceeds their room."""
     if _fits_at_a_glance(context, context.placement):
         return ()
     return tuple(_short(context, needs_of_steps(context, steps), context.placement.spills).values())
 
 
 def told(found: Sequence[Shortage]) -> str:
-    """Shortages in words."""
+    """Return a sentence about shortages."""
     more = f"; and {len(found) - SHOWN} more devices" if len(found) > SHOWN else ""
     return "; ".join(f"{s.device}: {s.reason}" for s in found[:SHOWN]) + more
 
@@ -303,7 +304,7 @@ def told(found: Sequence[Shortage]) -> str:
 
 
 def _fits_at_a_glance(context: Context, placement: Placement) -> bool:
-    """True if one device is used and everything fits on it, even if nothing were freed; a full check is not needed then."""
+    """Return True if a single device fits everything, even without frees. The full check is then unnecessary."""
     rooms = {d.id: room(d, 0, context.memory_limits.get(d.id, 0)) for d in context.topology.devices}
     if all(there is None for there in rooms.values()):
         return True
@@ -313,7 +314,7 @@ def _fits_at_a_glance(context: Context, placement: Placement) -> bool:
     if not used.issuperset(context.resident.values()):
         return False
     if isinstance(graph, ProgramGraph) and len(context.plan.nodes) == len(graph.nodes):
-        whole = graph.bytes_of_storages  # found once, however often this is asked
+        whole = graph.bytes_of_storages  # read once, because it is computed
     else:
         made = [v for n in context.plan.nodes for v in graph.nodes[n].outputs]
         whole = sum(storage_sizes(graph, (*graph.inputs, *made)).values())
@@ -331,7 +332,7 @@ def _short(
             continue
         there = room(device, need.before, context.memory_limits.get(device.id, 0), spill=spill)
         wanted = need.least if any_order else need.bytes
-        if there is not None and wanted > max(there, need.before):  # what is there already is not of this program
+        if there is not None and wanted > max(there, need.before):  # present memory does not belong to this program
             limit = context.memory_limits.get(device.id, 0)
             found[device.id] = Shortage(device.id, wanted - there, _said(context.graph, device, need, there, limit))
     return found
@@ -350,7 +351,7 @@ def _said(graph: Graph, device: DeviceCapabilities, need: MemoryNeed, there: int
 
 
 def at(graph: Graph, node: int) -> str:
-    """Name of a node in messages: op, number and module."""
+    """Return the name of a node in messages: op, number and module."""
     found = graph.nodes[node]
     return f"{found.op} (node {node}{f' of {found.module}' if found.module else ''})"
 
@@ -359,24 +360,24 @@ def at(graph: Graph, node: int) -> str:
 
 
 def dtype_of(graph: Graph, value: int) -> str:
-    """Name of a value's dtype, as devices name theirs."""
+    """Return the name of a value's dtype, in the form that devices use."""
     return str(graph.meta(value).dtype).removeprefix("torch.")
 
 
 def used_by(context: Context, node: int) -> Iterator[int]:
-    """The values that a node reads and makes."""
+    """Yield the values that a node reads and makes."""
     found, replace = context.graph.nodes[node], context.plan.replace
     yield from [replace.get(v, v) for v in found.inputs] if replace else found.inputs
     yield from found.outputs
 
 
 def is_particular(device: DeviceCapabilities) -> bool:
-    """True if there are dtypes or ops that a device lacks."""
+    """Return True if the device lacks some dtypes or ops."""
     return bool(device.dtypes or device.unsupported)
 
 
 def lacking(context: Context, node: int, device: DeviceCapabilities) -> str:
-    """Reason why a device cannot run a node, however much memory it has; an empty string if it can."""
+    """Return the reason why a device cannot run a node, memory aside; empty if it can."""
     if not device.runs(context.graph.nodes[node].op):
         return f"it does not run {at(context.graph, node)}"
     if device.dtypes:
@@ -387,9 +388,9 @@ def lacking(context: Context, node: int, device: DeviceCapabilities) -> str:
 
 
 def _lacking(context: PlacementContext, placement: Placement) -> dict[str, Shortage]:
-    """Shortages of devices that lack an op or a dtype of what runs there, or are sent such a dtype.
+    """Return shortages of devices that lack an op or a dtype of their nodes, or of values sent to them.
 
-    Values that live there already may stay.
+    Values that already live there may stay.
     """
     particular = {d.id: d for d in context.topology.devices if is_particular(d)}
     if not particular:

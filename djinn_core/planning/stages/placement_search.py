@@ -1,10 +1,9 @@
-"""Search for a placement that fits if the placements of policies do not.
+"""Search for a placement that fits, after the placements of policies did not.
 
-Small programs are searched completely, by backtracking: blocks of values get devices in the order of the program, and a beginning
-that does not fit ends its branch. For larger programs, devices are filled one after the other, in several orders and with more and
-more room left. Then blocks are moved away from devices that are too full, as long as the shortage shrinks. The number of placements
-that are looked at is bounded, so that planning ends soon if nothing fits. Only room, dtypes and ops count; speed is for policies to
-judge.
+Small programs are searched completely by backtracking: blocks of values get devices in program order, and a partial
+placement that does not fit is cut off. For larger programs, devices are filled one after the other, in several orders
+and with increasing headroom. Then blocks move away from overfull devices as long as the shortage shrinks. The number of
+examined placements is bounded. Only memory, dtypes and ops count, not speed.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from djinn_core.planning.stages.placement_fit import (
 from djinn_core.planning.stages.simulate import copy_bytes
 
 NAME: Final = "search"
-SMALL: Final = 40  # blocks that are searched completely, as far as the work allows
-WORK: Final = 20_000  # nodes that a complete search looks at; a check counts as `EACH` more
+SMALL: Final = 40  # maximum number of blocks for a complete search
+WORK: Final = 20_000  # limit of nodes that a complete search examines; a check counts as `EACH` more
 EACH: Final = 10
-CHECKS: Final = 64  # placements of larger programs that are looked at
-FILLINGS: Final = 8  # how often devices are filled in one order, with more room left for temporaries and copies
+CHECKS: Final = 64  # limit of examined placements of larger programs
+FILLINGS: Final = 8  # attempts per device order, with increasing headroom for temporaries and copies
 _INFINITE: Final = float("inf")
 
 Where = Mapping[int, str]
@@ -48,15 +47,15 @@ NOWHERE: Mapping[int, str] = {}
 
 
 def search(context: PlacementContext, *, spill: bool = False, pinned: Where = NOWHERE) -> Placement:
-    """A placement that fits.
+    """Return a placement that fits.
 
     Args:
         context: of the program.
-        spill: whether what executors can keep elsewhere counts.
-        pinned: by node the device on which it has to be.
+        spill: True if the executors' spill memory counts.
+        pinned: required device by node.
 
     Raises:
-        DoesNotFit: none was found; the message says what prevents one, or what the best attempt lacks.
+        DoesNotFit: none was found; the message names the obstacle, or the shortage of the best attempt.
     """
     known = _Search.of(context, spill, pinned)
     known.check_hope()
@@ -69,17 +68,17 @@ def search(context: PlacementContext, *, spill: bool = False, pinned: Where = NO
 
 @attrs.frozen(eq=False)
 class _Block:
-    """Unit that has to be on one device: storages, and the nodes that make or write them; or a node that does neither.
+    """Unit that must be on one device: storages with the nodes that make or write them, or a node that does neither.
 
     Attributes:
-        number: of the block, as `Colocation` has it; ~node for a node without one.
-        nodes: those that run there.
-        operands: blocks that these read, in descending order of their persistent bytes.
-        fresh: bytes of inputs in it that live nowhere yet.
-        persistent: bytes of inputs and of what is kept.
-        able: the devices that it may be on, in the order of the topology.
-        home: the device where it lives already.
-        first: position of the first node that uses it; after all of them if none does.
+        number: of the block, as in `Colocation`; ~node for a node without one.
+        nodes: the nodes of the block.
+        operands: blocks that the nodes read, in descending order of their persistent bytes.
+        fresh: bytes of its inputs that are on no device yet.
+        persistent: bytes of its inputs and of kept values.
+        able: devices that may hold it, in the order of the topology.
+        home: its current device, if it has one.
+        first: position of the first node that uses it; the number of nodes if none does.
     """
 
     number: int
@@ -94,11 +93,11 @@ class _Block:
 
 @attrs.define(eq=False)
 class _Search:
-    """The blocks of one program in the order of first use, the devices that they may be on, and the work that is left.
+    """The blocks of a program in order of first use, their possible devices, and the remaining work limit.
 
     Attributes:
-        rooms: by device the bytes that may be there, at least those that are there before; None if that is not known.
-        unlike: devices that are not interchangeable with any other, because something is there already, or is to be.
+        rooms: bytes that each device may hold, at least those that it holds already; None if unknown.
+        unlike: devices that are not interchangeable with others, because they hold values or must receive some.
     """
 
     context: PlacementContext
@@ -129,10 +128,10 @@ class _Search:
         return cls(context, spill, joined, blocks, pinned, devices, before, rooms, unlike)
 
     def check_hope(self) -> None:
-        """Raise an error where no placement can fit.
+        """Raise an error if no placement can fit.
 
         Raises:
-            DoesNotFit: no device runs a node, or what lasts is more than all devices together have room for.
+            DoesNotFit: no device runs a node, or the persistent bytes exceed the room of all devices together.
         """
         graph = self.context.graph
         for block in (b for b in self.blocks if not b.able):
@@ -166,9 +165,9 @@ class _Search:
     # --- complete -----------------------------------------------------------------------------------------------
 
     def extended(self, turn: int, homes: dict[int, str]) -> Placement | None:
-        """The first placement that fits and begins like this; None if there is none, or the limit of work is reached.
+        """Return the first fitting placement that extends `homes`; None if there is none, or at the work limit.
 
-        `turn`: position of the block that is next. `homes`: the devices of those before it.
+        `turn`: position of the next block. `homes`: devices of the earlier blocks.
         """
         if turn == len(self.blocks):
             placement = self._placement(homes)
@@ -188,7 +187,7 @@ class _Search:
         return None
 
     def _candidates(self, block: _Block, homes: Where) -> Iterator[str]:
-        """Devices in the order in which they are tried: near ones, then the roomiest; of devices that are alike only one."""
+        """Yield devices to try: near ones, then by free room. Of interchangeable devices yield only one."""
         touched = self.unlike.union(homes.values())
         near = {homes[b]: None for b in block.operands if b in homes}
         seen: set[DeviceCapabilities] = set()
@@ -201,9 +200,9 @@ class _Search:
             yield device
 
     def _begins_well(self, homes: Where, count: int, left: int) -> bool:
-        """True if the first `count` nodes fit, and the inputs that are `left` fit beside what is there from the beginning.
+        """Return True if the first `count` nodes fit, and the `left` inputs fit beside the initial contents.
 
-        What later nodes use does not count yet.
+        Temporaries of later nodes do not count yet.
         """
         context, joined = self.context, self.together
         nodes = context.plan.nodes[:count]
@@ -231,10 +230,10 @@ class _Search:
     # --- filling ------------------------------------------------------------------------------------------------
 
     def by_filling(self) -> Placement:
-        """Fill devices in several orders; then improve the best attempt.
+        """Fill devices in several orders, then improve the best attempt.
 
         Raises:
-            DoesNotFit: nothing that was tried fits.
+            DoesNotFit: no attempt fits.
         """
         missed: list[tuple[tuple[int, int], dict[int, str], tuple[Shortage, ...]]] = []
         for order in self._orders():
@@ -264,7 +263,7 @@ class _Search:
         return [order for n, order in enumerate(orders) if order not in orders[:n]]
 
     def _filled(self, order: Sequence[str], left: dict[str, float]) -> dict[int, str]:
-        """Each block near its operands or what came before it, as long as there is room; else on the next of `order`."""
+        """Place each block near its operands or the previous block if there is room, else on the next of `order`."""
         homes: dict[int, str] = {}
         current = order[0]
         for block in self.blocks:
@@ -278,10 +277,10 @@ class _Search:
         return homes
 
     def _mended(self, homes: dict[int, str], short: tuple[Shortage, ...]) -> Placement:
-        """The placement after blocks were moved, one after the other, away from devices that are too full, while the shortage shrinks.
+        """Move blocks one by one away from overfull devices while the shortage shrinks. Return the placement.
 
         Raises:
-            DoesNotFit: something remains short.
+            DoesNotFit: a shortage remains.
         """
         while short:
             better = next(self._improved(homes, short), None)
@@ -293,7 +292,7 @@ class _Search:
     def _improved(
         self, homes: dict[int, str], short: tuple[Shortage, ...]
     ) -> Iterator[tuple[dict[int, str], tuple[Shortage, ...]]]:
-        """The placement with one block elsewhere, if that reduces the shortage."""
+        """Yield the placement with one block moved, if that reduces the shortage."""
         needed = needs(self.context, self._placement(homes))
         slack = {d: _bytes(r) - (needed[d].bytes if d in needed else 0) for d, r in self.rooms.items()}
         for one in short:
@@ -333,7 +332,7 @@ def _bytes(there: int | None) -> float:
 
 
 def _excess(short: Sequence[Shortage]) -> tuple[int, int]:
-    """Distance of a placement from one that fits: devices that lack an op or a dtype, then bytes."""
+    """Return a measure of how far a placement is from fitting: devices that lack an op or a dtype, then bytes."""
     return sum(not s.excess for s in short), sum(s.excess for s in short)
 
 
@@ -346,7 +345,7 @@ def _before(context: PlacementContext) -> dict[str, int]:
 
 
 def _footprint(context: PlacementContext, node: int) -> int:
-    """Bytes that have to be on a device while a node runs: its operands, or copies of them, its results and its work space."""
+    """Return the bytes on a device while a node runs: its operands or copies of them, its results and its workspace."""
     graph, sizes = context.graph, dict[int, int]()
     for value in used_by(context, node):
         storage = storage_of(value)
@@ -358,7 +357,6 @@ def _footprint(context: PlacementContext, node: int) -> int:
 def _blocks(
     context: PlacementContext, joined: Colocation, pinned: Where, rooms: Mapping[str, int | None]
 ) -> Iterator[_Block]:
-    """The blocks of a program with the devices that each may be on."""
     graph, replace, nodes = context.graph, context.plan.replace, context.plan.nodes
     first: dict[int, int] = {}
     members: dict[int, list[int]] = {}
@@ -401,7 +399,7 @@ def _blocks(
 
 
 class _Makes:
-    """Devices that have what blocks need, asked once for those that lack the same."""
+    """Devices that can run blocks, computed once per distinct set of missing dtypes and ops."""
 
     def __init__(self, context: PlacementContext, settled: Mapping[int, str]) -> None:
         self._context, self._settled = context, settled
@@ -411,7 +409,7 @@ class _Makes:
         self._order = dict.fromkeys(d.id for d in context.topology.devices)
 
     def able(self, nodes: Sequence[int], inputs: Sequence[int]) -> Mapping[str, None]:
-        """The devices that have the ops and the dtypes of these nodes, and of inputs that would come to them."""
+        """Return the devices with the ops and dtypes of these nodes and of inputs that would be uploaded."""
         if len(self._alike) == 1 and (frozenset(), frozenset()) in self._alike:
             return self._order
         found: set[str] = set()

@@ -25,10 +25,10 @@ from djinn_core.planning.stages.verify_schedule import check_schedule
 
 
 def schedule(context: SchedulingContext, scheduler: Scheduler, fallback: Scheduler) -> ExecutionSchedule:
-    """Return the steps by the priorities of `scheduler`. If it fails, return those of the fallback, with a warning that names it.
+    """Return the steps by the priorities of `scheduler`. If it fails, return those of the fallback, with a warning.
 
     Raises:
-        DoesNotFit: the fallback holds more than a device may, as well.
+        DoesNotFit: the fallback exceeds a device's memory as well.
         InvalidStage: the fallback breaks a rule as well.
     """
     failed: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ def _order(context: SchedulingContext, wanted: NodePriority, dependences: Callab
     keys = {node: wanted.key(node) for node in nodes}
     if not wanted.strict and len(context.placement.devices) > 1:
         return ready_order(nodes, dependences(), keys.__getitem__)
-    # One device never waits, so both ways give one order. The order of the program respects all dependences.
+    # A single device never waits, so `strict` makes no difference. Program order respects all dependences.
     if all(not keys[later] < keys[node] for node, later in pairwise(nodes)):
         return nodes
     return strict_order(nodes, orderings(context), keys.__getitem__)

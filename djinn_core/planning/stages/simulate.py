@@ -1,9 +1,9 @@
-"""Discrete-event simulation of a schedule: its steps run against clocks instead of devices.
+"""Discrete-event simulation of a schedule.
 
-Every device takes its steps in order. A `Run` takes what the cost models say; a `Send` leaves at once and occupies the way
-out of its device and the way into the other, one transfer at a time, for as long as the link needs for the bytes; it arrives
-a latency later. A `Receive` waits for it. Uploads and fetches do the same with the client. Memory is counted by
-storage: what lived on a device before, what arrives, what is made; less what is freed.
+Every device executes its steps in order. A `Run` takes the time that cost models predict. A `Send` starts at once. It
+occupies the outgoing link of its device and the incoming link of the other device, one transfer at a time, for bytes
+divided by bandwidth. It arrives one latency later. A `Receive` waits for the arrival. Uploads and fetches work the same
+way with the client. Memory is counted by storage: initial contents, arrivals and results, minus frees.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Occupied:
 
     Attributes:
         busy: seconds in which it ran nodes.
-        waited: seconds in which it waited for values from elsewhere, from its first step to its last.
-        end: when its last step was through, in seconds from the start.
-        memory: bytes by time: pairs, at every moment when they grew beyond what they were before.
-        peak: the most bytes that it held at once.
+        waited: seconds in which it waited for values of other devices, from its first step to its last.
+        end: end of its last step, in seconds from the start.
+        memory: pairs of time and bytes, one for each new maximum.
+        peak: peak bytes.
         sent, received: bytes to and from other devices.
     """
 
@@ -51,8 +51,8 @@ class Timeline:
     """A simulated run.
 
     Attributes:
-        seconds: from the start until everything is through and what is fetched is with the client.
-        devices: what each device did, by id.
+        seconds: from the start until all steps are done and all fetched values are at the client.
+        devices: activity of each device, by id.
         links: seconds in which each link was busy, by source and target; the client is `client`.
         uploaded, fetched: bytes from and to the client.
     """
@@ -65,7 +65,7 @@ class Timeline:
 
     @property
     def interval(self) -> float:
-        """Seconds from one run to the next where runs follow each other without waiting: the busiest device or link."""
+        """Seconds between consecutive pipelined runs: the time of the busiest device or link."""
         busiest = [d.busy for d in self.devices.values()]
         return max([*busiest, *self.links.values()], default=0.0)
 
@@ -78,18 +78,16 @@ class Timeline:
 
 
 def simulate(context: SchedulingContext, schedule: ExecutionSchedule, *, step_seconds: float = 0.0) -> Timeline:
-    """Run a valid schedule against clocks; `step_seconds` is what each step takes beside its work.
+    """Simulate a valid schedule. `step_seconds`: overhead of each step.
 
     Raises:
-        ValueError: devices wait for each other for ever; `check_schedule` says more.
+        ValueError: devices deadlock; `check_schedule` says why.
     """
     return _Simulation(context, schedule, step_seconds).run()
 
 
 @attrs.define(eq=False)
 class _DeviceClock:
-    """One device in a simulation."""
-
     steps: Sequence[Step]
     at: int = 0
     now: float = 0.0
@@ -137,7 +135,7 @@ class _Simulation:
         return Timeline(self.end, devices, dict(self.links), self.moved[Upload], self.moved[Fetch])
 
     def _step(self, device: str, clock: _DeviceClock, step: Step, turns: list[tuple[float, str]]) -> bool:
-        """Take a step; False if it has to wait for another device."""
+        """Execute a step. Return False if it must wait for another device."""
         clock.now += self.step_seconds
         match step:
             case Run(nodes):
@@ -184,7 +182,7 @@ class _Simulation:
             clock.now = until
 
     def _transfer(self, source: str, target: str, size: int, ready: float) -> float:
-        """Time at which `size` bytes have arrived that are ready to leave at `ready`."""
+        """Return the arrival time of `size` bytes that can be sent from `ready` on."""
         link = self.topology.link(source, target)
         takes = size / link.bandwidth if link.bandwidth else 0.0
         out, into = (source, _OUT), (target, _IN)
@@ -198,12 +196,12 @@ class _Simulation:
 
 
 def copy_bytes(meta: TensorMeta) -> int:
-    """Bytes of a copy of a value on another device, which has the strides of the value."""
+    """Return the bytes of a copy of a value on another device. The copy has the strides of the value."""
     return (meta.extent - meta.offset) * meta.dtype.itemsize if meta.numel else 0
 
 
 class Memory:
-    """Bytes by device while a schedule runs. A storage is held once, however many values look into it."""
+    """Bytes by device while a schedule runs. A storage counts once, even if several values are views of it."""
 
     def __init__(self, context: SchedulingContext) -> None:
         self._graph, self._home, self._resident = context.graph, context.placement.values, context.resident
@@ -219,7 +217,7 @@ class Memory:
                 self.hold(device, value, 0.0)
 
     def hold(self, device: str, value: int, when: float) -> None:
-        """Note that `device` holds `value` now."""
+        """Record that `device` holds `value` from `when` on."""
         key, meta = self._key(device, value), self._graph.meta(value)
         size = meta.extent * meta.dtype.itemsize if key[1] >= 0 else copy_bytes(meta)
         self._values.setdefault(key, set()).add(value)
@@ -232,7 +230,7 @@ class Memory:
                 self.risen[device].append((when, self.now[device]))
 
     def take(self, device: str, more: int) -> None:
-        """Note that `device` temporarily needs `more` bytes."""
+        """Record that `device` temporarily needs `more` bytes."""
         self.peak[device] = max(self.peak[device], self.now[device] + more)
 
     def free(self, device: str, value: int) -> None:
@@ -244,22 +242,25 @@ class Memory:
         values.discard(value)
         if not values:
             del self._values[key]
-            self.now[device] -= self._sizes.pop(key, 0)  # what has no elements has no size
+            self.now[device] -= self._sizes.pop(key, 0)  # a value without elements has no bytes
 
     def move(self, device: str, value: int) -> None:
-        """`device` sends `value` to its new home: it forgets the storage with all that looks into it."""
+        """Move `value` from `device` to its new home: drop the storage with all its views."""
         key = self._key(device, value)
         if self._values.pop(key, None) is not None:
             self.now[device] -= self._sizes.pop(key, 0)
 
     def _key(self, device: str, value: int) -> tuple[str, int]:
-        """Key of a value's bytes on a device: at home, and where it lived before, it shares its storage; a copy elsewhere has bytes of its own."""
+        """Return the key of a value's bytes on a device.
+
+        At its old or new home it shares its storage; other copies have their own bytes.
+        """
         at_home = self._home.get(value, device) == device or self._resident.get(value) == device
         return device, storage_of(value) if at_home else ~value
 
 
 def memory_peaks(context: SchedulingContext, steps: Mapping[str, Sequence[Step]]) -> Mapping[str, int]:
-    """Peak bytes of each device, counting the values that the program refers to."""
+    """Return the peak bytes of each device, counting the values that the program refers to."""
     memory, nodes = Memory(context), context.graph.nodes
     for device, its_steps in steps.items():
         for step in its_steps:
@@ -289,7 +290,7 @@ def simulated(
     """Simulate the schedule in `result`, with its inputs on the devices given by `resident` and `copies`.
 
     Raises:
-        ValueError: not all stages ran, or devices wait for each other for ever.
+        ValueError: not all stages ran, or devices deadlock.
     """
     graph, plan, placement, costs = result.graph, result.plan, result.placement, result.costs
     schedule = result.schedule

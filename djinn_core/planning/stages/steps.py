@@ -1,7 +1,7 @@
-"""From an order of nodes to the steps of every device: what is moved, when, and what is freed.
+"""Convert an order of nodes to the steps of every device: transfers, runs and frees.
 
-A value is sent directly after it was made or written, received right before it is first used, and freed after its last
-use. As all devices take their part of one order in which everything comes after what it needs, none waits for ever.
+A value is sent directly after it was made or written, received right before its first use, and freed after its last
+use. All devices follow one topological order, so no deadlock is possible.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from djinn_core.ir.schedule import (
     Upload,
 )
 
-_START = -1  # before the first node
+_START = -1  # moment before the first node
 
 
 def write_steps(context: SchedulingContext, order: Sequence[int]) -> dict[str, tuple[Step, ...]]:
-    """The steps by device for the running nodes in `order`, which respects all dependences."""
+    """Return the steps by device for the running nodes in `order`, which respects all dependences."""
     moves = _Moves(context)
     nodes = context.graph.nodes
     for turn, node_id in enumerate(order):
@@ -36,7 +36,7 @@ def write_steps(context: SchedulingContext, order: Sequence[int]) -> dict[str, t
 
 
 class _Moves:
-    """One walk over the order: transfers of each value, and its last use. Moments are positions in the order."""
+    """One walk over the order: transfers and last use of each value. Moments are positions in the order."""
 
     def __init__(self, context: SchedulingContext) -> None:
         self.context = context
@@ -44,13 +44,13 @@ class _Moves:
         self.device_of = {d.node: d.device for d in context.placement.decisions}
         self.replicas = by_node(context.placement.replicas)
         self.unsettled = set(context.graph.inputs)
-        self.made: dict[int, int] = {}  # by value, and by storage that is written (as ~storage): when last
+        self.made: dict[int, int] = {}  # moment of the last write, by value, and by written storage (as ~storage)
         self.versions: Counter[int] = Counter()
         self.copies = {(device, value): 0 for value, devices in context.copies.items() for device in devices}
-        self.settled: dict[int, int] = {}  # by input: before which moment it comes to its home
+        self.settled: dict[int, int] = {}  # by input: the moment before which it arrives at its home
         self.before: dict[int, list[tuple[str, Step]]] = defaultdict(list)
         self.after: dict[int, list[tuple[str, Step]]] = defaultdict(list)
-        self.last: dict[str, dict[int, int]] = defaultdict(dict)  # by device and value
+        self.last: dict[str, dict[int, int]] = defaultdict(dict)  # moment of the last use, by device and value
 
     def take(self, turn: int, node: Node) -> None:
         device, home, replace, unsettled = self.device_of[node.id], self.home, self.replace, self.unsettled
@@ -72,7 +72,7 @@ class _Moves:
             self.made[~storage] = turn
 
     def _repeat(self, turn: int, node: Node, device: str) -> None:
-        """Run a node on a further device as well: its operands are sent there, and its results are copies there."""
+        """Run a node on a further device as well: send its operands there. Its results there are copies."""
         for value in node.inputs:
             used = self.replace.get(value, value)
             if self.home[used] != device:
@@ -83,7 +83,7 @@ class _Moves:
             self.last[device][value] = turn
 
     def _settle(self, turn: int, value: int) -> None:
-        """Bring an input to its home, from the client or from where it lived."""
+        """Bring an input to its home, from the client or from its previous device."""
         home, source = self.home[value], self.context.resident.get(value)
         self.unsettled.remove(value)
         self.settled[value] = turn if source != home else _START
@@ -94,7 +94,7 @@ class _Moves:
             self.before[turn].append((home, Receive(value, source)))
 
     def _bring(self, turn: int, value: int, device: str) -> None:
-        """Send a value, or its newer version, to the device that uses it."""
+        """Send the newest version of a value to a device that uses it."""
         storage = storage_of(value)
         version = self.versions[storage]
         if self.copies.get((device, value)) == version:
@@ -108,7 +108,7 @@ class _Moves:
         self.last[home][value] = max(self.last[home].get(value, _START), settled, made)
 
     def endings(self) -> dict[int, dict[str, list[int]]]:
-        """By moment and device the values that no step needs after it: dead ones at home, copies that are not to be kept."""
+        """Return the values to free, by moment and device: dead values at home, and copies that are not kept."""
         context, home = self.context, self.home
         over = context.program.dead - frozenset(context.fetch)
         ends: dict[int, dict[str, list[int]]] = defaultdict(dict)

@@ -16,10 +16,10 @@ from djinn_core.ir.replicas import repeatable
 
 
 def check_match(graph: Graph, match: PatternMatch) -> None:
-    """A match covers nodes of the graph and speaks of values of the graph.
+    """Check that a match covers nodes of the graph and refers to values of the graph.
 
     Raises:
-        InvalidStage: it does not.
+        InvalidStage: the match does not.
     """
     if not isinstance(match, PatternMatch):
         raise InvalidStage(f"a {type(match).__name__} is no PatternMatch")
@@ -33,10 +33,10 @@ def check_match(graph: Graph, match: PatternMatch) -> None:
 
 
 def check_estimate(estimate: CostEstimate, node: Node) -> None:
-    """Costs are finite and not negative.
+    """Check that an estimate is finite and not negative.
 
     Raises:
-        InvalidStage: they are not.
+        InvalidStage: the estimate is invalid.
     """
     if not isinstance(estimate, CostEstimate):
         raise InvalidStage(f"a cost model returned a {type(estimate).__name__}; return a CostEstimate")
@@ -51,10 +51,10 @@ def check_estimate(estimate: CostEstimate, node: Node) -> None:
 
 
 def check_placement(context: PlacementContext, placement: Placement, author: str) -> None:
-    """Every node of the plan is placed once, on a known device, with a reason; memory that is shared is in one place.
+    """Check that every node is placed once, on a known device, with a reason, and shared memory on one device.
 
     Raises:
-        InvalidStage: one of these does not hold; the message names `author`.
+        InvalidStage: a check fails; the message names `author`.
     """
     if not isinstance(placement, Placement):
         raise InvalidStage(f"{author} returned a {type(placement).__name__}; return a Placement")
@@ -87,7 +87,7 @@ def _decision_problem(context: PlacementContext, placement: Placement) -> str:
         if not decision.reason or not isinstance(decision.reason, str):
             return f"node {decision.node} is placed without a reason"
     drawing = [d for d in placement.decisions if context.graph.nodes[d.node].random]
-    bound = bound_nodes(context.graph, [d.node for d in drawing])  # each of these has a random state of its own
+    bound = bound_nodes(context.graph, [d.node for d in drawing])  # each bound device has its own random state
     random = {d.device for d in drawing if d.node not in bound}
     if random and (home := context.resident.get(RANDOM_STATE)) is not None and random != {home}:
         return f"random ops run on {sorted(random)}, but the random state is on {home!r}"

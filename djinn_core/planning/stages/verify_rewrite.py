@@ -1,4 +1,4 @@
-"""Validation of rewrites: no result that the user's program could observe may change."""
+"""Validation of rewrites: a rewrite must not change a result that the user's program can observe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from djinn_core.ir.replicas import repeatable
 
 
 def check_rewrite(graph: Graph, plan: OptimizationPlan, rewrite: Rewrite, kept: frozenset[int], author: str) -> None:
-    """Refuse a rewrite that could change a result.
+    """Reject a rewrite that could change a result.
 
     Args:
         graph: the graph as recorded.
@@ -25,7 +25,7 @@ def check_rewrite(graph: Graph, plan: OptimizationPlan, rewrite: Rewrite, kept: 
         author: the proposer, for the message.
 
     Raises:
-        InvalidStage: the rewrite is not legal; the message names `author` and the first problem.
+        InvalidStage: the rewrite is illegal; the message names `author` and the first problem.
     """
     if not (rewrite.drop or rewrite.replace or rewrite.equal_slots or rewrite.replicas):
         return
@@ -36,7 +36,7 @@ def check_rewrite(graph: Graph, plan: OptimizationPlan, rewrite: Rewrite, kept: 
 
 @attrs.frozen
 class _Judge:
-    """The program as it would run under a rewrite: which nodes, which values they use, what they write."""
+    """The program under a rewrite: its running nodes, the values that they use, and their writes."""
 
     graph: Graph
     kept: frozenset[int]
@@ -113,11 +113,11 @@ class _Judge:
         yield from self._told_apart(value, stand_in)
 
     def _told_apart(self, value: int, stand_in: int) -> Iterator[str]:
-        """Yield the ways in which a program could observe that two values were merged."""
+        """Yield the ways in which a program could detect that two values were merged."""
         own, other = storage_of(value), storage_of(stand_in)
         if value in self.kept:
             yield f"it replaces value {value}, which the client still holds"
-        if own == other:  # two views of one memory: an op such as `t_` changes one view and not the other
+        if own == other:  # two views of one memory: an op such as `t_` changes only one view
             if value in self.changed or stand_in in self.changed:
                 yield f"it makes value {stand_in} stand in for {value}, but one of them is changed in place"
             return

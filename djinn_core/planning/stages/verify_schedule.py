@@ -1,9 +1,9 @@
-"""Validation of schedules by running their steps without data.
+"""Validation of schedules by dry-running their steps.
 
-Every device takes its steps in order; a `Receive` waits for its `Send`. Each storage has a version, the number of writes
-to it so far. A node must find every input present and at the version that it has in program order. As a storage lives on
-one device, and copies carry the version that they were sent with, one interleaving of the devices stands for all. No device
-may hold more at any time than it has room for, nor more than a limit that is given.
+Every device executes its steps in order; a `Receive` waits for its `Send`. Each storage has a version: the number of
+writes to it so far. A node must find every input present, at the version of program order. A storage lives on one
+device, and copies carry the version at which they were sent. So one interleaving of the devices stands for all. No
+device may exceed its room or a given limit at any time.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from djinn_core.planning.stages.placement_fit import shortages_of_steps, told
 
 
 def check_schedule(context: SchedulingContext, schedule: ExecutionSchedule, author: str) -> None:
-    """Refuse a schedule that loses a node, a value, an edge or the order of mutations.
+    """Reject a schedule that loses a node, a value, an edge or the order of mutations.
 
     Raises:
-        DoesNotFit: a device would hold more than it may.
-        InvalidStage: the schedule is not legal; the message names `author` and the first problem.
+        DoesNotFit: a device would exceed its memory.
+        InvalidStage: the schedule is illegal; the message names `author` and the first problem.
     """
     if not isinstance(schedule, ExecutionSchedule):
         raise InvalidStage(f"{author} returned a {type(schedule).__name__}; return an ExecutionSchedule")
@@ -60,7 +60,7 @@ def _check_plan(context: SchedulingContext, schedule: ExecutionSchedule) -> None
 
 def _check_groups(context: SchedulingContext, schedule: ExecutionSchedule) -> None:
     devices = {d.node: d.device for d in context.placement.decisions}
-    group_of: dict[int, tuple[int, int, int]] = {}  # node -> stage, number of the group, position in it
+    group_of: dict[int, tuple[int, int, int]] = {}  # node -> (stage, number of the group, position in it)
     for number, group in enumerate(schedule.groups):
         for position, node in enumerate(group.nodes):
             if node in group_of or devices.get(node) != group.device:
@@ -83,7 +83,7 @@ def _check_memory(context: SchedulingContext, schedule: ExecutionSchedule) -> No
 
 @attrs.define
 class _Machine:
-    """One device: what it has yet to do, and the copies that it received."""
+    """One device: its remaining steps, and the copies that it received."""
 
     steps: Sequence[Step]
     at: int = 0
@@ -165,7 +165,7 @@ class _Rehearsal:
             for value in node.inputs:
                 used = replace.get(value, value) if replace else value
                 if used in present and storage_of(used) not in written and home.get(used) == device:
-                    continue  # it is there, and nothing ever writes it
+                    continue  # it is on this device, and nothing ever writes it
                 self._check_version(device, node, used)
             if node.writes or node.random:
                 self._write(device, node)
@@ -178,7 +178,7 @@ class _Rehearsal:
             raise _Broken(f"{node.op} (node {node.id}) sees value {used} after {seen} writes, not after {wanted}")
 
     def _repeat(self, device: str, node: Node) -> None:
-        """A node runs on a further device, where what it makes is a copy: of its operand's version, where it is a view."""
+        """Run a node on a further device. Its results there are copies; a view has the version of its operand."""
         self.replicas.discard((node.id, device))
         versions: dict[int, int] = {}
         for value in node.inputs:
@@ -191,7 +191,7 @@ class _Rehearsal:
     def _write(self, device: str, node: Node) -> None:
         if node.random and self.drawing[device].pop(0) != node.id:
             raise _Broken(f"{node.op} (node {node.id}) takes its random numbers out of order")
-        for storage in storages_written(node):  # a value that was replaced is never written
+        for storage in storages_written(node):  # a replaced value is never written
             self.versions[storage] += 1
 
     def _upload(self, device: str, step: Upload) -> None:
@@ -206,7 +206,7 @@ class _Rehearsal:
 
     def _receive(self, device: str, step: Receive) -> None:
         version = self.mail[step.source, device, step.value].pop(0)
-        if self.home.get(step.value) == device:  # an input that lived elsewhere has come to stay
+        if self.home.get(step.value) == device:  # an input that moved to this device
             self.present.add(step.value)
         else:
             self.machines[device].copies[step.value] = version
@@ -228,7 +228,7 @@ class _Rehearsal:
 def _expected_versions(
     running: Sequence[Node], replace: Mapping[int, int], written: frozenset[int]
 ) -> dict[tuple[int, int], int]:
-    """Number of writes to each storage before each node that reads it, in program order; only for storages that are written."""
+    """Return the writes to each storage before each node that reads it, in program order, for written storages only."""
     versions = dict.fromkeys(written, 0)
     expected: dict[tuple[int, int], int] = {}
     for node in running if written else ():
@@ -242,7 +242,7 @@ def _expected_versions(
 
 
 def _in_turn(running: Sequence[Node], placed: Mapping[int, str]) -> dict[str, list[int]]:
-    """Nodes that draw random numbers, by device, in program order: each device has a random state of its own."""
+    """Return the nodes that draw random numbers, by device, in program order. Each device has its own random state."""
     found: dict[str, list[int]] = defaultdict(list)
     for node in running:
         if node.random and node.id in placed:

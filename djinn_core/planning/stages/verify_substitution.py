@@ -1,4 +1,4 @@
-"""Validation of substitutions: no op outside them may see that other ops have run."""
+"""Validation of substitutions: other nodes may only see the outputs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from djinn_core.ir.substitution import Substitution
 def check_substitutions(
     graph: Graph, plan: OptimizationPlan, substitutions: Sequence[Substitution], kept: frozenset[int], author: str
 ) -> None:
-    """Refuse substitutions that could be seen by more than their outputs.
+    """Reject substitutions whose effects other nodes could see, apart from the outputs.
 
     Raises:
-        InvalidStage: one of them could; the message names `author` and the first problem.
+        InvalidStage: a substitution is illegal; the message names `author` and the first problem.
     """
     taken: set[int] = set()
     for substitution in substitutions:
@@ -63,7 +63,7 @@ def _inputs(graph: Graph, given: Substitution, made: frozenset[int]) -> Iterator
 
 
 def _memory(graph: Graph, given: Substitution, kept: frozenset[int]) -> Iterator[str]:
-    """Check that outputs have memory of their own, each its own where later code might write into it."""
+    """Yield outputs that share memory although later code may write into it."""
     own = {storage_of(v) for v in given.outputs}
     if own & {storage_of(v) for v in given.inputs} or own & {storage_of(v) for v in graph.inputs}:
         yield "it makes a view of memory that was there before"
@@ -73,7 +73,7 @@ def _memory(graph: Graph, given: Substitution, kept: frozenset[int]) -> Iterator
 
 
 def _written(graph: Graph, given: Substitution) -> Iterator[str]:
-    """Check that other nodes read memory that the substituted nodes write only after the last of these writes."""
+    """Yield nodes outside that read memory before the substituted nodes have completed their writes to it."""
     last = {s: n for n in sorted(given.nodes) for s in storages_written(graph.nodes[n])}
     for value in given.outputs:
         if any(

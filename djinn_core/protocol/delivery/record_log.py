@@ -27,7 +27,7 @@ from djinn_core.wire.frames import Buffer, allocate, flatten
 # Lengths of the buffers, head, buffers and, if there are buffers, their checksum follow.
 _FIELDS: Final = struct.Struct("<cIQII")
 _SUM: Final = struct.Struct("<I")
-_BARE_BYTES: Final = _FIELDS.size + _SUM.size  # of a record without head and buffers
+_BARE_BYTES: Final = _FIELDS.size + _SUM.size  # bytes of a record without head and buffers
 _BODY_SUM: Final = 8  # bytes of the checksum of the buffers
 _AT_ONCE: Final = 512  # buffers per system call
 

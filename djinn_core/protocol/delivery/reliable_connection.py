@@ -35,7 +35,7 @@ _NOTE_FRAMES: Final = 32  # limit of received frames before a note acknowledges 
 _NOTE_BYTES: Final = 1 << 20
 # a body of this size is acknowledged at once, because the peer keeps it in memory until then
 _ACK_BYTES: Final = 64 << 10
-_MUCH_BYTES: Final = 128 << 10  # fewer bytes fit into socket buffers
+_MUCH_BYTES: Final = 128 << 10  # this many bytes fit into socket buffers
 _LARGEST_WINDOW: Final = 32 << 20
 _SMALLEST_WINDOW: Final = 4 << 20
 # limit of consecutive connections that break on malformed bytes; then the other end is not a peer
@@ -181,7 +181,6 @@ class ReliableConnection(ReconnectingConnection):
             self._outbox.copy_borrowed()
 
     def _put_on_wire(self, inner: Connection, number: int, frame: Frame) -> None:
-        """Send a frame with its number."""
         self._frames = self._bytes = 0
         inner.send(Frame(pack_prefix(number, self._inbox.received, 0) + frame.head, frame.body))
 
@@ -197,7 +196,6 @@ class ReliableConnection(ReconnectingConnection):
                 self._sending.release()
 
     def _retransmit(self, inner: Connection) -> None:
-        """Send all unacknowledged frames again."""
         with self._sending:
             self._unrepeated = None
             with self._keeping:

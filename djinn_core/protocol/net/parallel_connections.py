@@ -38,7 +38,7 @@ class ParallelConnections:
         self._descriptors = {
             connection: connection.fileno() for connection in connections
         }  # cached, because a closed connection does not report it
-        self._sent = self._received = 0  # striped frames
+        self._sent = self._received = 0  # number of striped frames
         self.torn = False
         self._reassembly: Reassembly | None = None
         # pieces of later striped frames, for which there is no memory yet

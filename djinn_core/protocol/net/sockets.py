@@ -149,11 +149,13 @@ class SocketConnection(StripingConnection):
         try:
             seconds = self._silence.seconds(self._socket)
         except OSError:
-            seconds = 0.0  # another thread has just closed it, or the system does not report it
+            seconds = 0.0  # another thread has just closed it, or the system does not report this
         if seconds > SILENT_SECONDS:
             log.warning("the machine at the other end is gone", peer=self.peer, seconds=seconds)
             self._end(f"the machine at the other end has acknowledged nothing for {seconds:.0f} s")
-        elif address_is_gone(self._socket):  # otherwise the kernel would send from it for a quarter of an hour
+        elif address_is_gone(
+            self._socket
+        ):  # otherwise the kernel retransmits from the lost address for a quarter of an hour
             log.warning("this machine has lost the address of a connection", peer=self.peer)
             self._end("this machine has lost the address of the connection, as after a change of networks")
 

@@ -76,7 +76,7 @@ class StreamConnection(Connection):
         return buffers, ()
 
     def _send_large(self, large: Sequence[memoryview], left: Sequence[Buffer]) -> None:
-        """Send them, after `_write` has left this of the frame. Raises as `_write`."""
+        """Send the large buffers after `_write` has left `left` of the frame. Raises as `_write`."""
         raise NotImplementedError
 
     def _finish(self, buffers: Sequence[Buffer]) -> bool:
@@ -257,9 +257,9 @@ class StreamConnection(Connection):
         return self._ended
 
     def _release(self) -> None:
-        """Give the sockets back once no thread is inside a call on them, for their numbers may be given out again at once.
+        """Close the sockets once no thread is inside a call on them. The kernel may reuse descriptors at once.
 
-        A thread inside a call wakes and leaves, unless it is the interrupted caller itself, which releases them afterwards.
+        A thread inside a call wakes and leaves. An interrupted caller closes them itself afterwards.
         """
         if not self._sending.acquire(timeout=LEAVE_SECONDS):
             return

@@ -70,7 +70,7 @@ class StripingConnection(StreamConnection):
     # --- main connection --------------------------------------------------------------------------------------
 
     def call_when_many(self, told: Callable[[], None]) -> None:
-        """Call `told` once, after `MANY_BYTES` of large buffers have been sent or received."""
+        """Call `told` once `MANY_BYTES` of large buffers were sent or received."""
         self._when_many, self._many = told, 0
         self._decoder.when_large = self._count_many
 
@@ -189,4 +189,6 @@ class StripingConnection(StreamConnection):
     def _drop(self) -> None:
         if self._parallel is not None:
             self._parallel.close()
-        self._parallel = self._when_many = self._decoder.place = self._decoder.when_large = None  # they lead back here
+        self._parallel = self._when_many = self._decoder.place = self._decoder.when_large = (
+            None  # they refer back to this connection
+        )

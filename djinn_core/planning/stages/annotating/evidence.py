@@ -20,7 +20,7 @@ CACHED = (ExecutionPhase.LLM_PREFILL, ExecutionPhase.LLM_DECODE)
 
 @attrs.frozen
 class Judgement:
-    """A workload type, how sure it is, and a sentence that a person can check."""
+    """A workload type with a confidence and a sentence that explains it to a person."""
 
     workload: WorkloadType
     confidence: float
@@ -29,7 +29,7 @@ class Judgement:
 
 @attrs.frozen(slots=False)
 class Evidence:
-    """A graph with the findings that the tiers share."""
+    """A graph with findings that the tiers share."""
 
     graph: Graph
     matches: Sequence[PatternMatch]
@@ -39,16 +39,16 @@ class Evidence:
     modalities: Sequence[Modality]
 
     def count(self, operations: frozenset[str]) -> int:
-        """Number of nodes whose op is one of these."""
+        """Number of nodes with one of these ops."""
         return sum(len(self.graph.by_op.get(o, ())) for o in operations)
 
     def nodes(self, operations: frozenset[str]) -> list[Node]:
-        """Nodes whose op is one of these."""
+        """Nodes with one of these ops."""
         return [self.graph.nodes[i] for o in sorted(operations) for i in self.graph.by_op.get(o, ())]
 
     @property
     def kinds(self) -> frozenset[Modality]:
-        """Kinds of data that enter."""
+        """Kinds of data among the inputs."""
         return self.inputs.entering
 
     @property
@@ -63,7 +63,7 @@ class Evidence:
 
     @property
     def tables(self) -> int:
-        """Number of embedding tables that are looked up."""
+        """Number of embedding tables that are read."""
         return len(
             {n.inputs[0] for o in EMBEDDING for i in self.graph.by_op.get(o, ()) if (n := self.graph.nodes[i]).inputs}
         )
@@ -74,10 +74,10 @@ class Evidence:
 
     @cached_property
     def cached(self) -> list[ExecutionPhase]:
-        """Phases of the matches that reveal prefill or decode; where there are none, what other states reveal.
+        """Return the phases of matches that reveal prefill or decode; else the phases of other states.
 
-        A few caches beside many attentions without one are taken for something else that is kept, and so are those of
-        programs that see or hear and read nothing.
+        A few caches beside many attentions without a cache do not count. Neither do caches of programs with image or audio input
+        and without text input.
         """
         if self.kinds and Modality.TEXT not in self.kinds:
             return []
@@ -88,19 +88,19 @@ class Evidence:
         other = self.states.phase(self.inputs.tokens, attention=bool(attentions))
         decodes = (
             other is ExecutionPhase.LLM_DECODE and self.inputs.tokens <= 1
-        )  # keys may be made again from what is kept
+        )  # keys may be recomputed from cached values
         return [other] if other is not None and (decodes or not found) else found
 
     def is_of_text(self, match: PatternMatch) -> bool:
-        """True if the evidence is of text, or of text among other data. No model caches keys of an image that it sees once."""
+        """Return True if the match is on text, or on text and other data. Models do not cache keys of an image they see once."""
         return self.modalities[match.nodes[-1]] not in {Modality.VISION, Modality.AUDIO}
 
     def reveals(self, match: PatternMatch) -> ExecutionPhase | None:
-        """The phase of a match, where everything else in the program agrees."""
+        """Return the phase of a match if nothing else in the program contradicts it."""
         believed = match.phase not in CACHED or (match.phase in self.cached and self.is_of_text(match))
         return match.phase if believed else None
 
     @property
     def fused(self) -> int:
-        """Number of ops that work on several kinds of data."""
+        """Number of ops on several kinds of data."""
         return sum(m is Modality.MULTIMODAL_FUSION for m in self.modalities)

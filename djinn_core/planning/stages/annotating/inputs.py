@@ -18,22 +18,22 @@ from djinn_core.ir.values import TensorMeta
 LAYERS = CONVOLUTION | MATRIX_PRODUCT | EMBEDDING
 _COUNTING = frozenset({"arange", "cumsum"})
 _SCALES = frozenset({"add", "add_", "addcmul", "div", "mul", "mul_", "pow", "sub"})
-_SIDES = (2, 3)  # height and width, and perhaps time
-_STEREO, _BANDS = 2, 8  # channels of waves at most, bands of frequencies at least
+_SIDES = (2, 3)  # spatial dimensions: height and width, optionally time
+_STEREO, _BANDS = 2, 8  # maximum number of waveform channels; minimum number of frequency bands
 _BANDS_RANK = 2
-_TOKENS_PER_POSITION = 4  # a table with more rows than this times the rows looked up is no position table
+_TOKENS_PER_POSITION = 4  # a table with more rows than this multiple of the rows looked up is not a position table
 
 
 @attrs.frozen
 class Inputs:
-    """Findings about the values from outside.
+    """Findings about the inputs of a graph.
 
     Attributes:
-        weights: values in the argument positions where ops expect parameters.
-        kinds: the kind of data that an input is, by value, where the graph shows it.
-        entries: nodes where data of a kind enters: look-ups of tokens, convolutions of raw data.
-        tokens: the largest number of tokens in a row that a look-up of tokens has.
-        earlier: the kinds that earlier programs had values from, by value; no data enters there.
+        weights: values in the argument positions of parameters.
+        kinds: kind of data by input value, if the graph shows it.
+        entries: nodes where data of a kind enters: token look-ups, convolutions of raw data.
+        tokens: largest number of consecutive tokens in a token look-up.
+        earlier: kinds of data that earlier programs computed a value from, by value. No data enters at such a value.
     """
 
     weights: frozenset[int]
@@ -44,7 +44,7 @@ class Inputs:
 
     @property
     def entering(self) -> frozenset[Modality]:
-        """Kinds of data that enter."""
+        """Return the kinds of data that enter."""
         return frozenset(self.entries.values()) | frozenset(self.kinds.values())
 
 
@@ -74,7 +74,7 @@ def _look(graph: Graph) -> Inputs:
     samples = {graph.meta(v).shape[:1] for v in kinds}
     for node in _of(graph, EMBEDDING):
         indices = _indices(node)
-        labels = graph.meta(indices).shape in samples  # one for each picture: classes, no text
+        labels = graph.meta(indices).shape in samples  # one integer per picture: class labels, not text
         if not labels and looks_up_tokens(graph, node):
             entries[node.id] = Modality.TEXT
             tokens = max(tokens, (graph.meta(indices).shape or (1,))[-1])
@@ -108,7 +108,7 @@ def _weights(graph: Graph) -> set[int]:
 
 
 def _is_scaled(graph: Graph, node: Node, value: int) -> bool:
-    """True if `value` scales or shifts the channels of a tensor of more dimensions."""
+    """Return True if `value` scales or shifts the channels of a tensor with more dimensions."""
     return (
         node.operation in _SCALES
         and any(len(graph.meta(v).shape) > 1 for v in node.inputs)
@@ -117,7 +117,7 @@ def _is_scaled(graph: Graph, node: Node, value: int) -> bool:
 
 
 def _mark(graph: Graph, node: Node, value: int, kind: Modality, weights: set[int], kinds: dict[int, Modality]) -> None:
-    """Set the kind of the inputs from which `value` is computed."""
+    """Set the kind of the inputs that `value` is computed from."""
     source = graph.flow.operand(node, value)
     for ancestor in graph.flow.ancestors(source, limit=64):
         if ancestor < 0 and (outside := graph.inputs[~ancestor]) not in weights:
@@ -125,7 +125,7 @@ def _mark(graph: Graph, node: Node, value: int, kind: Modality, weights: set[int
 
 
 def _patches(graph: Graph, weights: set[int]) -> Iterator[tuple[int, int]]:
-    """Layers and values where images enter patch by patch: one layer reads them, and another input has their height and width."""
+    """Yield layers that read images patch by patch, with their data. Another input has the image's height and width."""
     metas = [(v, graph.meta(v)) for v in graph.inputs if v not in weights]
     sides = {
         m.shape[0] for _, m in metas if len(m.shape) == 2 and m.shape[1] in _SIDES and not m.dtype.is_floating_point
@@ -142,7 +142,7 @@ def _patches(graph: Graph, weights: set[int]) -> Iterator[tuple[int, int]]:
 
 
 def _mark_masks(graph: Graph, weights: set[int], kinds: dict[int, Modality]) -> None:
-    """Beside data, other integers of the same sizes are its masks, positions or types."""
+    """Mark integer inputs with the sizes of the data as masks, positions or types of that data."""
     seen = [graph.meta(v).shape for v, kind in kinds.items() if kind is Modality.VISION]
     pictures = {shape[-2:] for shape in seen}
     patches = {shape[:2] for shape in seen if len(shape) == 3}
@@ -157,27 +157,27 @@ def _mark_masks(graph: Graph, weights: set[int], kinds: dict[int, Modality]) -> 
         ):
             kinds[value] = Modality.VISION
         elif flattened and len(meta.shape) == 2 and meta.shape[1] in _SIDES and meta.shape not in tokens:
-            kinds[value] = Modality.VISION  # how high and wide pictures are that come patch by patch
+            kinds[value] = Modality.VISION  # height and width of images that are read in patches
         elif meta.dtype != torch.uint8 and any(_is_mask(meta.shape, shape) for shape in tokens):
             kinds[value] = Modality.TEXT
 
 
 def _is_mask(shape: tuple[int, ...], tokens: tuple[int, ...]) -> bool:
-    """True if there is one integer for each token; in decoding, for each earlier token as well."""
+    """Return True if there is one integer per token, or in decoding also one per earlier token."""
     if len(tokens) < 2 or shape[0] != tokens[0]:
         return False
     return shape[-1] == tokens[-1] or tokens[-1] == 1 or (shape[-1] > tokens[-1] and len(shape) == 2)
 
 
 def _other_weights(graph: Graph, weights: set[int], kinds: dict[int, Modality]) -> set[int]:
-    """Beside data of a batch, what has another first size is none: positions, tokens that were learnt, experts, buffers."""
+    """Return inputs whose first size differs from the batch size: positions, learnt tokens, experts, buffers."""
     batches = {(graph.meta(v).shape or (0,))[0] for v in kinds}
     return {v for v in graph.inputs if v not in kinds and v not in weights and _is_of_model(graph.meta(v), batches)}
 
 
 def _is_of_model(meta: TensorMeta, batches: set[int]) -> bool:
     if not meta.shape:
-        return meta.dtype.is_floating_point  # such as a temperature
+        return meta.dtype.is_floating_point  # for example a temperature
     return meta.shape[0] not in batches
 
 
@@ -187,7 +187,7 @@ def _indices(node: Node) -> int:
 
 
 def looks_up_tokens(graph: Graph, node: Node) -> bool:
-    """True if the indices are data rather than positions, which the program counts up, or which name every row of the table once."""
+    """Return True if the indices are data. False if they are positions: counted by the program, or one index for each row."""
     if len(node.inputs) < 2:
         return False
     indices, flow = _indices(node), graph.flow
@@ -196,12 +196,12 @@ def looks_up_tokens(graph: Graph, node: Node) -> bool:
             return False
     table, looked_up = graph.meta(node.inputs[0]).shape, graph.meta(indices).shape[-1:]
     if not table:
-        return False  # the executor will refuse the op, and say why
+        return False  # the executor will report the error
     return table[0] > _TOKENS_PER_POSITION * (looked_up[0] if looked_up else 1)
 
 
 def _raw_kind(graph: Graph, node: Node) -> Modality | None:
-    """The kind of data that a convolution takes in, where no layer stands before it."""
+    """Return the kind of data that a convolution reads, if no layer precedes it; otherwise None."""
     flow, raw = graph.flow, None
     for source in flow.ancestors(flow.sources[node.id][0], limit=64):
         if source >= 0 and graph.nodes[source].operation in LAYERS:
@@ -211,15 +211,15 @@ def _raw_kind(graph: Graph, node: Node) -> Modality | None:
     if raw is None:
         return None
     kernel = graph.meta(node.inputs[1]).shape
-    if len(kernel) <= 3:  # a kernel of one dimension
+    if len(kernel) <= 3:  # a one-dimensional kernel
         return Modality.AUDIO if hears(graph.meta(node.inputs[0]).shape, kernel) else None
     return Modality.AUDIO if _is_spectrogram(raw.shape, graph.meta(node.inputs[0]).shape) else Modality.VISION
 
 
 def hears(data: tuple[int, ...], kernel: tuple[int, ...]) -> bool:
-    """True for waves in one or two channels, or bands of frequencies; a few channels are measurements, points or states.
+    """Return True for audio: waveforms in one or two channels, or frequency bands.
 
-    Each place by itself is no sound either.
+    A few channels are measurements, points or states. A kernel of size 1 is not audio either.
     """
     return kernel[-1] > 1 and (len(data) < _BANDS_RANK or data[-2] <= _STEREO or data[-2] >= _BANDS)
 

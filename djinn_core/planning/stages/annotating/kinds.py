@@ -16,11 +16,11 @@ from djinn_core.planning.stages.annotating.lineage import OF_KIND, data_lineage,
 
 @attrs.frozen
 class DataKinds:
-    """The nodes that each kind of data entering a graph reaches.
+    """The nodes that each kind of input data reaches.
 
     Attributes:
-        modalities: for each node the kind that it works on, as in `WorkloadProfile.modalities`: what is only computed for
-            nodes of one kind is of that kind.
+        modalities: the kind of each node, as in `WorkloadProfile.modalities`. A node whose result only reaches nodes of one kind
+            has that kind.
     """
 
     modalities: tuple[Modality, ...]
@@ -28,12 +28,12 @@ class DataKinds:
     _outside: Sequence[int]
 
     def of(self, source: int) -> frozenset[Modality]:
-        """The kinds that lead to a source, as `graph.flow` has it: a node, or (negative) an input of the graph."""
+        """Return the kinds that reach a source, as `graph.flow` numbers it: a node, or (negative) an input."""
         bits = self._bits(source)
         return frozenset(kind for kind, flag in OF_KIND.items() if bits & flag)
 
     def meet(self, sources: Sequence[int]) -> bool:
-        """True if several kinds of data reach these sources together, and at most one kind reaches each of them."""
+        """Return True if several kinds of data reach these sources in total, but at most one kind each of them."""
         together = 0
         for source in sources:
             bits = self._nodes[source] if source >= 0 else self._outside[~source]
@@ -47,12 +47,12 @@ class DataKinds:
 
 
 def entering_kinds(graph: Graph) -> frozenset[Modality]:
-    """The kinds of data that enter a graph."""
+    """Return the kinds of data that enter a graph."""
     return inputs_of(graph).entering
 
 
 def data_kinds(graph: Graph) -> DataKinds:
-    """Find which nodes each kind of data reaches; computed once per graph, in linear time."""
+    """Return the nodes that each kind of data reaches; computed once per graph, in linear time."""
     found = _known.get(graph.flow)
     if found is None:
         nodes, outside = data_lineage(graph, inputs_of(graph))
@@ -61,7 +61,7 @@ def data_kinds(graph: Graph) -> DataKinds:
 
 
 def modalities_in(graph: Graph, lineage: list[int]) -> tuple[Modality, ...]:
-    """`DataKinds.modalities`, computed from the lineage of the nodes where `data_kinds` has not been called yet."""
+    """Return `DataKinds.modalities`. If `data_kinds` was not called yet, compute it from the lineage of the nodes."""
     found = _known.get(graph.flow)
     return found.modalities if found is not None else modalities_of(graph, lineage)
 

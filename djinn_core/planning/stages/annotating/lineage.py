@@ -1,4 +1,4 @@
-"""Lineage of every node, and the kind of data that it works on: one walk forwards, and one back."""
+"""Lineage and kind of data of every node, computed in one forward and one backward walk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RANDOM = int(Lineage.RANDOM)
 
 
 def lineage_of(graph: Graph, inputs: Inputs, residency: Mapping[int, DataResidency]) -> list[int]:
-    """By node the bits of `Lineage` that its results derive from."""
+    """Return for each node the `Lineage` bits that its results derive from."""
     outside = [_of_input(value, inputs, residency) for value in graph.inputs]
     entries = {maker.id: int(Lineage.WEIGHT) for v in inputs.weights if (maker := graph.producer(v)) is not None}
     entries |= {node: int(OF_KIND[kind]) for node, kind in inputs.entries.items()}
@@ -31,13 +31,13 @@ def lineage_of(graph: Graph, inputs: Inputs, residency: Mapping[int, DataResiden
 
 
 def data_lineage(graph: Graph, inputs: Inputs) -> tuple[list[int], list[int]]:
-    """The same for nothing but kinds of data; and the bits of the inputs."""
+    """Return the lineage of each node restricted to kinds of data, and the bits of the inputs."""
     outside = [int(OF_KIND[inputs.kinds[v]]) if v in inputs.kinds else 0 for v in graph.inputs]
     return _walked(graph, outside, {node: int(OF_KIND[kind]) for node, kind in inputs.entries.items()}), outside
 
 
 def _walked(graph: Graph, outside: list[int], entries: Mapping[int, int]) -> list[int]:
-    """Lineage bits that flow into each node, from inputs with the bits in `outside`; `entries` have bits of their own."""
+    """Return the lineage bits of each node. `outside`: bits of the inputs. `entries`: bits that nodes add."""
     bits: list[int] = []
     for index, sources in enumerate(graph.flow.sources):
         found = entries.get(index, 0)
@@ -58,15 +58,14 @@ def _of_input(value: int, inputs: Inputs, residency: Mapping[int, DataResidency]
 
 
 def kind_of(lineage: int) -> Modality:
-    """The kind of data that something derives from; fusion where there are several."""
+    """Return the kind of data of a lineage; fusion if there are several kinds."""
     return _MODALITY.get(lineage & _DATA, Modality.MULTIMODAL_FUSION)
 
 
 def modalities_of(graph: Graph, bits: list[int]) -> tuple[Modality, ...]:
-    """By node the kind of data that it works on; what is only computed for nodes of one kind is of that kind.
+    """Return the kind of data of each node. A node whose result only reaches nodes of one kind has that kind.
 
-    A node whose result no other node uses, such as a mask that is only asked whether it hides anything, is of the kind
-    of its operands.
+    A node whose result no node uses, such as a mask that is only tested, has the kind of its operands.
     """
     kinds = [b & _DATA for b in bits]
     sources_of = graph.flow.sources

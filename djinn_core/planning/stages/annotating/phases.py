@@ -1,6 +1,6 @@
-"""The phase of each node, from the workload, the kind of data that it works on, and what patterns reveal.
+"""Phase of each node, from the workload, its kind of data, and pattern matches.
 
-For image autoencoders: the latent at which a program stops encoding an image and begins to generate one.
+For image autoencoders: the latent that separates the encoder from the decoder.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from djinn_core.ir.op_families import CONVOLUTION, NORMALISATION
 from djinn_core.ir.profile import ExecutionPhase, Modality, WorkloadType
 from djinn_core.planning.stages.annotating.evidence import Evidence
 
-_CHANNELS = 4  # of a picture, at most
-# What stands between the layers of a network: norms, whole and in parts, activations, attention.
+_CHANNELS = 4  # maximum number of channels of a picture
+# Ops between the layers of a network: norms, whole and in parts, activations, attention.
 _BENDS = NORMALISATION | FUSED_ATTENTION | SOFTMAX | frozenset({
     "elu", "gelu", "leaky_relu", "linalg_vector_norm", "mish", "relu", "relu_", "rsqrt", "silu", "silu_",
 })  # fmt: skip
 _SUMS = frozenset({"add", "add_"})
-_NEAR = 24  # ops between the layer that a picture is drawn from and the next
+_NEAR = 24  # maximum number of ops between the layer that produces a picture and the next layer
 
 
 def drawn_from(graph: Graph) -> int:
-    """The first node of the part that draws an image; the number of nodes if none does.
+    """Return the first node of the image decoder; the number of nodes if there is none.
 
-    Convolutions draw an image where their result has few channels, is as large as the input image, and depends on it only through a
-    smaller latent. Where maps of earlier layers go round the latent (skip connections), the result is a map of classes or depths.
+    A decoder's convolutions produce an image: few channels, as large as the input image, and dependent on it only through a
+    smaller latent. If skip connections bypass the latent, the result is a map of classes or depths.
     """
     nodes = sorted((graph.nodes[i] for o in CONVOLUTION for i in graph.by_op.get(o, ())), key=lambda n: n.id)
     count = len(graph.nodes)
@@ -38,7 +38,7 @@ def drawn_from(graph: Graph) -> int:
     if final <= smallest:
         return count
     if sizes[0] == smallest and seen <= smallest and _channels_in(graph, nodes[0]) > _CHANNELS - 1:
-        return 0  # nothing but drawing, from something that is no picture
+        return 0  # only a decoder, whose input is not a picture
     same = _channels_in(graph, nodes[0]) == graph.meta(nodes[-1].outputs[0]).shape[1] and final >= seen
     if not same or max(seen, *sizes[: sizes.index(smallest) + 1]) <= smallest:
         return count
@@ -48,7 +48,7 @@ def drawn_from(graph: Graph) -> int:
 
 
 def _latent(graph: Graph, nodes: Sequence[Node], sizes: Sequence[int]) -> Node:
-    """Find the latent: of the smallest layers one that another reads as it is, otherwise the narrowest."""
+    """Return the latent: of the smallest layers, one whose result another reads unchanged, else the narrowest."""
     smallest = min(sizes)
     at = [i for i, size in enumerate(sizes) if size == smallest]
     last = nodes[at[-1] + 1].id if at[-1] + 1 < len(nodes) else len(graph.nodes)
@@ -61,7 +61,7 @@ def _latent(graph: Graph, nodes: Sequence[Node], sizes: Sequence[int]) -> Node:
 
 
 def _is_bare(graph: Graph, node: Node) -> bool:
-    """True if another convolution reads the result of `node`, with no other layer between and no shortcut beside it."""
+    """Return True if another convolution reads the result of `node` without a layer between or a shortcut."""
     after = list(graph.flow.descendants(node.id, CONVOLUTION | _BENDS, limit=_NEAR))
     operations = {graph.nodes[n].operation for n in after}
     if operations.isdisjoint(CONVOLUTION) or not operations.isdisjoint(_BENDS):
@@ -74,7 +74,7 @@ def _is_bare(graph: Graph, node: Node) -> bool:
 
 
 def _layers(graph: Graph, first: Node, last: int) -> list[Node]:
-    """Linear layers after a convolution that look at the whole of each sample."""
+    """Return linear layers after a convolution that read a whole sample."""
     samples = graph.meta(first.outputs[0]).shape[0]
     ids = (i for operation in ("linear", "addmm") for i in graph.by_op.get(operation, ()) if first.id < i < last)
     shapes = {i: graph.meta(graph.nodes[i].outputs[0]).shape for i in ids}
@@ -82,13 +82,13 @@ def _layers(graph: Graph, first: Node, last: int) -> list[Node]:
 
 
 def _after_sum(graph: Graph, latent: Node) -> int:
-    """The node after the latent, and after the sum with a shortcut round it."""
+    """Return the node after the latent, and after the addition of a shortcut around it."""
     users = graph.flow.users(latent.id)
     return (users[0] if len(users) == 1 and graph.nodes[users[0]].operation in _SUMS else latent.id) + 1
 
 
 def _all_goes_through(graph: Graph, latent: Node, start: int, ends: tuple[int, int]) -> bool:
-    """True if the image at `ends[1]` depends on the image at `ends[0]` through `latent` only."""
+    """Return True if the image at `ends[1]` depends on the image at `ends[0]` only through `latent`."""
     sources, seen = graph.flow.sources, bytearray(len(graph.nodes))
     seen[ends[0]] = 1
     for n in range(ends[0] + 1, start):
@@ -105,12 +105,11 @@ def _all_goes_through(graph: Graph, latent: Node, start: int, ends: tuple[int, i
 
 
 def _is_of(graph: Graph, node: int, latent: int) -> bool:
-    """True if a node computes with the latent."""
     return node > latent and latent in graph.flow.ancestors(node, limit=_NEAR)
 
 
 def _numbers(graph: Graph, node: Node) -> int:
-    """Number of elements for each sample."""
+    """Number of elements per sample."""
     meta = graph.meta(node.outputs[0])
     return meta.numel // (meta.shape[0] or 1)
 
@@ -127,7 +126,7 @@ def _size(graph: Graph, node: Node) -> int:
 
 
 def _size_seen(graph: Graph, first: Node) -> int:
-    """Size of what the first convolution looks at, without added padding."""
+    """Return the size of the input of the first convolution, without padding."""
     shape = graph.meta(first.inputs[0]).shape
     for source in graph.flow.ancestors(graph.flow.sources[first.id][0], limit=8):
         given = graph.meta(graph.inputs[~source]).shape if source < 0 else ()
@@ -152,7 +151,7 @@ _SEEN = ExecutionPhase.VISION_ENCODING
 
 
 def phases_of(evidence: Evidence, workload: WorkloadType) -> tuple[ExecutionPhase, ...]:
-    """One phase for each node."""
+    """Return the phase of each node."""
     count = len(evidence.graph.nodes)
     training = evidence.training.phases
     if training:
@@ -161,7 +160,7 @@ def phases_of(evidence: Evidence, workload: WorkloadType) -> tuple[ExecutionPhas
     if workload is WorkloadType.VISION:
         start = drawn_from(evidence.graph)
         phases[start:] = [ExecutionPhase.VISION_DECODING] * (count - start)
-    for match in reversed(evidence.matches):  # the surest last, so that it counts
+    for match in reversed(evidence.matches):  # the surest last, so that it overwrites the others
         phase = evidence.reveals(match)
         if phase is not None:
             for i in match.nodes:
@@ -170,7 +169,7 @@ def phases_of(evidence: Evidence, workload: WorkloadType) -> tuple[ExecutionPhas
 
 
 def _text_phase(evidence: Evidence) -> ExecutionPhase:
-    """Phase of the program's text part: the phase of most caches."""
+    """Return the phase of the program's text part: the phase of most caches."""
     cached = Counter(evidence.cached).most_common(1)
     return cached[0][0] if cached else ExecutionPhase.FORWARD
 
@@ -184,7 +183,7 @@ def _by_modality(evidence: Evidence, workload: WorkloadType) -> list[ExecutionPh
     kinds = evidence.kinds | set(evidence.inputs.earlier.values())
     fuses = (
         not kinds.isdisjoint({Modality.VISION, Modality.MULTIMODAL_FUSION}) and not evidence.cached
-    )  # speech that becomes text is no fusion
+    )  # speech recognition is not fusion
     usual = {
         Modality.UNKNOWN: text,
         Modality.TEXT: text,
@@ -196,7 +195,7 @@ def _by_modality(evidence: Evidence, workload: WorkloadType) -> list[ExecutionPh
 
 
 def _with_neighbours(modalities: Sequence[Modality]) -> list[Modality]:
-    """Ops that no data leads to, and whose results no data meets, are taken for part of what comes next."""
+    """Give ops without data, whose results meet no data, the kind of the next node."""
     found, after = list(modalities), Modality.UNKNOWN
     for node in range(len(found) - 1, -1, -1):
         if found[node] is Modality.UNKNOWN:

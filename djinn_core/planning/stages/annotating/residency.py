@@ -11,7 +11,7 @@ from djinn_core.ir.profile import DataResidency, ExecutionPhase
 from djinn_core.planning.stages.annotating.inputs import Inputs
 from djinn_core.planning.stages.annotating.training import TrainingParts
 
-# What is known from earlier programs of a value that this one takes. An activation that goes on is an input here.
+# Residency of values from earlier programs. An activation from an earlier program is an input here.
 _CARRIED = frozenset({
     DataResidency.GRADIENT, DataResidency.OPTIMIZER_STATE, DataResidency.PERSISTENT_WEIGHT, DataResidency.STATEFUL_KV_CACHE,
 })  # fmt: skip
@@ -20,10 +20,10 @@ _CARRIED = frozenset({
 def residency_of_inputs(
     graph: Graph, inputs: Inputs, training: TrainingParts, known: Mapping[int, DataResidency]
 ) -> dict[int, DataResidency]:
-    """Residency of the graph's inputs.
+    """Return the residency of the graph's inputs.
 
-    A graph does not say which inputs are parameters. So a value in the place where layers and norms expect their parameters
-    is a weight, and in training, any other input that the optimizer writes in place is its state.
+    A graph does not say which inputs are parameters. A value in a parameter position of a layer or norm is a weight. In training,
+    any other input that the optimizer writes in place is optimizer state.
     """
     written = _written_by_optimizer(graph, training) if training else set()
     used = _used_before(graph, training) if training else set()
@@ -40,12 +40,12 @@ def residency_of_inputs(
             residency[value] = DataResidency.PERSISTENT_WEIGHT
         else:
             residency[value] = DataResidency.INPUT
-    made = [v for v in inputs.weights if v not in residency]  # by a model that is made in this very program
+    made = [v for v in inputs.weights if v not in residency]  # of a model that this program itself creates
     return residency | dict.fromkeys(made, DataResidency.PERSISTENT_WEIGHT)
 
 
 def _used_before(graph: Graph, training: TrainingParts) -> set[int]:
-    """Storages that forward and backward passes look into."""
+    """Return the storages that forward and backward passes read."""
     return {
         storage_of(v)
         for i, phase in training.phases.items()
@@ -66,15 +66,15 @@ def _written_by_optimizer(graph: Graph, training: TrainingParts) -> set[int]:
 def residency_of_gradients(
     graph: Graph, residency: Mapping[int, DataResidency], training: TrainingParts
 ) -> dict[int, DataResidency]:
-    """Gradients that the backward pass leaves in the shape of a weight, and the first state that the optimizer keeps.
+    """Return gradients in the shape of a weight, and the first state that the optimizer keeps.
 
-    Values that share memory with these are included. Optimizer state is what the optimizer makes: copies of gradients, or
-    buffers that it fills.
+    Values that share memory with them are included. Optimizer state is made by the optimizer: copies of gradients, or buffers
+    that it fills.
     """
     outside = {storage_of(v) for v in graph.inputs}
     shapes = {graph.meta(v).shape for v, kind in residency.items() if kind is DataResidency.PERSISTENT_WEIGHT}
     filled = _written_by_optimizer(graph, training)
-    kinds: dict[int, DataResidency] = {}  # by storage
+    kinds: dict[int, DataResidency] = {}  # residency by storage
     for value in graph.outputs:
         storage, maker = storage_of(value), graph.producer(value)
         if storage in outside or maker is None:
@@ -91,14 +91,14 @@ def residency_of_gradients(
 
 
 def _first_maker(graph: Graph, maker: Node) -> int:
-    """The node that allocated the memory that the result of `maker` may be a view of."""
+    """Return the node that allocated the memory of the result of `maker`."""
     while is_view(maker) and (earlier := graph.producer(maker.inputs[0])) is not None:
         maker = earlier
     return maker.id
 
 
 def residency_of_counters(graph: Graph, residency: Mapping[int, DataResidency]) -> dict[int, DataResidency]:
-    """Single integers that the program counts up: how full a cache is, or how often a norm was trained."""
+    """Return single integers that the program increments: the fill level of a cache, or the step count of a norm."""
     cached = DataResidency.STATEFUL_KV_CACHE in residency.values()
     kind = DataResidency.STATEFUL_KV_CACHE if cached else DataResidency.PERSISTENT_WEIGHT
     written = {storage_of(v) for i in graph.by_op.get("add_", ()) for v in graph.nodes[i].writes}

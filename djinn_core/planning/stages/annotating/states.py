@@ -1,8 +1,8 @@
-"""Recurrent states of text models besides key-value caches: read, updated and left for the next program.
+"""Recurrent states of text models other than key-value caches: read, updated and kept for the next program.
 
-State-space layers, recurrent mixers and memories of past inputs are recognised by how their state is kept, not by the ops
-that compute it: an existing buffer that is written in place, an existing value to which the program appends, or a new
-buffer that is filled and outlives the program.
+State-space layers, recurrent mixers and memories of past inputs are recognised by how they keep their state, not by
+their ops. A state is one of these: an existing buffer written in place, an existing value that the program appends to,
+or a new buffer that is filled and outlives the program.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class States:
     """The values of a program that are states.
 
     Attributes:
-        before: storages that were there before and are written, or values that were there before and are appended to.
-        created: storages that the program makes and leaves.
+        before: existing storages that the program writes, or existing values that it appends to.
+        created: storages that the program makes and keeps.
         values: all values that share memory with these.
-        lengths: lengths of the values that are appended to, before the program.
-        generates: whether scores are computed for the last tokens only, and results of earlier layers are kept.
+        lengths: lengths of the appended values before the program.
+        generates: True if scores are computed for the last tokens only, and results of earlier layers are kept.
     """
 
     before: frozenset[int]
@@ -40,9 +40,9 @@ class States:
     generates: bool = False
 
     def phase(self, tokens: int, attention: bool) -> ExecutionPhase | None:
-        """Phase of a program that takes `tokens` tokens at once: decode where states were there before.
+        """Return the phase of a program that processes `tokens` tokens at once: decode if states existed before it.
 
-        Beside attention, new buffers that are filled are no evidence: attention that works in blocks fills some too.
+        If the program has attention, filled new buffers are no evidence: blockwise attention fills some too.
         """
         if self.before and (tokens <= 1 or any(length > tokens for length in self.lengths)):
             return ExecutionPhase.LLM_DECODE
@@ -54,7 +54,7 @@ NO_STATES = States(frozenset(), frozenset(), frozenset(), ())
 
 
 def states_in(graph: Graph, inputs: Inputs, known: Mapping[int, DataResidency]) -> States:
-    """The states of a program that reads text, or works on what an earlier program kept for such a one."""
+    """Return the states of a program that reads text, or values that an earlier text program kept."""
     given = {storage_of(v) for v, kind in known.items() if kind is DataResidency.STATEFUL_KV_CACHE}
     if Modality.TEXT not in inputs.entries.values():
         return States(frozenset(given), frozenset(), frozenset(), ()) if given else NO_STATES
@@ -70,9 +70,9 @@ def states_in(graph: Graph, inputs: Inputs, known: Mapping[int, DataResidency]) 
 
 
 def _generates(graph: Graph, inputs: Inputs) -> bool:
-    """True if scores are computed for less than half of the positions, while results of earlier layers are kept.
+    """Return True if scores are computed for less than half of the positions, while results of earlier layers are kept.
 
-    What was padded to whole blocks is cut off again at the end, which is less.
+    Padding that is cut off at the end is less than half.
     """
     head = vocabulary_head(graph, inputs)
     if head is None or inputs.tokens < 2:
@@ -85,7 +85,7 @@ def _generates(graph: Graph, inputs: Inputs) -> bool:
 
 
 def _looked_up(graph: Graph, inputs: Inputs, rows: int) -> int:
-    """The most tokens in a row that are looked up in a table of so many rows, or one more."""
+    """Return the largest number of consecutive tokens looked up in a table with `rows` or `rows + 1` rows."""
     lookups = [graph.nodes[n] for n, kind in inputs.entries.items() if kind is Modality.TEXT]
     of_table = (
         n for n in lookups if n.operation == "embedding" and graph.meta(n.inputs[0]).shape[0] in {rows, rows + 1}
@@ -94,7 +94,7 @@ def _looked_up(graph: Graph, inputs: Inputs, rows: int) -> int:
 
 
 def vocabulary_head(graph: Graph, inputs: Inputs) -> int | None:
-    """The last layer, where its result has one score for each row of a table of tokens."""
+    """Return the last layer if its result has one score per row of a token table; otherwise None."""
     rows = {
         graph.meta(graph.nodes[n].inputs[0]).shape[0]
         for n, kind in inputs.entries.items()
@@ -104,11 +104,11 @@ def vocabulary_head(graph: Graph, inputs: Inputs) -> int | None:
     if last is None or not graph.nodes[last].outputs:
         return None
     scores = (graph.meta(graph.nodes[last].outputs[0]).shape or (0,))[-1]
-    return last if scores in rows or scores + 1 in rows else None  # a token that only begins is never written
+    return last if scores in rows or scores + 1 in rows else None  # a begin-of-sequence token has no score
 
 
 def _written(graph: Graph, weights: set[int], kept: set[int]) -> tuple[set[int], set[int]]:
-    """Storages from outside, and new ones that are kept, that computed values are copied into."""
+    """Return the existing storages, and the new and kept storages, that computed values are copied into."""
     outside = {storage_of(v) for v in graph.inputs}
     before: set[int] = set()
     created: set[int] = set()
@@ -127,7 +127,7 @@ def _written(graph: Graph, weights: set[int], kept: set[int]) -> tuple[set[int],
 
 
 def _is_buffer(graph: Graph, value: int) -> bool:
-    """True if `value` is a view of a tensor that was made to be filled."""
+    """Return True if `value` is a view of a tensor that was allocated to be filled."""
     maker = graph.producer(value)
     while maker is not None and is_view(maker):
         maker = graph.producer(maker.inputs[0])
@@ -135,7 +135,7 @@ def _is_buffer(graph: Graph, value: int) -> bool:
 
 
 def _appended(graph: Graph, inputs: Inputs, kept: set[int]) -> Iterator[tuple[int, int]]:
-    """Storages from outside that computed values are appended to, and the kept storages that this gives."""
+    """Yield existing storages that computed values are appended to, each with the kept result."""
     flow = graph.flow
     for i in graph.by_op.get("cat", ()):
         first, *others = flow.sources[i] or (0,)

@@ -1,9 +1,8 @@
-"""Detection of training steps: where the backward pass begins and ends, and where the optimizer is done.
+"""Detection of training steps: the beginning and end of the backward pass, and the end of the optimizer.
 
-Autograd runs a backward pass to its end before anything else is recorded, so the parts of a step are stretches of the
-program. A backward pass begins with the gradient of the loss itself, a tensor of ones in the loss's shape, and ends with the
-last op of a kind that differentiates a layer. Ops after it that write into weights, and ops that lead to those, are the
-optimizer's.
+Autograd runs a backward pass to its end before other ops are recorded, so the parts of a step are contiguous. A
+backward pass begins with the gradient of the loss: a tensor of ones in the loss's shape. It ends with the last op that
+differentiates a layer. Later ops that write into weights, and their ancestors, belong to the optimizer.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from djinn_core.planning.stages.annotating.inputs import LAYERS, Inputs
 
 _ONES = frozenset({"full_like", "ones_like"})
 _NEW = frozenset({"new_empty", "new_empty_strided"})
-# In a backward pass these make the gradients of layers, which no optimizer does.
+# In a backward pass these ops compute gradients of layers. Optimizers do not use them.
 _OF_LAYERS = frozenset({
     "addmm", "baddbmm", "bmm", "embedding_dense_backward", "index_add", "index_add_", "linear", "matmul", "mm",
     "scatter_add", "sum",
@@ -32,8 +31,8 @@ class TrainingParts:
     """The parts of a program that belong to training steps.
 
     Attributes:
-        phases: by node, for nodes that belong to training steps; none where nothing is trained.
-        backward, updates: numbers of ops that differentiate and that write into weights.
+        phases: by node of a training step; empty if nothing is trained.
+        backward, updates: number of ops that differentiate, and number of ops that write into weights.
         gradients: nodes whose results derive from the gradient of a loss.
     """
 
@@ -51,8 +50,8 @@ def training_in(graph: Graph, inputs: Inputs, known: Mapping[int, DataResidency]
 
     Args:
         graph: the program.
-        inputs: what it takes from outside.
-        known: values from earlier programs, among them gradients that are waiting for the optimizer.
+        inputs: findings about its inputs.
+        known: residency of values from earlier programs, such as gradients that wait for the optimizer.
     """
     walk = _BackwardWalk(graph, inputs, known)
     if not (walk.layers or walk.updates):
@@ -64,8 +63,8 @@ class _BackwardWalk:
     """One walk over the program.
 
     Attributes:
-        derived: which nodes derive from the gradient of a loss.
-        seeds: where backward passes begin. layers: nodes that make gradients of layers. updates: nodes that write weights.
+        derived: by node, True if it derives from the gradient of a loss.
+        seeds: first nodes of backward passes. layers: nodes that compute gradients of layers. updates: nodes that write weights.
     """
 
     def __init__(self, graph: Graph, inputs: Inputs, known: Mapping[int, DataResidency]) -> None:
@@ -96,17 +95,17 @@ class _BackwardWalk:
         fused = node.operation in OPTIMIZER
         if fused or (node.writes and derived and any(storage_of(v) in self._weights for v in node.writes)):
             self.updates.append(node.id)
-            self._stops[node.id] = True  # what comes out is a weight again
+            self._stops[node.id] = True  # the result is a weight again
 
     def _is_seed(self, node: Node) -> bool:
-        """True if `node` makes the initial gradient of a computed loss, a tensor of ones."""
+        """Return True if `node` makes the initial gradient of a computed loss, a tensor of ones."""
         shape = self._graph.meta(node.outputs[0]).shape if node.outputs else (0,)
         source = self._graph.flow.operands(node)[0]
         return shape in {(), (1,)} and bool(self._graph.flow.users(node.id)) and (source >= 0 or self._differentiates)
 
 
 def _phases(graph: Graph, walk: _BackwardWalk) -> dict[int, ExecutionPhase]:
-    """Cut the program at the beginnings of backward passes, at their ends and at the last writes into weights."""
+    """Cut the program at the beginnings and ends of backward passes and at the last writes into weights."""
     count = len(graph.nodes)
     starts = walk.seeds or walk.layers[:1] or [0]
     phases = dict.fromkeys(range(starts[0]), ExecutionPhase.TRAINING_FORWARD)
@@ -126,19 +125,22 @@ def _phases(graph: Graph, walk: _BackwardWalk) -> dict[int, ExecutionPhase]:
 
 
 def _phase_of_rest(graph: Graph, rest: range, optimized: bool) -> ExecutionPhase:
-    """The phase of what follows a step: the next forward pass, where there are layers in it."""
+    """Return the phase of the nodes after a step: the next forward pass if they contain layers."""
     if any(graph.nodes[n].operation in LAYERS for n in rest):
         return ExecutionPhase.TRAINING_FORWARD
     return ExecutionPhase.TRAINING_OPTIMIZER if optimized else ExecutionPhase.TRAINING_BACKWARD
 
 
 def _gathered(graph: Graph, derived: bytearray, last: int, end: int) -> int:
-    """The last of the nodes right after `last` that look at gradients or add them up: a weight may be used twice."""
+    """Return the last of the consecutive nodes after `last` that view or accumulate gradients.
+
+    Gradients of a weight that is used twice are accumulated.
+    """
     flow, kept = graph.flow, set(graph.outputs)
     while last + 1 < end:
         node = graph.nodes[last + 1]
         if node.operation == "clone" and kept.issuperset((*node.inputs, *node.outputs)):
-            break  # beside the gradient: the first momentum
+            break  # not the gradient: the first momentum
         added = node.operation == "add" and len(flow.sources[node.id]) == 2
         looks = flow.looks[node.id] or node.operation in _NEW  # a copy in the layout of the weight
         if not looks and not (added and all(s >= 0 and derived[s] for s in flow.operands(node))):
@@ -148,13 +150,13 @@ def _gathered(graph: Graph, derived: bytearray, last: int, end: int) -> int:
 
 
 class _MonotoneCursor:
-    """Ascending positions, queried for the last one before an end; the ends of successive queries only grow."""
+    """Query for the last position before an end, in ascending positions. The ends of successive queries must ascend."""
 
     def __init__(self, positions: list[int]) -> None:
         self._positions, self._at = positions, 0
 
     def last_before(self, end: int, at_least: int) -> int:
-        """The last position before `end`, or `at_least` where none is later than that."""
+        """Return the last position before `end`, at least `at_least`."""
         while self._at < len(self._positions) and self._positions[self._at] < end:
             self._at += 1
         return max(at_least, self._positions[self._at - 1]) if self._at else at_least

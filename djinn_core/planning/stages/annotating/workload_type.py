@@ -1,6 +1,6 @@
-"""The workload type of a program, judged by three tiers: data flow, names of modules, and counts of ops.
+"""Workload type of a program, judged by three tiers: data flow, module names, and op counts.
 
-The surest judgement of the tiers that may be asked decides. The tier of the data flow sees no name of a module or class.
+The surest judgement of the requested tiers decides. The data-flow tier sees no names of modules or classes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from djinn_core.planning.stages.annotating.evidence import Evidence, Judgement
 from djinn_core.planning.stages.annotating.inputs import LAYERS, Inputs, hears
 from djinn_core.planning.stages.annotating.states import vocabulary_head
 
-_NEAR = 64  # sources of a layer's data that are looked at
-_FLAT = 3  # dimensions of a kernel that moves in one direction
+_NEAR = 64  # maximum number of sources of a layer's data to examine
+_FLAT = 3  # dimensions of the weight of a one-dimensional convolution
 
 
 def measured_in_patches(graph: Graph, inputs: Inputs) -> int | None:
-    """A linear layer whose data are numbers from outside, stacked or cut into patches; None if there is none.
+    """Return a linear layer that reads float inputs, stacked or cut into patches; None if there is none.
 
-    Hidden states of an earlier program come with as many dimensions as the layer reads, and measurements with fewer.
+    Hidden states of an earlier program have as many dimensions as the layer reads; measurements have fewer.
     """
     for operation in ("linear", "addmm"):
         for i in graph.by_op.get(operation, ()):
@@ -46,7 +46,7 @@ def _is_of_patches(graph: Graph, inputs: Inputs, node: Node) -> bool:
 
 
 def measured_in_channels(graph: Graph, inputs: Inputs) -> int | None:
-    """A convolution over time whose data are numbers from outside in a few channels, which are no sound; None if there is none."""
+    """Return a convolution over time that reads float inputs in a few channels, not audio; None if there is none."""
     for operation in sorted(CONVOLUTION):
         for i in graph.by_op.get(operation, ()):
             node = graph.nodes[i]
@@ -59,7 +59,10 @@ def measured_in_channels(graph: Graph, inputs: Inputs) -> int | None:
 
 
 def _read_raw(graph: Graph, inputs: Inputs, source: int, stop: frozenset[str]) -> list[int]:
-    """The numbers from outside that a layer reads; none if one of these ops stands before it, or an earlier program."""
+    """Return the float graph inputs that reach `source` without an op in `stop`.
+
+    Return nothing if an earlier program computed one of them.
+    """
     found: list[int] = []
     for ancestor in graph.flow.ancestors(source, limit=_NEAR):
         if ancestor >= 0:
@@ -78,7 +81,7 @@ ALL_TIERS = frozenset(Tier)
 
 
 def judge(evidence: Evidence, tiers: frozenset[Tier] = ALL_TIERS) -> Judgement:
-    """The surest judgement of the tiers that are asked."""
+    """Return the surest judgement of the requested tiers."""
     judged: list[Judgement] = []
     if Tier.STRUCTURE in tiers:
         judged += judge_structure(evidence)
@@ -95,26 +98,26 @@ _SEEN_OR_HEARD = frozenset({
 
 
 def _named(evidence: Evidence) -> Judgement | None:
-    """Judgement by names, unless nothing but text enters what they say sees or hears: a text tower is called CLIP as well."""
+    """Return the judgement by names. Ignore names of vision or audio if only text enters: a text tower is also called CLIP."""
     named = judge_modules(classes_in(evidence.graph))
     reads = evidence.kinds == {Modality.TEXT}
     return None if named is None or (reads and named.workload in _SEEN_OR_HEARD) else named
 
 
 def classes_in(graph: Graph) -> tuple[str, ...]:
-    """Names of the classes of the modules that issued the ops, outermost first, where the graph knows them."""
+    """Return the class names of the modules that issued the ops, outermost first, as far as they are known."""
     found: tuple[str, ...] = getattr(graph, "module_classes", ())
     return found
 
 
-# Operations: how often each op occurs, and nothing else.
+# Operations tier: counts of ops.
 _CONVOLUTION_1D = frozenset({"conv1d", "conv_transpose1d"})
 _BAGS = frozenset({"_embedding_bag", "_embedding_bag_forward_only", "embedding_bag"})
 _GROUPS = frozenset({"group_norm", "native_group_norm"})
 
 
 def judge_operations(by_op: Mapping[str, Sequence[int]]) -> Judgement:
-    """Judge the workload type by the first rule that the counts fit."""
+    """Judge the workload type by the first rule that matches the counts."""
 
     def count(operations: frozenset[str]) -> int:
         return sum(len(by_op.get(o, ())) for o in operations)
@@ -142,7 +145,7 @@ def judge_operations(by_op: Mapping[str, Sequence[int]]) -> Judgement:
     return Judgement(WorkloadType.GENERIC, 0.3, how)
 
 
-# The first that fits a class of the model, outermost first, decides; names are those that libraries use.
+# The first rule that matches a class of the model, outermost first, decides. Names are those of libraries.
 _NAMES = (
     (re.compile(r"CLIP|Siglip|Blip|Llava|VLForC|VisionText|Vision2Seq|ImageTextToText|Multimodal|Flava|Align|Owl"), WorkloadType.MULTIMODAL),
     (re.compile(r"UNet\dD|Transformer2D|DiT|Diffusion|Denois|MMDiT|Flux"), WorkloadType.DIFFUSION),
@@ -168,7 +171,7 @@ _TIME = _WAVES >> op("cat") >> through("cat", "mul") >> linear()["first"] >> op(
 
 
 def judge_structure(evidence: Evidence) -> list[Judgement]:
-    """Judgements by each rule that the data flow fits, the surest first."""
+    """Return judgements by each rule that the data flow matches, the surest first."""
     found = [judgement for rule in _STRUCTURES for judgement in rule(evidence)]
     return sorted(found, key=lambda j: -j.confidence)
 
@@ -188,7 +191,7 @@ def _diffusion(evidence: Evidence) -> Iterator[Judgement]:
 
 
 def time_embedding(graph: Graph) -> int | None:
-    """Find the node where a diffusion timestep becomes sinusoids and then a vector: one row for each sample."""
+    """Return the node where a diffusion timestep becomes sinusoids, then one vector per sample; else None."""
     for operation in ("sin", "cos"):
         for i in graph.by_op.get(operation, ()):
             if (
@@ -236,7 +239,8 @@ def _recommender(evidence: Evidence) -> Iterator[Judgement]:
         yield Judgement(
             WorkloadType.RECOMMENDER, 0.96, f"{bags} bags of embeddings before {evidence.products} products"
         )
-    # Tables alone say nothing: a program that ends early, at a sync point, may be the beginning of any encoder.
+    # Embedding tables alone are no evidence: a program that ends early, at a sync point, may be the start of any
+    # encoder.
     elif (
         (tables := evidence.tables - _added(evidence.graph)) >= _TABLES_OF_A_RECOMMENDER
         and evidence.products
@@ -254,14 +258,14 @@ _MULTIPLY = frozenset({"bmm", "einsum", "matmul", "mm", "mul"})
 
 
 def _rows_meet(graph: Graph) -> int | None:
-    """Return the first node that multiplies rows of input ids with each other; layers between them are not passed."""
-    summed: dict[int, bool] = {}  # by node that holds rows: whether they are of several fields, as after a sum
+    """Return the first node that multiplies rows of input ids with each other, without layers between them."""
+    summed: dict[int, bool] = {}  # by node that holds rows: True if they come from several fields, as after a sum
     for node, sources in zip(graph.nodes, graph.flow.sources, strict=True):
         name, rows = node.operation, [s for s in sources if s in summed]
         if name in EMBEDDING:
             ids = sources[1] if len(sources) > 1 else 0
             shifted = ids >= 0 and graph.nodes[ids].operation == "add" and max(graph.flow.sources[ids]) < 0
-            if ids < 0 or shifted:  # a table in which each field has rows of its own
+            if ids < 0 or shifted:  # a shared table in which each field has its own rows
                 summed[node.id] = shifted
         elif (name in _MULTIPLY and (len({*rows}) > 1 or (len(rows) > 1 and summed[rows[0]]))) or (
             name in {"pow", "square"} and rows and summed[rows[0]]
@@ -274,7 +278,7 @@ def _rows_meet(graph: Graph) -> int | None:
 
 
 def _added(graph: Graph) -> int:
-    """Sums of look-ups: a word, its place and its segment are one feature from three tables."""
+    """Return the number of sums of look-ups, such as word plus position plus segment embedding."""
     rows = {i for operation in EMBEDDING for i in graph.by_op.get(operation, ())}
     sums = 0
     for i in sorted(i for operation in ("add", "add_") for i in graph.by_op.get(operation, ())):
@@ -303,7 +307,7 @@ def _language(evidence: Evidence) -> Iterator[Judgement]:
 
 
 def _picks_by_tokens(graph: Graph) -> bool:
-    """True if the tokens themselves say which place of each text is the result: a text tower, which writes nothing."""
+    """Return True if the tokens select the result position of each text, as in a CLIP text tower."""
     for i in graph.by_op.get("argmax", ()):
         sources = list(graph.flow.ancestors(graph.flow.operands(graph.nodes[i])[0], limit=_TOKENS))
         makers = [graph.nodes[s] for s in sources if s >= 0]
@@ -334,7 +338,7 @@ def _nothing_more(evidence: Evidence) -> Iterator[Judgement]:
     yield Judgement(WorkloadType.GENERIC, 0.5, how)
 
 
-_TOKENS = 12  # sources between tokens and the place that they name
+_TOKENS = 12  # maximum number of sources between tokens and the position that they select
 _TOLD_BY_TOKENS = frozenset({"arange", "eq", "full", "mul", "ne", "scalar_tensor", "where"})
 _STRUCTURES: tuple[Callable[[Evidence], Iterator[Judgement]], ...] = (
     _training, _several_kinds, _diffusion, _recommender, _language, _one_kind, _convolutional, _nothing_more,
