@@ -314,7 +314,7 @@ def boxed_function(namespace: str, name: str) -> Callable[..., Any]:
 
 
 def overloads_of(namespace: Any) -> Iterator[tuple[str, str, Any]]:
-    """The ops of a namespace, such as `torch.ops.aten`: their names, overload names and overloads."""
+    """Yield the ops of a namespace, such as `torch.ops.aten`: their names, overload names and overloads."""
     for name in dir(namespace):
         packet = getattr(namespace, name)
         if isinstance(packet, torch._ops.OpOverloadPacket):
@@ -362,7 +362,7 @@ def poison_gradient_node(tensor: torch.Tensor, refuse: Callable[[Any], Any]) -> 
 
 
 def forward_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
-    """Whatever is called before and after the forward pass of `module`, hooks for all modules included."""
+    """Return all hooks before and after the forward pass of `module`, including hooks for all modules."""
     every = torch.nn.modules.module
     kept = (every._global_forward_hooks, every._global_forward_pre_hooks)
     return [hook for hooks in (*kept, module._forward_hooks, module._forward_pre_hooks) for hook in hooks.values()]

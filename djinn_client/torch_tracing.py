@@ -1,4 +1,7 @@
-"""Private functions of Dynamo that clients need. `torch_private.missing` lists the missing ones."""
+"""Private functions of Dynamo that clients need.
+
+`torch_private.missing` lists those that the installed PyTorch lacks.
+"""
 
 from __future__ import annotations
 

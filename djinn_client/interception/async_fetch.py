@@ -36,7 +36,7 @@ class Pending:
     """
 
     def __init__(self, asked: Ticket | None, tensors: Tensors | None = None) -> None:
-        """`asked`: the submission that requested the elements; None if `tensors` are on the CPU already. wants them; None if `tensors` are here."""
+        """`asked`: the submission that requested the elements; None if `tensors` are already on the CPU."""
         self._asked = asked
         self._open = asked is not None
         self._tensors = tensors
@@ -125,11 +125,11 @@ class _FetchedCall:
         return self.pending.done()
 
     def land(self, strict: bool) -> None:
-        """Make the call. Do nothing if the values could not be computed."""
+        """Call the function. Do nothing if the values could not be computed."""
         del strict
         try:
             self.use(self.pending.result())
-        except DjinnError as error:  # the program sees the error when it uses the values itself
+        except DjinnError as error:  # the program sees the error when it uses the values
             _log.debug("values for a deferred check could not be fetched", reason=str(error))
 
 

@@ -44,7 +44,7 @@ def due() -> float | None:
 
 
 def exceeded(server: str) -> DeadlineExceeded:
-    """Return the error for a wait that exceeded its deadline."""
+    """Return the error for a wait that exceeded its deadline. `server`: name of the server, for the message."""
     return DeadlineExceeded(
         f"{server} did not answer before the deadline (djinn.deadline, or the setting wait_timeout). What this thread had sent is "
         "stopped between two ops: values that it was to make or write raise ProgramStopped, all others can be used"

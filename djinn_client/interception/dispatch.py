@@ -191,7 +191,7 @@ def _record_unknown(
             if call is None:
                 call = infer(func, args, kwargs, operands[0].remote.meta.device if operands else 0)
     except UnknownResult:
-        pass  # a later error of the executor has another cause
+        pass  # later executor errors have another cause
     except MetaKernelRefused as signal:
         refused = signal
     if call is None:

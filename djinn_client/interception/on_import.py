@@ -44,7 +44,7 @@ def _adapt(adapt: Adapt, by: str, module: ModuleType) -> None:
         adapt(module)
     except Exception as error:
         _log.warning(
-            "a library has changed, and was not told of the device: name the device yourself",
+            "a library could not be adapted to the device: pass the device to it explicitly",
             module=module.__name__,
             by=by,
             error=repr(error),

@@ -68,7 +68,7 @@ def ask_executor(
     call = unknown_call(func, args, kwargs, operands, refused)
     for tell in taps.recording:
         tell(call, operands)
-    out = append(call, operands, slots, untold=True)  # taps are notified when the results are known
+    out = append(call, operands, slots, untold=True)  # taps are notified once the results are known
     placeholders = out if call.sequence else [out]
     values = [t.remote for t, same in zip(placeholders, call.inplace, strict=False) if same < 0]
     targets = written_tensors(func, args, kwargs)
@@ -209,7 +209,7 @@ def settle(
             tried = _with_copies(operands, written)
             ask_executor(func, args, kwargs, tried, slots, refused=True)
         if written and torch.Tag.nondeterministic_seeded in func.tags:
-            results = _copied_back(operands, tried, written)  # it draws once
+            results = _copied_back(operands, tried, written)  # the op draws random numbers only once
         else:
             results = ask_executor(func, args, kwargs, operands, slots, refused=True).results
     except RemoteError as remote:

@@ -49,7 +49,7 @@ def fetch(tensor: LazyTensor) -> torch.Tensor:
 
 def _read(value: Value) -> torch.Tensor:
     """As `read_only`, for a value that may cover a part of its storage."""
-    captures = recorders.thread.recorder.captures  # the taps have to see that the program waits
+    captures = recorders.thread.recorder.captures  # the taps must see that the program waits
     part = None if captures else part_of(value, read_only)
     return read_only(value) if part is None else part
 
@@ -81,7 +81,7 @@ def _ask_ahead(value: Value, recorder: Recorder) -> torch.Tensor:
     ask = SyncRequest((value.handle,), predicts=True)
     try:
         fetched, *others = recorder.ask_unseen(ask).tensors
-    except (RemoteError, SessionLost):  # elements of this value, or of an unpredicted one
+    except (RemoteError, SessionLost):  # elements of this value, or of a predicted one
         if len(ask.fetch) == 1:
             raise
         recorder.fetches.failed()
@@ -179,7 +179,7 @@ def to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with waiting_for(Cause.COPY):
         fetched, meta = fetch(source), source.remote.meta
     if memory_format in _AS_IT_IS and fetched.stride() == meta.stride == contiguous_strides(meta.shape):
-        return fetched  # avoids the meta kernel of `empty_like`, which is written in Python
+        return fetched  # faster than the meta kernel of `empty_like`, which is written in Python
     return laid_out(fetched, meta_like(source), memory_format)
 
 
@@ -217,7 +217,7 @@ def copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with waiting_for(Cause.COPY):
             return target if late else target.copy_(fetch(source))
     if isinstance(source, LazyTensor) or (source.dim() == 0 and target.dim() > 0):
-        return record(func, args[:2], {})  # the same tuple object for both
+        return record(func, args[:2], {})  # both must be the same tuple object
     if upload_into_new(target, source):
         return target
     return record(func, (target, upload_copy(source, target.remote.meta.device)), {})

@@ -75,13 +75,13 @@ class Tap:
     """
 
     def op(self, func: Any, begun: float, ended: float) -> None:
-        """Python recorded an op, or appended a recorded call (`func` is a text). Times are `time.perf_counter()`.
+        """Called after Python recorded an op, or appended a recorded call (`func` is a text).
 
-        C++ notes the times of ops that it records alone (`ops.time_ops`).
+        Times are `time.perf_counter()`. C++ records the times of ops that it handles alone (`ops.time_ops`).
         """
 
     def recording(self, call: Call, operands: Sequence[LazyTensor]) -> None:
-        """`call` is about to be recorded with these operands."""
+        """Called before `call` is recorded with these operands."""
 
     def recorded(
         self,
@@ -90,31 +90,31 @@ class Tap:
         operands: Sequence[LazyTensor],
         results: Sequence[torch.Tensor | None],
     ) -> None:
-        """`call` was recorded with these scalars. `results` contains the operand itself for a written operand."""
+        """Called after `call` was recorded with these scalars. A written operand is in `results` itself."""
 
     def module(self, entered: weakref.ref[torch.nn.Module] | str | None) -> None:
-        """The thread entered a module or `BACKWARD`, or left the innermost one (None)."""
+        """Called after the thread entered a module or `BACKWARD`, or left the innermost one (None)."""
 
     def taken(self, recorder: Recorder, instructions: int) -> None:
-        """The oldest unsent instructions of a recorder are about to be submitted, in one submission or several."""
+        """Called before the oldest unsent instructions of a recorder are submitted, in one submission or several."""
 
     def submitted(self, begun: float, instructions: int) -> None:
-        """The thread submitted this number of the taken instructions between `begun` and now: planned, encoded and sent them."""
+        """Called after the thread planned, encoded and sent this number of instructions, from `begun` until now."""
 
     def uploaded(self, begun: float) -> None:
-        """The thread uploaded a tensor between `begun` and now."""
+        """Called after the thread uploaded a tensor between `begun` and now."""
 
     def sent(self, executor: int, number: int, pending: Any, begun: float, sending: float, nbytes: int) -> None:
-        """The thread encoded submission `number` (`pending`: a `PendingSubmission`) from `begun` on, and sent it from `sending` until now.
+        """Called after the thread encoded a submission from `begun` on, and sent it from `sending` until now.
 
-        Executors are numbered as in their pool.
+        `number`: number of the submission. `pending`: its `PendingSubmission`. Executors are numbered as in their pool.
         """
 
     def answered(self, executor: int, number: int, completed: Completed, nbytes: int) -> None:
-        """The thread read the reply to submission `number`, with `nbytes` of tensors."""
+        """Called after the thread read the reply to submission `number`, with `nbytes` of tensors."""
 
     def waited(self, cause: Cause, begun: float, executor: int, number: int) -> None:
-        """Between `begun` and now the program waited for a round trip: for submission `number`, or for a question (0)."""
+        """Called after a wait from `begun` until now: for the reply to submission `number`, or to a question (0)."""
 
 
 class Taps:

@@ -91,20 +91,19 @@ def configure(
     """Override the environment and the configuration file.
 
     Args:
-        plugins: names, modules or objects: the built-ins plus exactly these. None: as before.
+        plugins: names, modules or objects: the built-ins plus exactly these. None: unchanged.
         servers: URLs of servers, such as `["tcp://gpu-box:5556"]`.
         token: the token of the servers.
         connection_file: a file that `djinn serve` wrote, in place of `servers` and `token`.
-        **settings: any other field of `Settings`; `plugin_settings` is a dict by plugin, `{"my_plugin": {"its_setting":
-            32}}`.
+        **settings: any other field of `Settings`; `plugin_settings` is a dict by plugin, `{"my_plugin": {"its_setting": 32}}`.
 
-    Earlier overrides stay. A call without arguments removes all overrides. An open session applies the settings that it
-    can change. Other settings need a new session. If the open session holds no tensors, it ends with a warning, and the
-    next use begins another. If it holds tensors, nothing changes, and `ConfigurationError` is raised.
+    Earlier overrides stay. A call without arguments removes all overrides. An open session applies the settings that it can
+    change. Other settings need a new session. If the open session holds no tensors, it ends with a warning, and the next use
+    begins a new session. If it holds tensors, nothing changes, and `ConfigurationError` is raised.
 
     Raises:
         ConfigurationError: a setting is unknown or malformed, or needs a new session while this one holds tensors.
-        PluginError: a plugin that is named cannot be used.
+        PluginError: a named plugin cannot be used.
     """
     named = {"plugins": plugins, "servers": servers, "token": token, "connection_file": connection_file}
     given = {**{k: v for k, v in named.items() if v is not None}, **settings}
@@ -115,7 +114,7 @@ def configure(
         if is_initialized():
             _reconfigure(resolved, registry)
         else:
-            shut_down()  # one that was lost
+            shut_down()  # a lost session
             _apply(resolved, registry)
         context.overrides = overrides
 
@@ -299,10 +298,7 @@ def _open() -> Session:
 
 
 def _new_session(opened: tuple[OpenSession, ...]) -> Session:
-    """Return a session over open connections.
-
-    Raises: as `Session.join`.
-    """
+    """Return a session over open connections. Raises: as `Session.join`."""
     session_planner.new_planner(context, len(opened))
     session = Session(_executor_client, _chosen_router, port.interception.values)
     session.join(opened)
@@ -428,7 +424,7 @@ class RuntimeState(ShortRepr):
     """State of the client.
 
     Attributes:
-        initialized: whether a session is open.
+        initialized: True if a session is open.
         servers: the names of the session's servers in messages, in device order.
         devices: their physical devices.
         plugins: names of the plugins in use.
@@ -469,7 +465,7 @@ def _end_session() -> None:
     opened, session = context.opened, context.session
     context.session = None
     assert session is not None
-    # another thread has ended it, or a call that Ctrl-C interrupted
+    # another thread, or a call that Ctrl-C interrupted, has ended it
     finish = not session.lost and session.changes_files
     session.close(finish=finish)
     with port.lock:
@@ -573,7 +569,7 @@ def _device_count() -> int:
     """Return the number of logical devices: one for all executors together, and one for each of several."""
     session = context.session
     if session is not None:
-        several = len(session.executors.members)  # also those that have left, whose indexes stand for others
+        several = len(session.executors.members)  # include executors that have left: their indexes refer to their heirs
     else:
         several = 1 if _named_servers() else _resolved().executors
     return 1 + several if several > 1 else 1
@@ -606,10 +602,10 @@ def _is_available() -> bool:
 
 
 def _prepare() -> None:
-    """Begin the session with a server before the first op. If that fails, the op fails, and nothing was recorded in vain.
+    """Begin the session with a server before the first op. If that fails, the op fails, and nothing is recorded.
 
-    A program's own executor starts in the background. The program waits for it at the first send. With custom ops the
-    program waits now: the client records them as the executor offers them.
+    A program's own executor starts in the background, and the program waits for it at the first send. With custom ops the program
+    waits now, because it records them as the executor offers them.
     """
     port.prepare = _nothing
     if context.session is not None or port.forked:
@@ -661,7 +657,7 @@ def after_fork() -> None:
     # a thread of the parent may have held the locks
     context.lock, context.loading = threading.RLock(), threading.RLock()
     starting, context.starting = context.starting, ()
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(starting))  # as below
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(starting))  # as for the session below
     if port.forked:
         # Sockets and processes belong to the parent: finalizing them here, at an arbitrary moment, would warn.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(context.session))

@@ -45,19 +45,19 @@ class ClientContext(msgspec.Struct, eq=False):
     # Numbers of executors that are starting for the open session.
     joining: set[int] = msgspec.field(default_factory=set)
     session: Session | None = None
-    planner: Planner | None = None  # of the session
-    kinds_to_load: tuple[str, ...] = ()  # of plugins, before the next program is sent
+    planner: Planner | None = None  # planner of the session
+    kinds_to_load: tuple[str, ...] = ()  # kinds of plugins to load before the next program is sent
     asked_by_size: tuple[str, ...] = ()  # plugins that restrict the open session's plans to fewer sizes
     stats: Stats = msgspec.field(default_factory=Stats)
     first_storage: int = 0  # storages of the open session have numbers above those of earlier sessions
     baseline: tuple[int, int, int, int] = (0, 0, 0, 0)
     closed: tuple[int, int] = (0, 0)  # bytes that connections of earlier sessions have sent and received
     hooks: list[InitHook] = msgspec.field(default_factory=list)
-    integrated: dict[str, Integration] = msgspec.field(default_factory=dict)  # by name; never withdrawn
+    integrated: dict[str, Integration] = msgspec.field(default_factory=dict)  # integrations by name; never withdrawn
     observers: Observers = msgspec.field(default_factory=Observers)
     recordings: list[list[PipelineResult]] = msgspec.field(default_factory=list)
     captures: Captures = msgspec.field(default_factory=Captures)
-    answered: bool = False  # a server has, since it was configured
+    answered: bool = False  # True once a server has answered with the present settings
     lock: threading.RLock = msgspec.field(default_factory=threading.RLock)
     loading: threading.RLock = msgspec.field(default_factory=threading.RLock)  # held while plugins are loaded
 

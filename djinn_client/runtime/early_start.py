@@ -75,7 +75,7 @@ class EarlyStart(msgspec.Struct, eq=False):
             mark.touch(mode=0o600)
 
 
-begun: EarlyStart | None = None  # of this process
+begun: EarlyStart | None = None  # the early start of this process
 
 
 def begin() -> EarlyStart | None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # Seconds for which executors, one after the other, may delay replies about weights that they are still reading.
 READING_PATIENCE: Final = 0.25
-SHOWN_BYTES: Final = 64 << 20  # bytes of reads from which on observers are told the progress
+SHOWN_BYTES: Final = 64 << 20  # minimum bytes of stored values for which observers receive the progress
 
 
 class ExecutorReply(PendingReply):
@@ -106,7 +106,7 @@ class ExecutorClient:
 
     @property
     def server(self) -> str:
-        """Address that was reached."""
+        """Address of the reached executor."""
         return self.link.server
 
     def submit(self, submission: Submission) -> ExecutorReply:

@@ -24,11 +24,11 @@ class ExecutorLink:
 
     Attributes:
         channel: the connection.
-        server: the address that was reached. called: the executor's name in messages: the configured address.
-        lost: the reason why the session is lost; empty before.
+        server: the reached address. called: the executor's name in messages: the configured address.
+        lost: the reason why the session is lost; empty while it is not.
         sent: number of sent frames.
         reading: lock of the thread that reads the channel.
-        writing: lock of the thread that sends. Reentrant: an observer that hears of a reconnection may use the session.
+        writing: lock of the thread that sends. Reentrant: an observer of a reconnection may use the session.
     """
 
     def __init__(self, channel: ClientChannel, stats: Stats, server: str, called: str = "") -> None:

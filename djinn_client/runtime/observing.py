@@ -70,7 +70,7 @@ class Observers(Events):
     def tell(self, name: str, **fields: Any) -> None:
         """As `Events.tell`."""
         super().tell(name, **fields)
-        if name == "connected":  # the observers may want other events from now on
+        if name == "connected":  # the observers may request other events from now on
             self.become([sink for sink in self.sinks if sink not in self._joined])
 
     @contextmanager

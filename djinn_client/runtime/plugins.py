@@ -78,7 +78,7 @@ def _integrate(context: ClientContext, one: Integration, plugin: str, label: str
 
 
 def _adapt(context: ClientContext, one: Integration, plugin: str, module: ModuleType) -> None:
-    """Its plugin may have been disabled since the library was imported, of which this is a part."""
+    """Call an integration, unless its plugin was disabled after the import of its library."""
     if plugin not in _settings(context).disable:
         one.adapt(module)
 

@@ -1,1 +1,1 @@
-"""The device that PyTorch sees: device module, memory, streams and random state."""
+"""Return the network round trip to the executor in seconds, without the executor's own time; None if unknown."""

@@ -43,7 +43,7 @@ class device_of(device):  # noqa: N801 - PyTorch calls it so
 
 
 def default_generators() -> tuple[torch.Generator, ...]:
-    """The default generators of all indexes."""
+    """Return the default generators of all indexes."""
     return tuple(default_generator(i) for i in range(device_count()))
 
 
@@ -82,7 +82,7 @@ _GIVE_BACK: Final = frozenset({"torch.random", "torch.utils.checkpoint"})
 
 
 def get_rng_state(device: Any = None) -> torch.Tensor:
-    """The random state, as a CPU tensor of bytes; one round trip. For PyTorch's own callers it stays on the executor."""
+    """Return the random state as a CPU tensor of bytes: one round trip. For PyTorch's own callers it stays on the executor."""
     if not _gives_back():
         return default_generator(device).get_state()
     if port.forked:  # the random state belongs to the parent
@@ -99,7 +99,7 @@ def _gives_back() -> bool:
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
-    """The random states of all indexes; one round trip each."""
+    """Return the random states of all indexes: one round trip each."""
     return [generator.get_state() for generator in default_generators()]
 
 
@@ -121,7 +121,7 @@ def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
 
 
 def synchronize(device: Any = None) -> None:
-    """Wait until everything that was recorded has run."""
+    """Wait until all recorded ops have run."""
     index_of(device)
     sync.synchronize()
 
@@ -133,7 +133,7 @@ def set_device(device: Any) -> None:
 
 
 def device_count() -> int:
-    """Number of device indexes."""
+    """Return the number of device indexes."""
     return port.device_count()
 
 
@@ -179,7 +179,7 @@ class DeviceModule(ModuleType):
 
     @property
     def default_generators(self) -> tuple[torch.Generator, ...]:
-        """The default generators of all indexes."""
+        """Return the default generators of all indexes."""
         return default_generators()
 
     @property

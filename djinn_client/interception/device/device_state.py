@@ -60,7 +60,7 @@ class ExpectedFetches(Protocol):
         """Return the CPU tensors that will be uploaded one after the other, if they are known. Later calls return none."""
 
     def saw(self, storage: Any) -> None:
-        """Note that PyTorch looked at a remote storage, which may be fetched whole."""
+        """Record that PyTorch accessed a remote storage, which may be fetched as a whole."""
 
 
 DEVICE_NAME = "remote_accelerator"
@@ -129,7 +129,7 @@ class DeviceState:
         self.landing, self.seeding = (
             threading.RLock(),
             threading.RLock(),
-        )  # threads that stayed in the parent may have held the locks
+        )  # threads of the parent may have held the locks
 
     def land_copies(self, strict: bool = False) -> None:
         """Fill the CPU tensors of all copies that have arrived. Called at sync points. Replies arrive in order.

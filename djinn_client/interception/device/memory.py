@@ -125,7 +125,7 @@ def get_device_properties(device: Any = None) -> DeviceProperties:
 
 
 def get_device_name(device: Any = None) -> str:
-    """The name of the physical device."""
+    """Return the name of the physical device."""
     return get_device_properties(device).name
 
 

@@ -38,9 +38,8 @@ def _reduce_storage(storage: torch.UntypedStorage) -> Any:
 def _is_only_printed() -> bool:
     """Return True in the feeder thread of a `multiprocessing.Queue`.
 
-    That thread only prints pickling errors, so the receiver would wait forever.
-
-    Queues with an error handler, such as those of `concurrent.futures`, report the error to the sender.
+    That thread only prints pickling errors, so the receiver would wait forever. Queues with an error handler, such as those of
+    `concurrent.futures`, report the error to the sender.
     """
     frame = inspect.currentframe()
     while frame is not None and frame.f_code is not _QUEUE._feed.__code__:  # noqa: SLF001
@@ -71,7 +70,7 @@ class _MeshName(str):
 
 
 def go_by_name_in_meshes() -> None:
-    """Make `init_device_mesh` accept the device's name. It takes any name that is not alphabetic for a name with an index."""
+    """Make `init_device_mesh` accept the device's name. PyTorch reads a name that is not alphabetic as a name with an index."""
     adapt_on_import({"torch.distributed.device_mesh": _adapt_device_mesh})
 
 

@@ -24,7 +24,7 @@ from djinn_core.ir.operators import (
     SET_RANDOM_STATE,
 )
 
-_PHILOX_BYTES = 16  # layout of the state of counter-based generators: seed and offset
+_PHILOX_BYTES = 16  # size of a counter-based generator's state: seed and offset
 _SEED = own_call(MANUAL_SEED, (), 1, makes=False)
 _GET = own_call(GET_RANDOM_STATE, ())
 
@@ -90,7 +90,7 @@ def keep_state_of(generator: torch.Generator) -> torch.Tensor:
 
 
 def go_on_from(generator: torch.Generator, state: torch.Tensor) -> None:
-    """Record a restore from a kept state."""
+    """Restore a generator's state from a kept state."""
     if generator.device.index == 0 and operand(generator) is None:
         set_state(state)
     else:

@@ -77,7 +77,7 @@ class NamedEvent(torch.Event):
 
     @for_users
     def elapsed_time(self, end_event: Any) -> float:
-        """Return the milliseconds on the device from this mark to the other mark. Waits for both; one round trip.
+        """Return the milliseconds on the device from this mark to `end_event`. Waits for both events: one round trip.
 
         Raises:
             ValueError: one of the events was made without `enable_timing=True`, or was not recorded.
@@ -179,7 +179,7 @@ def _mark(index: int) -> torch.Tensor:
 
 
 def _asked(op: str, *marks: LazyTensor) -> LazyTensor:
-    """Record one of Djinn's own ops on marks of one device. Return its result."""
+    """Record one of Djinn's ops on event marks of one device. Return its result."""
     metas = tuple(mark.remote.meta for mark in marks)
     return append(own_call(op, metas, device=metas[0].device), list(marks), ())  # type: ignore[no-any-return]
 

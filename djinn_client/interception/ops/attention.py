@@ -76,7 +76,7 @@ def _as_chosen(args: tuple[Any, ...], options: dict[str, Any]) -> torch.Tensor:
     """Run attention with the kernel that the executor's device would select.
 
     Raises:
-        RuntimeError: the arguments do not fit together, or no kernel that is allowed takes them.
+        RuntimeError: the arguments do not match, or no allowed kernel supports them.
     """
     query, key, value, mask, dropout, causal = args
     remote = all(t is None or isinstance(t, LazyTensor) for t in args[:4])
@@ -92,7 +92,7 @@ def _as_chosen(args: tuple[Any, ...], options: dict[str, Any]) -> torch.Tensor:
 
 
 def _device_kind() -> str:
-    """Return the type of the executor's device. Return an empty text in a capture without a session; start none."""
+    """Return the type of the executor's device. Return "" in a capture without a session; never start a session."""
     if not port.is_open():
         if current().captures:
             return ""
@@ -172,7 +172,7 @@ def _probe(tensor: LazyTensor, dtype: torch.dtype) -> torch.Tensor:
 
 @never_compiled
 def backward_on_cpu(*args: Any, **kwargs: Any) -> Any:
-    """The fused kernel's gradients, with gradients of their own, which PyTorch's kernel lacks."""
+    """Return the fused kernel's gradients, with second-order gradients, which PyTorch's kernel lacks."""
     if args[0] is None:  # the result is unused
         return None, None, None
     if not is_differentiated((*args, kwargs.get("attn_mask"))):

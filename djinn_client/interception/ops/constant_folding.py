@@ -92,7 +92,7 @@ def _places(tensor: Any) -> torch.Tensor | None:
 
 @handles(aten.isnan.default, aten.isinf.default)
 def is_no_number(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record the op. For a single element, fetch the element instead: `isnan(x) or isinf(x)` is then one round trip."""
+    """Record the op. For a single element, fetch the element: `isnan(x) or isinf(x)` then takes one round trip."""
     made = record(func, args, kwargs)
     value = args[0].remote
     if value.meta.numel == 1:

@@ -22,10 +22,10 @@ from djinn_core.ir.values import TensorMeta, tensor_meta
 
 
 class _Asked:
-    """The op that C++ asks about, if its next call may be cached."""
+    """The op about which C++ asks Python, if its next call may be cached."""
 
     func: Any = None
-    args = 0  # identity of the arguments; the setter of this keeps them alive
+    args = 0  # identity of the arguments, which the code that sets it keeps alive
 
 
 asked = _Asked()

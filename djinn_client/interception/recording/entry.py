@@ -83,7 +83,7 @@ class MetaOnlyStorages:
         return storage_of(handle) in self.storages
 
     def refuse(self, handles: Iterable[int]) -> None:
-        """Refuse a request for data that these storages do not have.
+        """Raise an error if values without data are requested.
 
         Raises:
             UnsupportedOperation: one of the handles has no data.

@@ -19,9 +19,9 @@ from djinn_client.interception.tensors.known_contents import KnownContents, know
 from djinn_core.ir.handles import storages_of
 from djinn_core.system.lru import LruCache
 
-MOST: Final = 256  # values that are fetched ahead with one fetch
-PROGRAMS: Final = 128  # programs that are remembered
-PIECES: Final = 2048  # remembered entries of pieces that were sent before the fetch
+MOST: Final = 256  # maximum number of values in one predicted fetch
+PROGRAMS: Final = 128  # maximum number of programs
+PIECES: Final = 2048  # maximum number of remembered entries of pieces that were sent before the fetch
 
 
 # Key of a program: the length of its last piece, and the identities of the first and last call of that piece.
@@ -82,7 +82,7 @@ class FetchPredictor:
     def __init__(self) -> None:
         self._known: LruCache[_Key, _KnownFetches] = LruCache(PROGRAMS)
         self._last: Sequence[Entry] = ()  # the last piece of the last program that was sent for a fetch
-        self._entries: Sequence[Entry] = ()  # its entries
+        self._entries: Sequence[Entry] = ()  # entries of that program
         self._pieces = _Pieces()  # entries that were sent since the last fetch
         self._predicted: tuple[_Follower, ...] = ()
         self.ahead: dict[int, KnownContents] = {}
@@ -90,11 +90,11 @@ class FetchPredictor:
         self._first = 0  # handle of the fetch for which the program was sent
 
     def sent(self, entries: Sequence[Entry]) -> None:
-        """Note a piece of a program that was sent without a fetch."""
+        """Record a piece of a program that was sent without a fetch."""
         self._pieces.add(entries)
 
     def begin(self, entries: Sequence[Entry], handle: int) -> tuple[int, ...]:
-        """Begin with the value for which a program is sent. Return the handles to fetch with it."""
+        """Record the value for which a program is sent. Return the handles to fetch with it."""
         if self._fetched or self.ahead:
             self._learn()
             self._fetched = []
@@ -125,7 +125,7 @@ class FetchPredictor:
             self._known.pop(_key_of(self._last), None)
 
     def asked(self, handle: int, unsent: int) -> None:
-        """Note a fetch of a small value while so many entries are unsent."""
+        """Record a fetch of a small value. `unsent`: number of unsent entries."""
         if not unsent and handle != self._first and len(self._fetched) < MOST:
             self._fetched.append(handle)
 

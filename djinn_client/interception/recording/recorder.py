@@ -55,10 +55,7 @@ T = TypeVar("T")
 
 
 class SyncRequest(msgspec.Struct):
-    """Requests of a cut, in addition to running the program.
-
-    `predicts`: add the predicted next fetches to `fetch`.
-    """
+    """Requests of a cut, in addition to running the program. `predicts`: add the predicted next fetches to `fetch`."""
 
     fetch: tuple[int, ...] = ()
     describe: tuple[int, ...] = ()
@@ -203,7 +200,7 @@ class Recorder:
 
     @property
     def limit(self) -> int:
-        """The number of entries at which C++ calls `cut_at_limit`."""
+        """Number of entries at which C++ calls `cut_at_limit`."""
         return self.counters[LIMIT]
 
     @limit.setter
@@ -220,7 +217,7 @@ class Recorder:
         self.counters[DIFFERENTIATING] = on
 
     def move_to(self, module: ModuleCall | None) -> None:
-        """Note that the thread is inside `module` from now on. `follow_modules` does the same without a call."""
+        """Set the module that the thread is inside. `follow_modules` does the same without a call."""
         self.moments[self.counters[ENTRIES]] = self.module = module
 
     def order_after(self, storage: Storage) -> None:
@@ -240,7 +237,7 @@ class Recorder:
 
     @without_modes
     def prepare(self) -> None:
-        """Make the op fail if no server can be reached, rather than the first fetch. A capture needs no server."""
+        """Raise an error if no server can be reached, so that the op fails and not the first fetch. A capture needs no server."""
         if not self.captures:
             port.prepare()
 
@@ -521,13 +518,13 @@ class Recorders:
                     return
 
     def send_held_back(self) -> None:
-        """Upload the data that captures have held back."""
+        """Upload the data that captures have deferred."""
         while self.held_back:
             port.sink.upload(*self.held_back[0])
             self.held_back.popleft()
 
     def submit(self, submission: Submission) -> Ticket:
-        """Submit what was taken. If an interrupt or an error ends this, the rest is sent before the next submission, and asks for nothing."""
+        """Submit the parts of a submission. After an interrupt or error, the rest is sent with the next submission, without requests."""
         ticket: Ticket = None
         parts = [submission] if fits(submission) else [*in_parts(submission)]
         for position, part in enumerate(parts):

@@ -72,10 +72,10 @@ class _UnsentRecorder(Recorder):
         """Do nothing: a plan needs no server."""
 
     def ask_unseen(self, ask: SyncRequest) -> NoReturn:  # noqa: ARG002 - whatever is asked
-        """Refused.
+        """Raise an error.
 
         Raises:
-            InvalidStage: a plan has no data.
+            InvalidStage: always, because a plan has no data.
         """
         raise InvalidStage("the code of a substitution needs data, which a plan does not have")
 
@@ -84,10 +84,10 @@ class _UnsentRecorder(Recorder):
         self.ask_unseen(SyncRequest())
 
     def upload(self, handle: int, source: torch.Tensor | StoredTensor, device: int) -> NoReturn:  # noqa: ARG002 - as above
-        """Refused.
+        """Raise an error.
 
         Raises:
-            InvalidStage: a plan brings no data.
+            InvalidStage: always, because a substitution may not upload data.
         """
         raise InvalidStage("the code of a substitution brings a tensor of its own: make it on the device of its inputs")
 
@@ -106,7 +106,7 @@ def _recording_unsent() -> Iterator[_UnsentRecorder]:
 def group(number: int) -> Iterator[None]:
     """Context manager for the code of a substitution: ops inside the block form a group that may run beside other groups.
 
-    Placement policies see the groups as the hint `groups`: the ids of the nodes of each, in the order of their numbers.
+    Placement policies see the groups as the hint `groups`: the node ids of each group, in the order of the numbers.
     """
     recorder = current()
     first = recorder.unsent
@@ -142,7 +142,7 @@ class _Rewriter:
         kept = (i for i in program.instructions() if i.index not in self.gone)
         self.written = {storage_of(v) for instruction in kept for v in instruction.writes}
         self.tensors: dict[int, LazyTensor] = {}
-        self.storages: dict[int, Value] = {}  # one over each
+        self.storages: dict[int, Value] = {}  # one value over each storage
         self.names: dict[int, int] = {}
         self.made: list[_NewInstruction] = []
         self.metas = _result_metas(program)
@@ -268,7 +268,7 @@ class _Rewriter:
                 self.memories[storage] = storage_of(value)
 
     def _note(self, first: int, slots: tuple[int, ...] | None, node: int) -> None:
-        """Note the entries from `first` on, which implement `node`."""
+        """Record the source of the entries from `first` on: the node that they implement."""
         program, entries = self.program, self.recorder.entries
         where = program.sites[node] if program.sites else None
         for at in range(first, len(entries)):
@@ -308,7 +308,7 @@ class _Rewriter:
                 )
 
     def _known_as(self, handle: int) -> int:
-        """A value of the program, or one of its own, in the memory of a value of the program where it looks into that."""
+        """Return the value for a handle in the new program. If it views memory of an original value, return a view of that value."""
         if handle in self.names:
             return self.names[handle]
         memory = self.memories.get(storage_of(handle))

@@ -32,7 +32,7 @@ def is_over_lists(func: Any) -> bool:
 def is_refused_for_elements(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], operands: Sequence[LazyTensor], slots: Sequence[Slot]
 ) -> bool:
-    """Return True if kernels refuse the dtypes or numbers in a list. Unusual dtypes are checked with the CPU kernel."""
+    """Return True if kernels reject the dtypes or numbers in a list. Unusual dtypes are checked with the CPU kernel."""
     if not is_over_lists(func):
         return False
     usual = all(o.remote.meta.dtype.is_floating_point for o in operands) and all(abs(n) <= LEAST_MAXIMUM for n in slots)
@@ -68,7 +68,7 @@ def infer_by_element(
     length = max((len(a) for _, a in lists), default=0)
     if length <= FEW or any(len(a) != length for _, a in lists) or not _alone(given):
         return None
-    firsts: dict[Hashable, tuple[int, int]] = {}  # by kind of element: the number of the kind, and its first element
+    firsts: dict[Hashable, tuple[int, int]] = {}  # by kind of element: number of the kind, and first element
     kinds = zip(*[map(_kind, a) for _, a in lists], strict=True)
     index = [firsts.setdefault(kind, (len(firsts), i))[0] for i, kind in enumerate(kinds)]
     if len(firsts) * 2 > length:

@@ -21,7 +21,9 @@ from djinn_core.ir.values import contiguous_strides, tensor_meta
 
 Shape = tuple[int, ...]
 KINDS_LIMIT: Final = 16384  # cached kinds of calls
-LARGEST: Final = 1 << 60  # elements; above this PyTorch's own arithmetic overflows, and its error is needed
+LARGEST: Final = (
+    1 << 60
+)  # number of elements; above it PyTorch's own arithmetic overflows, and the user must get PyTorch's error
 _SIZES: Final = frozenset({int})
 aten = torch.ops.aten
 

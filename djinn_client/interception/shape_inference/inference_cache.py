@@ -1,8 +1,7 @@
-"""Cache of what calls return, by their arguments, and bounded memo tables.
+"""Cache of inferred calls by their arguments, and bounded memo tables.
 
-C++ is asked first (`djinn_native/csrc/calls.cpp`).
-
-The tables are plain dicts, because a hit must cost only one lookup. The cache lives as long as its session.
+C++ is asked first (`djinn_native/csrc/calls.cpp`). The tables are plain dicts, because a hit must cost only one lookup.
+The cache lives as long as its session.
 """
 
 from __future__ import annotations

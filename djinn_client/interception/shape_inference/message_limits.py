@@ -17,7 +17,7 @@ _PIECES: Final = 1 << 13
 
 
 def check_given(func: Any, args: Iterable[Any], operands: Sequence[Any], slots: Sequence[Slot]) -> None:
-    """Refuse arguments that cannot be sent. `args` are all arguments, `slots` the numbers among them.
+    """Raise an error for arguments that cannot be sent. `args`: all arguments. `slots`: the numbers among them.
 
     Raises:
         UnsupportedOperation: there are too many arguments, a number has more than 64 bits, or a text is too long.
@@ -54,7 +54,7 @@ def check_given(func: Any, args: Iterable[Any], operands: Sequence[Any], slots: 
 
 
 def check_made(func: Any, call: Call) -> None:
-    """Refuse results, and reshaped operands, with more dimensions than a message can hold.
+    """Raise an error for results or reshaped operands with more dimensions than a message can hold.
 
     Raises:
         UnsupportedOperation: a tensor has too many dimensions.
@@ -73,7 +73,7 @@ def check_made(func: Any, call: Call) -> None:
 
 
 def check_dimensions(what: str, count: int) -> None:
-    """Refuse a tensor of `count` dimensions if that is too many.
+    """Raise an error for a tensor with too many dimensions.
 
     Raises:
         UnsupportedOperation: `count` is too large.

@@ -100,7 +100,7 @@ class MetaConverter(msgspec.Struct):
         ]
 
     def _generator(self, generator: CGenerator) -> None:
-        """Add a generator's state to the operands. Meta kernels take no generator."""
+        """Add a generator's state to the operands, because meta kernels take no generator."""
         state = operand_of(generator)
         if state is not None:
             self._tensor(state)
@@ -109,7 +109,7 @@ class MetaConverter(msgspec.Struct):
         if isinstance(tensor, LazyTensor):
             meta = self._view(tensor)
         elif tensor.dim() == 0:
-            return tensor  # meta kernels take a 0-dim CPU tensor as it is
+            return tensor  # meta kernels accept a 0-dim CPU tensor unchanged
         else:
             meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         self.tensors.append(meta)
@@ -237,7 +237,7 @@ def _index_given(kwargs: dict[str, Any], device: int) -> int:
 
 
 def _returns_number(func: Any) -> bool:
-    """True if a result is a Python number, which depends on the data."""
+    """Return True if a result is a Python number, which depends on the data."""
     return any("Tensor" not in str(r.type) for r in torch_private.schema_of(func).returns)
 
 

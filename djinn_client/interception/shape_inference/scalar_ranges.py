@@ -25,7 +25,7 @@ aten = torch.ops.aten
 # Larger numbers overflow in float16, the smallest floating dtype in which most kernels compute.
 LEAST_MAXIMUM: Final = torch.finfo(torch.float16).max
 _FACTORS: Final = frozenset({"alpha", "beta"})  # range for integers only
-_SMALLEST: Final = 5e-324  # above 0
+_SMALLEST: Final = 5e-324  # the smallest positive float
 
 # Ops that convert a scalar, and are not pointwise.
 _CONVERTING: Final = frozenset(

@@ -87,7 +87,7 @@ def refusal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Except
 
 
 def note_taken(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Note that the executor has computed `func` with arguments of these dtypes."""
+    """Record that the executor has computed `func` with arguments of these dtypes."""
     inference_cache.supported.add(_kinds(func, args, kwargs))
 
 
@@ -270,7 +270,7 @@ def _call_without_drawing(func: Any, args: Sequence[Any], kwargs: dict[str, Any]
 
 
 def try_overlapping(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Run the CPU kernel on small tensors that overlap themselves as those of the call do. Draws no random number.
+    """Run the CPU kernel on small tensors that overlap themselves like those of the call. Draws no random number.
 
     Raises:
         RuntimeError: as eager PyTorch, if the kernel refuses to write to elements that share memory.
@@ -298,7 +298,7 @@ def try_overlapping(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 class PointwiseResult(msgspec.Struct, frozen=True):
-    """The metadata of a pointwise op's result, and the operand that is written, to which it gives this metadata; None if it is new."""
+    """Metadata of a pointwise op's result, and the written operand, which gets this metadata; None for a new result."""
 
     meta: TensorMeta
     target: LazyTensor | None

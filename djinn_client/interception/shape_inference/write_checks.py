@@ -67,7 +67,7 @@ _POINTWISE = frozenset({"aten::floor_divide.out", "aten::where.self_out"})
 
 
 def check_targets(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Refuse to write into a CPU tensor.
+    """Raise an error if the op writes into a CPU tensor.
 
     Raises:
         RuntimeError: an operand that the op writes is on the CPU, as on every accelerator.
@@ -86,7 +86,7 @@ def check_targets(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Non
 
 
 def check_shape(func: Any, args: Sequence[Any]) -> None:
-    """Refuse to write a result of another shape in place. The arguments are meta tensors.
+    """Raise an error if the op writes a result of another shape in place. The arguments are meta tensors.
 
     Raises:
         RuntimeError: as eager PyTorch.
@@ -106,9 +106,9 @@ def _writes_out(func: Any) -> bool:
 
 
 def may_refuse_target(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """True if an `out=` tensor has another dtype than the result; the arguments are meta tensors.
+    """Return True if an `out=` tensor has another dtype than the result. The arguments are meta tensors.
 
-    Some kernels cast in this case, some refuse; meta kernels do not always do the same.
+    Some kernels cast in this case, others raise an error. Meta kernels do not always agree with them.
     """
     names = _targets(func)
     twin = returning(func) if names else None
@@ -181,7 +181,7 @@ def refuses_overlap(op: str) -> bool:
 
 
 def check_overlap(op: str, written: int, operands: Sequence[LazyTensor]) -> None:
-    """Refuse to write to a part of an operand, if the op's kernels refuse it (`refuses_overlap`).
+    """Raise an error if the op writes to a part of an operand, and its kernels refuse this (`refuses_overlap`).
 
     Raises:
         RuntimeError: as eager PyTorch, and under the same conditions.
@@ -206,7 +206,7 @@ def refuses_resize(op: str) -> bool:
 
 
 def check_resize(op: str, changed: int, meta: TensorMeta, operands: Sequence[LazyTensor]) -> None:
-    """Refuse to resize a target that the op also reads, if the op's kernels refuse it (`refuses_resize`).
+    """Raise an error if the op would resize a target that it also reads, and its kernels refuse this (`refuses_resize`).
 
     Raises:
         RuntimeError: as eager PyTorch.

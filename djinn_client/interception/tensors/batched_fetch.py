@@ -27,8 +27,8 @@ from djinn_client.tracebacks import shorten_through
 from djinn_core.errors import RemoteError
 from djinn_core.wire.limits import BUFFERS
 
-_PRIORITY: Final = 15  # of `_see`: it precedes PyTorch's own rule for the names of such devices
-GROUP_BYTES: Final = 32 << 20  # bytes of one reply; a larger tensor has its own reply
+_PRIORITY: Final = 15  # priority of `_see`, before PyTorch's rule for names of such devices
+GROUP_BYTES: Final = 32 << 20  # bytes of one reply; a larger tensor gets its own reply
 
 
 class _ExpectedValue(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class BatchedFetch:
     """Predicts the values in `upcoming`, by key. `upcoming` is called once, at the first fetch."""
 
     def __init__(self, upcoming: Callable[[], dict[int, Value]], here: Callable[[], list[torch.Tensor]] = list) -> None:
-        """`here`: the CPU tensors, in case the block uploads them instead of fetching."""
+        """`here`: the CPU tensors, for a block that uploads them."""
         self._upcoming = upcoming
         self._here: Callable[[], list[torch.Tensor]] | None = here
         self._left: dict[int, Value] | None = None
@@ -100,7 +100,7 @@ class BatchedFetch:
 
 
 class SavedStorages(BatchedFetch):
-    """Predicts fetches of the storages that PyTorch looked at. It reads each storage as one tensor."""
+    """Predicts fetches of the storages that PyTorch accessed. It reads each storage as one tensor."""
 
     def __init__(self) -> None:
         super().__init__(self._octets)
@@ -168,7 +168,7 @@ def by_handle(tensors: Iterable[Any]) -> dict[int, Value]:
 
 
 def _see(storage: Any) -> None:
-    """Note a storage that is being saved. PyTorch calls this to get the device name, which it could know without the call."""
+    """Record a storage that is being saved. PyTorch calls this for the device name, which it could know without the call."""
     expected = device_state.thread.expected
     if expected is not None and is_remote(storage.device):
         expected.saw(storage)

@@ -15,7 +15,7 @@ from djinn_core.ir.values import TensorMeta
 
 
 def is_remote(device: torch.device) -> bool:
-    """True if tensors on `device` are remote."""
+    """Return True if tensors on `device` are remote."""
     return device.type in device_state.names
 
 
@@ -54,7 +54,7 @@ class LazyTensor(torch.Tensor, metaclass=_RemoteTensorMeta):
     remote: Value
 
     def __new__(cls, data: torch.Tensor, requires_grad: bool = True) -> torch.nn.Parameter:  # type: ignore[misc]
-        """Return a parameter: libraries recreate parameters as `type(parameter)(data, requires_grad)`."""
+        """Return a parameter, because libraries recreate parameters as `type(parameter)(data, requires_grad)`."""
         return torch.nn.Parameter(data, requires_grad)
 
 

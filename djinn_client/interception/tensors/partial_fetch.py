@@ -23,10 +23,10 @@ aten: Final = torch.ops.aten
 _conj, _neg_view = (
     getattr(aten, name).default for name in ("_conj", "_neg_view")
 )  # names of ops, not private functions
-PART_BYTES: Final = 256 << 20  # of one message
+PART_BYTES: Final = 256 << 20  # bytes of one message
 PAGE: Final = 1 << 16  # bytes: about as many as most links carry in one round-trip time
 SMALL_PART: Final = 4  # minimum ratio of page size to part size
-# limit of elements that may be cached, because they are copied for the program
+# size limit in bytes of elements that may be cached, because they are copied for the program
 SHARED_BYTES: Final = PAGE // SMALL_PART
 _FETCHES: Final = 2  # parts of a page that are fetched separately first
 _SMALL: Final = 4096  # size limit in bytes of a storage that is fetched whole
@@ -46,7 +46,7 @@ def memory_between(value: Value, start: int, end: int) -> LazyTensor:
 def view_of(copy: torch.Tensor, meta: TensorMeta, start: int = 0) -> torch.Tensor:
     """Return a view with this metadata over a copy of the memory from byte `start` on."""
     offset = meta.offset - start // meta.dtype.itemsize
-    if copy.dtype == meta.dtype and not meta.conj and not meta.neg:  # as mostly
+    if copy.dtype == meta.dtype and not meta.conj and not meta.neg:  # the usual case
         return copy.as_strided(meta.shape, meta.stride, offset)
     with torch.inference_mode():
         view = torch.empty(0, dtype=meta.dtype, device="cpu").set_(
@@ -78,7 +78,7 @@ def part_of(value: Value, read: Callable[[Value], torch.Tensor]) -> torch.Tensor
             return read(value)
         try:
             memory = read(memory_between(value, page * PAGE, min(nbytes, (page + 1) * PAGE)).remote).clone()
-        except RemoteError:  # elements of this part, or of an unrequested one
+        except RemoteError:  # elements of this part, or of one that the program did not read
             return read(value)
         contents.keep(Page(page), memory)
     return view_of(memory, meta, page * PAGE)

@@ -40,17 +40,17 @@ def _uploaded(plain: torch.Tensor, meta: TensorMeta) -> LazyTensor:
 
 @torch_dispatch.without_modes
 def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
-    """If the last instruction created `target`, replace it by an upload of `source`.
+    """Replace the instruction that created `target` by an upload of `source`, if it is the last one.
 
-    `.to(device)` is an `empty` and a `copy_`; this turns both into one upload. Returns True if it did so.
+    Return True on success. `.to(device)` is an `empty` and a `copy_`; this turns both into one upload.
     """
     meta = target.remote.meta
     source = torch_dispatch.of_own_class(source)
     if source.dtype != meta.dtype or tuple(source.shape) != meta.shape or meta.offset:
         return False
     if meta.extent * meta.dtype.itemsize != meta.nbytes:
-        return False  # not dense: padding would travel
-    with interrupt_mask:  # not dense: the padding would be sent
+        return False  # not dense: gaps would be sent
+    with interrupt_mask:  # not dense: gaps would be sent
         if not current().take_back(target.remote):
             return False  # the target has been used already
         plain = _plain(source)

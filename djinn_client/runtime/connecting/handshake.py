@@ -58,7 +58,7 @@ from djinn_core.wire.messages import (
 
 # A firewall may drop packets without a reply. Use a short timeout, because the relay still works.
 DIRECT_SECONDS = 3.0
-REASON_SECONDS = 1.0  # seconds to wait for the close reason that the other end sent
+REASON_SECONDS = 1.0  # maximum bytes of the file of digests
 DIGESTS_LIMIT: Final = 64
 BYTES_LIMIT: Final = 1 << 16  # of the file of digests
 # limit in bytes of a first reply: an unknown server must not make this process allocate a gigabyte
@@ -86,7 +86,7 @@ class Server:
 
 
 class Gateway(msgspec.Struct, frozen=True):
-    """A gateway that admitted this client at `url`. `fallbacks`: addresses that failed before."""
+    """A gateway that admitted this client at `url`. `fallbacks`: addresses that failed before it."""
 
     connection: Connection
     url: str
@@ -96,9 +96,9 @@ class Gateway(msgspec.Struct, frozen=True):
 
 
 class ReachedExecutor(msgspec.Struct, frozen=True):
-    """An executor that let this client in, at `url`, after the addresses in `fallbacks` did not work.
+    """An executor that admitted this client, at `url`, after the addresses in `fallbacks` failed.
 
-    `welcome`: the reply of its gateway, which passes frames on if it is `relayed`.
+    `welcome`: the reply of its gateway. The gateway passes frames on if the session is `relayed`.
     """
 
     connection: Connection

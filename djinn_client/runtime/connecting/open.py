@@ -172,7 +172,7 @@ def _tell_of(opened: Sequence[OpenSession], registry: Registry) -> None:
             _log.warning(f"fell back from {fallback}", to=member.url)
         _compare_torch(member)
         if travels_bare(member.url, registry.transports):
-            _log.warning("everything travels unencrypted, the token included", server=member.url)
+            _log.warning("the connection is unencrypted, including the token", server=member.url)
 
 
 def _warn_of_misspelt(environ: Mapping[str, str]) -> None:
@@ -203,7 +203,10 @@ def _open_first(settings: Settings, registry: Registry, servers: Servers) -> tup
 def _context_of(
     settings: Settings, registry: Registry, servers: Servers, others: Sequence[Servers], one: OpenSession
 ) -> ChannelContext:
-    """The context of a session with one of `servers`: the `others` may take it over, and its own server if there are some."""
+    """Return the context of a session with one of `servers`.
+
+    The `others` may take it over, and also its own server if that has several executors.
+    """
     known = {one.url, *one.addresses}
     mine = attrs.evolve(servers, members=tuple(urls for urls in servers.members if known & {*urls}) or servers.members)
     candidates = (*others, mine) if others else ()

@@ -29,7 +29,9 @@ _log = get_logger("djinn.runtime")
 
 
 def names_for_executors(plugins: Sequence[Any] | None) -> tuple[str, ...] | None:
-    """Return names by which this program's own executors load the plugins. Plugins without such a name stay in the client.
+    """Return names by which this program's own executors load the plugins.
+
+    Plugins without such a name stay in the client.
 
     Raises:
         PluginError: a plugin without such a name has hooks for executors; the message says what to do.

@@ -39,7 +39,7 @@ from djinn_core.wire.resume_messages import ControlAttach, ParallelAttach, Resum
 
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 2.0
-_PARALLEL_CONNECTIONS: Final = 4  # to another machine
+_PARALLEL_CONNECTIONS: Final = 4  # number of connections to another machine
 _PARALLEL_TRIES: Final = 3  # limit of breaks without parallel connections; more breaks may be caused by parallel ones
 _log = get_logger("djinn.session")
 Reached = tuple[Connection, Resumed]
@@ -145,7 +145,7 @@ class ResumingConnection(ReliableConnection, ClientChannel):
         return seconds
 
     def _check_limit(self, received: int, error: TransportError) -> None:
-        """Give up if several connections in a row break before a frame is received. A frame that was sent causes that."""
+        """Raise an error if several connections in a row broke before a frame was received. A sent frame is then the cause."""
         if self._reconnects.record_break((received, self._outbox.acknowledged)):
             self._give_up(f"{error}; {BREAKS_LIMIT} connections broke before anything was received over them")
 
@@ -266,7 +266,7 @@ class ServerReconnection(ExecutorReconnection):
     recoverable: bool
 
     def parallel_connection(self, group: bytes) -> Connection:
-        """As `Reconnection.parallel_connection`: there is none where the gateway relays. Raises as `__call__`."""
+        """As `Reconnection.parallel_connection`; None is possible if the gateway relays. Raises as `__call__`."""
         if not self.direct:
             raise TransportError("parallel connections are not possible: the gateway relays frames")
         return self._ask_at(self.direct, self.server.timeout, ParallelAttach(self.session, self.secret, group))[0]
@@ -344,7 +344,10 @@ class EmbeddedReconnection(ExecutorReconnection):
 def connect_executor(
     executor: EmbeddedExecutor, transports: tuple[Transport, ...], seconds: float, timeout: float
 ) -> tuple[str, Connection]:
-    """The executor's address that the fastest transport reaches, and a connection to it. `seconds`: until it is ready."""
+    """Return the executor's address that the fastest transport reaches, and a connection to it.
+
+    `seconds`: maximum wait until the executor is ready.
+    """
     urls = executor.wait_ready(seconds).urls
     known = executor.trusted(transports)
     url = min(urls, key=lambda url: slowness(url, known))

@@ -291,7 +291,7 @@ def ask_once(server: Server, question: Message, kind: type[M]) -> M:
 
 
 def ask_loads(servers: Sequence[Server]) -> list[tuple[float, int]]:
-    """Load of each of the servers, asked at the same time, and recent sessions there; the greatest load for one that does not say."""
+    """Return the load and the recent sessions of each server, queried concurrently. Without a reply, the load is greatest."""
 
     def ask_one(server: Server) -> tuple[float, int]:
         try:

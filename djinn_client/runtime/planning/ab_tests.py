@@ -69,7 +69,7 @@ class Verdicts:
 
 
 def _key(program: Program | ProgramGraph) -> tuple[str, str]:
-    from djinn_core.ir.graph import ProgramGraph  # with what plans
+    from djinn_core.ir.graph import ProgramGraph  # imported here, because only planning needs it
 
     graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
     return graph.topology_hash, graph.shape_hash
@@ -169,7 +169,7 @@ class AbTests:
 
     def _is_settled(self, tried: Experiment, arms: tuple[Variant, Variant]) -> bool:
         """Ask the judge, and apply the verdict. Return False if more runs are necessary."""
-        from djinn_core.hookspecs.optimizations import Trial  # with what plans
+        from djinn_core.hookspecs.optimizations import Trial  # imported here, because only planning needs it
         from djinn_core.ir.result import Measured
 
         assert self._judge is not None
@@ -203,7 +203,7 @@ def verdict_of(judge: object, ask: Callable[[], bool | None]) -> bool | None:
         if verdict is not None and not isinstance(verdict, bool):
             raise TypeError(f"a verdict is True, False or None, not {verdict!r}")
     except Exception as error:
-        from djinn_core.planning.stages.attribution import title  # imports the planner
+        from djinn_core.planning.stages.attribution import title  # imported here, because it imports the planner
 
         failure = f"{type(error).__name__}: {error}"
         judged = title("optimization", judge)

@@ -68,7 +68,7 @@ class DerivedValues:
         return made
 
     def touched(self, values: Iterable[int]) -> None:
-        """Invalidate everything derived from these values, whose memory is written or which the program has dropped."""
+        """Invalidate values derived from these values, which are written or dropped by the program."""
         for value in values:
             for key in self._users.pop(storage_of(value), ()):
                 self._forget(key)

@@ -74,7 +74,7 @@ class PlanMaker:
         return plan_program(program, *self._context.configured(), device, until, without=without, make=make)
 
     def made(self, prepared: PreparedTemplate, program: Program, planned: PlannedProgram) -> None:
-        """Note that a template was made from a plan."""
+        """Record that a template was made from a plan."""
         self._earlier.planned(prepared, program, planned.profile.residency, planned.profile.lineage)
         if self._context.opened:
             prepared.hints = hints_for(prepared, program, planned.profile, planned.result)
@@ -103,7 +103,7 @@ def begin_planning(context: ClientContext, devices: int, recent: Recent) -> Plan
 
 
 def tell_planned(context: ClientContext, result: PipelineResult, instructions: int, started: float) -> None:
-    """Notify observers and plan collectors of a plan that was begun at `started`."""
+    """Notify observers and plan collectors of a plan. `started`: time at which planning began."""
     context.observers.tell("planned", instructions=instructions, duration=time.monotonic() - started)
     for recording in context.recordings:
         recording.append(result)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 RECENT = 24  # submissions: several steps of a loop, even if a long loop is cut
 VARIANTS_LIMIT = 4  # limit of plans per structure that differ in the scalars on which they depend
 
-Recent = deque[tuple[Any, Program]]  # templates or pooled plans, each with the program that it ran for
+Recent = deque[tuple[Any, Program]]  # templates or pooled plans, each with the program for which it ran last
 
 _SIZES_CHANGE = "the program's sizes keep changing, and this substitution is valid for one size only"
 
@@ -182,7 +182,7 @@ class Planner:
             return self.planning.plan(program, without)
 
     def _prepared(self, planned: PlannedProgram, program: Program) -> PreparedTemplate:
-        from djinn_core.ir.schedule import Run  # with what plans
+        from djinn_core.ir.schedule import Run  # imported here, because only planning needs it
 
         result = planned.result
         schedule = result.schedule

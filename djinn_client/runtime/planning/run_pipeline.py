@@ -90,7 +90,9 @@ def plan_program(
     except DoesNotFit as error:
         if memory_limits:
             raise
-        _log.warning("a program may not fit", error=str(error), instead="ops that do not fit raise OutOfMemoryError")
+        _log.warning(
+            "a program may not fit", error=str(error), instead="ops that run out of memory raise OutOfMemoryError"
+        )
         request = attrs.evolve(request, topology=unmeasured(topology, total=True))
         result = make(graph, rest, request)
     return with_reasons(result, without)

@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 log = get_logger("djinn.stages")
 
-PLANNING: Final = ("patterns", "cost_models", "optimizations", "placement_policies", "schedulers")  # kinds of plugins
+PLANNING: Final = (
+    "patterns",
+    "cost_models",
+    "optimizations",
+    "placement_policies",
+    "schedulers",
+)  # kinds of plugins that planning uses
 
 
 def new_planner(context: ClientContext, devices: int) -> Planner:

@@ -25,7 +25,7 @@ from djinn_core.ir.values import TensorMeta
 from djinn_core.system.lru import LruCache
 from djinn_core.wire.message_base import Failure
 
-REMEMBERED = 64  # limit of submissions with failures that dependants may still fetch; older messages lose their line
+REMEMBERED = 64  # limit of submissions with remembered failures; for older ones, errors name no line
 _HINT = (
     "\n  the executor cannot do this op with these operands; move them to the CPU first, or let it be computed there: "
     "djinn.configure(client_fallback=True)"

@@ -35,9 +35,9 @@ PATIENCE = LOOK_SECONDS
 LARGE_BYTES: Final = 2048
 # Bytes that fit into the buffers of every kind of connection. A send of these never waits for the other end.
 ROOM_BYTES: Final = 64 << 10
-_SAMPLES: Final = 16  # round trips of the link of which the minimum counts
-SAMPLED_AT_FIRST: Final = 64  # lone submissions whose round trips are measured; later ones are not
-SAMPLED_EVERY: Final = 8  # one in so many
+_SAMPLES: Final = 16  # number of recent round trips of which the minimum counts
+SAMPLED_AT_FIRST: Final = 64  # number of lone submissions whose round trips are all measured
+SAMPLED_EVERY: Final = 8  # afterwards one of this number is measured
 
 
 class DeferredReplies:
@@ -152,7 +152,7 @@ class Replies:
         self._dropped: set[int] = set()
         self.deferred = DeferredReplies()
         self._round_trips = RoundTrips()
-        self._spent = 0.0  # seconds on the executor
+        self._spent = 0.0  # seconds that the executor has spent
         self._told: list[Message] = []  # replies to questions
         self._unheard = 0  # expected replies to interrupted questions
         self._asked: deque[Message] = deque()  # unanswered questions
@@ -164,7 +164,7 @@ class Replies:
     # --- submissions ---------------------------------------------------------------------------------------------
 
     def expect(self, number: int, pending: PendingSubmission) -> None:
-        """Note that submission `number` is being sent."""
+        """Record that submission `number` is being sent."""
         if not self.pending and (number < SAMPLED_AT_FIRST or number % SAMPLED_EVERY == 0):
             self._round_trips.alone = number, time.perf_counter()
         self.pending[number] = pending
@@ -203,7 +203,7 @@ class Replies:
                 return self.wait(number)
         deferred = self.deferred
         late, there = number in deferred.left, number not in self.pending
-        counts = not (late and there)  # even if another thread has read the reply meanwhile
+        counts = not (late and there)  # also if another thread has read the reply meanwhile
         self._stats.round_trips += counts
         begun = time.perf_counter() if taps.waited else 0.0
         try:
@@ -253,7 +253,7 @@ class Replies:
                 with interrupt_mask, collect_later:
                     self._take_in_while(lambda: number in self.pending)
             except SessionLost:
-                return True  # `wait` says why
+                return True  # `wait` raises the reason
         return number not in self.pending or bool(self._link.lost)
 
     @property
@@ -389,7 +389,7 @@ class Replies:
         self._take_in_while(self._awaits)
 
     def take_next(self) -> None:
-        """Wait a limited time for a reply to an offer. Another thread may read it."""
+        """Wait up to `PATIENCE` seconds for a reply to an offer. Another thread may read it."""
         interrupt_mask.check()
         with collect_later, self._link.reading:
             if self.offers.open or self.offers.asked:

@@ -70,7 +70,7 @@ class Cancellation:
             if numbers:
                 self._link.channel.send(Frame(encode(CancelSubmissions(numbers))))
         except TransportError as error:
-            log.debug("the executor was not told what to stop", reason=str(error))
+            log.debug("the executor could not be told to stop submissions", reason=str(error))
 
 
 def cancelled(server: str) -> ProgramStopped:

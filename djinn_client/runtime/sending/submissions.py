@@ -115,7 +115,7 @@ class Submissions:
         self._replies = replies
         self._stats = stats
         self._observers = observers
-        self._numeric_settings = NumericSettings()  # what the executor was told last
+        self._numeric_settings = NumericSettings()  # the last settings sent to the executor
         self._derived = DerivedValues(self.submit)
         self._known = KnownTemplates(stats)
         replies.handle(TemplateRequest, self._define)

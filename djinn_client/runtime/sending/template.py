@@ -77,7 +77,7 @@ def relied_on(program: Program, result: PipelineResult, unsure: Container[str]) 
     rewrites = [r.rewrite for r in results if r.applied and r.optimization in unsure]
     if not rewrites:
         return (), ()
-    from djinn_core.ir.graph import ProgramGraph  # with what plans
+    from djinn_core.ir.graph import ProgramGraph  # imported here, because only planning needs it
 
     rerecorded = result.schedule is not None and result.schedule.rewritten is not None
     nodes = range(len(program)) if rerecorded else nodes_rewritten(ProgramGraph(program), rewrites)
@@ -135,7 +135,7 @@ class PreparedTemplate(msgspec.Struct, eq=False):
     planned: bool = False
 
     def __repr__(self) -> str:
-        return f"PreparedTemplate({self.digest.hex()})"  # the rest takes time proportional to the program
+        return f"PreparedTemplate({self.digest.hex()})"  # a longer text would take time proportional to the program
 
     @property
     def held_by_sizes(self) -> bool:

@@ -248,7 +248,7 @@ class Uploader:
         return size
 
     def _send_or_withdraw(self, handle: int, upload: _Upload) -> None:
-        """Send an upload. After an interrupt, tell the executor that the rest will not come."""
+        """Send an upload. After an interrupt, abort the upload on the executor."""
         try:
             self._send(handle, upload)
         except KeyboardInterrupt:

@@ -9,7 +9,7 @@ from djinn_core.ir.module_path import module_chain
 from djinn_core.ir.program import Program
 from djinn_core.wire.messages import Workload
 
-_NAME_LIMIT: Final = 64  # characters
+_NAME_LIMIT: Final = 64  # character limit
 _RANK: Final = 4  # dimensions of queries and of attention scores: batch, heads, queries, width
 
 
