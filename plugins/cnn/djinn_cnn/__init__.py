@@ -1,1 +1,1 @@
-"""For convolutional networks: the pattern `convolution`, and pipelines over several devices."""
+"""Support for convolutional networks: the pattern `convolution`, and pipelining over several devices."""

@@ -1,4 +1,4 @@
-"""Recognises convolutions by what they convolve and what follows: norm, activation, residual connection."""
+"""The pattern `convolution`: convolutions with their bias, norm, activation and residual connection."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_patterns() -> Iterable[Pattern]:
-    """The pattern `convolution`."""
+    """Return the pattern `convolution`."""
     return [Convolution()]

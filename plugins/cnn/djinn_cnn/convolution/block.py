@@ -1,4 +1,4 @@
-"""Convolution block: the bias, norm and activation that only its result goes through."""
+"""Convolution block: a convolution with the bias, norm and activation that only its result passes through."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _SUMS = frozenset({"add", "add_"})
 
 @attrs.frozen
 class Block:
-    """A convolution and what follows it.
+    """A convolution with the ops that follow it.
 
     Attributes:
-        convolution: the op. bias, norm, activation: ops after it, in this order, where they are there.
-        residual: the addition of something else that was computed, if the result goes into one.
+        convolution: the op. bias, norm, activation: the ops after it, in this order; None if absent.
+        residual: the addition of another computed value to the result; None if there is none.
     """
 
     convolution: Node
@@ -31,7 +31,7 @@ class Block:
 
 
 def block_at(graph: Graph, convolution: Node) -> Block:
-    """The block that begins with `convolution`."""
+    """Return the block that begins with `convolution`."""
     bias = norm = None
     after = _only_user(graph, convolution)
     if after is not None and after.operation in _SUMS and _adds_bias(graph, after, convolution):
@@ -46,7 +46,7 @@ def block_at(graph: Graph, convolution: Node) -> Block:
 
 
 def _only_user(graph: Graph, node: Node) -> Node | None:
-    """The only user of the result; a backward pass, which needs it once more, does not count."""
+    """Return the only user of the result. The second use by a backward pass does not count."""
     users = graph.flow.users(node.id)
     if len(users) > 1:
         users = [i for i in users if not is_backward(graph.nodes[i])]

@@ -1,4 +1,4 @@
-"""Geometry of a convolution, from the arguments of the op and the shape of its weight."""
+"""Geometry of a convolution, from the op's arguments and the shape of its weight."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Geometry:
     """Stride, padding and dilation of a convolution.
 
     Attributes:
-        kind: `depthwise` has one filter a channel, `pointwise` mixes channels only, `transposed` enlarges.
-        dimensions: how many the kernel moves along: 1, 2 or 3. kernel: its size along each. stride: its steps, likewise.
-        channels: of the input and of the output. groups: into how many the channels are split.
-        size: the output along each of the dimensions.
+        kind: `depthwise` has one filter per channel, `pointwise` mixes channels only, `transposed` enlarges.
+        dimensions: number of spatial dimensions: 1, 2 or 3. kernel, stride: one number per dimension.
+        channels: numbers of input and output channels. groups: number of channel groups.
+        size: size of the output in each dimension.
     """
 
     kind: Kind
@@ -33,14 +33,14 @@ class Geometry:
 
 
 class Geometries:
-    """The geometries of a graph's convolutions; most networks repeat a few of them."""
+    """The geometries of a graph's convolutions, cached because most networks repeat a few."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._known: dict[Hashable, Geometry] = {}
 
     def of(self, node: Node) -> Geometry | None:
-        """The geometry of a convolution, or None if its operands do not tell."""
+        """Return the geometry of a convolution; None if its operands do not determine it."""
         if len(node.inputs) < 2 or not node.outputs:
             return None
         weight, result = self._graph.meta(node.inputs[1]).shape, self._graph.meta(node.outputs[0]).shape

@@ -1,4 +1,4 @@
-"""The pattern: candidates in, matches out."""
+"""The pattern class `Convolution`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from djinn_cnn.convolution.facts import Geometries, Geometry
 
 
 class Convolution(Pattern):
-    """A convolution with the bias, norm and activation that only its result goes through.
+    """Match a convolution with the bias, norm and activation that only its result passes through.
 
-    Consecutive convolutions of one output size are one `stage`; stages are counted from 0.
+    Consecutive convolutions with one output size form a `stage`. Stages are numbered from 0.
     """
 
     name = "convolution"
@@ -22,7 +22,7 @@ class Convolution(Pattern):
     operations = CONVOLUTION
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
-        """One match for each convolution. Names of modules and parts of names play no role."""
+        """Return one match for each convolution. Module names are not used."""
         geometries, size, stage = Geometries(graph), None, -1
         for node in candidates:
             found = geometries.of(node)
@@ -59,7 +59,7 @@ def _details(block: Block, geometry: Geometry) -> dict[str, Any]:
 
 
 def _confidence(graph: Graph, convolution: Node) -> float:
-    """A convolution with a learnt weight is what it says; a computed weight may be a weight in parts, a filter or data."""
+    """Return the confidence. It is lower for a computed weight, which may be a decomposed weight, a filter or data."""
     weight = graph.flow.operands(convolution)[1]
     return 1.0 if is_given(graph.flow, weight) else 0.97
 

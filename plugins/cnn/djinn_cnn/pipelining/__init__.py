@@ -1,4 +1,4 @@
-"""Has several devices work on successive inputs of one model, or on parts of one batch."""
+"""Optimizations that let several devices process successive inputs of a model, or parts of a batch."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_optimizations() -> Iterable[Optimization]:
-    """The optimizations `pipelining` and `split_batches`."""
+    """Return the optimizations `pipelining` and `split_batches`."""
     return [Pipelining(), SplitBatches()]

@@ -1,4 +1,4 @@
-"""The part of a program that can run for parts of its batch independently."""
+"""Search for the nodes of a program that can run separately for parts of a batch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _FIRST_ONLY = frozenset({"native_batch_norm", "_native_batch_norm_legit_no_train
 
 @attrs.frozen(eq=False)
 class BatchRegion:
-    """Nodes that work on each input of a batch independently.
+    """Nodes that process each input of a batch independently.
 
     Attributes:
-        size: inputs in the batch.
-        nodes: in order, with the operands that have rows. shared: nodes that are done once for all parts.
-        inputs: values that all these need and do not make. outputs: those of them that others need.
+        size: number of inputs in the batch.
+        nodes: the nodes in order, each with its operands that have rows. shared: nodes that run once for all parts.
+        inputs: values that all these nodes read and do not make. outputs: their values that other nodes read.
     """
 
     size: int
@@ -33,7 +33,7 @@ class BatchRegion:
     outputs: tuple[int, ...]
 
     def substitution(self, graph: Graph, parts: int) -> Substitution:
-        """The same for `parts` parts of the batch, each a group that may run beside the others."""
+        """Return a substitution that splits the batch into `parts` groups, which can run concurrently."""
         ends = [self.size * part // parts for part in range(parts + 1)]
         taken = [node.id for node, _ in self.nodes] + [node.id for node in self.shared]
 
@@ -51,7 +51,7 @@ class BatchRegion:
         return Substitution(frozenset(taken), self.inputs, self.outputs, compute)
 
     def _part(self, graph: Graph, whole: dict[int, torch.Tensor], begin: int, end: int) -> dict[int, torch.Tensor]:
-        """Results for the inputs from `begin` to `end`."""
+        """Return the results for the inputs from `begin` to `end`."""
         part: dict[int, torch.Tensor] = {}
         for node, rows in self.nodes:
             for value in rows - part.keys():
@@ -65,7 +65,7 @@ class BatchRegion:
 
 
 def region_of(context: OptimizationContext) -> BatchRegion | None:
-    """The nodes that can be done for parts of the batch; None if there is no batch, or nothing comes of it."""
+    """Return the batch region; None if there is no batch, or splitting it would yield no outputs."""
     graph, residency = context.graph, context.profile.residency
     weight = DataResidency.PERSISTENT_WEIGHT
     data = [v for v in graph.inputs if residency.get(v) is not weight and graph.meta(v).shape[:1] > (1,)]
@@ -80,7 +80,7 @@ class _Search:
 
     def __init__(self, context: OptimizationContext, size: int, data: Sequence[int]) -> None:
         self.context, self.graph, self.size = context, context.graph, size
-        self.batch = {v for v in data if self.graph.meta(v).shape[0] == size}  # values that come of the batch
+        self.batch = {v for v in data if self.graph.meta(v).shape[0] == size}  # values with rows of the batch
         self.before = {storage_of(v) for v in self.graph.inputs}
         running = [self.graph.nodes[n] for n in context.plan.nodes]
         self.running = frozenset(context.plan.nodes)
@@ -108,7 +108,7 @@ class _Search:
             return
         found = rows_of(self.graph, node)
         rows = frozenset(found or ())
-        if any(storage_of(v) in self.before for v in node.outputs):  # a view of an input, which stays where it is
+        if any(storage_of(v) in self.before for v in node.outputs):  # views of inputs are not divided
             if self._divides(node, rows):
                 self.batch.update(node.outputs)
         elif rows and self._divides(node, rows) and self._writes_its_own(node) and self._has_the_rest(node):
@@ -118,7 +118,7 @@ class _Search:
             self.batch.update(seen)
 
     def _divides(self, node: Node, rows: frozenset[int]) -> bool:
-        """True if the operands that depend on the batch all have the same number of rows, and the results have rows, too."""
+        """Return True if all operands with rows have the same number of rows, and the results have rows."""
         counts = {self.graph.meta(v).shape[0] for v in rows}
         made = node.outputs[:1] if node.operation in _FIRST_ONLY else node.outputs
         shapes = [self.graph.meta(v).shape for v in made]
@@ -130,11 +130,11 @@ class _Search:
         )
 
     def _writes_its_own(self, node: Node) -> bool:
-        """True if a node writes nothing, or only to values made here that have no other views."""
+        """Return True if a node writes only values that the region made and that have no other views."""
         return all(v in self.made and self.values[storage_of(v)] == 1 for v in node.writes)
 
     def _has_the_rest(self, node: Node) -> bool:
-        """True if the operands of a node besides the batch exist before, or can be computed once for all parts."""
+        """Return True if the node's operands without rows exist before, or can be computed once for all parts."""
         return all(v in self.made or self._is_there(v) for v in node.inputs)
 
     def _is_there(self, value: int) -> bool:
@@ -149,7 +149,7 @@ class _Search:
         return True
 
     def _leave_views(self) -> None:
-        """Views that others need are made of what is put together: their nodes, and those that need them, are left out."""
+        """Remove views of results that other nodes read, with their dependants. Such views are made after the concatenation."""
         maker: dict[int, int] = {}
         for node_id, (node, _) in self.nodes.items():
             for value in node.outputs:
@@ -171,7 +171,7 @@ class _Search:
         return value in self.context.kept or any(u.id not in own and u.id in self.running for u in users)
 
     def _is_legal(self, inputs: Sequence[int], outputs: Sequence[int], own: Collection[int]) -> bool:
-        """True if outputs have rows and memory of their own, no other node writes that memory or the inputs, and none reads it early."""
+        """Return True if outputs have rows and own memory, which no other node writes or reads early, and inputs stay unwritten."""
         memory = {storage_of(v) for v in outputs}
         if memory & self.before or len(memory) < len(outputs) or not self.made.issuperset(outputs):
             return False

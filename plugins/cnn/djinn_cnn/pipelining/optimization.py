@@ -1,4 +1,4 @@
-"""Programs that follow each other and know nothing of each other: more devices finish more of them."""
+"""The optimization `pipelining`: spreads successive, independent programs over more devices."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from djinn.hooks import Optimization, OptimizationContext
 from djinn.planning import OptimizationResult, Rewrite
 from djinn_cnn.pipelining.state import what_is_carried
 
-# What a program takes of the client, which records it and sends it: measured offline, not at run time.
-CLIENT_EACH: Final = 12e-6  # seconds an op
-CLIENT_ALL: Final = 5e-4  # seconds
+# Client overhead of a program for recording and sending, measured offline.
+CLIENT_EACH: Final = 12e-6  # seconds per op
+CLIENT_ALL: Final = 5e-4  # seconds per program
 
 
 class Pipelining(Optimization):
-    """Tells the placement policy that many inputs follow each other, and over how many devices they can be spread.
+    """Tell the placement policy that independent programs follow each other, and how many devices they can keep busy.
 
-    It is faster where programs of one structure come before their predecessors were waited for, none of them takes or leaves
-    anything that the next one depends on, and each takes so long that the client can keep more than one device busy.
+    The hint pays if three conditions hold. Programs of one structure are submitted before the client waits for their
+    predecessors. No program depends on state of the previous one. Each runs so long that the client can keep more than one device
+    busy.
     """
 
     name = "pipelining"
     tolerates_growth = True
 
     def wants(self, ops: frozenset[str]) -> bool:
-        """Return False: it acts over several devices only."""
+        """Return False: the optimization only acts over several devices."""
         del ops
         return False
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """The hint `pipeline`, with the number of devices; or why not."""
+        """Return the hint `pipeline` with the number of devices, or the reason for none."""
         refused = _why_not(context)
         if refused:
             return OptimizationResult(self.name, applied=False, reason=refused)
@@ -56,7 +57,7 @@ def _why_not(context: OptimizationContext) -> str:
 
 
 def _seconds(context: OptimizationContext) -> float:
-    """Time of the program on the quickest device."""
+    """Return the time of the program on the fastest device."""
     rows = context.costs.by_device.values()
     return min((math.fsum([row[node].seconds for node in context.plan.nodes]) for row in rows), default=0.0)
 

@@ -1,7 +1,6 @@
-"""Ops that work on each row of a batch by itself, so that they do the same for a part of it.
+"""Rules for ops that process each row of a batch independently, so that they can run for a part of the batch.
 
-A batch of n is the first dimension of a value, or the first factor of it: where inputs of a batch were laid one after the other
-there are n times as many rows.
+The batch is the first dimension of a value, or the first factor of that dimension if inputs were concatenated.
 """
 
 from __future__ import annotations
@@ -17,28 +16,28 @@ from djinn.planning import Graph, Node, arguments
 
 @attrs.frozen(eq=False)
 class At:
-    """A node that is looked at, and what it was called with."""
+    """A node with the arguments of its call."""
 
     graph: Graph
     node: Node
     given: Mapping[str, Any]
 
     def shape(self, value: int) -> tuple[int, ...]:
-        """Sizes of a value."""
+        """Return the sizes of a value."""
         return self.graph.meta(value).shape
 
     @property
     def result(self) -> tuple[int, ...]:
-        """Sizes of the first result; in place, of what is written."""
+        """Return the sizes of the first result; for an in-place op, of the written operand."""
         return self.shape((*self.node.outputs, *self.node.writes)[0])
 
 
-# Which operands have rows, for an op that works on each row by itself; None if it does not.
+# Returns the operands with rows, for an op that processes each row independently; None for other ops.
 Rule = Callable[[At], tuple[int, ...] | None]
 
 
 def rows_of(graph: Graph, node: Node) -> tuple[int, ...] | None:
-    """Operands of which a node uses each row by itself, for the same row of each result; None if it mixes rows."""
+    """Return the operands with rows; None if the node mixes rows. Row i of each result depends only on row i of these operands."""
     if node.form is None or node.random or not (node.outputs or node.writes):
         return None
     at = At(graph, node, arguments(node))
@@ -49,7 +48,7 @@ def rows_of(graph: Graph, node: Node) -> tuple[int, ...] | None:
 
 
 def is_pointwise(op: str) -> bool:
-    """True if PyTorch tags an op as pointwise."""
+    """Return True if PyTorch tags the op as pointwise."""
     namespace, _, name = op.partition("::")
     packet, _, overload = name.partition(".")
     found = getattr(getattr(torch.ops, namespace), packet, None) if namespace == "aten" else None
@@ -58,13 +57,13 @@ def is_pointwise(op: str) -> bool:
 
 
 def _broadcast(at: At) -> tuple[int, ...]:
-    """Operands with as many dimensions and rows as the result."""
+    """Return the operands with as many dimensions and rows as the result."""
     result = at.result
     return tuple(v for v in at.node.inputs if len(at.shape(v)) == len(result) and at.shape(v)[:1] == result[:1])
 
 
 def _first(least: int = 2) -> Rule:
-    """The first operand, if it has at least `least` dimensions: what follows the rows is worked on, with weights for all rows."""
+    """Return the rule for ops on the first operand, if it has at least `least` dimensions. Weights are shared by all rows."""
 
     def rule(at: At) -> tuple[int, ...] | None:
         first = at.node.inputs[0]
@@ -88,7 +87,7 @@ def _evaluated(at: At) -> tuple[int, ...] | None:
 
 
 def _spatial(at: At) -> tuple[int, ...] | None:
-    """Ops whose names end with the number of dimensions that they look at, before which are a batch and channels."""
+    """Apply to ops named after their spatial dimensions, such as `conv2d`, which have a batch and a channel dimension."""
     digits = [c for c in at.node.operation if c.isdigit()]
     first = at.node.inputs[0]
     return (first,) if digits and len(at.shape(first)) == int(digits[0]) + 2 else None
@@ -100,7 +99,7 @@ def _convolution(at: At) -> tuple[int, ...] | None:
 
 
 def _along(*names: str, added: int = 0) -> Rule:
-    """Ops along dimensions that they name, none of which may be the first."""
+    """Return the rule for ops along named dimensions, none of which is the first."""
 
     def rule(at: At) -> tuple[int, ...] | None:
         first = at.node.inputs[0]
@@ -121,7 +120,7 @@ def _all_along(at: At) -> tuple[int, ...] | None:
 
 
 def _product(at: At) -> tuple[int, ...] | None:
-    """A matrix product, whose second operand has rows where there are matrices for each row."""
+    """Apply to matrix products. The second operand has rows if it has one matrix per row."""
     first, second = at.node.inputs[:2]
     if len(at.shape(first)) < 2:
         return None
@@ -215,7 +214,7 @@ _RULES: Final[Mapping[str, Rule]] = {
 
 
 def resized(node: Node, graph: Graph, rows: int) -> dict[str, Any]:
-    """The arguments of a node that name the number of rows, for another number; none for most."""
+    """Return the arguments that contain the number of rows, changed to another number. Most nodes have none."""
     if node.operation == "native_group_norm":
         return {"N": rows}
     if node.operation not in {"view", "_unsafe_view", "reshape", "expand"}:

@@ -1,4 +1,4 @@
-"""One large batch is done in parts, on several devices at the same time."""
+"""The optimization `split_batches`: splits a large batch, so that several devices process parts concurrently."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from djinn.planning import DataResidency, OptimizationResult, Rewrite
 from djinn_cnn.pipelining.batches import BatchRegion, region_of
 from djinn_cnn.pipelining.state import what_is_carried
 
-PAYS: Final = 0.7  # of the time without, at most: a policy that leaves the parts in one place makes it slower
-RUNS: Final = 8  # a weight that comes to a device stays there, so its transfer counts as shared by this number of runs
-HOP: Final = 1e-4  # seconds that a message between devices takes at least
+PAYS: Final = (
+    0.7  # maximum predicted time relative to no split: splitting costs time if the policy keeps the parts together
+)
+RUNS: Final = 8  # a copied weight stays on its device, so its transfer counts as shared by this number of runs
+HOP: Final = 1e-4  # minimum seconds of a message between devices
 
 
 class SplitBatches(Optimization):
-    """Parts of a batch, each with the same ops; placement policies put them on devices of their own.
+    """Split a batch into parts with the same ops. Placement policies put each part on its own device.
 
-    It is faster if each device is given so much that it is done earlier in spite of what travels: the parts of the input, and
-    what comes of them. Only ops that do not mix the inputs of a batch are done in parts; where they end, parts are put together.
-    Kernels may round otherwise for a smaller batch, so this is inexact.
+    Splitting pays if the saved time exceeds the transfers of inputs and results. Only ops that do not mix the inputs of a batch
+    are split; then the parts are concatenated. Kernels may round differently for a smaller batch, so the optimization is inexact.
     """
 
     name = "split_batches"
     exact = False
-    tolerates_growth = True  # a substitution holds for the very calls that it looked at
+    tolerates_growth = True  # a substitution is valid only for the exact calls
     after = frozenset({"pipelining", "fold_batch_norms", "fuse_projections"})
 
     def wants(self, ops: frozenset[str]) -> bool:
-        """Return False: it acts over several devices only."""
+        """Return False: the optimization only acts over several devices."""
         del ops
         return False
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """The batch in as many parts as there are devices; or why not."""
+        """Return the split into one part per device, or the reason for none."""
         refused = _why_not(context)
         if refused:
             return OptimizationResult(self.name, applied=False, reason=refused)
@@ -62,7 +63,7 @@ def _why_not(context: OptimizationContext) -> str:
 
 
 def _predicted(context: OptimizationContext, region: BatchRegion, parts: int) -> tuple[float, float]:
-    """Seconds of these nodes on the quickest device, and in `parts` parts with what travels."""
+    """Return the predicted seconds of these nodes on the fastest device, and split into `parts` parts with transfers."""
     ids = [node.id for node, _ in region.nodes]
     whole = min(math.fsum(row[n].seconds for n in ids) for row in context.costs.by_device.values())
     graph, (first, other) = context.graph, context.topology.devices[:2]

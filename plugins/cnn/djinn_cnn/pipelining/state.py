@@ -1,4 +1,4 @@
-"""State that a program takes from those before it, or leaves to those after it, beside its weights."""
+"""State other than weights that a program takes from earlier programs or leaves to later ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from djinn.planning import DataResidency, storage_of
 
 
 def what_is_carried(context: OptimizationContext) -> str:
-    """Reason why programs of this kind have to come one after the other, in words; empty if nothing says so."""
+    """Return the reason why programs of this structure must run in order; empty if there is none."""
     graph = context.graph
     nodes = [graph.nodes[n] for n in context.plan.nodes]
     random = next((n for n in nodes if n.random), None)
