@@ -1,4 +1,7 @@
-"""`%load_ext djinn`. IPython need not be installed: modules that need it are imported when IPython calls this."""
+"""The IPython extension of `%load_ext djinn`.
+
+IPython need not be installed: modules that need it are imported when IPython loads the extension.
+"""
 
 from __future__ import annotations
 

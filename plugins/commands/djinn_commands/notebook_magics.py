@@ -1,4 +1,4 @@
-"""`%djinn_status` and `%%djinn_profile`."""
+"""The magics `%djinn_status` and `%%djinn_profile`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from djinn_core.errors import DjinnError
 from djinn_core.system.printable import size_text
 from djinn_core.wire.messages import StatsReply, StatsRequest
 
-WIDTH = 120  # characters of a line of output
+WIDTH = 120  # maximum characters of an output line
 
 
 @magics_class
 class DjinnMagics(Magics):
-    """The commands that `%load_ext djinn` adds."""
+    """The magics of `%load_ext djinn`."""
 
     @magic_arguments()
     @argument(
@@ -48,8 +48,10 @@ class DjinnMagics(Magics):
     @argument("-o", "--output", metavar="NAME", help="keep the timeline under this name")
     @cell_magic
     def djinn_profile(self, line: str, cell: str) -> None:
-        """Run the cell and show where its time went, as `djinn.profile()` does."""
-        profile: Any = importlib.import_module("djinn").profile  # an import would make a circle
+        """Run the cell and show a profile of its time, as `djinn.profile()` does."""
+        profile: Any = importlib.import_module(
+            "djinn"
+        ).profile  # imported by name, because an import statement would be circular
         arguments = parse_argstring(self.djinn_profile, line)
         if arguments.save is not None:
             try:
@@ -57,13 +59,13 @@ class DjinnMagics(Magics):
             except OSError as error:
                 raise UsageError(f"there can be no folder '{arguments.save.parent}' for the trace: {error}") from None
         shell: Any = self.shell
-        # The event loop of the kernel runs already, in this call.
+        # The kernel's event loop already runs in this call.
         if shell.should_run_async(cell, transformed_cell=shell.transform_cell(cell)):
             raise UsageError(
                 "`%%djinn_profile` runs no cell with `await`: use `with djinn.profile() as prof:` around the awaited code"
             )
         with profile(ops=arguments.ops) as timeline:
-            shell.run_cell(cell)  # shows the results, and errors: what came before these is worth a look, too
+            shell.run_cell(cell)  # shows results and errors; work before an error is also profiled
         display(timeline)
         if arguments.output:
             shell.push({arguments.output: timeline})
@@ -73,9 +75,11 @@ class DjinnMagics(Magics):
 
 
 def _of_servers(names: tuple[str, ...]) -> str:
-    """Status of the named servers, or of those that this program uses; empty if there are none."""
+    """Return the status of the named servers, or of those of this program; empty without servers."""
     settings = djinn_client.settings()
-    hurried = attrs.evolve(settings, connect_timeout=min(settings.connect_timeout, PATIENCE))  # a person waits
+    hurried = attrs.evolve(
+        settings, connect_timeout=min(settings.connect_timeout, PATIENCE)
+    )  # short timeout, because a person waits
     console = Console(file=io.StringIO(), width=WIDTH, highlight=False)
     show_all(console, ask_named(names) if names else ask_servers(hurried))
     assert isinstance(console.file, io.StringIO)
@@ -83,7 +87,7 @@ def _of_servers(names: tuple[str, ...]) -> str:
 
 
 def _of_this_program() -> str:
-    """The executors that the program has started for itself: servers know nothing of them."""
+    """Return the executors that this program has started for itself. Servers do not know them."""
     if not djinn_client.is_initialized():
         return "no server is configured, and no executor runs yet: the first use of the device starts one"
     state = djinn_client.get_runtime_state()

@@ -1,4 +1,4 @@
-"""Running a user's script or module in this process as `python` runs it."""
+"""Runs a user's script or module in this process as `python` does."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Script:
         except SystemExit:
             raise
         except BaseException as error:
-            shorten_through(error)  # such as the frame of the handler of Ctrl-C
+            shorten_through(error)  # for example the frame of the Ctrl-C handler
             trace = _without_runner(error.__traceback__)
             sys.excepthook(type(error), error.with_traceback(trace), trace)
             if isinstance(error, KeyboardInterrupt):
@@ -73,7 +73,7 @@ class _ScriptLoader(SourceFileLoader):
     """Compiles a script without writing a compiled file."""
 
     def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
-        """Write nothing."""
+        """Do not write compiled files."""
 
 
 def _run_file(file: Path) -> None:

@@ -189,7 +189,7 @@ def test_addresses_of_a_server_that_are_none_are_passed_over():
     "line", ["a\tdone\tx\t1\t2\t3\tc", "a\tdone\t0\t1\t\t9" + 30 * "9" + "\tc", "a\x1b[2J\tdone\t0\t1\t2\t3\tc"]
 )
 def test_a_list_of_jobs_that_is_wrong_is_refused(line):
-    with pytest.raises(ValueError, match="tells of no job") as refused:
+    with pytest.raises(ValueError, match="is not a line of the job list") as refused:
         read_jobs(line)
     assert str(refused.value).isprintable()
 

@@ -1,4 +1,4 @@
-"""`djinn connect` and `djinn disconnect`."""
+"""Commands `djinn connect` and `djinn disconnect`."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def connect(
     check: bool,
     dry_run: bool,
 ) -> None:
-    """Have a server on DESTINATION, such as alice@gpu-box, as one of your servers: installed, started and tunnelled over ssh.
+    """Install and start a server on DESTINATION, such as alice@gpu-box, and tunnel to it over ssh.
 
-    Nothing there needs root. SERVE_OPTIONS, after `--`, are options for `djinn serve` there, such as `-- --device cuda:0`. A second call sees
-    that all is there; after a call that failed, repeat it.
+    No step needs root there. SERVE_OPTIONS, after `--`, are options for `djinn serve` there, such as `-- --device cuda:0`. A
+    repeated call skips the steps that are done; after a failure, repeat the call.
     """
     from djinn_commands.connect.connecting import Wish, rehearse
     from djinn_commands.connect.connecting import connect as run

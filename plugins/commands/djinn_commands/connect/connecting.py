@@ -67,7 +67,8 @@ class Wish:
     Attributes:
         record: the server, as named or as stored. python: its remote path; empty: searched. torch: the requirement.
         wheels: a folder of wheels. serve: further arguments of `djinn serve`; None: the present ones.
-        update: install the current wheels, and restart the server. background: without systemd. check: train a step at the end.
+        update: True to install the current wheels and restart the server. background: True to run without systemd.
+        check: True to train a step at the end.
     """
 
     record: Record
@@ -149,7 +150,7 @@ class _Connecting:
         self.connection = SshConnection(wish.record.destination, control_path(wish.record.name))
 
     def run(self) -> Record:
-        """Do the steps, and close the connection if no tunnel uses it."""
+        """Run the steps. Close the connection if no tunnel uses it."""
         try:
             return self._run_steps()
         finally:
@@ -210,7 +211,7 @@ class _Connecting:
             if reason := objection(survey, _HERE, needed):
                 raise refused(f"{self.record.host} cannot serve: {reason}")
             python = choose_python(survey.pythons, _HERE)
-            assert python is not None  # that is an objection
+            assert python is not None  # otherwise `objection` has returned a reason
             self._send(wheels)
             with self._step(f"make an environment with Python {python} and {torch}"):
                 said = self._make(survey, python, wheels, torch, Path(built))
@@ -226,7 +227,7 @@ class _Connecting:
             self._run("sending wheels", Script(("receive",), self.record.place), archive(named))
 
     def _make(self, survey: Survey, python: Python, wheels: Wheels, torch: str, built: Path) -> str:
-        # What comes after it needs PyTorch here.
+        # Import PyTorch meanwhile, because a later step needs it.
         threading.Thread(target=importlib.import_module, args=("torch",), daemon=True).start()
         gpus = bool(survey.gpus)
         done = self.connection.run(environment_script(self.record, python, wheels, torch, gpus=gpus))
@@ -273,7 +274,9 @@ class _Connecting:
         except msgspec.MsgspecError as error:
             from djinn.errors import StartupError
 
-            raise StartupError(f"what {self.record.host} says of its server cannot be read: {error}") from error
+            raise StartupError(
+                f"the server's connection file from {self.record.host} cannot be read: {error}"
+            ) from error
 
     def _tunnel(self, urls: tuple[str, ...]) -> None:
         from djinn.errors import StartupError, TransportError

@@ -1,4 +1,4 @@
-"""`djinn submit`, `jobs`, `logs`, `stop` and `fetch`: programs that run on the server's machine by themselves."""
+"""Commands for jobs on the server's machine: `djinn submit`, `jobs`, `logs`, `stop` and `fetch`."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def submit(
     follow: bool,
     dry_run: bool,
 ) -> None:
-    """Run SCRIPT on the server's machine, on its own: it goes on when this machine sleeps.
+    """Run SCRIPT as a job on the server's machine. The job continues when this machine sleeps.
 
-    The project's files are sent, without secrets and what .gitignore leaves out, and what requirements.txt or pyproject.toml asks for is
-    installed for it there. ARGUMENTS, after `--`, are the script's.
+    Djinn sends the project's files, except secrets and files that .gitignore excludes. It installs the requirements of
+    requirements.txt or pyproject.toml for the job. ARGUMENTS, after `--`, are passed to the script.
     """
     from djinn_commands.connect import jobs as known
     from djinn_commands.connect.project_files import find_files, objection, project_requirements
@@ -174,7 +174,7 @@ def _table(found: list[Job]) -> None:
 @_server
 @click.option("-f", "--follow", is_flag=True, help="Until the job ends; its exit status is this command's then.")
 def logs(job: str, server: str | None, follow: bool) -> None:
-    """Show what JOB has printed: its name, or the beginning of it."""
+    """Show the output of JOB, given by its name or the beginning of its name."""
     from djinn_commands.connect import jobs as known
 
     record = _record(server)
@@ -188,7 +188,7 @@ def logs(job: str, server: str | None, follow: bool) -> None:
 @click.argument("job")
 @_server
 def stop(job: str, server: str | None) -> None:
-    """End JOB with all its processes."""
+    """Stop JOB and all its processes."""
     from djinn_commands.connect import jobs as known
 
     found = known.stop_job(_record(server), job)
@@ -201,7 +201,7 @@ def stop(job: str, server: str | None) -> None:
 @click.argument("into", type=click.Path(path_type=Path, file_okay=False), default=".")
 @_server
 def fetch(job: str, path: str, into: Path, server: str | None) -> None:
-    """Copy PATH, a file or folder below JOB's working directory, into the folder INTO, by default the working directory."""
+    """Copy PATH, a file or folder below JOB's working directory, into the folder INTO (default: the working directory)."""
     from djinn_commands.connect import jobs as known
 
     found = known.fetch(_record(server), job, path, into)
@@ -238,7 +238,6 @@ def _follow(record: Record, job: str) -> None:
 
 
 def _listed(paths: Iterable[str]) -> str:
-    """Format names of files for a terminal."""
     return ", ".join(map(one_line, paths))
 
 

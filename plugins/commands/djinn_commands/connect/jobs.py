@@ -42,7 +42,7 @@ _ENDED: Final = frozenset({"done", "failed", "stopped", "lost"})
 class Job:
     """A job, as read from its folder.
 
-    `code`: exit status, None before the end. `begun`, `ended`: seconds after 1970; `ended` is now while it runs.
+    `code`: exit status; None before the end. `begun`, `ended`: Unix times; for a running job, `ended` is now.
     """
 
     id: str
@@ -75,7 +75,7 @@ def read_jobs(text: str) -> list[Job]:
             continue
         read = _LINE.fullmatch(line)
         if read is None:
-            raise ValueError(f"{one_line(line[:200])!r} tells of no job")
+            raise ValueError(f"{one_line(line[:200])!r} is not a line of the job list")
         name, state, code, begun, ended, now, command = read.groups()
         found.append(Job(name, state, int(code) if code else None, int(begun), int(ended or now), one_line(command)))
     return sorted(found, key=lambda job: (job.begun, job.id))
@@ -279,7 +279,7 @@ def fetch(record: Record, job: str, path: str, into: Path) -> FetchedFiles:
 
 
 def _unpack(archived: tarfile.TarFile, wanted: PurePosixPath, into: Path, fetched: FetchedFiles) -> None:
-    archived.extraction_filter = lambda member, _: member  # `_safe` has checked it
+    archived.extraction_filter = lambda member, _: member  # `_safe` has checked the member
     for member in archived:
         name = PurePosixPath(member.name)
         if not name.is_relative_to(wanted) or ".." in name.parts:

@@ -1,7 +1,8 @@
-"""The process that keeps a tunnel open. Each server has one, until `djinn disconnect` or the end of the user's session on this machine.
+"""The process that keeps a tunnel open.
 
-It takes over the connection that `djinn connect` opened. If the connection breaks, it reconnects with exponential backoff. It
-imports neither Djinn nor PyTorch.
+Each server has one, until `djinn disconnect` or the end of the user's login session. It takes over the connection that
+`djinn connect` opened. If the connection breaks, it reconnects with exponential backoff. It imports neither Djinn nor
+PyTorch.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def main(name: str) -> None:
         sys.stdout.write(f"{child}\n")
         return
     quiet = os.open(os.devnull, os.O_RDWR)
-    os.dup2(quiet, sys.stdout.fileno())  # the reader of the id need not wait
+    os.dup2(quiet, sys.stdout.fileno())  # so that the reader of the id does not wait
     signal.signal(signal.SIGTERM, _end)
     record = find_record(name)
     if record is None:

@@ -53,7 +53,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class TunnelState(msgspec.Struct, frozen=True):
-    """The state of a tunnel, as its keeper tells it. `reason`: why the tunnel is not open."""
+    """The state of a tunnel, as reported by its keeper. `reason`: why the tunnel is not open."""
 
     process: int
     local: int = 0

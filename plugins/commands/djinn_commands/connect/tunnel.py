@@ -54,7 +54,7 @@ def start_keeper(record: Record) -> TunnelState:
             return state
         time.sleep(0.02)
     if (state := tunnel_state(record.name)) is not None and state.process == process:
-        return state  # it has just ended
+        return state  # it has just ended by itself
     said = record_path(record.name, ".keeper.log").read_text(errors="replace").strip()
     return TunnelState(process, reason=said or "the process that keeps the tunnel said nothing", ended=True)
 

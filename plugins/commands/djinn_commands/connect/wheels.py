@@ -170,7 +170,7 @@ def archive(files: Mapping[str, Path], texts: Mapping[str, str] | None = None) -
 
 
 def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Root's tar would set the owner, which fails in a container without that user."""
+    """Return the member without owner: root's tar would set the owner, which fails in a container without that user."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member

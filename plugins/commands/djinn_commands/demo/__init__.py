@@ -1,11 +1,11 @@
-"""The demo: three real programs, each run here and on a server of its own, side by side.
+"""The demo: three programs, each run locally and on a server of its own, side by side.
 
-It is written as a user would write it: it imports `djinn` and PyTorch, and reaches into nothing. This module is imported for
-`djinn --help`, so it imports neither.
+It uses only the public API of `djinn` and PyTorch, as a user would. This module is imported for `djinn --help`, so it
+imports neither.
 
-- `command`: `djinn demo`. `task`: what a demonstration is. `embeddings`, `generation`, `training`: the three.
-- `server`: a `djinn serve` process that lives as long as the demo.
-- `measure`: runs a task locally and remotely and keeps what was seen. `table`: shows it. `show`: the whole of it.
+- `command`: `djinn demo`. `task`: interface of a demonstration. `embeddings`, `generation`, `training`: the three
+programs. - `server`: a `djinn serve` process for the duration of the demo. - `measure`: runs a task locally and
+remotely, and collects measurements. `table`: shows them. `show`: runs the whole demo.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`djinn demo`: three real programs, each here and on a server process of its own."""
+"""Command `djinn demo`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ NEEDED = ("sentence_transformers", "sklearn", "transformers")
 @click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Write what is printed to a picture too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the measurements as JSON.")
 def demo(device: str, only: tuple[str, ...], threads: int | None, svg: Path | None, as_json: bool) -> None:
-    """Show Djinn at work: embeddings, generation and training, each beside the same work done locally.
+    """Run three programs locally and on a server, and compare them: embeddings, generation and training.
 
-    Starts a server of its own on this machine. Both sides get the same number of torch threads. Exits with 1 when a
-    result differs.
+    Starts a server of its own on this machine. Both sides get the same number of torch threads. Exits with 1 if a result differs.
     """
     _require_libraries()
     _quieten_libraries()
@@ -58,7 +57,7 @@ def _require_libraries() -> None:
 
 
 def _quieten_libraries() -> None:
-    """The models come from disk: no look-up of anything online, and no progress bars besides ours."""
+    """Disable network look-ups and progress bars of libraries. The models are on disk."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TQDM_DISABLE", "1")

@@ -1,4 +1,4 @@
-"""Sentence embeddings with the real all-MiniLM-L6-v2 weights, searching what Python's library says of itself."""
+"""Sentence embeddings with the all-MiniLM-L6-v2 weights, searching the docstrings of Python's standard library."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ QUESTIONS = (
 
 
 def weights_folder() -> Path:
-    """Directory of the weights, the tokenizer and the configuration of all-MiniLM-L6-v2.
+    """Return the folder of the weights, the tokenizer and the configuration of all-MiniLM-L6-v2.
 
     Raises:
-        StartupError: the package that carries them is not installed.
+        StartupError: the package with the weights is not installed.
     """
     found = importlib.util.find_spec(WEIGHTS)
     if found is None or not found.submodule_search_locations:
@@ -38,7 +38,7 @@ def weights_folder() -> Path:
 
 
 class EmbeddingSearch:
-    """Embeds the passages and the questions, and finds the passage that is nearest to each question."""
+    """Embed passages and questions, and find the nearest passage for each question."""
 
     name = "embeddings"
     title = "all-MiniLM-L6-v2"

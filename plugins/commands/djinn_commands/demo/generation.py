@@ -16,7 +16,7 @@ BLOCK_GAIN = 8.0
 
 
 class Generation:
-    """Continues a prompt token by token: one round trip a token when it runs remotely."""
+    """Continue a prompt token by token: a remote run takes one round trip per token."""
 
     name = "generation"
     title = "GPT-2 small"
@@ -26,7 +26,7 @@ class Generation:
 
         torch.manual_seed(SEED)
         self._origin: Any = GPT2LMHeadModel(GPT2Config()).eval()
-        # With the initial weights the last token always wins; larger weights make the tokens vary.
+        # With the initial weights the last token always wins. Larger weights make the tokens vary.
         with torch.no_grad():
             for block in self._origin.transformer.h:
                 block.mlp.c_proj.weight.mul_(BLOCK_GAIN)
@@ -64,7 +64,7 @@ class Generation:
 
 
 class _Counter:
-    """A logits processor that changes nothing and reads nothing, so that counting costs no round trip."""
+    """A logits processor that only counts steps, without a round trip."""
 
     def __init__(self, advance: Advance) -> None:
         self._advance = advance

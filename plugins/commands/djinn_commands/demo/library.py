@@ -1,4 +1,4 @@
-"""A real text that is on every machine with Python: what its standard library says of itself."""
+"""Texts for the demo: the docstrings of Python's standard library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MODULES = (
     "bisect collections contextlib copy fnmatch functools glob heapq itertools json os.path random re shutil statistics "
     "string subprocess tempfile textwrap zipfile"
 ).split()
-SHORTEST = 30  # characters; below that there is nothing to search for
+SHORTEST = 30  # minimum length in characters; shorter texts have no content to search for
 LONGEST = 300
 
 
@@ -25,7 +25,7 @@ class Passage:
 
 
 def passages() -> list[Passage]:
-    """One passage for each public function and class of `MODULES`, in order of name."""
+    """Return one passage for each public function and class of `MODULES`, by name."""
     found = []
     for module in MODULES:
         members = vars(importlib.import_module(module))
@@ -37,7 +37,7 @@ def passages() -> list[Passage]:
 
 
 def _summary(name: str, member: object) -> str:
-    """The first paragraph that is no signature, or an empty string."""
+    """Return the first paragraph that is not a signature, or an empty string."""
     is_error = isinstance(member, type) and issubclass(member, BaseException)
     if name.startswith("_") or is_error or not callable(member):
         return ""

@@ -39,12 +39,12 @@ class MeasuredRun:
 
 @attrs.frozen
 class Measured:
-    """One task, both ways. Times in seconds, sizes in bytes.
+    """Measurements of one task, local and remote. Times in seconds, sizes in bytes.
 
     Attributes:
-        local_first, local: both runs here; the second is what is compared.
-        upload: bringing the model and its data to the server.
-        remote_first, remote: both runs there; the first one plans and teaches the server the templates.
+        local_first, local: both local runs; the second is compared.
+        upload: the move of the model and its data to the server.
+        remote_first, remote: both remote runs; the first one plans and sends the templates.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Measured:
     highlights: tuple[str, ...]
 
 
-# Called before each piece of work with a few words; the callback that it returns is told of progress.
+# Called before each piece of work with a description. Returns a progress callback.
 Announce = Callable[[str], Advance]
 
 

@@ -17,16 +17,16 @@ from djinn.errors import StartupError
 
 _log = logging.getLogger("djinn_commands.demo")
 
-START_SECONDS = 300.0  # a machine with one slow core, which compiles all modules first
+START_SECONDS = 300.0  # enough for a machine with one slow core, which first compiles all modules
 STOP_SECONDS = 15.0
 
 
 @contextlib.contextmanager
 def running_server(device: str, threads: int) -> Iterator[Path]:
-    """Start `djinn serve` on this machine; yields its connection file, and stops the server afterwards.
+    """Start `djinn serve` on this machine. Yield its connection file, and stop the server afterwards.
 
     Raises:
-        StartupError: the server ended or did not get ready; the message has its output.
+        StartupError: the server ended or did not become ready; the message has its output.
     """
     with tempfile.TemporaryDirectory(prefix="djinn-demo-") as folder:
         connection, log = Path(folder, "connection.json"), Path(folder, "server.log")

@@ -1,4 +1,4 @@
-"""Runs the whole demo: a server, then one task after the other, with a progress bar."""
+"""The whole demo: starts a server and runs one task after the other, with a progress bar."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TASKS: dict[str, Callable[[], Task]] = {
 
 
 def run_demo(names: Sequence[str], setting: Setting, console: Console) -> list[Measured]:
-    """Run those of `TASKS` here and on a server of our own, showing progress on `console`.
+    """Run the named tasks locally and on a new server, showing progress on `console`.
 
     Raises:
         StartupError: the server does not start, or the models' weights are not installed.
@@ -59,7 +59,7 @@ def _measure_one(make: Callable[[], Task], progress: Progress) -> Measured:
 
 
 def _announcer(progress: Progress) -> Announce:
-    """Show one bar at a time: announcing the next run removes the last bar."""
+    """Return a callback that shows one bar at a time: a new run replaces the last bar."""
 
     def announce(words: str) -> Advance:
         for old in progress.task_ids:

@@ -25,14 +25,14 @@ Line = tuple[str, Callable[[Measured], Text | str]]
 
 @attrs.frozen
 class Setting:
-    """Hardware that the programs ran on: the server's device, and how many torch threads each side had."""
+    """Hardware of the runs: the server's device, and the torch threads of each side."""
 
     device: str
     threads: int
 
 
 def show(results: Sequence[Measured], setting: Setting, console: Console) -> None:
-    """Print the table, then what each remote run found."""
+    """Print the table, then the findings of each remote run."""
     console.print()
     console.print(Padding(Text("The same program here and on a server", style="bold"), (0, 1)))
     console.print()

@@ -1,4 +1,4 @@
-"""Demonstration task: the same work on two devices, and how its results are compared."""
+"""Interface of a demonstration: the same work on two devices, and the comparison of its results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import attrs
 
-# Called with the number of steps done and the number of all steps.
+# Called with the number of completed steps and of all steps.
 Advance = Callable[[int, int], None]
 
 
@@ -20,29 +20,29 @@ class Verdict:
 
 
 def difference_text(difference: float) -> str:
-    """Difference between two results."""
+    """Return the difference between two results as text."""
     return "bitwise" if difference == 0 else f"within {difference:.0e}"
 
 
 class Task(Protocol):
-    """One demonstration.
+    """A demonstration.
 
     Attributes:
-        name: what `djinn demo --only` calls it.
-        title: which model it is, in two or three words.
+        name: its name in `djinn demo --only`.
+        title: name of the model, in two or three words.
     """
 
     name: str
     title: str
 
     def move(self, device: str) -> None:
-        """Bring a fresh copy of the model to `device`; what is measured as the upload."""
+        """Move a new copy of the model to `device`. Its time is the upload time."""
 
     def run(self, device: str, advance: Advance) -> Any:
-        """Do the work on `device` and return its result on the CPU; the same each time."""
+        """Do the work on `device`. Return the result on the CPU. Each call gives the same result."""
 
     def compare(self, local: Any, remote: Any) -> Verdict:
-        """True if the results agree as they should."""
+        """Compare both results."""
 
     def highlights(self, remote: Any) -> list[str]:
-        """Lines of at most 64 characters that show what the remote run found, for a person to judge."""
+        """Return lines of at most 64 characters that show the remote result."""

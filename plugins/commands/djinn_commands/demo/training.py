@@ -23,14 +23,14 @@ ACCURACY_TOLERANCE = 0.01
 
 @attrs.frozen
 class TrainingResult:
-    """Mean loss of each epoch, and the share of held-out digits that the network reads right."""
+    """Mean loss of each epoch, and the accuracy on held-out digits."""
 
     losses: tuple[float, ...]
     accuracy: float
 
 
 class DigitTraining:
-    """Trains with Adam; the data move once, and one number comes back per epoch."""
+    """Train with Adam. The data are uploaded once, and one number is fetched per epoch."""
 
     name = "training"
     title = "CNN on digits"

@@ -1,4 +1,4 @@
-"""`djinn explain`: show what each stage decides about the programs of a script, or about a model without weights, and why."""
+"""Command `djinn explain`: shows each stage's decisions about programs of a script, or about a model without weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from djinn_core.registry.registry import Registry
 
 _STAGES = ("annotate", "estimate", "optimize", "place", "schedule")
-_SUMMARISED = 30  # programs of a script that get a line of their own before all are shown
+_SUMMARISED = 30  # maximum number of programs that are listed before the details
 
 
 @click.command("explain", context_settings={"ignore_unknown_options": True})
@@ -51,26 +51,26 @@ def explain(
 ) -> None:
     """Show what each stage decides about programs, and why: as text, as JSON, or as a picture.
 
-    Renderers of plugins draw: a picture shows the program that takes longest, or the one that --program names.
+    A picture shows the longest program, or the one given by --program. Renderers of plugins draw it.
 
     TARGET is one of
 
     \b
     script.py        run it with ARGUMENTS, on the configured device
-    config.json      the configuration of a Hugging Face model, or the folder that it is in
+    config.json      the configuration of a Hugging Face model, or its folder
     module:function  a function that returns a model, or a model and its inputs
 
-    A script's programs of the same structure are planned, and shown, once; what it prints goes to standard error. A
-    model is built without weights and nothing is computed: --step, --batch and --tokens say what it is asked to do.
+    Programs of a script with the same structure are planned and shown once. The script's output goes to standard
+    error. A model is built without weights, and nothing is computed: --step, --batch and --tokens describe the work.
 
-    What follows -- is for the script, whatever it looks like.
+    Arguments after -- are passed to the script unchanged.
     """  # noqa: D301 - click looks for the character, not for its spelling
     from djinn_core.ir.result import shown_until
 
     if as_json and form not in {None, "json"}:
-        raise click.UsageError(f"--json is --format json, and --format {form} was given")
+        raise click.UsageError(f"--json means --format json and contradicts --format {form}: remove one of them")
     form = "json" if as_json else form
-    drawer = _Drawer.of(form, picture)  # before anything runs
+    drawer = _Drawer.of(form, picture)  # made first, so that errors show before the script runs
     status, results = _results(target, arguments, _STAGES[-1] if drawer is not None else until, model)
     chosen = _chosen(results, program)
     shown = [shown_until(result, until) for result in chosen]
@@ -114,7 +114,7 @@ def _results(
 
 
 def _refuse_options_of_models(names: Iterable[str]) -> None:
-    """An option that is meant for the script is not taken from it."""
+    """Raise an error if an option for models is used with a script."""
     context = click.get_current_context()
     given = [f"--{name}" for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     if given:
@@ -125,7 +125,7 @@ def _refuse_options_of_models(names: Iterable[str]) -> None:
 
 
 def _run(script: Script) -> tuple[int, Sequence[PipelineResult]]:
-    """Run the script to its end, however it ends; its exit status, and the plans of its programs."""
+    """Run the script to its end, even after an error. Return its exit status and the plans of its programs."""
     from djinn_client.runtime.client import record_plans
 
     with record_plans() as plans, contextlib.redirect_stdout(sys.stderr):
@@ -166,7 +166,7 @@ def _print_text(results: Sequence[PipelineResult], chosen: int | None, *, unfold
 
 
 def _print_summary(results: Sequence[PipelineResult]) -> None:
-    """A line for each program, so that people see which one to look at before they see them all."""
+    """Print one line per program, so that users can choose one."""
     from djinn_core.planning.units import duration
 
     click.secho(f"{len(results)} programs; --program N shows one, --depth 1 shows less of each", bold=True)
@@ -182,13 +182,13 @@ def _print_summary(results: Sequence[PipelineResult]) -> None:
 
 
 def _seconds(result: PipelineResult) -> float:
-    """Sum of the predictions for all its ops; 0 if there are none."""
+    """Return the predicted seconds of all ops; 0 without predictions."""
     return sum(result.costs.seconds(device) for device in result.costs.by_device) if result.costs else 0.0
 
 
 @attrs.frozen
 class _Drawer:
-    """Draws with renderers of plugins, into a file or to the output."""
+    """Draws with renderers of plugins, to a file or to standard output."""
 
     registry: Registry
     printer: Renderer | None
@@ -196,10 +196,10 @@ class _Drawer:
 
     @classmethod
     def of(cls, form: str | None, picture: Path | None) -> _Drawer | None:
-        """None if nothing is to be drawn.
+        """Return the drawer; None without a picture.
 
         Raises:
-            ConfigurationError: no renderer has the format or the file's ending, or there is no such folder.
+            ConfigurationError: no renderer has the format or the file's suffix, or the folder does not exist.
         """
         is_own = form in {None, "text", "json"}
         if is_own and picture is None:
@@ -207,17 +207,17 @@ class _Drawer:
         from djinn_client.runtime.plugins import open_plugins
         from djinn_profiler.explain.rendering import renderer_for, renderer_of
 
-        registry = open_plugins(kinds=("renderers",))  # without touching what the script will configure
+        registry = open_plugins(kinds=("renderers",))  # without changing the script's configuration
         if picture is not None:
             renderer_for(picture, registry)
         return cls(registry, None if form is None or is_own else renderer_of(form, registry), picture)
 
     def draw(self, results: Sequence[PipelineResult]) -> None:
-        """Draw the program that has most to do."""
+        """Draw the longest program."""
         from djinn_profiler.explain.rendering import render, renderer_for
 
         if not results:
-            raise click.ClickException("there is nothing to draw")
+            raise click.ClickException("the script ran no program, so there is nothing to draw")
         seconds = [_seconds(result) for result in results]
         longest = seconds.index(max(seconds))
         which = f"program {longest + 1} of {len(results)}, the longest" if len(results) > 1 else "the program"

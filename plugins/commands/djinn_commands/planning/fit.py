@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 # Additional bytes for uncounted memory: scalars, states of random generators, and workspace of ops.
 ALLOWANCE: Final = 1.02
 SMALL: Final = 128 << 10
-BUDGET: Final = 0.75  # of a memory limit, for tensors (docs/memory.md)
-PASSES: Final = 2  # of a step: the second one has what the first one leaves
+BUDGET: Final = 0.75  # share of a memory limit that tensors may use (docs/memory.md)
+PASSES: Final = 2  # number of captured steps: later steps start with values that the first one keeps
 _SEVERAL: Final = (2, 4, 8)
 _TRIES: Final = 4
 
@@ -79,7 +79,7 @@ class Suggestion:
 
 
 def with_allowance(counted: int) -> int:
-    """Return the free bytes that a program needs whose tensors have this peak."""
+    """Return the free bytes that a program with this peak of its tensors needs."""
     return int(counted * ALLOWANCE) + SMALL
 
 
@@ -92,7 +92,7 @@ def tell_fit(
     *,
     as_json: bool,
 ) -> None:
-    """Print whether the model fits, and exit with status 1 if it does not.
+    """Print whether the model fits. Exit with status 1 if it does not.
 
     Raises:
         ConfigurationError: no server is configured, the model cannot be built, or the policy or scheduler does not exist.
@@ -235,7 +235,7 @@ class Fit:
                 held[device] = max(held.get(device, 0), with_allowance(counted))
         return {device: counted for device, counted in held.items() if counted > SMALL}
 
-    # --- what would make it fit ---------------------------------------------------------------------------------
+    # --- changes that make it fit ---------------------------------------------------------------------------------
 
     def _suggestions(self, fullest: Program) -> Iterator[Suggestion]:
         """Return changes that may make the model fit, each planned."""
@@ -315,10 +315,10 @@ class Fit:
             f"{_SEVERAL[-1]} executors with as much free memory", fullest.needed, False, "no placement was found"
         )
 
-    # --- in words -----------------------------------------------------------------------------------------------
+    # --- as text --------------------------------------------------------------------------------------------------
 
     def lines(self, found: Mapping[str, Any]) -> Iterator[str]:
-        """Return the result in words."""
+        """Yield the result as sentences."""
         step = self.step
         more = f" and {step.new_tokens:,} new ones" if step.kind == "decode" and step.new_tokens > 1 else ""
         tokens = (

@@ -17,7 +17,7 @@ _LAYER = re.compile(r"^(.*?)(?:\.(\d+))(?:\.|$)")
 
 @attrs.frozen
 class DeviceForecast:
-    """One device that takes part.
+    """A device that runs a part of the program.
 
     Attributes:
         modules: modules whose ops run there, in order, with numbered ones as ranges, such as `model.layers.0-39`.
@@ -41,9 +41,9 @@ class Forecast:
 
     Attributes:
         latency: seconds of a run with all weights and caches in place.
-        interval: seconds between runs that follow each other without waiting.
+        interval: seconds between pipelined runs.
         upload_bytes, upload_seconds: additional cost of the first run.
-        replicas: how many copies of it the devices of the cluster hold, each on devices of its own.
+        replicas: number of copies that fit into the cluster, each on its own devices.
         shares: fractions of device time by cause: `arithmetic`, `memory bandwidth`, `starting ops`.
         transfers: seconds in which links between devices are busy.
         limit: the bottleneck of the interval.
@@ -61,7 +61,10 @@ class Forecast:
 
 
 def forecast(result: PipelineResult, line: Timeline, first: Timeline, held: Mapping[str, int]) -> Forecast:
-    """Forecast from a plan whose inputs are in place, its simulated run, that of the first run, which uploads, and peak bytes."""
+    """Return the forecast of a plan whose inputs are in place.
+
+    `line`: its simulated run. `first`: the simulated first run, with uploads. `held`: peak bytes by device.
+    """
     placement = result.placement
     if placement is None or result.costs is None:
         raise ValueError("a forecast needs a plan until='schedule'")
@@ -100,7 +103,7 @@ def forecast(result: PipelineResult, line: Timeline, first: Timeline, held: Mapp
 
 
 def modules_of(paths: Iterable[str]) -> tuple[str, ...]:
-    """Paths cut at their first number, without repetition, successive numbers as ranges; parts above all layers as they are."""
+    """Return paths cut at their first number, without repetition, with ranges of numbers. Other paths stay unchanged."""
     layers: dict[str, set[int]] = {}
     for path in paths:
         if not path:
@@ -130,7 +133,7 @@ def _spans(numbers: Sequence[int]) -> tuple[str, ...]:
 
 
 def _shares(result: PipelineResult, nodes: Mapping[str, Sequence[int]]) -> dict[str, float]:
-    """Fractions of device time by cause. Each op counts as its larger of arithmetic and memory; the rest is starting it."""
+    """Return fractions of device time by cause. Each op counts the larger of arithmetic and memory; the rest is its start."""
     spent = dict.fromkeys(("arithmetic", "memory bandwidth", "starting ops"), 0.0)
     for device_id, its_nodes in nodes.items():
         device = result.topology.device(device_id)

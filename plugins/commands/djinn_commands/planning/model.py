@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
-_SECOND = 16_000  # samples of speech
+_SECOND = 16_000  # audio samples per second
 _IMAGE = 224
 
 
 @attrs.frozen
 class Step:
-    """Task of the model, with its input sizes.
+    """The work of a model, with its input sizes.
 
     Attributes:
-        batch: inputs at a time. tokens: of each of them; for `decode` those of the prompt.
-        new_tokens: how many tokens are decoded after the prompt.
+        batch: number of inputs. tokens: tokens per input; for `decode` those of the prompt.
+        new_tokens: number of tokens decoded after the prompt.
         optimizer: name of a class of `torch.optim`, in any case, for `train`.
         dtype: of weights and floating-point inputs, such as `bfloat16`; empty: the model's own.
     """
@@ -50,7 +50,7 @@ class Step:
 
 
 def step_of(step: str, batch: int, tokens: int, **others: Any) -> Step:
-    """Build the task from the options of the command."""
+    """Return the work that the command's options describe."""
     return Step(cast("Any", step), batch, tokens, **others)
 
 
@@ -59,8 +59,8 @@ class BuiltModel:
     """A model without weights.
 
     Attributes:
-        own_inputs: the inputs that came with it; None where they are made for each step.
-        mend: what to do where it cannot be called.
+        own_inputs: the inputs that its function returned; None: inputs are made for each step.
+        mend: advice for an error when it is called.
     """
 
     target: str
@@ -70,21 +70,21 @@ class BuiltModel:
 
     @property
     def name(self) -> str:
-        """Name of its class."""
+        """Return the name of its class."""
         return type(self.model).__name__
 
     @property
     def parameters(self) -> int:
-        """Number of its parameters."""
+        """Return the number of its parameters."""
         return sum(p.numel() for p in self.model.parameters())
 
     def captured(self, step: Step, *, passes: int = 1) -> dict[str, Captured]:
-        """The programs of a step by name: `forward`, or `prompt` and `decode`, or `train`.
+        """Return the programs of a step by name: `forward`, or `prompt` and `decode`, or `train`.
 
-        `passes`: how often the model is called in a row, with what the call before leaves.
+        `passes`: number of consecutive calls, each with the values that the previous one keeps.
 
         Raises:
-            ConfigurationError: it cannot be called, or it is not known what inputs it takes.
+            ConfigurationError: the model cannot be called, or its inputs are unknown.
         """
         model = self._prepared(step)
         inputs = self.own_inputs or ((), _inputs_for(model, step, self.mend))
@@ -94,7 +94,9 @@ class BuiltModel:
             )
         try:
             return self._called(lambda: _captured(model, step, lambda: inputs, passes))
-        except UnsupportedOperation:  # it looks at its inputs: they get values, and the executor computes what it asks
+        except (
+            UnsupportedOperation
+        ):  # the model reads its inputs: give them values, and let the executor compute the answers
             click.echo(f"{self.name} looks at the values of its inputs: zeros are taken for them", err=True)
         try:
             return self._called(
@@ -115,19 +117,19 @@ class BuiltModel:
 
 
 def built_model(target: str, step: Step) -> BuiltModel:
-    """The model that `target` names: a configuration, or `module:function`. It is named on stderr.
+    """Return the model that `target` names: a configuration, or `module:function`. Print its name on stderr.
 
     Raises:
-        ConfigurationError: it cannot be built, or it is not known what inputs it takes.
+        ConfigurationError: the model cannot be built, or its inputs are unknown.
     """
     built = _built(target, step)
-    built.model.to("meta")  # some make tensors on the CPU, wherever they are told to
+    built.model.to("meta")  # some models make tensors on the CPU despite the default device
     click.echo(f"{built.name}, {built.parameters:,} parameters, without weights", err=True)
     return built
 
 
 def captured_model(target: str, step: Step, until: str) -> PipelineResult:
-    """Run the stages on the model that `target` names, as `built_model` has it, and the last program of its step.
+    """Run the stages on the last program of a step of the model that `target` names.
 
     Raises:
         ConfigurationError: as `built_model` and `BuiltModel.captured`.
@@ -167,10 +169,10 @@ def _called_model(target: str, mend: str, call: Callable[[], T]) -> T:
 
 
 def _place(error: Exception) -> str:
-    """The model's line at which it was raised."""
+    """Return the model's line at which the error was raised."""
     ours = tuple(
         str(Path(place).parent) for place in (torch.__file__, djinn.__file__, __file__)
-    )  # and `djinn_core`, beside `djinn`
+    )  # skips `djinn_core` as well as `djinn`
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     return f"at {frames[-1].filename}:{frames[-1].lineno} (`{frames[-1].line}`)" if frames else "inside PyTorch"
 
@@ -181,7 +183,7 @@ _OWN_INPUTS = (
 
 
 def _captured(model: torch.nn.Module, step: Step, given: Callable[[], Inputs], passes: int) -> dict[str, Captured]:
-    """The programs of a step; `given` gives its inputs inside a capture."""
+    """Return the programs of a step. `given` returns its inputs inside a capture."""
     if step.kind == "decode":
         return _decoding(model, step, given)
     optimizer = _optimizer(step, model) if step.kind == "train" else None
@@ -190,7 +192,7 @@ def _captured(model: torch.nn.Module, step: Step, given: Callable[[], Inputs], p
         for _ in range(passes):
             if optimizer is not None:
                 optimizer.zero_grad()
-            output = model(*args, **kwargs)  # the one before is there until then, as in most loops
+            output = model(*args, **kwargs)  # the previous output lives until then, as in most loops
             if optimizer is not None:
                 _loss(output).backward()
                 optimizer.step()
@@ -202,7 +204,7 @@ def _zeros(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _loss(output: Any) -> torch.Tensor:
-    """The loss that the model gives; for others the mean of the first thing that depends on weights."""
+    """Return the model's loss, or the mean of the first output that depends on weights."""
     loss = getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss
@@ -213,9 +215,9 @@ def _loss(output: Any) -> torch.Tensor:
 
 
 def _decoding(model: torch.nn.Module, step: Step, given: Callable[[], Inputs]) -> dict[str, Captured]:
-    """The programs that read the prompt, and that decode the last token after it."""
+    """Return the programs that read the prompt and that decode the next token."""
     takes = inspect.signature(model.forward).parameters
-    # As `generate()` calls it: only the last position is asked for.
+    # As `generate()` calls it: only the last position is requested.
     options: dict[str, Any] = {"use_cache": True} | ({"logits_to_keep": 1} if "logits_to_keep" in takes else {})
     with torch.no_grad():
         with djinn.capture() as prompt:
@@ -226,7 +228,7 @@ def _decoding(model: torch.nn.Module, step: Step, given: Callable[[], Inputs]) -
                     f"--step decode: {type(model).__name__} takes no tokens with a cache of earlier ones"
                 )
             output = model(*args, **kwargs, **options)
-        with djinn.capture():  # for its cache and the next token alone
+        with djinn.capture():  # only for its cache and the next token
             args, kwargs = given()
             longer = kwargs["input_ids"][:, :1].repeat(1, tokens.shape[1] + step.new_tokens - 1)
             output = model(*args, **kwargs | {"input_ids": longer}, **options)
@@ -234,16 +236,16 @@ def _decoding(model: torch.nn.Module, step: Step, given: Callable[[], Inputs]) -
             del output
         with djinn.capture() as decode:
             last = model(input_ids=token, past_key_values=cache, **options)
-    del last  # whose memory is in the program
+    del last  # frees memory that the program contains
     return {"prompt": prompt, "decode": decode}
 
 
 def _built(target: str, step: Step) -> BuiltModel:
-    """The model, and the inputs that come with it."""
+    """Return the model, with its own inputs if it has some."""
     path = Path(target)
     if path.is_dir() or path.suffix == ".json":
         model = _from_configuration(path / "config.json" if path.is_dir() else path)
-        _inputs_for(model, step, _OWN_INPUTS)  # whether that is known
+        _inputs_for(model, step, _OWN_INPUTS)  # raises if the inputs are unknown
         return BuiltModel(target, model, None, _OWN_INPUTS)
     made = _called(_function(target), target)
     model, given = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
@@ -318,10 +320,10 @@ def _show(error: Exception) -> None:
 
 
 def _from_configuration(file: Path) -> torch.nn.Module:
-    """The model of a configuration file of transformers.
+    """Return the model of a transformers configuration file.
 
     Raises:
-        ConfigurationError: the file cannot be read, is for another library, or names a model that is not known.
+        ConfigurationError: the file cannot be read, is for another library, or names an unknown model.
     """
     if not file.is_file():
         raise ConfigurationError(f"there is no file {file}")
@@ -341,7 +343,7 @@ def _from_configuration(file: Path) -> torch.nn.Module:
 
 
 def _model_class(transformers: Any, config: Any) -> Any:
-    """The class that the configuration names; without a name, the model without a head."""
+    """Return the class in the configuration; without one, the model without a head."""
     for name in config.architectures or ():
         found = getattr(transformers, name, None)
         if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
@@ -355,10 +357,10 @@ def _model_class(transformers: Any, config: Any) -> Any:
 
 
 def _inputs_for(model: torch.nn.Module, step: Step, mend: str) -> dict[str, Any]:
-    """Inputs for a model of transformers, by what its `forward` and its configuration say.
+    """Return inputs for a transformers model, from its `forward` and its configuration.
 
     Raises:
-        ConfigurationError: it is not known what it takes; `mend` says what to do.
+        ConfigurationError: the inputs are unknown; `mend` is the advice.
     """
     config, takes = getattr(model, "config", None), inspect.signature(model.forward).parameters
     main = str(getattr(model, "main_input_name", ""))
@@ -376,7 +378,7 @@ def _inputs_for(model: torch.nn.Module, step: Step, mend: str) -> dict[str, Any]
 
 
 def _sees_and_reads(config: Any) -> bool:
-    """True if the model has two encoders, for text and images. A model that reads images as tokens is asked about text alone."""
+    """Return True if the model has two encoders, for text and images. A model that reads images as tokens gets only text."""
     both = getattr(config, "text_config", None) is not None and getattr(config, "vision_config", None) is not None
     return both and not any(getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
 

@@ -21,14 +21,14 @@ ACTIVATIONS: Final = "activations"  # all other memory: inputs, results, and wor
 
 @attrs.frozen
 class Peak:
-    """The moment at which a program holds most.
+    """The moment of a program's peak memory.
 
     Attributes:
-        bytes: how much it holds then.
-        kinds: the same by kind: `weights`, `cache`, `gradients`, `optimizer` and `activations`.
-        most: of each kind the most that there is at any moment.
-        left: the bytes by kind that there are at the end.
-        largest_step: the most bytes that one op reads, makes and takes beside: a memory limit below it does not work.
+        bytes: bytes at the peak.
+        kinds: these bytes by kind: `weights`, `cache`, `gradients`, `optimizer` and `activations`.
+        most: maximum bytes of each kind at any time.
+        left: bytes by kind at the end.
+        largest_step: maximum bytes of one op: operands, results and workspace. A lower memory limit is impossible.
     """
 
     bytes: int
@@ -39,10 +39,10 @@ class Peak:
 
 
 def peak_of(result: PipelineResult, *, caches: bool = True) -> Peak:
-    """The peak of a program that was scheduled on one device, with all of its inputs there from the beginning.
+    """Return the peak of a program that was scheduled on one device, with all of its inputs there from the beginning.
 
-    A storage counts once, with the largest extent that a value has in it, from the op that makes it until its last value is freed.
-    Without `caches`, keys and values that no later step reads are activations.
+    A storage counts once, with the largest extent of its values, from the op that makes it until its last value is freed. Without
+    `caches`, keys and values that no later step reads count as activations.
 
     Raises:
         ValueError: it was not scheduled, or on several devices.
@@ -83,11 +83,11 @@ class _Held:
         self.largest = 0
 
     def hold(self, value: int) -> None:
-        """Note a value in memory."""
+        """Record a value in memory."""
         storage, meta = storage_of(value), self._graph.meta(value)
         self._values.setdefault(storage, set()).add(value)
         kind = self._kinds.setdefault(storage, self._kind(value))
-        if kind == ACTIVATIONS and (found := self._kind(value)) != ACTIVATIONS:  # a view says more
+        if kind == ACTIVATIONS and (found := self._kind(value)) != ACTIVATIONS:  # a view may have a more specific kind
             self._now[kind] -= self._sizes.get(storage, 0)
             self._now[found] += self._sizes.get(storage, 0)
             kind = self._kinds[storage] = found
@@ -116,7 +116,7 @@ class _Held:
         return dict(+self._now)
 
     def note(self, beside: int, node: int | None = None) -> None:
-        """Note an op that has run, with its bytes of workspace."""
+        """Record an op that has run. `beside`: its workspace bytes."""
         if node is not None:
             used = self._graph.nodes[node]
             storages = {storage_of(v) for v in (*used.inputs, *used.outputs)}

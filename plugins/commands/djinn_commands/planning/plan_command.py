@@ -1,4 +1,4 @@
-"""`djinn plan`: if a model fits on servers as they are now, or where it would run on a cluster that is only described; how fast."""
+"""Command `djinn plan`: whether a model fits on the servers now, or its placement and speed on a described cluster."""
 
 from __future__ import annotations
 
@@ -63,18 +63,18 @@ def plan(
     as_json: bool,
     **asked: Any,
 ) -> None:
-    """Tell if MODEL fits on the servers as they are now, what would make it fit, and how fast it would be.
+    """Report whether MODEL fits on the servers now, which changes would make it fit, and its predicted speed.
 
-    With --cluster: plan it for a cluster that is only described: placement, memory, predicted latency and throughput, and limits.
+    With --cluster: plan MODEL for a described cluster: placement, memory, predicted latency and throughput, and bottlenecks.
 
     MODEL is one of
 
     \b
-    config.json      the configuration of a Hugging Face model, or the folder that it is in
+    config.json      the configuration of a Hugging Face model, or its folder
     module:function  a function that returns a model, or a model and its inputs
 
     Nothing is computed, and no weights are needed. Times are those of the cost models; `djinn calibrate` measures devices for them.
-    The exit status is 1 if it does not fit on the servers.
+    The exit status is 1 if MODEL does not fit on the servers.
     """  # noqa: D301 - click looks for the character, not for its spelling
     from djinn_commands.planning.model import captured_model, step_of
 
@@ -85,7 +85,9 @@ def plan(
         tell_fit(model, step, servers, connection_file, (policy, scheduler), as_json=as_json)
         return
     if servers or connection_file is not None:
-        raise click.UsageError("--cluster is for devices that are only described: leave out the servers, or it")
+        raise click.UsageError(
+            "--cluster plans for described devices and cannot be combined with servers: remove one of them"
+        )
     from djinn.planning import read_cluster
 
     topology = read_cluster(file.read_text(encoding="utf-8"), str(file))
@@ -102,10 +104,10 @@ def plan(
 def _planned(
     captured: PipelineResult, topology: NetworkTopology, policy: str, scheduler: str
 ) -> tuple[PipelineResult, Forecast]:
-    """The plan for a run in which weights and caches are in their places, and what it means.
+    """Return the plan of a run with weights and caches in place, and its forecast.
 
     Raises:
-        ConfigurationError: there is no such policy or scheduler.
+        ConfigurationError: the policy or scheduler does not exist.
         InvalidStage: the cluster cannot run the model; the message has the figures.
     """
     from djinn_client.interception.recording.substitute import rewrite
@@ -113,7 +115,7 @@ def _planned(
     from djinn_core.planning.stages.placement_fit import bytes_held
     from djinn_profiler.plans.cluster_plan import plan_for_cluster
 
-    graph: Any = captured.graph  # it was captured from a program
+    graph: Any = captured.graph  # the capture came from a program
     made = plan_for_cluster(
         graph, topology, policy=policy, scheduler=scheduler, profile=captured.profile, rewrite=rewrite
     )

@@ -1,14 +1,14 @@
-"""`djinn run`: scripts written for CUDA, with `cuda` as the name of the remote device.
+"""`djinn run`: runs scripts written for CUDA, with `cuda` as the name of the remote device.
 
 This module is imported for `djinn --help`, so the rest is imported on use.
 
-`cuda` is a device type that PyTorch knows in every build. Without a GPU it has neither a guard nor working kernels. Here it gets those
-of the remote device (`rename_to_cuda` in `djinn_client/interception/install.py`), so tensors that PyTorch makes on `cuda` are remote
-ones. PyTorch's C++ keeps the remote device's own name for them.
+`cuda` is a device type that PyTorch knows in every build. Without a GPU it has neither a guard nor working kernels.
+`rename_to_cuda` in `djinn_client/interception/install.py` gives it those of the remote device, so tensors that PyTorch
+makes on `cuda` are remote. PyTorch's C++ keeps the remote device's own name for them.
 
-- `run_command`: the command line. `cuda_names`: makes `cuda` the remote device, here and in processes that the script spawns.
-- `cuda_tensors`: tensors, generators, streams and events report `cuda`. `cuda_module`: the functions of `torch.cuda`.
-- `cuda_subsystems`: autocasting, `torch.compile`, `DataParallel`, process groups and profilers.
+- `run_command`: the command line. `cuda_names`: makes `cuda` the remote device, here and in processes that the script
+spawns. - `cuda_tensors`: tensors, generators, streams and events report `cuda`. `cuda_module`: the functions of
+`torch.cuda`. - `cuda_subsystems`: autocasting, `torch.compile`, `DataParallel`, process groups and profilers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`torch.cuda`: each public function is the remote device's, or PyTorch's own over those, or refused.
+"""The functions of `torch.cuda`: replaced by those of the remote device, kept, or refused.
 
-PyTorch's own is kept where it is written with other public functions. A function of `torch.remote_accelerator` takes the
-place of the one of the same name. What is left knows of a driver that is not there, and says so.
+A function with the name of a function of `torch.remote_accelerator` is replaced by it. PyTorch's own functions that
+only use public functions are kept. The rest would need a CUDA driver, and raises an error that says so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 import torch.backends.cuda
 import torch.backends.cudnn
 import torch.cuda
-import torch.utils.flop_counter  # which warns that there is no Triton where PyTorch says it has CUDA: before it does
+import torch.utils.flop_counter  # import this before PyTorch seems to have CUDA, because it then warns that Triton is missing
 from torch.profiler import record_function
 
 from djinn_client.interception.device import memory
@@ -28,14 +28,14 @@ from djinn_client.interception.device.device_state import DEVICE_NAME
 from djinn_client.interception.device.indexes import current_device, set_current_device
 from djinn_core.errors import UnsupportedOperation
 
-STAND_IN_VERSION = "12.8"  # for programs that take the version apart; the executor's own is not known
+STAND_IN_VERSION = "12.8"  # for programs that parse the version; the executor's version is unknown
 # PyTorch writes these with other functions of `torch.cuda`, or without any.
 KEPT = frozenset(
     "CudaError DeferredCudaCallError cudaStatus device device_of get_arch_list get_device_capability get_device_name get_gencode_flags "
     "is_tf32_supported max_memory_cached memory_cached reset_max_memory_allocated reset_max_memory_cached".split()
 )
 _NO_DRIVER = "there is no driver on this machine to ask; `djinn status` shows what the server knows"
-# By reason the functions and classes that are refused. Later versions of PyTorch may have more.
+# Refused functions and classes by reason. Later versions of PyTorch may have more.
 _REFUSED = {
     "a CUDA graph would have to be captured on the executor. Run the code without it: Djinn sends a repeated program by its name only, "
     "which is what a graph is for": "CUDAGraph export_dot export_graph_data graph graph_pool_handle",
@@ -88,7 +88,7 @@ def mark(msg: str) -> None:
 
 @contextmanager
 def nvtx_range(msg: str, *args: Any, **kwargs: Any) -> Iterator[None]:
-    """A block, or a decorated function, as a range."""
+    """Context manager and decorator: a range."""
     range_push(msg.format(*args, **kwargs))
     try:
         yield
@@ -104,10 +104,10 @@ _NVTX: dict[str, Any] = {
 
 @attrs.frozen
 class CudaProperties:
-    """GPU properties that programs ask for; sizes in bytes. Numbers that an executor does not tell are those of an A100.
+    """GPU properties that programs query; sizes in bytes. Unknown numbers are those of an A100.
 
-    A CPU has no compute capability; programs get the first that has bfloat16 and TF32, since they ask in order to know
-    whether they may use the two.
+    A CPU has no compute capability. Programs get 8.0, the first with bfloat16 and TF32, because they query it to decide on these
+    two.
     """
 
     name: str
@@ -138,10 +138,10 @@ _CAPABILITY_OF_CPUS = (8, 0)
 
 
 def get_device_properties(device: Any = None) -> CudaProperties:
-    """The properties of a device; connects at first use.
+    """Return the properties of a device; connects at first use.
 
     Raises:
-        RuntimeError: there is no such device.
+        RuntimeError: the device does not exist.
     """
     found = memory.get_device_properties(device)
     major, minor = (found.major, found.minor) if found.major else _CAPABILITY_OF_CPUS
@@ -163,7 +163,7 @@ def yes(*_: Any, **__: Any) -> bool:
 
 
 def one() -> int:
-    """Return 1, as `torch.cuda.device_count`: all executors are one device, so that no script divides its work over a pool."""
+    """Return 1, as `torch.cuda.device_count`. All executors count as one device, so that no script distributes its own work."""
     return 1
 
 
@@ -183,7 +183,7 @@ def make_graphed_callables(callables: Any, *_: Any, **__: Any) -> Any:
 
 
 def set_sync_debug_mode(mode: int | str) -> None:
-    """Only the default, in which nothing is told about sync points.
+    """Accept only the default mode, which ignores sync points.
 
     Raises:
         UnsupportedOperation: another mode.
@@ -193,15 +193,15 @@ def set_sync_debug_mode(mode: int | str) -> None:
 
 
 def memory_fraction(*_: Any) -> float:
-    """`torch.cuda.get_per_process_memory_fraction`: nothing is set aside."""
+    """Return 1, as `torch.cuda.get_per_process_memory_fraction`: no memory is reserved."""
     return 1.0
 
 
 class CudartModule:
-    """`torch.cuda.cudart()`: profiling of a process that has no GPU can be started and stopped; the rest is refused."""
+    """Stand-in for `torch.cuda.cudart()`: profiling can be started and stopped; all else raises an error."""
 
     class cudaError:  # noqa: N801 - NVIDIA's name
-        """Codes of errors."""
+        """Error codes."""
 
         success = 0
 
@@ -277,7 +277,7 @@ def _put(name: str, member: Any) -> None:
 
 
 def _of_its_own(name: str, member: Any) -> Any:
-    """Return a separate function object for a name: `torch.compile` distinguishes functions by identity."""
+    """Return a separate function object for a name, because `torch.compile` distinguishes functions by identity."""
     if not isinstance(member, FunctionType):
         return member
     copied = FunctionType(member.__code__, member.__globals__, name, member.__defaults__, member.__closure__)
@@ -293,6 +293,6 @@ def _refusal(name: str) -> Any:
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise UnsupportedOperation(message)
 
-    if inspect.isclass(original):  # still a class, for those who ask `isinstance`
+    if inspect.isclass(original):  # still a class, for `isinstance`
         return type(name, (), {"__init__": refuse, "__doc__": message})
     return functools.wraps(original)(refuse)

@@ -1,7 +1,7 @@
-"""Makes `cuda` the name of the remote device in processes of `djinn run`: its own, and those that the script spawns.
+"""Make `cuda` the name of the remote device, in the process of `djinn run` and in processes that the script spawns.
 
-multiprocessing sends a new interpreter what it needs before the script's own module and objects: one more entry there
-installs the names as it is unpickled. A forked child has them anyway.
+multiprocessing sends preparation data to a new interpreter before the script's modules and objects. An added entry
+there installs the names when it is unpickled. A forked child has the names anyway.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def install() -> None:
     """Make `cuda` the remote device in this process.
 
     Raises:
-        StartupError: this version of PyTorch lacks what the facade replaces.
+        StartupError: this version of PyTorch lacks functions that are to be replaced.
     """
     try:
         _replace()
@@ -46,10 +46,10 @@ def _replace() -> None:
 
 
 def install_in_processes() -> None:
-    """From now on, and in the processes that this one spawns, `cuda` is the remote device; once.
+    """Make `cuda` the remote device in this process and in the processes that it spawns. Further calls do nothing.
 
     Raises:
-        StartupError: this version of PyTorch lacks what the facade replaces.
+        StartupError: this version of PyTorch lacks functions that are to be replaced.
     """
     import djinn  # noqa: F401 - registers the remote device
 
@@ -70,7 +70,7 @@ class _CalledOnArrival:
 
 
 def _call_in_new_processes(function: Callable[[], None]) -> None:
-    """From now on new processes call `function`, which is a module's own, before they do anything else."""
+    """Have new processes call `function`, a module-level function, before anything else."""
     prepare = spawn.get_preparation_data
 
     @functools.wraps(prepare)

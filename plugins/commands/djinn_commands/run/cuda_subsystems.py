@@ -1,9 +1,8 @@
-"""Subsystems of PyTorch that know `cuda` by name: autocasting, `torch.compile`, `DataParallel`, process groups and profilers.
+"""Subsystems of PyTorch that use the name `cuda`, such as autocasting, `torch.compile` and profilers.
 
-PyTorch keeps whether and in which dtype to autocast for each device type, behind a few functions that take its name.
-
-PyTorch's C++ knows one accelerator, which has the remote device's own name. Autograd asks that for streams, also for the tensors
-that are generated while a backward pass is traced: those have the own name, or no stream would be found for them.
+PyTorch keeps the autocast state per device type, behind functions that take the type's name. PyTorch's C++ knows one
+accelerator, under the remote device's own name. Autograd requests streams of that accelerator, also for the tensors of
+a traced backward pass. So these tensors keep the own name; otherwise no stream would be found.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _AUTOCAST = ("get_autocast_dtype", "is_autocast_enabled", "set_autocast_dtype", 
 
 
 def _by_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Have `cuda` mean the remote device. `is_autocast_enabled` and `set_autocast_enabled` without a device mean `cuda`, too."""
+    """Have `cuda` mean the remote device, also for `is_autocast_enabled` and `set_autocast_enabled` without a device."""
 
     @functools.wraps(function)
     def by_device(device_type: Any = "cuda", *args: Any) -> Any:
@@ -40,7 +39,7 @@ def _by_device(function: Callable[..., Any]) -> Callable[..., Any]:
     return by_device
 
 
-_DEVICE_PLACE = 7  # index of the device among the arguments of `_make_wrapper_subclass`
+_DEVICE_PLACE = 7  # position of the device among the arguments of `_make_wrapper_subclass`
 
 
 def _make_with_own_name() -> None:
@@ -57,7 +56,7 @@ def _make_with_own_name() -> None:
 
 
 def _accept_both_names() -> None:
-    """`torch.accelerator`'s functions, some of which compiled functions call with the device of a tensor."""
+    """Make functions of `torch.accelerator` accept both names: compiled functions pass a tensor's device to some."""
     index: Callable[..., int] = torch.accelerator._utils._get_device_index
 
     @functools.wraps(index)
@@ -69,10 +68,10 @@ def _accept_both_names() -> None:
 
 
 def scatter(tensor: torch.Tensor, devices: Sequence[Any] | None = None, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
-    """The whole of `tensor` on the one device.
+    """Return `tensor` itself for one device.
 
     Raises:
-        UnsupportedOperation: there is more than one.
+        UnsupportedOperation: there is more than one device.
     """
     if devices is None or len(devices) != 1:
         raise UnsupportedOperation(

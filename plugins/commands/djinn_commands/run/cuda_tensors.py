@@ -1,7 +1,7 @@
-"""The device `cuda`, as remote tensors, generators, streams and events report it and accept it; types and factories of tensors.
+"""The device `cuda` for remote tensors, generators, streams and events; types and factories of tensors.
 
-`torch.empty(..., pin_memory=True)` and its like ask PyTorch's C++ for an allocator that Python cannot give it: the tensor is made in
-ordinary memory and pinned afterwards, as `tensor.pin_memory()` does it.
+`torch.empty(..., pin_memory=True)` and similar calls need a C++ allocator that Python cannot provide. So the tensor is
+made in ordinary memory and then pinned, as `tensor.pin_memory()` does.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def shown(index: int) -> torch.device:
 
 
 def meant(device: Any) -> Any:
-    """The device that PyTorch's C++ knows the tensors by, where `device` names a remote one; else `device` itself.
+    """Return the device under PyTorch's C++ name if `device` is remote; otherwise `device` itself.
 
-    Tensors that are moved to where they are must stay themselves, which C++ sees by comparing devices.
+    A tensor that is moved to its own device must stay the same object, and C++ compares devices for that.
     """
     if isinstance(device, int):
         return logical_device(device)
@@ -74,7 +74,7 @@ def _cuda(self: LazyTensor, device: Any = None, non_blocking: bool = False, **kw
 
 
 def _to_cuda(to_cuda: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`Tensor.cuda` of every tensor: PyTorch takes a bare index for one of its accelerator, which has another name."""
+    """Return `Tensor.cuda`. PyTorch takes a bare index for its accelerator, which has another name."""
 
     @functools.wraps(to_cuda)
     def cuda(self: torch.Tensor, device: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -84,7 +84,7 @@ def _to_cuda(to_cuda: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
 
 
 def _record_stream(self: LazyTensor, stream: Any) -> None:
-    """Do nothing: the executor knows from program order how long memory is in use."""
+    """Do nothing: program order tells the executor how long memory is in use."""
     del self, stream
 
 
@@ -101,7 +101,7 @@ def _numpy(self: LazyTensor, *, force: bool = False) -> Any:
 
 
 def _renamed(device: property) -> property:
-    """A device that remote tensors are not asked for: that of a generator, a stream or an event."""
+    """Return a property with the shown device of a generator, a stream or an event."""
     assert device.fget is not None
     known: Callable[[Any], torch.device] = device.fget
     return property(lambda self: shown(known(self).index))
@@ -119,7 +119,7 @@ _MEMBERS: dict[str, Any] = {
 
 
 def _of_remote_tensors(name: str, member: Any) -> Any:
-    """Return a function that calls `member` for remote tensors, and PyTorch's own for others."""
+    """Return a function that calls `member` for remote tensors, and PyTorch's own function for others."""
     plain = getattr(torch.Tensor, name, None)
     if not isinstance(member, property):
 
@@ -140,7 +140,7 @@ def _of_remote_tensors(name: str, member: Any) -> Any:
 
 
 def _rename_storages() -> None:
-    """Have remote storages say `cuda`, and be made by this name: builds of PyTorch without CUDA have no memory there."""
+    """Make remote storages report `cuda`, and create them by this name, because PyTorch without CUDA has no such memory."""
     storage: Any = torch.UntypedStorage
     own_to, own_new = storage.to, storage.__new__
 
@@ -163,7 +163,7 @@ def _rename_storages() -> None:
     storage.device, storage.to, storage.__new__ = property(device), to, new
 
 
-# Types as they were named before there were devices: `torch.cuda.FloatTensor` and its like.
+# Legacy tensor types such as `torch.cuda.FloatTensor`.
 _DTYPES = {
     "BFloat16Tensor": torch.bfloat16,
     "BoolTensor": torch.bool,
@@ -187,7 +187,7 @@ class CudaTensorType(type):
         return isinstance(instance, LazyTensor) and instance.dtype is cls.dtype
 
     def __call__(cls, *args: Any, **_: Any) -> torch.Tensor:
-        """Return an uninitialised tensor of the sizes in `args`, or a tensor of the elements of the sequence or tensor in it."""
+        """Return an uninitialised tensor of the given sizes, or a tensor with the elements of a sequence or tensor."""
         if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
             return torch.as_tensor(args[0], dtype=cls.dtype).to("cuda")
         sizes = args[0] if args and isinstance(args[0], torch.Size) else args or (0,)
@@ -255,7 +255,7 @@ def _pinning(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
 
 
 def replace() -> None:
-    """Have remote tensors, storages, generators, streams and events say `cuda`, and its types and factories make them."""
+    """Make remote tensors, storages, generators, streams and events report `cuda`, and install its types and factories."""
     _rename_storages()
     for name, member in _MEMBERS.items():
         setattr(torch.Tensor, name, _of_remote_tensors(name, member))

@@ -1,4 +1,4 @@
-"""`djinn run`: a script written for CUDA, on the remote device."""
+"""Command `djinn run`."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def run(
     verbose: bool,
     as_module: bool,
 ) -> None:
-    """Run SCRIPT with its ARGUMENTS as Python would, with the device `cuda` being the remote one.
+    """Run SCRIPT with its ARGUMENTS as Python would, with `cuda` as the remote device.
 
-    Options stand before the script; all that follows it is the script's.
+    Options stand before the script; all later arguments are the script's.
     """
     if not as_module and not Path(script).exists():
         raise click.UsageError(f"There is no file '{script}'.")
@@ -47,7 +47,7 @@ def run(
 
     interrupted = end_by_interrupt()
     if server is not None:
-        os.environ["DJINN_SERVERS"] = server  # for processes that the script starts, too
+        os.environ["DJINN_SERVERS"] = server  # inherited by processes that the script starts
     from djinn_commands.run.cuda_names import install_in_processes
 
     install_in_processes()
@@ -61,7 +61,7 @@ def run(
 
 
 def _connect(verbose: bool) -> None:
-    """Connect now where servers are configured: a wrong address or token is an error before the script does anything."""
+    """Connect now if servers are configured, so that a wrong address or token fails before the script starts."""
     from djinn_client.runtime import client
 
     settings = client.settings()
@@ -76,7 +76,7 @@ def _connect(verbose: bool) -> None:
 
 @contextmanager
 def _counting(wanted: bool) -> Iterator[None]:
-    """Print the counters when the block ends, however it ends."""
+    """Print the counters at the end of the block, also after an error."""
     try:
         yield
     finally:
@@ -90,7 +90,7 @@ def _counting(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def _traced(file: Path | None) -> Iterator[None]:
-    """Write a timeline of the block to a file when it ends, however it ends."""
+    """Write a timeline of the block to a file at its end, also after an error."""
     if file is None:
         yield
         return

@@ -255,7 +255,7 @@ def check_server_side(registry: Registry, settings: Settings) -> Iterator[Findin
         yield Finding(
             "No server is configured, and the package djinn-server, which runs programs on this machine, is not installed.",
             f"Name a server (`djinn login`, or the setting `servers`). {INSTALL_SERVER}",
-            fatal=False,  # a program may name a server itself
+            fatal=False,  # the program may name a server itself
         )
 
 
@@ -361,7 +361,7 @@ _NOTHING = {"None": "", "()": ""}  # values of settings without information
 
 
 def show(diagnosis: Diagnosis, console: Console, *, everything: bool = False) -> None:
-    """Print problems and servers; `everything`: also versions, plugins, settings and facts of transports."""
+    """Print problems and servers. `everything`: also versions, plugins, settings and facts of transports."""
     if everything:
         _show_installation(diagnosis, console)
     for server in diagnosis.servers:
@@ -398,7 +398,7 @@ def _show_findings(diagnosis: Diagnosis, console: Console) -> None:
 
 
 def _say(console: Console, text: str) -> None:
-    """Print text without line breaks of our own, so that addresses can be copied and searched for."""
+    """Print text without inserted line breaks, so that addresses can be copied and searched for."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 

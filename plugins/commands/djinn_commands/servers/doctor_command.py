@@ -1,4 +1,4 @@
-"""`djinn doctor`."""
+"""Command `djinn doctor`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import click
 )
 @click.option("--measure", is_flag=True, help="Run small steps on the device, and say from which size of step it pays.")
 def doctor(as_json: bool, everything: bool, measure: bool) -> None:
-    """Say what is wrong with this installation and how to mend it, and whether the servers let us in.
+    """Report problems of this installation with advice, and whether the servers accept this client.
 
-    Exits with 1 if something keeps Djinn from working.
+    Exits with 1 if a problem keeps Djinn from working.
     """
     import json
 

@@ -1,4 +1,4 @@
-"""`djinn login`, `djinn logout` and `djinn servers`: servers' addresses, tokens and certificates that are kept under names."""
+"""Commands for stored servers: `djinn login`, `djinn logout` and `djinn servers`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from djinn_core.errors import ConfigurationError, DjinnError, TransportError
 if TYPE_CHECKING:
     from djinn_core.protocol.connection_file import ConnectionFile
 
-PATIENCE = 10.0  # seconds for each address
+PATIENCE = 10.0  # timeout in seconds for each address
 
 
 @click.command(name="login")
@@ -29,11 +29,10 @@ PATIENCE = 10.0  # seconds for each address
     "--fingerprint", default="", help="Fingerprint of the server's certificate, where no authority signed it."
 )
 def login(server: str, name: str | None, token_file: Path | None, fingerprint: str) -> None:
-    """Keep SERVER under a name: an address such as tcps://gpu-box:5556, several joined by commas, or a file that `djinn serve` wrote.
+    """Store SERVER under a name: an address such as tcps://gpu-box:5556, several joined by commas, or a file that `djinn serve` wrote.
 
-    The server is asked if it accepts the token. If no authority signed its certificate, you are shown the fingerprint and asked if it is
-    right, before the token is sent. From then on, `--server NAME`, the setting `servers` and DJINN_SERVERS take the
-    name in place of an address.
+    The server is asked whether it accepts the token. If no authority signed its certificate, you confirm the fingerprint before
+    the token is sent. Afterwards `--server NAME`, the setting `servers` and DJINN_SERVERS accept the name in place of an address.
     """
     import msgspec
 
@@ -50,9 +49,7 @@ def login(server: str, name: str | None, token_file: Path | None, fingerprint: s
     host = urlsplit(content.urls[0]).hostname or "" if content.urls else ""
     called = name or host
     if not is_login_name(called):
-        raise ConfigurationError(
-            f"the server has no host name that could be the log-in's ({called!r}): give --name NAME"
-        )
+        raise ConfigurationError(f"the host name {called!r} cannot be the name of the log-in: give --name NAME")
     try:
         accepted = _check(content)
     except TransportError as error:
@@ -125,10 +122,12 @@ def _is_unknown_certificate(error: BaseException | None) -> bool:
 
 
 def _confirmed_fingerprint(content: ConnectionFile, error: TransportError) -> str:
-    """Return the fingerprint of the server's certificate after the user has confirmed it. Sends no data to the server before.
+    """Return the fingerprint of the server's certificate after the user has confirmed it.
+
+    Sends no data to the server before.
 
     Raises:
-        TransportError: there is no terminal, or the user says that the fingerprint is another one.
+        TransportError: there is no terminal, or the user rejects the fingerprint.
     """
     shown = _shown_fingerprint(content)
     if not shown:
@@ -149,7 +148,7 @@ def _confirmed_fingerprint(content: ConnectionFile, error: TransportError) -> st
 
 
 def _shown_fingerprint(content: ConnectionFile) -> str:
-    """Return the fingerprint that the server shows in a handshake with a wrong pinned one; empty without a certificate."""
+    """Return the fingerprint that the server presents to a client that expects another one; empty without a certificate."""
     import msgspec
 
     from djinn_core.protocol.net.tls_contexts import FINGERPRINT, UnexpectedCertificate
@@ -166,7 +165,7 @@ def _shown_fingerprint(content: ConnectionFile) -> str:
 
 
 def has_terminal() -> bool:
-    """Return True if a person can be asked."""
+    """Return True if Djinn can ask a person."""
     return sys.stdin.isatty()
 
 

@@ -1,4 +1,4 @@
-"""Commands that ask servers: `djinn status`, `djinn kill` and `djinn published`."""
+"""Commands that query servers: `djinn status`, `djinn kill` and `djinn published`."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def status(servers: tuple[str, ...], connection_file: Path | None, as_json: bool
 @click.argument("session")
 @server_options
 def kill(session: str, servers: tuple[str, ...], connection_file: Path | None) -> None:
-    """End SESSION, named by the beginning of its name as `djinn status` shows it.
+    """End SESSION, given by its name or the beginning of its name in `djinn status`.
 
-    What it computes is stopped before the next op, its tensors are freed, and its program gets SessionLost. The operator may end every
+    Its work is stopped before the next op, its tensors are freed, and its program gets SessionLost. The operator may end every
     session, a tenant its own.
     """
     from djinn_client.runtime.connecting.killing import kill_session
@@ -71,9 +71,9 @@ def kill(session: str, servers: tuple[str, ...], connection_file: Path | None) -
 @click.option("--remove", "removed", multiple=True, metavar="NAME", help="Remove this name first. May be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON: a list, one object a name.")
 def published(servers: tuple[str, ...], connection_file: Path | None, removed: tuple[str, ...], as_json: bool) -> None:
-    """List the names under which weights are published, with their bytes and the time that is left to them.
+    """List published weights, with their bytes and the time until they expire.
 
-    Without a server, those that programs with executors of their own have published on this machine.
+    Without a server, list those that programs with local executors have published on this machine.
     """
     import attrs
     import msgspec

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 REMOTE = "remote_accelerator:0"
-OPS, WARM_STEPS, STEPS = 100, 8, 20  # per step; untimed first, until the executor knows the program; timed
+OPS, WARM_STEPS, STEPS = 100, 8, 20  # ops per step; untimed steps, until the executor knows the program; timed steps
 SIDE = 1024  # side of the matrices that compare the speed of both machines
 TOLERATED = 0.1  # share of a step that the link may cost without a user noticing
 
@@ -23,7 +23,7 @@ class StepCosts:
     """Costs of a step of small ops, and seconds of a matrix product on either side.
 
     Attributes:
-        read: seconds of a step that reads one value, without the time of its ops on the device.
+        read: seconds of a step that reads one value, without its device time.
         record: seconds of the client's processor for a step.
         here, there: seconds of a product of two square matrices on this machine and on the device.
     """
