@@ -1,4 +1,4 @@
-"""Tables of devices and links for fast look-up."""
+"""Tables of devices and links for fast lookup."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from djinn.hooks import PlacementContext
 from djinn.planning import CostEstimate, DeviceCapabilities, NetworkTopology
 
 # Minimum seconds of a message between devices, if links were not measured or report zero.
-HOP = 5e-5  # seconds
+HOP = 5e-5  # in seconds
 
 
 @attrs.define(eq=False)

@@ -87,7 +87,7 @@ class ListScheduler:
         self.work, self.hardware = work, hardware
         self.room, self.resident = dict(room), frozenset(homes)
         self.kept = {storage: {*devices} for storage, devices in copies.items()}
-        self.free: dict[str, float] = {}  # by device in use: when it becomes idle
+        self.free: dict[str, float] = {}  # time at which each device in use becomes idle
         self.tokens: str | None = None  # device of the language model's generation
         self.result = PlacedUnits([""] * len(work.units), [0.0] * len(work.units), {}, dict(homes))
         self._groups()
@@ -193,7 +193,7 @@ class ListScheduler:
         self.room[device] = left
         if unit.storage is not None:
             result.homes.setdefault(blocks.leader(unit.storage), device)
-        for maker in unit.needs:  # light ones come along
+        for maker in unit.needs:  # light operands are placed here as well
             if not result.where[maker]:
                 self._bring(maker, device, done)
 

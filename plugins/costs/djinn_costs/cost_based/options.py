@@ -20,9 +20,9 @@ from djinn_costs.cost_based.parts import cuts
 from djinn_costs.cost_based.units import Unit, work_of
 
 _PIECES: Final = 16  # a unit may gather a sixteenth of a device's memory
-# For rates predicted from equal costs: the better rate must need less than this share of the other's time.
+# Options with equal predicted costs: a better rate must need less than this share of the other's time.
 PAYS: Final = 0.9
-_TRIED: Final = 4  # single devices to evaluate; numbers of parts to evaluate
+_TRIED: Final = 4  # number of single devices, and of part counts, to evaluate
 
 
 @attrs.frozen(eq=False)
@@ -53,9 +53,7 @@ class Options:
 
     def __init__(self, context: PlacementContext) -> None:
         self.context = context
-        self.pays = (
-            1 - context.margin
-        )  # maximum predicted time of a divided program, as a share of the time on one device
+        self.pays = 1 - context.margin  # maximum predicted time of a divided program relative to one device
         self._refused = {d.id: m for d in context.topology.devices if (m := missing(context.graph, d))}
         self.devices = [d for d in context.topology.devices if d.id not in self._refused]
         if not self.devices:

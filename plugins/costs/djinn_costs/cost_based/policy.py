@@ -20,7 +20,7 @@ class CostBased(PlacementPolicy):
     """Policy of the earliest predicted end: on one device, unless several save time or one does not hold it."""
 
     name = "cost_based"
-    preference = 1  # it spreads programs that gain by it, and keeps all others together
+    preference = 1  # spreads programs that gain from several devices, and keeps all others on one
     tolerates_growth = True
 
     def place(self, context: PlacementContext) -> Placement:

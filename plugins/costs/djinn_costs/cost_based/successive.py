@@ -14,7 +14,7 @@ from djinn_costs.cost_based.listing import RUNS, PlacedUnits
 from djinn_costs.cost_based.options import PAYS, Option, Options, shown
 from djinn_costs.cost_based.parts import stages
 
-LEAST: Final = 2  # devices below which nothing is divided
+LEAST: Final = 2  # minimum number of devices for a division
 
 
 @attrs.frozen(eq=False)

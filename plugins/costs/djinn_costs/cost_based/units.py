@@ -28,13 +28,13 @@ class Unit:
     Attributes:
         nodes: ids in order.
         seconds: time per device model, as in `Hardware.rows`.
-        storage: a storage on the unit's device, or None if the unit computes and writes nothing. needs: bytes from other units, by
-            unit.
+        storage: a storage on the unit's device, or None if the unit computes and writes nothing. needs: bytes from other units,
+            by unit.
         reads: storages of inputs that it reads.
-        kept: bytes of its results that outlive the program. home: device of most of its inputs, or of the storage that it writes; None
-            if they have no location. bound: whether it writes a storage at `home`. tokens: whether it belongs to a language model that
-            generates.
-        light: whether it and all of its operands are lighter than a message: it runs on the device of its first consumer.
+        kept: bytes of its results that outlive the program. home: device of most of its inputs, or of the storage that it writes;
+            None if they have no location.
+        bound: True if it writes a storage at `home`. tokens: True if it belongs to a language model that generates.
+        light: True if it and all of its operands take less time than a message. It runs on the device of its first consumer.
         group: index of its group or branch in `beside`; -1 if it has none.
     """
 
@@ -61,10 +61,10 @@ class ProgramUnits:
     """A program in units.
 
     Attributes:
-        loose: nodes that only view inputs; they run on the inputs' devices, and belong to no unit.
+        loose: nodes that only view inputs. They run on the inputs' devices, and belong to no unit.
         sizes: bytes of the inputs by storage.
         homes: device by storage, for inputs with a location.
-        weights: storages of inputs that are weights, are not written, and of which a device can keep a copy for reading.
+        weights: storages of unwritten input weights, which other devices can copy.
         tables: storages of large tables. The unit of a look-up holds nothing else.
     """
 
@@ -101,8 +101,6 @@ def work_of(
 
 
 class _Gathering:
-    """One walk over the nodes in program order."""
-
     def __init__(
         self, context: PlacementContext, hardware: Hardware, work: ProgramUnits, heavy: float, pieces: int
     ) -> None:
@@ -117,9 +115,9 @@ class _Gathering:
         self.rate = hardware.rate
         self.small = _SMALL * min((d.memory for d in hardware.devices if d.memory), default=math.inf)
         self.outlives = frozenset(context.graph.outputs)
-        self.unit_of: dict[int, int] = {}  # by value: the unit that computed it
-        self.written: dict[int, int] = {}  # by storage: the unit that wrote to it last
-        self.bytes: dict[int, int] = {}  # by unit: bytes of gathered inputs
+        self.unit_of: dict[int, int] = {}  # unit that computed each value
+        self.written: dict[int, int] = {}  # unit that last wrote each storage
+        self.bytes: dict[int, int] = {}  # bytes of gathered inputs by unit
         self.uses: dict[int, int] = {}
         replace = self.replace
         self.used = [tuple([replace.get(v, v) for v in n.inputs]) if replace else n.inputs for n in self.nodes]

@@ -1,4 +1,4 @@
-"""`djinn calibrate`: measure a device once, so that cost models know how fast it is."""
+"""Command `djinn calibrate`: measures a device once, so that cost models know its speed."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def calibrate(
     background: bool,
     as_json: bool,
 ) -> None:
-    """Measure the device for some seconds, and keep the result for every program that uses it from then on.
+    """Measure the device for some seconds, and store the result for all later programs.
 
-    Probes are ordinary PyTorch programs, which run where yours would. The result is kept for the device, its version of
-    PyTorch and its number of threads, in djinn/calibration in the cache directory.
+    Probes are ordinary PyTorch programs, which run where yours would. The result is stored for the device, its version of PyTorch
+    and its number of threads, in djinn/calibration in the cache directory.
     """
     from djinn_costs.roofline.calibration.calibrate import calibrate_session
     from djinn_costs.roofline.calibration.session import open_session
@@ -73,7 +73,7 @@ def measure_beside_other_work(given: dict[str, Any]) -> None:
     from djinn_costs.roofline.calibration.measuring import processor_clock
     from djinn_costs.roofline.calibration.session import open_session
 
-    lower_priority(19)  # and what it starts
+    lower_priority(19)  # applies to child processes, too
     open_session(**given)
     device = client.device()
     assert device is not None
@@ -81,7 +81,7 @@ def measure_beside_other_work(given: dict[str, Any]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.with_suffix(".lock").open("w") as locked:
         try:
-            lock_file(locked.fileno())  # until the process ends, for any reason
+            lock_file(locked.fileno())  # held until the process ends
         except BlockingIOError:
             return
         if calibration_of(device) is None:

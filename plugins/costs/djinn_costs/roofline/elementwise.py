@@ -57,8 +57,6 @@ def _ternary(function: Callable[..., object]) -> Make:
 
 
 def _rows(function: Callable[[torch.Tensor], object]) -> Make:
-    """Reduce over the last dimension."""
-
     def make(device: torch.device, elements: int) -> Callable[[], object]:
         x = torch.rand(elements, device=device).reshape(-1, min(_WIDTH, elements))
         return lambda: function(x)

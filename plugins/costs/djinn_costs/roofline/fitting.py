@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 _ROUNDS = 12  # reweighting rounds, so that a few disturbed measurements do not dominate
-_TOLERANCE = 0.1  # relative error below which a measurement counts as met
+_TOLERANCE = 0.1  # relative error below which the fit of a measurement is good enough
 _STEPS = 10  # steps per term, after which only rounding errors choose the active set
 _ZERO = 1e-14
 _ZERO_GRADIENT = 1e-10

@@ -207,7 +207,7 @@ def _sweep(footprint: int, count: int, passes: int) -> _Make:
 
 @attrs.frozen
 class SmallOpsProbe:
-    """A probe of alternating small ops, as in a model: each finds less of its code in caches than when it runs alone.
+    """A probe of alternating small ops, as in a model. Each op finds less of its code in caches than in isolation.
 
     `ops`: op, kind and dimensions of each turn.
     """

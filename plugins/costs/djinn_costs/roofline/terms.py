@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Elements of four bytes that fit into the first, second and last cache, and above which memory is allocated page by page.
+# Numbers of four-byte elements that fit into each cache level, and from which memory is allocated page by page.
 KNOTS = (1 << 12, 1 << 16, 1 << 18, 1 << 20)
 
 

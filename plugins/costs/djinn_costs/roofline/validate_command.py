@@ -1,4 +1,4 @@
-"""`djinn validate`: how well the cost models predict programs that they were not calibrated on."""
+"""Command `djinn validate`: tests how well cost models predict programs that calibration does not use."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def validate(
 ) -> None:
     """Time models of several kinds and sizes, predict them, and compare.
 
-    Calibration and measurement take turns, because machines drift: what `djinn calibrate` kept is neither used nor changed.
+    Calibration and measurement alternate, because machines drift. The result of `djinn calibrate` is neither used nor changed.
     Programs run whole and unchanged, without the plugins that rewrite them. Takes a minute or two.
     """
     from djinn_costs.roofline.calibration.plot import check_drawable, draw

@@ -59,7 +59,7 @@ def calibrate_session(
 
 @attrs.frozen
 class CalibrationResult:
-    """Result of a calibration: the device, the file's path, the models, the number of probes, and the seconds."""
+    """Result of a calibration: device, file path, models, number of probes, duration in seconds."""
 
     device: DeviceInfo
     file: Path
@@ -71,10 +71,10 @@ class CalibrationResult:
 
 @attrs.define
 class Bench:
-    """The probes of cost models on one device, prepared to run, with the times measured so far.
+    """The probes of cost models, prepared on one device, with the times measured so far.
 
     Attributes:
-        told: called with the name of each probe before it is timed. quick: whether only quick probes are timed. seconds: times of
+        told: called with the name of each probe before it is timed. quick: True if only quick probes are timed. seconds: times of
             one repeat, by names of the cost model and the probe.
     """
 
@@ -108,7 +108,7 @@ class Bench:
             self.idle.append(seconds_of(_nothing, self.clock))
             took = seconds_of(run, self.clock)
         except SessionLost:
-            raise  # no further probe can be timed
+            raise  # further probes cannot be timed either
         except (DjinnError, RuntimeError) as error:
             _log.warning("the probe %s of %s failed and is left out: %.200s", probe.name, model.name, error)
             self.failed.add(key)

@@ -21,7 +21,7 @@ class Clock(Protocol):
     """Measures the executor's working time in seconds, from an arbitrary start."""
 
     def read(self) -> float:
-        """Return the seconds so far; call this only when no submission is under way."""
+        """Return the seconds so far. Call this only while no submission is pending."""
 
 
 class ExecutorClock(Observer):
@@ -43,7 +43,10 @@ class ExecutorClock(Observer):
 
 
 def processor_clock(process: int) -> Clock | None:
-    """Processor time of a single-threaded executor process on this machine, which other load disturbs less. None: unknown."""
+    """Return a clock for the processor time of a single-threaded local executor process; None if unavailable.
+
+    Other load disturbs processor time less than elapsed time.
+    """
     if process == os.getpid():
         return None
     try:

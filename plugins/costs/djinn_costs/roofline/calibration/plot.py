@@ -20,7 +20,7 @@ def check_drawable() -> None:
 
 
 def draw(validation: Validation, file: Path) -> None:
-    """Draw a point for each program, coloured by its kind; predictions on the line are right, on a dotted one 20% off."""
+    """Draw one point per program, coloured by kind. Correct predictions lie on the line; dotted lines mark 20% error."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter

@@ -1,4 +1,4 @@
-"""Predicted against measured: how well cost models infer_by_formula programs that they were not calibrated on."""
+"""Validation: compares predictions of cost models with measurements of programs that calibration does not use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REPEATS = 20
 
 @attrs.frozen
 class Comparison:
-    """One program: its time as predicted and as measured (the median of several), in seconds."""
+    """A program with its predicted time and the median of its measured times, in seconds."""
 
     name: str
     predicted: float
@@ -35,7 +35,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Relative error of the prediction, as a fraction of the measured time."""
+        """Relative error of the prediction: a fraction of the measured time."""
         return abs(self.predicted - self.measured) / self.measured
 
 
@@ -75,7 +75,7 @@ class _Running:
     seconds: list[float] = attrs.field(factory=list)
 
     def measure(self, clock: Clock) -> None:
-        """Time the step in a loop, so that caches are in the state of a loop."""
+        """Time the step in a loop, so that caches are in steady state."""
         self.seconds.append(seconds_of(self._loop, clock) / self.repeats)
 
     def _loop(self) -> list[object]:
@@ -93,7 +93,7 @@ def _nothing() -> None:
 def validate(
     clock: Clock, device: torch.device, chosen: Iterable[Workload], bench: Bench | None, rounds: int
 ) -> Validation:
-    """Measure every workload in each of `rounds` rounds, in turns with the probes of `bench`; then predict them.
+    """Measure every workload in each of `rounds` rounds, alternating with the probes of `bench`. Then predict them.
 
     Calibration and measurement alternate, because machines drift. Without a bench, the stored calibration is used.
     """
@@ -159,7 +159,7 @@ def _start(workload: Workload, device: torch.device, clock: Clock) -> _Running:
     del kept
     repeats = max(1, min(_REPEATS, int(_ENOUGH / max(seconds_of(step, clock), 1e-6))))
     running = _Running(workload, step, result, repeats)
-    running.measure(clock)  # the loop is another, new program
+    running.measure(clock)  # the loop is a new program for the planner
     running.seconds.clear()
     return running
 

@@ -1,4 +1,4 @@
-"""Programs to validate predictions with: models that no calibration uses, at several sizes, from a millisecond up."""
+"""Programs for the validation of predictions, from a millisecond up: models that calibration does not use."""
 
 from __future__ import annotations
 
