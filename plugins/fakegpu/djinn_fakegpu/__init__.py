@@ -1,4 +1,4 @@
-"""The device `fakegpu`: it behaves like a GPU, for tests of code that runs on one."""
+"""The device `fakegpu`, which behaves like a GPU, for tests of GPU code."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ djinn_settings = Settings
 
 @hookimpl
 def djinn_register_devices(settings: Settings) -> Iterable[Device]:
-    """The device kind `fakegpu`."""
+    """Return the device kind `fakegpu`."""
     return [FakeGpuDevice(settings)]

@@ -1,4 +1,4 @@
-"""Figures of the device, and faults that tests plant in it."""
+"""Counters of the device, and fault injection for tests."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ FaultKind = Literal["sticky", "hang", "slow", "out_of_memory"]
 
 
 def counters() -> dict[str, int]:
-    """Return what the process did so far, by name.
+    """Return the counters of this process by name.
 
-    `launches`, `busy_ns` (simulated time in which the device ran kernels, without copies), `ops_outside_graphs`, `graph_launches`, `copies_*` and `bytes_*` by direction (`host_to_device`, `pageable_to_device`,
-    `device_to_host`, `device_to_pageable`, `within_device`, `between_devices`), `synchronizations` and the same by cause,
-    `host_allocations`, `pinned_bytes_peak`, `device_allocations`, `out_of_memory`, `missing_waits`, `misuses`. A name that is missing
-    counts 0.
+    `launches`, `busy_ns` (simulated time in which the device ran kernels, without copies), `ops_outside_graphs`,
+    `graph_launches`, `copies_*` and `bytes_*` by direction (`host_to_device`, `pageable_to_device`, `device_to_host`,
+    `device_to_pageable`, `within_device`, `between_devices`), `synchronizations` and the same by cause, `host_allocations`,
+    `pinned_bytes_peak`, `device_allocations`, `out_of_memory`, `missing_waits`, `misuses`. A missing name counts as 0.
     """
     return dict(torch.ops.fakegpu.counters())
 
 
 def reset_counters() -> None:
-    """Count from zero."""
+    """Reset all counters to 0."""
     torch.ops.fakegpu.reset_counters()
 
 
 @attrs.frozen
 class Counted:
-    """Counters of a `with` block: `counted["launches"]`."""
+    """Counters of a `with` block, such as `counted["launches"]`."""
 
     before: dict[str, int] = attrs.field(factory=dict)
 
@@ -46,28 +46,29 @@ class Counted:
 
 
 def inject(kind: FaultKind, op: str = "", *, after: int = 0, seconds: float = 0.0) -> None:
-    """Let the next op fail whose name contains `op`, or the one that comes `after` as many others.
+    """Inject a fault into the next op whose name contains `op`, or into a later one.
 
     Args:
-        kind: `sticky`: a device-side assert, after which every call fails until the process ends. `hang`: the op never ends. `slow`: it
-            takes `seconds` of simulated time longer. `out_of_memory`: the next allocation fails.
+        kind: `sticky`: a device-side assert, after which every call fails until the process ends. `hang`: the op never ends.
+            `slow`: the op takes `seconds` of simulated time longer. `out_of_memory`: the next allocation fails.
         op: part of the op's name, such as `aten::mm`. Copies are `an upload`, `a download` and `a copy between devices`.
-        after: how many such ops run first.
+        after: number of matching ops that run first.
         seconds: for `slow`.
     """
     torch.ops.fakegpu.inject(kind, op, after, seconds)
 
 
 def failed_op() -> str:
-    """Return the op at which a sticky error occurred, which errors do not tell; empty if there was none."""
+    """Return the op at which a sticky error occurred, which errors do not name; empty without an error."""
     return str(torch.ops.fakegpu.failed_op())
 
 
 def configure(**figures: float) -> None:
     """Change the simulated hardware.
 
-    `flops`, `bandwidth`, `link` and `peer` a second; `launch` and `issue` in seconds; `pace`: real seconds that a simulated one takes, 0
-    for none; `memory` in bytes; `queue`: launches of a stream that may be under way, before the host waits to issue more.
+    `flops`, `bandwidth`, `link` and `peer` are rates per second. `launch` and `issue` are in seconds. `pace`: real seconds per
+    simulated second; 0: waits take no time. `memory` is in bytes. `queue`: maximum number of pending launches per stream before
+    the host waits.
     """
     torch.ops.fakegpu.configure({name: float(value) for name, value in figures.items()})
 
@@ -78,5 +79,5 @@ def now() -> float:
 
 
 def stream_time(stream: torch.Stream) -> float:
-    """Return the simulated time at which what was issued to a stream is complete."""
+    """Return the simulated time at which all work issued to a stream is complete."""
     return float(torch.ops.fakegpu.stream_time(stream.device_index, stream.stream_id))

@@ -1,4 +1,4 @@
-"""Finding and opening the device."""
+"""Discovery and opening of the device."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Settings:
     """The simulated hardware.
 
     Attributes:
-        devices: how many a process has.
-        memory_mib: memory of each.
-        pace: real seconds that a simulated second takes; 0: waits take no time.
-        control: folder for a socket of each open device, at which `RemoteControl` plants faults; empty: there is none.
+        devices: number of devices of a process.
+        memory_mib: memory of each device.
+        pace: real seconds per simulated second; 0: waits take no time.
+        control: folder for one socket per open device, through which `RemoteControl` injects faults; empty: no sockets.
     """
 
     devices: int = 2
@@ -47,7 +47,7 @@ class FakeGpuDevice(Device):
         self._settings = settings or Settings()
 
     def discover(self) -> Sequence[DeviceCapabilities]:
-        """The devices of the settings, on Linux."""
+        """Return the configured devices; none on systems other than Linux."""
         memory = self._settings.memory_mib << 20
         return tuple(
             DeviceCapabilities(f"fakegpu:{index}", "fakegpu", "Fake GPU", memory=memory, memory_free=memory)
@@ -55,10 +55,10 @@ class FakeGpuDevice(Device):
         )
 
     def open(self, index: int) -> DeviceRuntime:
-        """Open one of them for this process, and compile the library if that was not done yet.
+        """Open a device for this process. Compile the library if necessary.
 
         Raises:
-            StartupError: there is no such device, or no compiler.
+            StartupError: the device does not exist, or there is no compiler.
         """
         if not 0 <= index < len(self.discover()):
             raise StartupError(

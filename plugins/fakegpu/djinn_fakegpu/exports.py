@@ -1,4 +1,7 @@
-"""Device memory that other processes of this user open, each block once: the file of the memory goes over a Unix socket for a token."""
+"""Device memory that other processes of this user open once per block.
+
+A Unix socket sends the memory's file descriptor in exchange for a token.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ from djinn_core.system.files import user_id
 from djinn_core.system.tcp import unix_socket
 
 _DESCRIPTION: Final = re.compile(rb"([0-9a-f]{32})/([0-9a-f]{32})")
-_PLACE: Final = struct.Struct("<QQi")  # offset and bytes in the file, and the device
-_SECONDS: Final = 10.0  # in which a process must send its token, or the memory
-_system: Any = socket  # the types of other systems lack what Linux has
+_PLACE: Final = struct.Struct("<QQi")  # offset and size in the file, and number of the device
+_SECONDS: Final = 10.0  # seconds in which the other process must send its token, or this one the memory
+_system: Any = socket  # typeshed lacks Linux-only functions on other systems
 
 
 class Exports:
-    """The exported memory of this process, and the thread that hands it out. A tensor that ends is exported no longer."""
+    """The exported memory of this process, and the thread that hands it out. The export ends with the tensor."""
 
     def __init__(self) -> None:
         self._tensors: weakref.WeakValueDictionary[bytes, torch.Tensor] = weakref.WeakValueDictionary()
@@ -36,7 +39,7 @@ class Exports:
         threading.Thread(target=self._serve, args=(listening,), name="fakegpu-exports", daemon=True).start()
 
     def add(self, tensor: torch.Tensor) -> bytes:
-        """Return a description with which one process of this user can open the memory of `tensor`, once."""
+        """Return a description with which one process of this user can open the memory of `tensor` once."""
         token = secrets.token_hex(16).encode()
         self._tensors[token] = tensor
         return self._name + b"/" + token
@@ -59,15 +62,15 @@ class Exports:
             finally:
                 os.close(file)
             caller.settimeout(None)
-            caller.recv(1)  # returns once the process has copied the memory, or ended; the tensor lives until then
+            caller.recv(1)  # returns once the process has copied the memory or ended; until then the tensor lives
 
 
 @contextmanager
 def opened(description: bytes) -> Iterator[torch.Tensor]:
-    """Give the memory that another process exported, as bytes.
+    """Yield memory that another process exported, as bytes.
 
     Raises:
-        RuntimeError: the description is wrong or was used, or the process has ended.
+        RuntimeError: the description is invalid or used, or the process has ended.
     """
     found = _DESCRIPTION.fullmatch(description)
     if found is None:
@@ -93,10 +96,10 @@ def opened(description: bytes) -> Iterator[torch.Tensor]:
 
 
 def _address(name: bytes) -> bytes:
-    return b"\0djinn-fakegpu-" + name  # an abstract socket, which no file shows
+    return b"\0djinn-fakegpu-" + name  # an abstract socket, which has no file
 
 
 def _is_own(line: socket.socket) -> bool:
-    """True if the process at the other end belongs to this user."""
+    """Return True if the process at the other end belongs to this user."""
     credentials = line.getsockopt(socket.SOL_SOCKET, _system.SO_PEERCRED, struct.calcsize("3i"))
     return bool(struct.unpack("3i", credentials)[1] == user_id())

@@ -1,4 +1,4 @@
-"""The library in C++: compiled when it is first loaded, against the PyTorch of this environment."""
+"""The C++ library, compiled against the installed PyTorch when it is first loaded."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ _loaded = False
 
 
 def load(figures: Mapping[str, float] | None = None) -> None:
-    """Register the device `fakegpu` with PyTorch, once. `figures` describe the hardware; later calls may only change rates.
+    """Register the device `fakegpu` with PyTorch, once.
+
+    `figures` describe the hardware; later calls may only change rates.
 
     Raises:
-        StartupError: another device took PrivateUse1's place, or the library cannot be compiled here.
+        StartupError: PrivateUse1 belongs to another device, or the library cannot be compiled here.
     """
     global _loaded
     with _lock:
@@ -43,12 +45,12 @@ def load(figures: Mapping[str, float] | None = None) -> None:
 
 
 def build() -> Path:
-    """As `NativeLibrary.build`."""
+    """Stand-in for the result of `torch.cuda.get_device_properties`."""
     return _LIBRARY.build()
 
 
 class _Properties(types.SimpleNamespace):
-    """What `torch.cuda.get_device_properties` returns for a GPU."""
+    """Return the device module `torch.fakegpu`."""
 
 
 def _module() -> types.ModuleType:

@@ -1,4 +1,7 @@
-"""A process that has the device, for tests: a test process has Djinn's own device, and sticky errors stay until a process ends."""
+"""A process with the device, for tests.
+
+The test process has Djinn's own device, and a sticky error stays until its process ends.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from typing import Any, Final, Self
 
 import attrs
 
-# Importing `djinn` takes the place of this device in a process that is no executor.
+# Importing `djinn` replaces this device in a process that is no executor.
 _START: Final = """
 from djinn_core.system.role import become_server
 become_server("executor")
@@ -30,14 +33,14 @@ _serve()
 
 @attrs.frozen
 class Outcome:
-    """How a program ended: `returncode` is negative for a signal, `output` is what it wrote to both streams."""
+    """Result of a program: `returncode` (negative: signal) and the joined `output` of both streams."""
 
     returncode: int
     output: str
 
 
 class FakeGpuProcess:
-    """Forks a process for each program. They start with PyTorch and the device, and share nothing afterwards.
+    """A server that forks a process for each program. Each starts with PyTorch and the device loaded.
 
     with FakeGpuProcess() as gpu:
         gpu.check("torch.ones(3, device='fakegpu').sum().item()")
@@ -61,7 +64,7 @@ class FakeGpuProcess:
         self._process.communicate()
 
     def run(self, program: Callable[..., object] | str, **arguments: Any) -> Outcome:
-        """Run a function, which sees its arguments, `torch`, `pytest` and `control` alone, or lines of Python."""
+        """Run a function or lines of Python. A function sees only its arguments, `torch`, `pytest` and `control`."""
         source = program if isinstance(program, str) else _source(program, arguments)
         self._programs.write(json.dumps(source) + "\n")
         self._programs.flush()
@@ -69,10 +72,10 @@ class FakeGpuProcess:
         return Outcome(returncode, output)
 
     def check(self, program: Callable[..., object] | str, **arguments: Any) -> str:
-        """Run it and return its output.
+        """Run a program and return its output.
 
         Raises:
-            AssertionError: it failed; the message is its output.
+            AssertionError: the program failed; the message is its output.
         """
         outcome = self.run(program, **arguments)
         if outcome.returncode:
@@ -87,7 +90,7 @@ def _source(function: Callable[..., object], arguments: dict[str, Any]) -> str:
 
 def _run(source: str) -> tuple[int, str]:
     reader, writer = os.pipe()
-    with tempfile.NamedTemporaryFile("w", prefix="program-", suffix=".py") as program:  # which its owner alone may read
+    with tempfile.NamedTemporaryFile("w", prefix="program-", suffix=".py") as program:  # only its owner can read it
         program.write(source)
         program.flush()
         child = 0
@@ -119,12 +122,12 @@ def _run_here(program: str, output: int) -> None:
 
 
 def _serve() -> None:
-    """Load the device, then run programs from the standard input until it ends."""
+    """Load the device, then run programs from standard input until it ends."""
     import torch
 
     from djinn_fakegpu.library import load
 
-    with suppress(ImportError):  # programs that do not name it run without it
+    with suppress(ImportError):  # only some programs use it
         import_module("pytest")
     load(json.loads(sys.argv[1]))
     torch.set_num_threads(1)  # the threads of a pool would be missing in forks

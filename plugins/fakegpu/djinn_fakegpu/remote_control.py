@@ -1,4 +1,4 @@
-"""`control` from another process: a test plants faults in the executor of a server, and reads its counters."""
+"""Remote fault injection: a test injects faults into an executor process, and reads its counters."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import torch
 from djinn_core.system.tcp import unix_socket
 from djinn_fakegpu import control
 
-_SECONDS: Final = 60.0  # for which a process may take to open the device
+_SECONDS: Final = 60.0  # seconds in which a process must open the device
 
 
 def listen(path: Path) -> None:
-    """Answer calls at a socket for as long as this process lives. The folder's permissions say who may call."""
-    path.unlink(missing_ok=True)  # of a process before this one
+    """Answer calls at a socket until this process ends. The folder's permissions protect it."""
+    path.unlink(missing_ok=True)  # left by an earlier process
     listening = unix_socket()
     listening.bind(str(path))
     listening.listen()
@@ -65,7 +65,7 @@ def _serve(listening: socket.socket) -> None:
 
 @attrs.frozen
 class RemoteControl:
-    """The process that has the device `index` open now. `folder`: the setting `control` of the plugin there."""
+    """The process that currently has the device `index` open. `folder`: its setting `plugins.fakegpu.control`."""
 
     folder: Path
     index: int = 0
@@ -91,11 +91,11 @@ class RemoteControl:
         return int(self._call("process"))
 
     def pending(self) -> int:
-        """Return the number of planted faults that have not happened."""
+        """Return the number of injected faults that have not occurred yet."""
         return int(self._call("pending"))
 
     def allocated(self) -> int:
-        """Return the bytes of device memory that the process has."""
+        """Return the bytes of device memory in use by the process."""
         return int(self._call("allocated", self.index))
 
     def _call(self, name: str, *given: object, **named: object) -> Any:
@@ -109,7 +109,7 @@ class RemoteControl:
                         lines.flush()
                         line = lines.readline()
                     break
-            except (FileNotFoundError, ConnectionError):  # the process is being started again
+            except (FileNotFoundError, ConnectionError):  # the process is restarting
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.02)

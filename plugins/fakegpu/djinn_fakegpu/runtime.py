@@ -1,4 +1,4 @@
-"""One opened device."""
+"""The runtime of an opened device."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from djinn_fakegpu.library import load
 
 
 class FakeGpuRuntime(DeviceRuntime):
-    """As any accelerator of PyTorch, with memory that other executors of the host can open."""
+    """The default runtime with memory that other executors of the host can open."""
 
     opens_memory = True
 
     def __init__(self, index: int, figures: Mapping[str, float]) -> None:
-        """Load the library, which is compiled if that was not done yet. `figures`: as for `control.configure`."""
+        """Load the library, compiled if necessary. `figures`: as for `control.configure`."""
         load(figures)
         super().__init__(torch.device("fakegpu", index))
 
@@ -40,5 +40,5 @@ class FakeGpuRuntime(DeviceRuntime):
         return mine
 
     def memory(self) -> Mapping[str, int]:
-        """Bytes by name, the counters and the clock of the device, so that a client can read them from the executor's figures."""
+        """Return memory in bytes by name, with counters and clock of the device, so that clients can read them."""
         return {**counters(), "clock_ns": round(now() * 1e9), **super().memory()}
