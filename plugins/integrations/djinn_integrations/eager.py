@@ -36,9 +36,9 @@ _traced_by: Final[list[Callable[..., Any]]] = []
 
 
 def let_dynamo_trace(backend: Callable[..., Any]) -> None:
-    """Have `torch.compile(backend=backend)` see remote tensors as it sees tensors of any device.
+    """Have `torch.compile(backend=backend)` treat remote tensors like tensors of any device.
 
-    Other backends would compile kernels for an absent device, so remote programs run eagerly with them.
+    With other backends, which would compile kernels for an absent device, remote programs run eagerly.
     """
     _traced_by.append(backend)
 
@@ -60,7 +60,7 @@ def adapt_tracing(module: Any) -> None:
         if traces(self.callback):
             return made
         if isinstance(function, torch.nn.Module) or not callable(made) or isinstance(made, type):
-            return made  # a module's method also takes this path
+            return made  # methods of modules take this path as well
         return _plain_for_remote(function, made)
 
     context.__call__ = compiled
@@ -115,7 +115,7 @@ def _say_once() -> None:
 
 
 def _adapt_flex_attention(module: Any) -> None:
-    """Adapt `torch.nn.attention.flex_attention`: its device list names devices with kernels; the remote device runs it as ops."""
+    """Adapt `torch.nn.attention.flex_attention`: run it op by op on the remote device, which is not in its list of devices."""
     validate = module._validate_device  # noqa: SLF001 - nothing public says which devices there are
 
     @functools.wraps(validate)

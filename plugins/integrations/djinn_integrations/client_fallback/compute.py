@@ -1,6 +1,6 @@
-"""CPU fallback on the client for ops without remote support: opt-in (`client_fallback`), counted, logged once an op.
+"""CPU fallback for ops without remote support: opt-in (`client_fallback`), counted, logged once per op.
 
-Operands are fetched, the op runs on the CPU of this machine, and its results are uploaded.
+Operands are fetched, the op runs on the client's CPU, and its results are uploaded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ aten = torch.ops.aten
 
 
 class ClientFallback(OpHandler):
-    """Runs an op on the CPU of this machine."""
+    """Run an op on the client's CPU."""
 
     name = "fallback"
 
@@ -80,7 +80,7 @@ class ClientFallback(OpHandler):
             self._tell(func, str(error))
             return True
         except RemoteError as error:
-            log.debug("a first call failed otherwise than for want of a kernel", op=func.name(), reason=str(error))
+            log.debug("a first call failed, but not because of a missing kernel", op=func.name(), reason=str(error))
         return False
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -158,7 +158,6 @@ def _returns_list(func: Any) -> bool:
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[LazyTensor]:
-    """Return the tensors that the op writes."""
     operands = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, (LazyTensor, CGenerator))]
     written = [operands[position] for position in written_operands(func, args, kwargs)]
     return [operand for operand in written if isinstance(operand, LazyTensor)]

@@ -56,7 +56,7 @@ class RecordedGraph:
 
 
 def _era() -> tuple[int, int]:
-    """Counts of the session, which has the constants, and of the numbering of calls, by which C++ names instructions."""
+    """Return the number of sessions so far, because constants belong to a session, and the generation of C++ call numbers."""
     return port.sessions_ended, calls.generation
 
 

@@ -28,7 +28,7 @@ class RecordedCall:
     """A call that can be recorded again."""
 
     def __init__(self, graph: int, others: Sequence[tuple[int, Any]]) -> None:
-        """`graph`: its number in C++. others: positions and values of results that are not tensors."""
+        """`graph`: its number in C++. `others`: positions and values of results that are not tensors."""
         self._graph = graph
         self._others = others
         weakref.finalize(self, ops.drop_graph, graph).atexit = False

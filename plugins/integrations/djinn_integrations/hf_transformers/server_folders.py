@@ -17,7 +17,7 @@ from djinn_core.wire.weight_messages import SmallFilesReply, SmallFilesRequest
 from djinn_integrations.weights.open_weights import checked, query
 from djinn_integrations.weights.server_files import address_in
 
-_NAMES: Final = ("pretrained_model_name_or_path", "pretrained_model_name")  # of the first argument
+_NAMES: Final = ("pretrained_model_name_or_path", "pretrained_model_name")  # names of the first argument
 _folders: dict[str, str] = {}  # address by folder
 
 

@@ -88,8 +88,6 @@ class _FixedLayer:
 
 @attrs.define
 class _EmptyLayer:
-    """A layer without states."""
-
     def step(self) -> None:
         pass
 

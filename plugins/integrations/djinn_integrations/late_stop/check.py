@@ -42,7 +42,7 @@ class LateStopCheck:
         pace: StepTimes,
         may_go_on: Callable[[int], bool],
     ) -> None:
-        """`may_go_on`: whether a sequence of this length may be continued before the reply to its check."""
+        """`may_go_on`: returns True if a sequence of this length may continue before the reply to its check."""
         self.steps = 0
         self._prompt = prompt
         self._tokens: list[torch.Tensor] = []

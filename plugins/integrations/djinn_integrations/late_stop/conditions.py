@@ -1,4 +1,4 @@
-"""Conditions under which a late stop check is not observable; otherwise `generate()` waits."""
+"""Conditions under which late stop checks have no observable effect. Otherwise `generate()` waits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _OWN_HOOKS: Final = ("accelerate", "djinn_client", "transformers")
 
 
 def why_not(model: Any, processors: Any, criteria: Any, config: Any, synced: bool) -> str:
-    """Return the reason why the checks of this `generate()` call cannot be late; empty if they can."""
+    """Return the reason why the stop checks of this `generate()` call cannot be late; empty if they can."""
     if synced or getattr(config, "is_assistant", False):
         return "other processes or models wait for each step"
     if djinn.compat.is_capturing() or taps.recorded:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from typing import Final
 
-MOST: Final = 32  # steps that may have to be undone, at most
+MOST: Final = 32  # maximum number of steps that may have to be undone
 _UNKNOWN: Final = 2  # steps until the link's round trip time is known
 _RECENT: Final = 8  # measured steps to keep
 _JITTER_SECONDS: Final = 0.001
@@ -28,16 +28,16 @@ class StepTimes:
         self._spent: float | None = None
 
     def issued(self) -> None:
-        """Note that the program has issued a step."""
+        """Record that the program has issued a step."""
         if self._left_at is not None:
             self._issuing.append(time.perf_counter() - self._left_at)
 
     def goes_on(self) -> None:
-        """Note that the program begins to issue the next step."""
+        """Record that the program begins to issue the next step."""
         self._left_at = time.perf_counter()
 
     def ran(self, spent: float) -> None:
-        """Note that the executor has run a step; `spent`: seconds that it has spent on all steps."""
+        """Record that the executor has run a step. `spent`: seconds that it has spent on all steps."""
         if self._spent is not None:
             self._running.append(spent - self._spent)
         self._spent = spent

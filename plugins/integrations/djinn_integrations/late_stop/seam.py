@@ -1,8 +1,8 @@
 """Hook into transformers' `generate()` for late stop checks, and the values passed there.
 
-`GenerationMixin._sample` makes a `DeferredStopCheck` if `is_supported` is true, asks it after each step, and has
-`_undo_generation_steps` remove the surplus that it reports. It runs its steps inside `_optimize_model_for_decode`, and goes on after
-that block if the block suppresses an error.
+`GenerationMixin._sample` makes a `DeferredStopCheck` if `is_supported` is true, and calls it after each step.
+`_undo_generation_steps` then removes the surplus steps that the check reports. `_sample` runs its steps inside
+`_optimize_model_for_decode`, and continues after that block if the block suppresses an error.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _fits(module: Any) -> bool:
 
 
 def _known(sample: Any) -> Any:
-    """Wrapper of `_sample` that keeps its arguments for the other wrappers."""
+    """Wrap `_sample` to keep its arguments for the other wrappers."""
     signature = inspect.signature(sample)
 
     @functools.wraps(sample)
@@ -193,7 +193,7 @@ def _make_check(
 
 
 def _covered(optimize: Any) -> Any:
-    """Wrapper of `_optimize_model_for_decode` that suppresses errors of surplus steps."""
+    """Wrap `_optimize_model_for_decode` to suppress errors of surplus steps."""
 
     @functools.wraps(optimize)
     def _optimize_model_for_decode(self: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Strategy and precision of `Trainer` and `Fabric` for the remote device's accelerator, which `accelerator="auto"` and `"gpu"` find.
+"""Strategy and precision of `Trainer` and `Fabric` for the remote device's accelerator.
 
-Their connectors know what to do for the accelerators that they ship: for all others they would run on the CPU
-(`_choose_strategy`) and autocast for CUDA (`_check_and_init_precision`).
+`accelerator="auto"` and `"gpu"` find this accelerator. Without the adapter, Lightning's connectors would select the CPU
+strategy (`_choose_strategy`) and CUDA autocast (`_check_and_init_precision`).
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ _log = get_logger("djinn.runtime")
 # Seconds for which the executor may delay a reply about an address that it is opening. Other threads wait meanwhile.
 _FIRST_PATIENCE: Final = 0.05  # a local file is open within this time
 _PATIENCE: Final = 0.001
-_PAUSE_SECONDS: Final = 0.1  # between two questions
+_PAUSE_SECONDS: Final = 0.1  # seconds between two queries
 _DTYPE_NAMES: Final = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 
 
@@ -175,15 +175,15 @@ def open_weights(address: str, device: torch.device | str | int = 0) -> RemoteWe
     """Open weights that the server reads itself; only names, dtypes and shapes are sent to the client.
 
     Args:
-        address: a file or a folder that the server may read: `file:PATH`, `hf://organisation/model@revision/file`, or an address of a
-            plugin. A folder is read by its index, if it has one.
+        address: a file or a folder that the server may read: `file:PATH`, `hf://organisation/model@revision/file`, or an address
+            of a plugin. A folder is read by its index, if it has one.
         device: the remote device, or its index.
 
     Raises:
         WeightsUnavailable: the file does not exist, is malformed, or the server may not read it.
         ConfigurationError: `device` is not a remote device.
-        SessionLost: the remote state is gone.
-        DeadlineExceeded: as `deadline` says, where the server has to download.
+        SessionLost: the remote state is lost.
+        DeadlineExceeded: as for `deadline`, if the server must download.
     """
     index = index_of(device)
     return RemoteWeights(address, _listing(address, index), index)
@@ -324,7 +324,7 @@ def write_weights(
         gathered = {name: one.detach().to(logical_device(1)) for name, one in saved.items()}
         return write_weights(gathered, address, metadata, seconds)
     if outcome.poisoned:
-        saved[outcome.poisoned].cpu()  # which raises the op's error
+        saved[outcome.poisoned].cpu()  # raises the op's error
         raise WeightsUnavailable(f"the tensor {outcome.poisoned!r} could not be computed")
     return outcome.nbytes
 

@@ -29,8 +29,8 @@ class Publication:
     Attributes:
         name: the name.
         nbytes: bytes of the file on the server's disk.
-        age: seconds since it was published, when the server was asked.
-        seconds_left: seconds for which it stayed published then.
+        age: seconds since the publication, at the query.
+        seconds_left: seconds until it expires, at the query.
     """
 
     name: str
@@ -42,27 +42,27 @@ class Publication:
 def publish(
     name: str, tensors: Mapping[str, Any], ttl: float | None = None, metadata: Mapping[str, str] | None = None
 ) -> int:
-    """Have the server keep tensors under a name, as they are now, after this program has ended.
+    """Have the server keep tensors under a name, with their current contents, after this program has ended.
 
-    Nothing is fetched. All clients of the tenant can attach the name; an earlier publication is replaced once all new tensors are
+    Nothing is fetched. All clients of the tenant can attach the name. An earlier publication is replaced once all new tensors are
     stored.
 
     Args:
         name: letters, digits, `.`, `_` and `-`.
-        tensors: strided tensors by name, such as a state dict; of dictionaries in it, the names are joined by dots. Those on the CPU
-            are uploaded.
-        ttl: seconds after which the name expires; None: as long as the server allows.
-        metadata: texts to keep with them.
+        tensors: strided tensors by name, such as a state dict. Names in nested dictionaries are joined by dots. CPU tensors are
+            uploaded.
+        ttl: seconds after which the name expires; None: the server's maximum.
+        metadata: texts to store with the tensors.
 
     Returns:
         Bytes of the file on the server's disk.
 
     Raises:
-        WeightsUnavailable: the name or the time is not possible, or the tenant has as much as it may.
-        ConfigurationError: a value is no tensor, none of the tensors is on a remote device, or they are on several.
-        UnsupportedOperation: a tensor has no place in a safetensors file.
-        RemoteError: one of them could not be computed.
-        SessionLost: the remote state is gone.
+        WeightsUnavailable: the name or the ttl is invalid, or the tenant has reached its quota.
+        ConfigurationError: a value is not a tensor, no tensor is on a remote device, or tensors are on several devices.
+        UnsupportedOperation: a tensor cannot be stored in a safetensors file.
+        RemoteError: a tensor could not be computed.
+        SessionLost: the remote state is lost.
     """
     if ttl is not None and not 0 < ttl < 1e12:
         raise ConfigurationError(f"a time to live is a number of seconds above 0, which {ttl!r} is not")

@@ -30,7 +30,7 @@ _ADDRESS: Final = re.compile(r"file:|published:|[a-z][a-z0-9+.-]*://")
 _POINTER: Final = b"This file is on the server of a djinn client, at the address "
 _POINTER_LIMIT: Final = 1 << 15
 _SUFFIX: Final = ".safetensors"
-_STRUCTURE: Final = "djinn.object"  # in the metadata of a file
+_STRUCTURE: Final = "djinn.object"  # key in the metadata of a file
 _PLAIN: Final = (bool, int, float, str)
 _staying: Final[ContextVar[torch.device | None]] = ContextVar("staying", default=None)
 
@@ -122,9 +122,9 @@ def _load(address: str, map_location: Any) -> object:
     try:
         device = _staying.get() or (None if map_location is None else torch.device(map_location))
     except (RuntimeError, TypeError) as error:
-        raise UnsupportedOperation("from an address, tensors are loaded to one device or to where they were") from error
+        raise UnsupportedOperation("map_location for an address must be one device or None") from error
     if device is not None and device.type != "cpu" and not is_remote(device):
-        raise ConfigurationError(f"what is at {address!r} is loaded to a remote device or the CPU, not to {device}")
+        raise ConfigurationError(f"{address!r} can be loaded to a remote device or the CPU, not to {device}")
     from djinn_integrations.weights.open_weights import open_weights
 
     opened = open_weights(_file(address), device if device is not None and is_remote(device) else 0)
@@ -182,7 +182,7 @@ class _Encoder(msgspec.Struct):
             return inner if kind is list else {"tuple": inner}
         if kind in {dict, OrderedDict}:
             if any(key is not None and type(key) not in _PLAIN for key in value):
-                raise UnsupportedOperation(f"{where or 'the object'!r} has keys that are no texts or numbers")
+                raise UnsupportedOperation(f"{where or 'the object'!r} has keys that are neither strings nor numbers")
             pairs = [[key, self.encode(one, _joined(where, key))] for key, one in value.items()]
             return {"dict" if kind is dict else "ordered": pairs}
         if isinstance(value, torch.dtype):
@@ -211,10 +211,8 @@ class _Encoder(msgspec.Struct):
 
 
 class _Decoder(msgspec.Struct):
-    """Rebuilds an object from its JSON form."""
-
     _opened: Mapping[str, torch.Tensor]
-    _device: torch.device | None  # None: where they were
+    _device: torch.device | None  # None: the saved devices
     _fetched: dict[str, torch.Tensor] = msgspec.field(default_factory=dict)
     _made: dict[str, torch.Tensor] = msgspec.field(default_factory=dict)
 
