@@ -1,4 +1,4 @@
-"""The authenticator `jwt`: signed tokens with a tenant in them, verified with the keys of their issuer."""
+"""The authenticator `jwt`: verifies signed tokens with the issuer's keys and reads the tenant from a claim."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ djinn_settings = Settings
 
 @hookimpl
 def djinn_register_authenticators(settings: Settings) -> Iterable[Authenticator]:
-    """The authenticator `jwt`."""
+    """Return the authenticator `jwt`."""
     return [JwtAuthenticator(settings)]

@@ -16,7 +16,7 @@ from djinn_jwt.key_set import KeySet, VerifyingKey
 
 _ASYMMETRIC: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-_OPERATOR: Final = "default"  # who sees all tenants: its token is the server's own
+_OPERATOR: Final = "default"  # sees all tenants and uses the server's own token
 
 
 def _check_algorithms(instance: object, attribute: object, value: tuple[str, ...]) -> None:
@@ -31,11 +31,11 @@ class Settings:
 
     Attributes:
         keys: file with the public keys of the issuer (JWKS).
-        audience: for whom tokens must be: one of these.
-        issuer: issuer that tokens must name; empty: any whose key is in the set.
+        audience: accepted `aud` values. A token must have one of them.
+        issuer: required `iss` claim; empty: any issuer with a key in the set.
         tenant_claim: claim with the name of the tenant.
-        algorithms: how tokens may be signed.
-        leeway: seconds by which clocks may differ.
+        algorithms: accepted signature algorithms.
+        leeway: allowed clock difference in seconds.
     """
 
     keys: Path | None = None
@@ -47,7 +47,7 @@ class Settings:
 
 
 class JwtAuthenticator(Authenticator):
-    """Accepts tokens that were signed with a key of the set, for this audience, and have not expired."""
+    """Accept unexpired tokens for this audience that were signed with a key of the set."""
 
     name = "jwt"
 
@@ -59,7 +59,7 @@ class JwtAuthenticator(Authenticator):
         """Read the keys.
 
         Raises:
-            ConfigurationError: `keys` or `audience` is not set, the key set cannot be used, or PyJWT is missing.
+            ConfigurationError: `keys` or `audience` is not set, the key set is invalid, or PyJWT is missing.
         """
         if self._settings.keys is None:
             raise ConfigurationError("its setting `keys` must name a file with the public keys of the issuer (JWKS)")
@@ -72,14 +72,14 @@ class JwtAuthenticator(Authenticator):
         self._keys = KeySet(self._settings.keys)
 
     def authenticate(self, credentials: Credentials) -> Identity | Denial | None:
-        """The tenant that the token names; None for what does not look like a JSON Web Token."""
+        """Return the tenant of the token; None if the text is not a JSON Web Token."""
         token = credentials.token
         if not token.startswith("eyJ") or token.count(".") != 2 or not token.isascii():
             return None
         return self._verify(token)
 
     def is_valid(self, key: str) -> bool:
-        """True until the token expires, or its signing key is no more in the set."""
+        """Return True until the token expires or its signing key leaves the set."""
         _, _, rest = key.partition(".")
         expires, _, signer = rest.partition(".")
         if self._keys is None or not expires.isascii() or not expires.isdigit() or len(expires) > 12:
@@ -119,7 +119,7 @@ class JwtAuthenticator(Authenticator):
         return self._identity(token, key, claims)
 
     def _signer(self, header: dict[str, Any]) -> VerifyingKey | None:
-        """The key that a token names; where it names none, the only one."""
+        """Return the key that a token names. If it names none, return the only key."""
         assert self._keys is not None, "the authenticator was not prepared"
         keys = self._keys.current()
         if "kid" in header:

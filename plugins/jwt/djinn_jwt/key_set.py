@@ -1,4 +1,4 @@
-"""Public keys of an issuer in a file (JWKS), which is read again when it changes."""
+"""Public keys of an issuer in a JWKS file, reloaded when the file changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class KeySet:
     """The keys of a file. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `ConfigurationError` where the file cannot be used."""
+        """Raise `ConfigurationError` if the file is invalid."""
         self._path = path
         self._lock = threading.Lock()
         self._trouble = ""
@@ -37,7 +37,7 @@ class KeySet:
         self._keys = _read(path)
 
     def current(self) -> tuple[VerifyingKey, ...]:
-        """The keys that the file has now; one that cannot be read any more changes nothing, with a warning."""
+        """Return the current keys. If the changed file is invalid, log a warning and keep the earlier keys."""
         with self._lock:
             try:
                 version = _version(self._path)
@@ -45,7 +45,7 @@ class KeySet:
                     self._keys, self._version, self._trouble = _read(self._path), version, ""
                     _log.info("the key set %s was read again: %d keys", self._path, len(self._keys))
             except ConfigurationError as error:
-                if str(error) != self._trouble:  # once: it is asked for with every connection
+                if str(error) != self._trouble:  # once, because every connection asks
                     _log.warning("%s; what was read before holds", error)
                 self._trouble = str(error)
             return self._keys
@@ -79,7 +79,7 @@ def _read(path: Path) -> tuple[VerifyingKey, ...]:
 
 
 def _verifies(entry: object) -> bool:
-    """True for keys that are for signatures; symmetric ones are secrets, with which others could sign."""
+    """Return True for public signature keys. Symmetric keys are secrets that would allow others to sign."""
     return isinstance(entry, dict) and entry.get("kty") != "oct" and entry.get("use", "sig") == "sig"
 
 
