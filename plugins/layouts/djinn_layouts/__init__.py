@@ -10,7 +10,7 @@ djinn_api_version = "2.0"
 
 
 class Layouts(OpHandler):
-    """Makes such tensors; ops on one reach its class. What runs them is imported with the first."""
+    """Create tensors with other layouts. Later ops on them reach their class. The implementation is imported on first use."""
 
     name = "layouts"
 
@@ -23,5 +23,5 @@ class Layouts(OpHandler):
 
 @hookimpl
 def djinn_register_op_handlers() -> list[OpHandler]:
-    """The op handler `layouts`."""
+    """Return the op handler `layouts`."""
     return [Layouts()]

@@ -1,4 +1,4 @@
-"""Ops on tensors that are not strided: one instruction, `LAYOUT_CALL`, whose operands are the strided parts of its arguments.
+"""Ops on non-strided tensors, each recorded as one `LAYOUT_CALL` whose operands are the strided parts of the arguments.
 
 The number of elements of a sparse result depends on data, so each op is a round trip to the executor.
 """
@@ -42,11 +42,11 @@ from djinn_layouts.sparse_tensor import wrap_sparse
 aten = torch.ops.aten
 
 _EXECUTORS_DEFAULT = torch.float32
-_RESIZES_OUT = torch.ops.aten.sparse_sampled_addmm.out  # others do not, on the CPU either
+_RESIZES_OUT = torch.ops.aten.sparse_sampled_addmm.out  # other sparse ops do not resize `out`, on the CPU either
 
 
 def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Have the executor run `func`, and wait for the kind and the sizes of what it returns."""
+    """Run `func` on the executor, and wait for layouts and sizes of its results."""
     schema = schema_of(func)
     written = [
         a
@@ -68,7 +68,7 @@ def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _became_floats(arguments: Sequence[Any], results: Sequence[Any]) -> bool:
-    """True if the op made floats of whole numbers, whose dtype is the default of the process in which it runs."""
+    """Return True if the op made floats from integers. Their dtype is the default dtype of the process that runs the op."""
     given = [a for a in arguments if isinstance(a, torch.Tensor)]
     if any(a.dtype.is_floating_point or a.dtype.is_complex or a.is_quantized for a in given):
         return False
@@ -78,7 +78,7 @@ def _became_floats(arguments: Sequence[Any], results: Sequence[Any]) -> bool:
 
 
 def call_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]) -> Any:
-    """An op that writes its result into `out=`: `run` the one that returns it, and make that the content of `out`.
+    """Run an op with `out=`: `run` the functional op, then make its result the content of `out`.
 
     Raises:
         UnsupportedOperation: PyTorch has no such op without `out=`.
@@ -93,7 +93,7 @@ def call_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Call
         if not torch.can_cast(result.dtype, target.dtype):
             raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {target.dtype}")
         if func is _RESIZES_OUT and result.layout == target.layout:
-            target.data = result  # the size
+            target.data = result  # changes the size
         if result.shape != target.shape or result.layout != target.layout:
             raise RuntimeError(
                 f"{func.name()}: out= is {target.layout} of {tuple(target.shape)}, and the result {result.layout} of "
@@ -127,7 +127,7 @@ def _ask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
 
 
 def _apart(argument: Any, func: Any, operands: list[LazyTensor]) -> Any:
-    """The argument as it travels; appends tensors to `operands`."""
+    """Return the encoded argument, and append its tensors to `operands`."""
     if isinstance(argument, PartsTensor):
         return _apart(argument.described(), func, operands)
     if isinstance(argument, LazyTensor):
@@ -143,7 +143,7 @@ def _apart(argument: Any, func: Any, operands: list[LazyTensor]) -> Any:
 
 
 def _put_together(header: Sequence[int], parts: Sequence[LazyTensor]) -> Any:
-    """A result of the executor: its header, and the tensors that it consists of."""
+    """Return a result of the executor, from its header and its parts."""
     kind, *rest = header
     if kind == NO_RESULT:
         return None
@@ -181,8 +181,8 @@ def _write(target: Any, result: Any) -> None:
     elif isinstance(target, QuantizedTensor):
         record(aten.copy_.default, (target.held_integers, result.held_integers), {})
     elif isinstance(target, NestedTensor):
-        aten.copy_.default(target, result)  # which looks at how both lie in memory
-    elif result.in_place:  # other tensors may look at these values
+        aten.copy_.default(target, result)  # compares both memory layouts
+    elif result.in_place:  # other tensors may be views of these values
         values = target.held_values
         record(aten.copy_.default, (values, result.held_values), {})
         target.become(result)

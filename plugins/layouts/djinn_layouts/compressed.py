@@ -1,4 +1,4 @@
-"""Ops on sparse CSR, CSC, BSR and BSC tensors that need no executor: what looks at a tensor, or makes one of its parts."""
+"""Local ops on sparse CSR, CSC, BSR and BSC tensors: metadata, access to parts, construction from parts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _layout(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> torch
 
 
 def _part(name: str, attribute: str, by_rows: bool) -> Handler:
-    """Handler of `crow_indices` and its like: PyTorch has each for two of the layouts."""
+    """Return the handler of an op such as `crow_indices`, which exists for two of the four layouts."""
 
     def part(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         source = args[0]
@@ -104,7 +104,6 @@ def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _fetched(source: CompressedTensor) -> torch.Tensor:
-    """The tensor on the CPU."""
     return torch.sparse_compressed_tensor(
         *_each(source, fetch), tuple(source.shape), layout=source.held_layout, check_invariants=False, device="cpu"
     )
@@ -130,7 +129,7 @@ def _copy(func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
 
 
 def _like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`empty_like`, which has the indices of its source, and `zeros_like`, which has no elements."""
+    """Handle `empty_like`, which keeps the indices of its source, and `zeros_like`, which has no elements."""
     source, device = args[0], kwargs.get("device")
     dtype, layout = kwargs.get("dtype") or source.dtype, kwargs.get("layout") or source.held_layout
     if layout not in LAYOUTS or (device is not None and not is_remote(device)):
@@ -183,7 +182,7 @@ def _is_pinned(_func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> b
 
 
 def empty(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """`torch.empty(size, layout=torch.sparse_csr)`, and `torch.zeros`."""
+    """Handle `torch.empty(size, layout=torch.sparse_csr)` and `torch.zeros`."""
     size, layout, device = args[0], kwargs["layout"], kwargs.get("device")
     if layout in IN_BLOCKS or len(size) < 2:
         raise RuntimeError(
@@ -195,7 +194,7 @@ def empty(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Te
 
 
 def _with_dims(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """`aten::_sparse_compressed_tensor_with_dims`: a tensor whose indices and values are to be filled in."""
+    """Handle `aten::_sparse_compressed_tensor_with_dims`: return a tensor whose indices and values are written later."""
     nnz, dense_dim, size, blocksize, index_dtype = args
     layout, device = kwargs["layout"], logical_device(index_of(kwargs.get("device")))
     batch, block = list(size[: len(size) - 2 - dense_dim]), list(blocksize)
@@ -209,13 +208,13 @@ def _with_dims(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tor
 
 
 def move_here(source: torch.Tensor, index: int, dtype: torch.dtype | None) -> torch.Tensor:
-    """`.to(device)` of a CPU tensor."""
+    """Return a CPU tensor's copy on the remote device."""
     parts = _uploaded(source if dtype is None else source.to(dtype), index)
     return wrap_compressed(source.layout, *parts, tuple(source.shape))
 
 
 def _of_parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`torch.sparse_csr_tensor` and its like; the executor checks what they made where it is used."""
+    """Handle `torch.sparse_csr_tensor` and similar functions. The executor checks the parts at their first use."""
     compressed, plain, values, size = args
     if not all(isinstance(part, LazyTensor) for part in (compressed, plain, values)):
         raise RuntimeError(
@@ -231,8 +230,8 @@ def _of_parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _unsafe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`_sparse_compressed_tensor_unsafe`, with which PyTorch makes gradients of values: its own makes an object in C++."""
-    if all(is_remote(part.device) and not isinstance(part, LazyTensor) for part in args[:3]):  # a tracer's
+    """Handle `_sparse_compressed_tensor_unsafe`, with which PyTorch makes gradients of values. Its own kernel makes a C++ object."""
+    if all(is_remote(part.device) and not isinstance(part, LazyTensor) for part in args[:3]):  # tensors of a tracer
         return _take_apart(func, args, kwargs)
     with torch.no_grad():
         return _of_parts(func, args, kwargs)
@@ -245,7 +244,7 @@ def _take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def _indices_of_rows(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Indices of a COO tensor, by ops that check theirs: the kernel believes what compressed indices say about memory."""
+    """Return the indices of a COO tensor by ops that check indices. The kernel would trust them as memory offsets."""
     compressed, plain = args[0], args[1]
     if compressed.dim() != 1:
         raise UnsupportedOperation(f"aten::_convert_indices_from_csr_to_coo takes no batches on {DEVICE_NAME}")
@@ -255,7 +254,7 @@ def _indices_of_rows(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return found.to(torch.int32 if kwargs.get("out_int32") else torch.int64)
 
 
-# What happens here, without the executor.
+# ops that run without the executor
 LOCAL: Final[Mapping[Any, Handler]] = MappingProxyType(
     {
         torch.ops.prim.layout.default: _layout,
@@ -282,13 +281,13 @@ LOCAL: Final[Mapping[Any, Handler]] = MappingProxyType(
     }
 )
 
-# Ops that make such tensors of others.
+# Constructors from other tensors.
 MAKERS: Final[Mapping[Any, Handler]] = MappingProxyType(
     {
         aten._convert_indices_from_csr_to_coo.default: _indices_of_rows,
         aten._sparse_compressed_tensor_unsafe.default: _unsafe,
         aten._sparse_compressed_tensor_with_dims.default: _with_dims,
-        aten.sparse_compressed_tensor.comp_plain_value: _take_apart,  # the size is to be found from the indices
+        aten.sparse_compressed_tensor.comp_plain_value: _take_apart,  # without a size, which follows from the indices
         aten.sparse_compressed_tensor.comp_plain_value_size: _of_parts,
     }
 )

@@ -21,11 +21,11 @@ LAYOUTS = BY_ROWS | IN_BLOCKS | {torch.sparse_csc}
 class CompressedTensor(PartsTensor):
     """A tensor of a compressed sparse layout on `remote_accelerator`: three strided remote tensors, and its shape.
 
-    PyTorch asks it for its layout (`prim::layout`).
+    PyTorch requests its layout through `prim::layout`.
 
     Attributes:
-        held_compressed: remote tensor of (*batch, rows + 1): rows of blocks, or columns. held_plain: remote tensor of
-            (*batch, nnz). held_values: remote tensor of (*batch, nnz, *block sizes, *dense sizes).
+        held_compressed: remote tensor of (*batch, rows + 1): rows of blocks, or columns. held_plain: remote tensor of (*batch,
+            nnz). held_values: remote tensor of (*batch, nnz, *block sizes, *dense sizes).
     """
 
     held_layout: torch.layout
@@ -34,13 +34,13 @@ class CompressedTensor(PartsTensor):
     held_values: LazyTensor
 
     def described(self) -> list[Any]:
-        """As an argument of an op."""
+        """Return the tensor encoded as an argument."""
         kind = str(self.held_layout).removeprefix("torch.")
         size = [int(n) for n in self.shape]
         return [kind, size, self.held_compressed, self.held_plain, self.held_values]
 
     def dense(self) -> int:
-        """The number of dense dimensions."""
+        """Return the number of dense dimensions."""
         blocks = 2 if self.held_layout in IN_BLOCKS else 0
         return self.held_values.dim() - self.held_plain.dim() - blocks
 
@@ -51,7 +51,7 @@ class CompressedTensor(PartsTensor):
 
     @for_users
     def stride(self, dim: int | None = None) -> Any:  # noqa: ARG002 - as PyTorch has it
-        """Raises, as on the CPU.
+        """Raise an error, as on the CPU.
 
         Raises:
             RuntimeError: always.
@@ -60,7 +60,7 @@ class CompressedTensor(PartsTensor):
 
     @for_users
     def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> NoReturn:  # noqa: ARG002
-        """Raises, as on the CPU.
+        """Raise an error, as on the CPU.
 
         Raises:
             RuntimeError: always.
@@ -70,7 +70,7 @@ class CompressedTensor(PartsTensor):
 
     @for_users
     def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> NoReturn:
-        """Raises, as on the CPU.
+        """Raise an error, as on the CPU.
 
         Raises:
             RuntimeError: always.
@@ -87,7 +87,7 @@ class CompressedTensor(PartsTensor):
 def wrap_compressed(
     layout: torch.layout, compressed: LazyTensor, plain: LazyTensor, values: LazyTensor, shape: Sequence[int]
 ) -> CompressedTensor:
-    """A tensor of these parts, which are not checked."""
+    """Return a tensor of these parts, unchecked."""
     made: CompressedTensor = private.make_compressed_wrapper(
         CompressedTensor, shape, values.dtype, layout, values.device
     )

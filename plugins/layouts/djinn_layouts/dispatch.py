@@ -1,7 +1,7 @@
-"""Dispatch of ops with tensors that are not strided: sparse, quantized and nested ones.
+"""Dispatch of ops with non-strided tensors: sparse, quantized and nested.
 
-Ops that only read the metadata of such a tensor, or make one of strided parts, run on the client without a message (`sparse`,
-`compressed`, `quantized`, `nested`). Every other op is one instruction, see `layout_calls`.
+Metadata queries and construction from strided parts run on the client without a message (`sparse`, `compressed`,
+`quantized`, `nested`). Every other op is one instruction (`calls`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from djinn_layouts.sparse_tensor import SparseTensor
 
 aten = torch.ops.aten
 
-# What happens here, without the executor.
+# ops that run without the executor
 _LOCAL: Final[Mapping[type, Mapping[Any, Handler]]] = MappingProxyType(
     {
         SparseTensor: sparse.LOCAL,
@@ -50,7 +50,7 @@ _OTHERWISE: Final[Mapping[type, str]] = MappingProxyType(
 
 
 def dispatch_layout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an op with such a tensor among its arguments: `PartsTensor.__torch_dispatch__`.
+    """Run an op with a non-strided argument: the implementation of `PartsTensor.__torch_dispatch__`.
 
     Raises:
         UnsupportedOperation: remote tensors of this kind have no such op.
@@ -58,7 +58,7 @@ def dispatch_layout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     first = first_of_parts((*args, *kwargs.values()))
     assert first is not None
     if torch.is_inference_mode_enabled() and not first.is_inference() and torch_dispatch.makes_view(func):
-        with torch.inference_mode(False), torch.no_grad():  # a view is an inference tensor where its base is
+        with torch.inference_mode(False), torch.no_grad():  # a view is an inference tensor if its base is one
             return dispatch_layout(func, args, kwargs)
     handler = _LOCAL[type(first)].get(func)
     if handler is not None:
@@ -80,7 +80,7 @@ PartsTensor.dispatch = staticmethod(dispatch_layout)
 
 
 def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an op that makes a tensor of such a layout, or a kernel for one above autograd."""
+    """Run an op that makes a non-strided tensor, or an autograd kernel of such an op."""
     return _MAKERS[func](func, args, kwargs)
 
 
@@ -90,7 +90,7 @@ def _make_empty(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def _move_here(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`.to(device)` of a CPU tensor; PyTorch moves the parts of a sparse COO tensor."""
+    """Handle `.to(device)` of a CPU tensor. PyTorch moves the parts of a sparse COO tensor."""
     (source,), index, dtype = args, index_of(kwargs.get("device")), kwargs.get("dtype")
     if source.is_quantized:
         return quantized.upload_quantized(source, index)

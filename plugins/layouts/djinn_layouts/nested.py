@@ -1,4 +1,4 @@
-"""Ops on nested tensors of the strided layout that need no executor: what looks at one, takes it apart, or makes one."""
+"""Local ops on strided nested tensors: metadata, access to components, construction."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def _is_contiguous(source: NestedTensor) -> bool:
 
 
 def _values(source: NestedTensor) -> Any:
-    """`values()`: of a tensor that is not contiguous all memory that it looks into."""
+    """Handle `values()`. For a non-contiguous tensor, return the whole underlying memory."""
     return record(aten.detach.default, (source.held_values,), {})
 
 
 def _tensors(source: NestedTensor) -> list[Any]:
-    """The tensors of a nested one, which look into its memory."""
+    """Return the components of a nested tensor as views of its memory."""
     if source.places is None:
         pieces = record(aten.split_with_sizes.default, (source.held_values, numbers_of(source.sizes)), {})
         return [
@@ -80,7 +80,7 @@ def _tensors(source: NestedTensor) -> list[Any]:
 
 
 def _contiguous(source: NestedTensor) -> NestedTensor:
-    """The tensor itself, or a copy whose tensors lie one after the other."""
+    """Return the tensor, or a contiguous copy."""
     if source.places is None:
         return source
     rows = [one.reshape(-1) for one in _tensors(source)]
@@ -88,7 +88,7 @@ def _contiguous(source: NestedTensor) -> NestedTensor:
 
 
 def _view(source: NestedTensor, sizes: Sizes, places: Places) -> NestedTensor:
-    """Another look into the memory of `source`. Where its tensors lie one after the other, it is contiguous."""
+    """Return another view of the memory of `source`; a contiguous tensor if its components are adjacent."""
     strides, starts, count = tuple(contiguous_strides(size) for size in sizes), starts_of(sizes), sum(numbers_of(sizes))
     first = places.offsets[0] if places.offsets else 0
     if places.strides != strides or any(at != first + n for at, n in zip(places.offsets, starts, strict=True)):
@@ -99,11 +99,11 @@ def _view(source: NestedTensor, sizes: Sizes, places: Places) -> NestedTensor:
 
 
 def _asked_view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A view of which the executor says how it lies in the memory of its base."""
+    """Return a view whose strides and offsets the executor determines."""
     source = args[0]
     made = call(func, args, kwargs)
     if made.places is None:
-        return made  # of no elements
+        return made  # without elements
     return _view(source, made.sizes, made.places)
 
 
@@ -180,7 +180,7 @@ def _split_with_sizes(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]
 
 
 def _width_to_divide(name: str, op: str, source: NestedTensor, dim: int) -> int | None:
-    """The size of the last dimension; None where tensors differ in it."""
+    """Return the size of the last dimension; None if it differs between components."""
     last = source.dim() - 1
     if dim not in {-1, last}:
         raise RuntimeError(
@@ -192,7 +192,7 @@ def _width_to_divide(name: str, op: str, source: NestedTensor, dim: int) -> int 
 
 
 def _split(source: NestedTensor, widths: Sequence[int]) -> list[NestedTensor]:
-    """Parts of the last dimension."""
+    """Return parts of the last dimension."""
     lies, made, start = source.lies(), [], 0
     for width in widths:
         sizes = tuple((*size[:-1], width) for size in source.sizes)
@@ -217,7 +217,7 @@ def _clone(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _of_elements(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An op on each element: that of the elements one after the other."""
+    """Apply an elementwise op to the concatenated elements."""
     first = args[0]
     if not isinstance(first, NestedTensor):
         return call(func, args, kwargs)
@@ -259,14 +259,13 @@ def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _fetched(source: NestedTensor) -> torch.Tensor:
-    """The tensor on the CPU."""
     lies = source.lies()
     tables = _size_table(source), _table(lies.strides), _table(lies.offsets)
     return torch_layouts.nested_of_memory(fetch(source.held_values), *tables)
 
 
 def upload_nested(source: torch.Tensor, device: int) -> NestedTensor:
-    """A CPU tensor on the remote device."""
+    """Return a CPU tensor's copy on the remote device."""
     elements, sizes = torch_layouts.elements_of_nested(source)
     return wrap_nested(upload_copy(elements, device), tuple(tuple(size) for size in sizes.tolist()))
 
@@ -292,7 +291,7 @@ def _is_same_size(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) ->
 
 
 def _from_list(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`torch.nested.nested_tensor` and `as_nested_tensor` of remote tensors."""
+    """Handle `torch.nested.nested_tensor` and `as_nested_tensor` of remote tensors."""
     given = dict(zip(("list", "dtype", "layout", "device"), args, strict=False)) | kwargs
     return _of_list(given["list"], given.get("dtype"), given.get("device"))
 
@@ -309,7 +308,7 @@ def _of_list(tensors: Sequence[Any], dtype: torch.dtype | None, device: torch.de
 
 
 def _from_padded(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """The gradient of `to_padded_tensor`: what is not padding."""
+    """Return the gradient of `to_padded_tensor`: the elements without the padding."""
     padded, sizes = args[0], args[1].tolist()
     if len(args) > 2 and args[2]:
         raise UnsupportedOperation(f"aten::_nested_from_padded cannot transpose on {DEVICE_NAME}")
@@ -318,7 +317,7 @@ def _from_padded(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> 
 
 
 def _from_mask(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """A nested tensor of what a mask keeps of rows of vectors, of each row the beginning; the mask is fetched."""
+    """Return a nested tensor of the leading vectors of each row, as many as the mask keeps. Fetches the mask."""
     padded, mask, checked = args[0], args[1], args[2] if len(args) > 2 else True
     if mask.dtype != torch.bool or mask.dim() != 2 or padded.dim() != 3 or mask.shape != padded.shape[:2]:
         raise RuntimeError(
@@ -339,7 +338,7 @@ def _view_from_buffer(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]
 
 
 def _reshape(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """`reshape` of nested tensors: PyTorch's looks into the C++ object of those of the CPU."""
+    """Handle `reshape`, because PyTorch's implementation reads the C++ object of CPU nested tensors."""
     source, shape = args
     if not shape:
         raise RuntimeError("shape '[]' is invalid for a nested tensor")
@@ -360,7 +359,7 @@ def _reshape_as(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> A
 
 
 class _TakeApart(torch.autograd.Function):
-    """An op that takes a nested tensor apart: PyTorch's formulas of its gradient look into the C++ object of a CPU tensor."""
+    """Autograd function for ops that split a nested tensor. PyTorch's gradient formulas read the C++ object of CPU tensors."""
 
     @staticmethod
     def forward(ctx: Any, source: NestedTensor, handler: Handler, *args: Any) -> Any:
@@ -392,7 +391,7 @@ class _TakeApart(torch.autograd.Function):
 
 
 def _differentiated(handler: Handler) -> Handler:
-    """Handler of `unbind` and its like under autograd: PyTorch's formulas read memory that nested tensors of the CPU have."""
+    """Return a handler of `unbind` and similar ops under autograd. PyTorch's formulas read memory of CPU nested tensors."""
 
     def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         source, *rest = args
@@ -403,7 +402,7 @@ def _differentiated(handler: Handler) -> Handler:
     return take_apart
 
 
-# Ops that make such tensors of others, and ops above autograd.
+# Constructors from other tensors, and autograd kernels.
 MAKERS: Final[Mapping[Any, Handler]] = MappingProxyType(
     {
         aten._nested_from_padded.default: _from_padded,
@@ -427,7 +426,7 @@ _BINARY = ("add", "sub", "mul", "div")
 
 
 _NOT_CONTIGUOUS: Final = "NestedTensor must be contiguous to get buffer."
-# Those that PyTorch does with all memory that a tensor looks into: the result lies in its memory in the same way.
+# PyTorch applies these ops to the whole underlying memory. The result has the layout of the operand.
 _ON_MEMORY: Final = frozenset({
     aten.eq.Scalar,
     aten.ge.Scalar,
@@ -458,7 +457,7 @@ def _elementwise() -> dict[Any, Handler]:
     return found
 
 
-# What happens here, without the executor, or is an op on the elements.
+# Ops that run without the executor, or that act on the elements.
 LOCAL: Final[Mapping[Any, Handler]] = MappingProxyType(
     {
         torch.ops.prim.layout.default: _answer(lambda _source: torch.strided),

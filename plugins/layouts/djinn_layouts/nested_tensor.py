@@ -1,6 +1,6 @@
-"""NestedTensor: a nested tensor of the strided layout, whose elements are on an executor.
+"""NestedTensor: a strided nested tensor whose elements are on an executor.
 
-Those of the jagged layout are a class of PyTorch's own over strided tensors.
+Jagged nested tensors are PyTorch's own class over strided tensors.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ Sizes: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class Places(msgspec.Struct, frozen=True):
-    """Strides and first elements of the tensors of a nested one in its memory, where they do not lie one after the other."""
+    """Strides and offsets of the components of a non-contiguous nested tensor."""
 
     strides: Sizes
     offsets: tuple[int, ...]
 
 
 class NestedTensor(PartsTensor):
-    """A nested tensor on `remote_accelerator`: the sizes of its tensors, and the memory in which they lie.
+    """A nested tensor on `remote_accelerator`: the sizes of its components, and their memory.
 
-    PyTorch asks it for its layout, and for sizes. A dimension in which the tensors differ has a nested integer for a size, as
-    those of the jagged layout have.
+    PyTorch requests its layout and sizes. A dimension in which components differ has a nested integer as its size, as in the
+    jagged layout.
 
     Attributes:
-        held_values: remote tensor of one dimension. places: None where the tensors lie in it one after the other, and nothing else does.
+        held_values: one-dimensional remote tensor. places: None if the components are adjacent and fill it.
     """
 
     sizes: Sizes
@@ -44,7 +44,7 @@ class NestedTensor(PartsTensor):
     places: Places | None
 
     def described(self) -> list[Any]:
-        """As an argument of an op."""
+        """Return the tensor encoded as an argument."""
         dims, sizes = len(self.sizes[0]) if self.sizes else 0, [n for size in self.sizes for n in size]
         if self.places is None:
             return [NESTED, dims, sizes, self.held_values]
@@ -56,13 +56,13 @@ class NestedTensor(PartsTensor):
         self.sizes, self.held_values, self.places = other.sizes, other.held_values, other.places
 
     def lies(self) -> Places:
-        """Strides and first elements of its tensors, also where they lie one after the other."""
+        """Return strides and offsets of the components, also of a contiguous tensor."""
         if self.places is not None:
             return self.places
         return Places(tuple(contiguous_strides(size) for size in self.sizes), tuple(starts_of(self.sizes)))
 
     def common(self, dim: int) -> int | None:
-        """Size of all tensors in a dimension of the whole, the first of which counts tensors; None where they differ."""
+        """Return the size of a dimension if all components agree, else None. Dimension 0 counts the components."""
         if dim == 0:
             return len(self.sizes)
         found = {size[dim - 1] for size in self.sizes}
@@ -70,10 +70,10 @@ class NestedTensor(PartsTensor):
 
     @for_users
     def size(self, dim: int | None = None) -> Any:
-        """As of a nested tensor on the CPU.
+        """Return sizes as a CPU nested tensor does.
 
         Raises:
-            RuntimeError: the tensors differ in this dimension.
+            RuntimeError: the components differ in this dimension.
         """
         if dim is None:
             raise RuntimeError("Internal error: NestedTensorImpl doesn't support sizes. Please file an issue.")
@@ -94,7 +94,7 @@ class NestedTensor(PartsTensor):
 
 
 def wrap_nested(values: LazyTensor, sizes: Sizes, places: Places | None = None) -> NestedTensor:
-    """A nested tensor of these elements, or of those that lie in `places` of `values`."""
+    """Return a nested tensor of these elements, or of components at `places` in `values`."""
     made: NestedTensor = private.make_nested_wrapper(NestedTensor, values.dtype, values.device)
     made.held_values, made.sizes, made.places = values, sizes, places
     return made
@@ -112,10 +112,10 @@ def symbolic_size(tensor: NestedTensor) -> list[Any]:
 
 
 def numbers_of(sizes: Sequence[Sequence[int]]) -> list[int]:
-    """The number of elements of each tensor."""
+    """Return the number of elements of each component."""
     return [math.prod(size) for size in sizes]
 
 
 def starts_of(sizes: Sequence[Sequence[int]]) -> list[int]:
-    """The first element of each tensor, if they lie one after the other."""
+    """Return the offset of each component of a contiguous nested tensor."""
     return [0, *itertools.accumulate(numbers_of(sizes))][: len(sizes)]

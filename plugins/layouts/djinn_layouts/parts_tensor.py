@@ -1,7 +1,6 @@
-"""PartsTensor: a tensor that is not strided, made of strided remote tensors.
+"""PartsTensor: a non-strided tensor made of strided remote tensors.
 
-Its parts lie on the executor like every other tensor, so memory limits, journals and failures hold for them without a word
-about layouts.
+The parts are ordinary values on the executor, so memory limits, journals and failures apply to them unchanged.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from djinn_layouts import torch_layouts as private
 
 
 class PartsTensor(torch.Tensor):
-    """A tensor on `remote_accelerator` that is not strided.
+    """A non-strided tensor on `remote_accelerator`.
 
     Attributes:
         dispatch: runs an op with such a tensor among its arguments.
-        in_place: as the result of an op in place, that the op wrote into the memory of the values that were there.
+        in_place: for the result of an in-place op, True if the op wrote into the memory of the existing values.
     """
 
     in_place = False
@@ -36,7 +35,6 @@ class PartsTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run or record `func`; see `dispatch`."""
         try:
             return cls.dispatch(func, args, kwargs or {})
         except BaseException as error:
@@ -44,7 +42,7 @@ class PartsTensor(torch.Tensor):
             raise
 
     def described(self) -> list[Any]:
-        """The tensor as an argument of an op: a word that says its kind, numbers, and its parts. See `layout_operators`."""
+        """Return the tensor encoded as an argument: a word for its kind, numbers, and its parts. See `layout_operators`."""
         raise NotImplementedError
 
     def become(self, other: Any) -> None:
@@ -75,7 +73,7 @@ class PartsTensor(torch.Tensor):
 
 
 def first_of_parts(arguments: Iterable[Any]) -> PartsTensor | None:
-    """The first remote tensor that is not strided among the arguments of an op."""
+    """Return the first non-strided remote tensor among the arguments of an op."""
     for argument in arguments:
         found = first_of_parts(argument) if isinstance(argument, (list, tuple)) else argument
         if isinstance(found, PartsTensor):

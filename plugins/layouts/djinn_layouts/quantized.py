@@ -1,4 +1,4 @@
-"""Ops on quantized tensors that need no executor, or are ops on their integers: parameters, views, copies, factories."""
+"""Local ops on quantized tensors: parameters, views, copies, factories; some are ops on the integers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _same(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
 
 
 def _of_integers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An op that moves elements: that of the integers. Where a channel may move, all must have one scale."""
+    """Apply an op that moves elements to the integers. If a channel may move, all channels must have one scale."""
     source = args[0]
     if func is not aten.clone.default:
         _per_tensor(source)
@@ -99,7 +99,6 @@ def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _fetched(source: QuantizedTensor) -> torch.Tensor:
-    """The tensor on the CPU."""
     integers, quantizer = fetch(source.held_integers), source.quantizer
     if isinstance(quantizer, PerTensor):
         made = torch_layouts.quantized_per_tensor(integers, quantizer.scale, quantizer.zero_point, source.dtype)
@@ -110,7 +109,7 @@ def _fetched(source: QuantizedTensor) -> torch.Tensor:
 
 
 def upload_quantized(source: torch.Tensor, device: int) -> QuantizedTensor:
-    """A CPU tensor on the remote device."""
+    """Return a CPU tensor's copy on the remote device."""
     if source.dtype not in ELEMENTS:
         raise UnsupportedOperation(
             f"a tensor of {source.dtype} cannot be moved to {DEVICE_NAME}: .dequantize() it first"
@@ -145,7 +144,7 @@ def _copy(func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
 
 
 def _set_storage(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`torch.load` makes an empty tensor, and gives it its storage."""
+    """Handle `torch.load`, which makes an empty tensor and then sets its storage."""
     target, storage, offset, size, stride = args
     integers = record(aten.empty.memory_format, ([0],), {"dtype": ELEMENTS[target.dtype], "device": target.device})
     target.held_integers = func(integers, storage, offset, size, stride, **kwargs)
@@ -166,13 +165,13 @@ def _is_pinned(_func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> b
 
 
 def _empty_per_tensor(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """`aten::_empty_affine_quantized` on the remote device."""
+    """Handle `aten::_empty_affine_quantized` on the remote device."""
     quantizer = PerTensor(kwargs.get("scale", 1.0), kwargs.get("zero_point", 0))
     return wrap_quantized(_empty_integers(args[0], kwargs), kwargs["dtype"], quantizer)
 
 
 def _empty_per_channel(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """`aten::_empty_per_channel_affine_quantized` on the remote device."""
+    """Handle `aten::_empty_per_channel_affine_quantized` on the remote device."""
     integers = _empty_integers(args[0], kwargs)
     scales, zero_points = (kwargs[name].to(integers.device) for name in ("scales", "zero_points"))
     return wrap_quantized(integers, kwargs["dtype"], PerChannel(scales, zero_points, kwargs["axis"]))
@@ -187,14 +186,14 @@ _OF_ELEMENTS: Final[Mapping[torch.dtype, torch.dtype]] = MappingProxyType({v: k 
 
 
 def _make_per_tensor(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """A quantized tensor of these integers, which are copied."""
+    """Return a per-tensor quantized tensor with a copy of these integers."""
     integers, scale, zero_point = args
     copied = record(aten.clone.default, (integers,), {})
     return wrap_quantized(copied, _OF_ELEMENTS[integers.dtype], PerTensor(scale, zero_point))
 
 
 def _make_per_channel(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """The same with a scale and a zero point for each place of a dimension."""
+    """Return a per-channel quantized tensor with a copy of these integers."""
     integers, scales, zero_points, axis = args
     if not all(isinstance(part, LazyTensor) for part in (integers, scales, zero_points)):
         raise RuntimeError("integers, scales and zero points must be on the same device")
@@ -227,7 +226,7 @@ _MOVING = (
     aten.clone.default,
 )
 
-# What happens here, without the executor.
+# ops that run without the executor
 LOCAL: Final[Mapping[Any, Handler]] = MappingProxyType(
     {
         aten.q_scale.default: _scale,
@@ -247,7 +246,7 @@ LOCAL: Final[Mapping[Any, Handler]] = MappingProxyType(
     }
 )
 
-# Ops that make such tensors of others.
+# Constructors from other tensors.
 MAKERS: Final[Mapping[Any, Handler]] = MappingProxyType(
     {
         aten._empty_affine_quantized.default: _empty_per_tensor,

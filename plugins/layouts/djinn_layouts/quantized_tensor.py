@@ -16,7 +16,7 @@ from djinn_core.ir.layout_operators import PER_CHANNEL, PER_TENSOR, QUANTIZED
 from djinn_layouts import torch_layouts as private
 from djinn_layouts.parts_tensor import PartsTensor
 
-# What the elements of quantized dtypes are.
+# Element dtype of each quantized dtype.
 ELEMENTS: Final[Mapping[torch.dtype, torch.dtype]] = MappingProxyType(
     {getattr(torch, name): getattr(torch, elements) for name, elements in QUANTIZED}
 )
@@ -31,12 +31,12 @@ class PerTensor(msgspec.Struct, frozen=True):
 
     @property
     def scheme(self) -> torch.qscheme:
-        """As `qscheme()` says it."""
+        """Return the result of `qscheme()`."""
         return torch.per_tensor_affine
 
 
 class PerChannel(msgspec.Struct, frozen=True, eq=False):
-    """A scale and a zero point for each place of dimension `axis`."""
+    """A scale and a zero point for each index of dimension `axis`."""
 
     scales: LazyTensor
     zero_points: LazyTensor
@@ -44,7 +44,7 @@ class PerChannel(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def scheme(self) -> torch.qscheme:
-        """As `qscheme()` says it."""
+        """Return the result of `qscheme()`."""
         whole = not self.zero_points.dtype.is_floating_point
         return torch.per_channel_affine if whole else torch.per_channel_affine_float_qparams
 
@@ -53,13 +53,13 @@ Quantizer: TypeAlias = PerTensor | PerChannel
 
 
 class QuantizedTensor(PartsTensor):
-    """A quantized tensor on `remote_accelerator`: the strided remote tensor of its integers, and how they are meant."""
+    """A quantized tensor on `remote_accelerator`: the strided remote tensor of its integers, and the quantizer."""
 
     held_integers: LazyTensor
     quantizer: Quantizer
 
     def described(self) -> list[Any]:
-        """As an argument of an op."""
+        """Return the tensor encoded as an argument."""
         dtype, quantizer = DTYPES.index(self.dtype), self.quantizer
         if isinstance(quantizer, PerTensor):
             return [PER_TENSOR, dtype, quantizer.scale, quantizer.zero_point, self.held_integers]
@@ -70,7 +70,7 @@ class QuantizedTensor(PartsTensor):
         self.held_integers, self.quantizer = other.held_integers, other.quantizer
 
     def qscheme(self) -> torch.qscheme:
-        """A method, because PyTorch cannot take one from the op (`Cannot cast torch.per_tensor_affine to QScheme`)."""
+        """Return the scheme. This is a method because PyTorch cannot convert the op's result to a QScheme."""
         return self.quantizer.scheme
 
     @for_users  # type: ignore[arg-type] # it is called `self` in no Protocol
@@ -86,7 +86,7 @@ class QuantizedTensor(PartsTensor):
 
 
 def wrap_quantized(integers: LazyTensor, dtype: torch.dtype, quantizer: Quantizer) -> QuantizedTensor:
-    """A quantized tensor of these parts, which are not checked."""
+    """Return a quantized tensor of these parts, unchecked."""
     made: QuantizedTensor = torch_dispatch.make_wrapper(
         QuantizedTensor, integers.shape, integers.stride(), integers.remote.meta.offset, dtype, integers.device
     )

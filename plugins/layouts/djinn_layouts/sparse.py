@@ -1,4 +1,4 @@
-"""Ops on sparse COO tensors that need no executor: what only looks at a sparse tensor, or makes one of indices and values."""
+"""Local ops on sparse COO tensors: metadata, access to parts, construction from indices and values."""
 
 from __future__ import annotations
 
@@ -90,7 +90,6 @@ def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _fetched(source: SparseTensor) -> torch.Tensor:
-    """The tensor on the CPU."""
     indices, values = fetch(source.held_indices), fetch(source.held_values)
     return torch.sparse_coo_tensor(
         indices, values, tuple(source.shape), check_invariants=False, is_coalesced=source.coalesced, device="cpu"
@@ -140,7 +139,7 @@ def _is_pinned(_func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> b
 
 
 def empty(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """`torch.empty(size, layout=torch.sparse_coo)`, and `torch.zeros`."""
+    """Handle `torch.empty(size, layout=torch.sparse_coo)` and `torch.zeros`."""
     return _on_device(len(args[0]), args[0], kwargs)
 
 
@@ -154,7 +153,7 @@ def _on_device(sparse_dim: int, size: Sequence[int], options: Mapping[str, Any])
 
 
 def _with_tensors(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`aten::_sparse_coo_tensor_with_dims_and_tensors`: what makes sparse tensors of indices and values."""
+    """Handle `aten::_sparse_coo_tensor_with_dims_and_tensors`, which makes sparse tensors from indices and values."""
     sparse_dim, dense_dim, size, indices, values = args
     if not isinstance(values, LazyTensor) or not isinstance(indices, LazyTensor):
         raise RuntimeError("indices and values must be on the same device")  # noqa: TRY004 - as PyTorch
@@ -178,17 +177,17 @@ def _check_sizes(elements: list[int], expected: list[int]) -> None:
 
 
 def _take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a composite op that makes a sparse tensor of strided ones; the executor checks what it made where it is used."""
+    """Run a composite op that makes a sparse tensor from strided ones. The executor checks the parts at their first use."""
     kernel = torch_dispatch.composite_kernel(func)
     assert kernel is not None
     return kernel(*args, **kwargs)
 
 
 def _embedding_bag_backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Sparse gradient of the table of an `nn.EmbeddingBag`; the executor's op would return it as one value."""
+    """Return the sparse gradient of an `nn.EmbeddingBag` table. The executor's op would return it as one value."""
     given = {argument.name: value for argument, value in zip(schema_of(func).arguments, args, strict=False)} | kwargs
     indices, bags = given["indices"], given["offset2bag"]
-    if bags.numel() == 0:  # as the executor's op does where the forward pass did not need it
+    if bags.numel() == 0:  # as the executor's op does if the forward pass did not compute it
         bags = torch.zeros(indices.shape[0] + 1, dtype=indices.dtype, device=indices.device)
         bags = bags.index_add_(0, given["offsets"], torch.ones_like(given["offsets"]))
         bags[0] -= 1
@@ -199,7 +198,7 @@ def _embedding_bag_backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     )  # fmt: skip
 
 
-# What happens here, without the executor.
+# ops that run without the executor
 LOCAL: Final[Mapping[Any, Handler]] = MappingProxyType(
     {
         aten._indices.default: _indices,
@@ -229,12 +228,12 @@ LOCAL: Final[Mapping[Any, Handler]] = MappingProxyType(
     }
 )
 
-# Ops that make such tensors of others.
+# Constructors from other tensors.
 MAKERS: Final[Mapping[Any, Handler]] = MappingProxyType(
     {
         aten._embedding_bag_backward.default: _embedding_bag_backward,
         aten._embedding_bag_sparse_backward.default: _take_apart,
-        aten._sparse_coo_tensor_unsafe.default: _take_apart,  # PyTorch calls it where a sparse CPU tensor moves here
+        aten._sparse_coo_tensor_unsafe.default: _take_apart,  # PyTorch calls this to move a sparse CPU tensor to the device
         aten._sparse_coo_tensor_with_dims.default: _with_dims,
         aten._sparse_coo_tensor_with_dims_and_tensors.default: _with_tensors,
         aten.embedding_sparse_backward.default: _take_apart,

@@ -1,7 +1,6 @@
-"""Ops that change the size of a sparse tensor in place: `resize_as_sparse_`, `sparse_resize_` and their like.
+"""Ops that resize a sparse tensor in place, such as `resize_as_sparse_` and `sparse_resize_`.
 
-The parts are resized at the client's word, without a question to the executor; new elements of indices and values are not defined, as
-on the CPU.
+The client resizes the parts without asking the executor. New elements are undefined, as on the CPU.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ _HOW: Final = (
 
 
 def resize_as_sparse(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """`resize_as_sparse_`, and `resize_as_` of sparse tensors.
+    """Handle `resize_as_sparse_`, and `resize_as_` of sparse tensors.
 
     Raises:
-        RuntimeError: the tensors are of different layouts, or the size does not fit what the first one has.
+        RuntimeError: the layouts differ, or the size is too small for the elements of the first tensor.
     """
     target, template = args[0], args[1]
     if isinstance(target, CompressedTensor) or isinstance(template, CompressedTensor):
@@ -55,7 +54,7 @@ def _check_compressed(name: str, given: torch.Tensor) -> None:
 
 
 def sparse_resize(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """`sparse_resize_(size, sparse_dim, dense_dim)`.
+    """Handle `sparse_resize_(size, sparse_dim, dense_dim)`.
 
     Raises:
         RuntimeError: the tensor has elements, and would lose a dimension or a part of one.
@@ -65,7 +64,7 @@ def sparse_resize(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) ->
 
 
 def resize_and_clear(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """`sparse_resize_and_clear_`: the tensor has no elements afterwards.
+    """Handle `sparse_resize_and_clear_`: afterwards the tensor has no elements.
 
     Raises:
         RuntimeError: the size has another number of dimensions.
@@ -78,10 +77,10 @@ def resize_and_clear(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any])
 
 
 def resize_compressed(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """`resize_` of a tensor of layout CSR.
+    """Handle `resize_` of a CSR tensor.
 
     Raises:
-        RuntimeError: it has fewer than two dimensions, or fewer columns than before.
+        RuntimeError: the tensor has fewer than two dimensions, or would lose columns.
     """
     target, size = args[0], list(args[1])
     if len(size) < 2:
@@ -150,12 +149,12 @@ def _check_kept(kind: str, old: list[int], new: list[int]) -> None:
 
 
 def _resize(part: LazyTensor, size: Sequence[int]) -> LazyTensor:
-    """A part in place, as PyTorch resizes it."""
+    """Resize a part in place, as PyTorch does."""
     record(aten.resize_.default, (part, list(size)), {})
     return part
 
 
 def _become(target: PartsTensor, made: PartsTensor) -> PartsTensor:
-    target.data = made  # the size
+    target.data = made  # changes the size
     target.become(made)
     return target

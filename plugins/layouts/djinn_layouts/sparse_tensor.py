@@ -20,7 +20,7 @@ class SparseTensor(PartsTensor):
 
     Attributes:
         held_indices: remote int64 tensor of (sparse_dim, nnz). held_values: remote tensor of (nnz, *dense sizes).
-        coalesced: whether indices are known to be sorted and unique.
+        coalesced: True if the indices are known to be sorted and unique.
     """
 
     held_indices: LazyTensor
@@ -28,7 +28,7 @@ class SparseTensor(PartsTensor):
     coalesced: bool
 
     def described(self) -> list[Any]:
-        """As an argument of an op."""
+        """Return the tensor encoded as an argument."""
         return [COO, self.coalesced, [int(n) for n in self.shape], self.held_indices, self.held_values]
 
     def become(self, other: Any) -> None:
@@ -44,7 +44,7 @@ class SparseTensor(PartsTensor):
 
 
 def wrap_sparse(indices: LazyTensor, values: LazyTensor, shape: Sequence[int], coalesced: bool) -> SparseTensor:
-    """A sparse tensor of these parts, which are not checked."""
+    """Return a sparse tensor of these parts, unchecked."""
     made: SparseTensor = private.make_sparse_wrapper(SparseTensor, shape, values.dtype, values.device)
     made.held_indices, made.held_values, made.coalesced = indices, values, coalesced
     return made
