@@ -9,12 +9,12 @@ from djinn.hooks import Judge, OptimizationContext, PlacementTrial, Trial
 from djinn.planning import OptimizationResult
 from djinn_optimizations.adaptive.ranks import chance_of_being_less
 
-LOOKS: Final = (8, 16, 24, 40)  # runs of each way before the test
-CHANCE: Final = 0.05 / len(LOOKS)  # of a wrong decision at one look; over all looks together 0.05
+LOOKS: Final = (8, 16, 24, 40)  # number of runs of each way at the tests
+CHANCE: Final = 0.05 / len(LOOKS)  # error probability of one test; over all tests 0.05
 LEAST: Final = 0.02  # the smallest share of the time worth saving, unless the setting `least` is given
-CLEARLY: Final = 1.5  # factor by which each of the first four runs must be slower to decide without more runs
-FEW: Final = 0.25  # share of the time to save after one run of each way; after n runs each, one n-th of it
-RUNS: Final = 8  # runs of a program in which several executors must save the time for moving its weights
+CLEARLY: Final = 1.5  # decide after four runs if each is slower by this factor
+FEW: Final = 0.25  # required saving after one run of each way, as a share of the time; after n runs, one n-th of it
+RUNS: Final = 8  # number of runs over several executors that must save the time for moving weights
 
 
 class Adaptive(Judge):

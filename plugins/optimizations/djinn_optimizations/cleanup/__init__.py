@@ -14,7 +14,10 @@ djinn_api_version = "2.0"
 
 @attrs.frozen
 class Settings:
-    """`on`: whether programs are cleaned up. It is off by default: it saves 1 to 3 % of a program's time (evaluation/results/planning.md)."""
+    """`on`: True to clean up programs.
+
+    Default: off, because it saves only 1 to 3 % of a program's time (evaluation/results/planning.md).
+    """
 
     on: bool = False
 

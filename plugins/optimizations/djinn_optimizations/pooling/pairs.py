@@ -89,7 +89,6 @@ def _after_convolution(graph: Graph, pooling: Pooling) -> Pair | None:
 
 
 def _after_pooling(graph: Graph, pooling: Pooling) -> Pair | None:
-    """Merge two poolings with adjacent windows."""
     before = _last_change(graph, pooling)
     first = pooling_of(graph, before) if before is not None else None
     if first is None or first.kind != pooling.kind or not (first.inside and pooling.inside):

@@ -90,9 +90,9 @@ def _check_memory(context: OptimizationContext, outputs: Sequence[int]) -> None:
     several = Counter(map(storage_of, outputs))
     for value in outputs:
         if storage_of(value) in before:
-            raise NotDivisible("what it makes looks into what was there before")
+            raise NotDivisible("a result is a view of memory that existed before")
         if several[storage_of(value)] > 1 and value in context.kept:
-            raise NotDivisible("several tensors that are kept look into the same memory")
+            raise NotDivisible("several kept tensors share memory")
 
 
 def _with_what_they_need(rows: Rows, cut: frozenset[int]) -> list[Node]:

@@ -21,7 +21,7 @@ class NotDivisible(Exception):  # noqa: N818 - a reason, not a failure
 
 @attrs.frozen
 class CausalAttention:
-    """A node in which each row attends to itself and earlier rows."""
+    """A node in which each row attends to itself and to earlier rows."""
 
     query: int
     key: int
@@ -66,7 +66,7 @@ class Rows:
         query, key, value = node.inputs[:3]
         where = {self.dims.get(v, -1) - len(self.graph.meta(v).shape) for v in (query, key, value)}
         if where != {-2}:
-            raise NotDivisible(f"attention{inside(node)} looks at rows from before this program")
+            raise NotDivisible(f"attention{inside(node)} reads rows from before this program")
         if given.get("attn_mask") is not None or not given.get("is_causal") or given.get("dropout_p"):
             raise NotDivisible(f"attention{inside(node)} is not plainly causal: it has a mask of its own, or dropout")
         self.attention[node.id] = CausalAttention(query, key, value)
@@ -108,7 +108,7 @@ def _check(context: OptimizationContext, found: Rows) -> None:
     looked_at = {storage_of(v) for n in found.nodes for v in (*graph.nodes[n].inputs, *graph.nodes[n].outputs)}
     for node in graph.nodes[found.nodes[0] :]:
         if any(storage_of(v) in looked_at for v in node.writes):
-            raise NotDivisible(f"{node.op}{inside(node)} writes into what would be divided")
+            raise NotDivisible(f"{node.op}{inside(node)} writes into values that would be divided")
     for node in [graph.nodes[n] for n in found.nodes]:
         if _has_effects(node):
             raise NotDivisible(f"{node.op}{inside(node)} writes or draws random numbers")

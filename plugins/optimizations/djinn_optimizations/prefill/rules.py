@@ -25,8 +25,8 @@ class Split:
     Attributes:
         dims: row dimension, by result.
         sizes: name of the argument with the result's sizes, if the op has one.
-        broadcast: whether operands broadcast: those without rows are stretched, those of equal size are sliced.
-        passes: whether the op passes the rows of its operand on unchanged.
+        broadcast: True if operands broadcast: those without rows are stretched, those of equal size are sliced.
+        passes: True if the op passes the rows of its operand on unchanged.
     """
 
     dims: tuple[int, ...]
@@ -116,7 +116,7 @@ def _product(left: str, right: str, *added: str) -> Rule:
         if dim is None or not whole or dim == len(case.shape(case.given[left])) - 1:
             return None
         if right != "weight" and len(case.shape(case.given[right])) > 2 and dim != len(case.made) - 2:
-            return None  # the right side has one matrix per row
+            return None  # the right operand has one matrix per row
         return Split((dim,)) if len(case.made) == len(case.shape(case.given[left])) else None
 
     return rule

@@ -25,11 +25,10 @@ class ReplicaChoice:
     """A set of replicas, and the predicted time of the program with them.
 
     Attributes:
-        replicas: empty if everything is sent.
-        seconds: predicted, from the start of the program to its end, with the time for copying inputs of replicas, spread over the
-            following runs.
-        interval: seconds between runs that follow each other without waiting.
-        computing: seconds of the replicas. sending: seconds of what is not sent because of them, and of how many bytes.
+        replicas: empty if all values are sent.
+        seconds: predicted time of the program, including a share of the time to copy inputs of replicas.
+        interval: seconds between pipelined runs.
+        computing: seconds of the replicas. sending: seconds and bytes of the transfers that they avoid.
     """
 
     replicas: tuple[PlacementDecision, ...]

@@ -35,7 +35,6 @@ class Recomputation(Optimization):
     after_placement = True
 
     def __init__(self, judge: Judge = quickest) -> None:
-        """`judge`: chooses among the choices."""
         self._judge = judge
 
     def wants(self, ops: frozenset[str]) -> bool:
