@@ -1,1 +1,1 @@
-"""Patterns: parts of models that are recognised by data flow."""
+"""Patterns that recognise parts of models by data flow."""

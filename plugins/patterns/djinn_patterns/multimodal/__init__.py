@@ -1,4 +1,4 @@
-"""Recognises where kinds of data meet: pictures and text, sound and text; and the branches of the program that lead there."""
+"""The pattern `fusion_point`: finds where modalities meet, such as images and text, and the branches before that."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_patterns() -> Iterable[Pattern]:
-    """The pattern `fusion_point`."""
+    """Return the pattern `fusion_point`."""
     return [FusionPoint()]

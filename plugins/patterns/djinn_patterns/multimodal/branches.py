@@ -1,4 +1,4 @@
-"""The branches of a program: ops that work on one kind of data alone, until it meets another kind."""
+"""The branches of a program: ops on one modality, until it meets another one."""
 
 from __future__ import annotations
 

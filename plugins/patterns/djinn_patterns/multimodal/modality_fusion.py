@@ -1,4 +1,4 @@
-"""Fusion points of modalities: where their data meets first, and the kind of fusion."""
+"""Fusion points of modalities: where they first meet, and the kind of fusion."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ OPERATIONS = frozenset(_BY_OPERATION)
 
 @attrs.frozen
 class ModalityFusion:
-    """An op that takes in data of several kinds, none of whose operands has met another kind before.
+    """An op that reads several modalities, none of whose operands has met another modality before.
 
     Attributes:
-        node: the op. how: the way in which they meet.
-        kinds: the kinds that meet, by operand; operands to which none leads are left out.
+        node: the op. how: kind of fusion.
+        kinds: the modality of each operand that has one.
     """
 
     node: Node
@@ -47,12 +47,12 @@ class ModalityFusion:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the kinds, in order of the operands."""
+        """Return the names of the modalities, in the order of the operands."""
         return tuple(dict.fromkeys(kind.value for _, kind in self.kinds))
 
 
 def fusions(graph: Graph, kinds: DataKinds, candidates: Sequence[Node]) -> Iterator[ModalityFusion]:
-    """The fusions among `candidates`; those of masks and positions alone do not count."""
+    """Yield the fusions among `candidates`. Fusions of masks and positions alone are left out."""
     reads = graph.flow.sources
     for node in candidates:
         if not kinds.meet(reads[node.id]) or not _computes(graph, node):
@@ -63,7 +63,7 @@ def fusions(graph: Graph, kinds: DataKinds, candidates: Sequence[Node]) -> Itera
 
 
 def _computes(graph: Graph, node: Node) -> bool:
-    """True if the results of a node are floating-point numbers, not a mask or positions."""
+    """Return True if a node's results are floating-point data, not a mask or positions."""
     made = (*node.outputs, *node.writes)
     return bool(made) and graph.meta(made[0]).dtype.is_floating_point
 
@@ -74,11 +74,11 @@ def _way(graph: Graph, node: Node) -> How:
 
 
 def _weighs(graph: Graph, product: Node) -> bool:
-    """True if the product's scores become weights of another product: unfused attention."""
+    """Return True if the product's scores become weights of another product: unfused attention."""
     return any(product.id in attention.nodes for attention in graph.flow.shared(attentions_of) if not attention.fused)
 
 
 def mirrored(found: Iterable[ModalityFusion]) -> bool:
-    """True if each of two kinds attends to the other: co-attention."""
+    """Return True if two modalities attend to each other: co-attention."""
     ways = {m.names[:2] for m in found if m.how == "cross_attention"}
     return any(way[::-1] in ways for way in ways)

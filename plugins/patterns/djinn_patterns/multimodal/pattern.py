@@ -1,4 +1,4 @@
-"""The pattern: candidates in, matches out."""
+"""The pattern class `FusionPoint`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FusionPoint(Pattern):
     operations = OPERATIONS
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
-        """One match for each op at which kinds meet; the first has the branches that lead there as a hint."""
+        """Return one match for each fusion op. The first match has the branches before it as a hint."""
         entering = entering_kinds(graph)
         if len(entering) < 2:
             return

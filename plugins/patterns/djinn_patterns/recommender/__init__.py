@@ -1,4 +1,4 @@
-"""Recognises bags of embeddings, of which recommenders are made."""
+"""The pattern `embedding_bag`, for recommenders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bags of embeddings: rows of a table, looked up and reduced to one for each sample."""
+"""Embedding bags: table rows that are looked up and reduced to one row per sample."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ BAGS = frozenset({"_embedding_bag", "_embedding_bag_forward_only", "embedding_ba
 _MODES = {0: "sum", 1: "mean", 2: "max"}
 _REDUCTIONS = {"sum": "sum", "mean": "mean", "amax": "max", "max": "max"}
 _WEIGHED = frozenset({"div", "masked_fill", "mul", "where"})
-_BETWEEN = 3  # ops between the look-up and the reduction: weights of samples, masks
+_BETWEEN = 3  # maximum number of ops between look-up and reduction: sample weights, masks
 
 
 class EmbeddingBag(Pattern):
-    """A bag of embeddings: PyTorch's op, or a look-up that is reduced over the ids of a sample and not used otherwise."""
+    """Match an embedding bag: PyTorch's op, or a look-up that is reduced over the ids of a sample and not used otherwise."""
 
     name = "embedding_bag"
     tolerates_growth = True
     operations = BAGS | {"embedding"}
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
-        """One match for each bag."""
+        """Return one match for each bag."""
         for node in candidates:
             if node.operation in BAGS:
                 mode = arguments(node).get("mode", 0)
@@ -41,14 +41,14 @@ def _match(graph: Graph, nodes: Sequence[Node], mode: str, confidence: float) ->
         nodes=tuple(n.id for n in nodes),
         confidence=confidence,
         reason=f"node {look_up.id} ({look_up.op}) looks up rows of {width} numbers for the ids of each sample{how}",
-        # Partial sums of rows add up, so the table may lie in parts; what is sent is one row for each sample.
+        # Partial sums of rows can be added, so the table may be sharded; one row per sample is sent.
         hints={"tables": (weight,)},
         details={"rows": rows, "width": width, "mode": mode, "fused": last is look_up},
     )
 
 
 def _reduced(graph: Graph, look_up: Node) -> tuple[Node, ...] | None:
-    """The look-up, what weighs its rows, and the op that reduces them over the ids of a sample."""
+    """Return the look-up, the ops that weight its rows, and the op that reduces them over the ids of a sample."""
     ids, weight = graph.meta(look_up.inputs[1]).shape, look_up.inputs[0]
     if (
         len(ids) < 2
@@ -70,7 +70,7 @@ def _reduced(graph: Graph, look_up: Node) -> tuple[Node, ...] | None:
 
 
 def _over_ids(graph: Graph, reduction: Node, rank: int) -> bool:
-    """True if a reduction is over the last dimension of the ids and no other."""
+    """Return True if a reduction is over the last dimension of the ids only."""
     shape = graph.meta(reduction.inputs[0]).shape
     given = arguments(reduction).get("dim")
     dims = given if isinstance(given, list | tuple) else (given,)

@@ -1,4 +1,4 @@
-"""Recognises what transformers are made of beside attention: feed-forward networks and tables."""
+"""The patterns `mlp` and `embedding`: feed-forward networks and embedding tables of transformers."""
 
 from __future__ import annotations
 

@@ -6,13 +6,13 @@ from djinn.planning import Graph, layer_at
 from djinn_core.planning.matching.layers import Layer
 
 PRODUCTS = frozenset({"addmm", "linear", "matmul", "mm"})
-MIXING = frozenset({"baddbmm", "bmm", "einsum", "matmul"})  # what takes values together by the weights of a softmax
-_BARE = frozenset({"matmul", "mm"})  # products that take no bias
+MIXING = frozenset({"baddbmm", "bmm", "einsum", "matmul"})  # ops that mix values by softmax weights
+_BARE = frozenset({"matmul", "mm"})  # products without a bias argument
 _SUMS = frozenset({"add", "add_"})
 
 
 def layers_of(graph: Graph) -> dict[int, Layer]:
-    """Return the linear layers of a graph by the id of the op that gives the result, which may be the addition of a bias."""
+    """Return the linear layers of a graph, by the op that gives the result: the product or the bias addition."""
     found: dict[int, Layer] = {}
     for index in sorted(i for operation in PRODUCTS for i in graph.by_op.get(operation, ())):
         layer = layer_at(graph, graph.nodes[index])
@@ -23,7 +23,7 @@ def layers_of(graph: Graph) -> dict[int, Layer]:
 
 
 def _with_bias(graph: Graph, layer: Layer) -> Layer | None:
-    """The layer with the bias that is added to its product, if one is."""
+    """Return the layer with the bias that is added to its product; None without one."""
     users = graph.flow.users(layer.product.id)
     if len(users) != 1 or graph.nodes[users[0]].operation not in _SUMS:
         return None

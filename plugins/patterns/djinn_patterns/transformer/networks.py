@@ -1,4 +1,4 @@
-"""Feed-forward networks: linear layers with nothing but element-wise ops between, one of them an activation."""
+"""Feed-forward networks: linear layers with only elementwise ops between them, at least one an activation."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _BETWEEN = frozenset({
 _PARTS = frozenset({
     "chunk", "narrow", "select", "slice", "split", "split_with_sizes", "unbind", "unsafe_chunk", "unsafe_split",
 })  # fmt: skip
-_LIMIT = 24  # ops between two layers, one after the other: a written-out activation takes some ten
-_MOST = 8  # layers that one result comes from
+_LIMIT = 24  # maximum length of a chain of ops between two layers; a decomposed activation has about ten
+_MOST = 8  # maximum number of layers that one result depends on
 
 
 @attrs.frozen
@@ -37,9 +37,9 @@ class Network:
     """A feed-forward network.
 
     Attributes:
-        data: source of what goes in. first: the layers that it goes into, two where one gates the other.
-        layers: all of them, in order. between: the ops between them.
-        gated: whether what two layers (or two halves of one) give is multiplied.
+        data: source of the input. first: the first layers, two if one gates the other.
+        layers: all layers, in order. between: the ops between them.
+        gated: True if the results of two layers (or of two halves of one) are multiplied.
     """
 
     data: int
@@ -50,7 +50,7 @@ class Network:
 
     @property
     def last(self) -> Layer:
-        """The layer that gives the result."""
+        """Return the last layer."""
         return self.layers[-1]
 
     @property
@@ -61,12 +61,12 @@ class Network:
 
 
 def networks_of(graph: Graph) -> tuple[Network, ...]:
-    """Return all feed-forward networks of a graph, in order; one that goes on where another ends is one with it."""
+    """Return all feed-forward networks of a graph, in order. A network that continues another one is merged with it."""
     return tuple(_Search(graph).networks())
 
 
 class _Way(NamedTuple):
-    """Path from linear layers to a result through element-wise ops only: the layers, the number and kinds of ops."""
+    """Path from linear layers to a result through elementwise ops only: the layers, and the number and kinds of ops."""
 
     layers: frozenset[int]
     length: int = 0
@@ -75,7 +75,7 @@ class _Way(NamedTuple):
 
 
 class _Search:
-    """Goes over a graph once, in order, and knows of each result by which way it comes from linear layers, if by any."""
+    """One walk over a graph in order. It records the path from linear layers to each result, if there is one."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -85,7 +85,7 @@ class _Search:
         self._normed = {norm.nodes[-1]: norm for norm in written}
 
     def networks(self) -> list[Network]:
-        """All of them."""
+        """Return all networks."""
         whole, ways, by_op = self._layers, self._ways, self._graph.by_op
         found: list[Network] = []
         if len(whole) < 2:
@@ -108,7 +108,7 @@ class _Search:
         return [n for n in _joined(found) if not scores_places(self._graph, n.data, n.last.node.id)]
 
     def _through(self, node: Node) -> _Way | None:
-        """The way past one more op; None if something else than layers and given values leads to it."""
+        """Return the path extended by one op; None if another op than a layer or a weight feeds it."""
         operation = node.operation
         if operation in CONVOLUTION and not self._is_by_channel(node):
             return None
@@ -128,7 +128,7 @@ class _Search:
         return self._longer(node, before)
 
     def _past(self, norm: WrittenNorm) -> _Way | None:
-        """The way past a norm that is written out, which bends nothing."""
+        """Return the path extended by a decomposed norm, which is linear in this sense."""
         way = self._ways.get(norm.data)
         return None if way is None or way.length >= _LIMIT else way._replace(length=way.length + 1)
 
@@ -148,7 +148,7 @@ class _Search:
         return _Way(layers, length, bends, multiplies)
 
     def _is_by_channel(self, node: Node) -> bool:
-        """True if a node is a depthwise convolution of images."""
+        """Return True if a node is a depthwise convolution of images."""
         weight = self._graph.meta(node.inputs[1]).shape
         return len(weight) == 4 and weight[1] == 1 < weight[0]
 
@@ -168,11 +168,11 @@ class _Search:
         return Network(data.pop(), first, (*first, last), between, gated)
 
     def _is_halved(self, layer: Layer) -> bool:
-        """True if the layer's result is split, as for a gated activation."""
+        """Return True if the layer's result is split, as for a gated activation."""
         return any(self._graph.nodes[i].operation in _PARTS | _GATES for i in self._graph.flow.readers(layer.node.id))
 
     def _between(self, last: Layer, first: frozenset[int]) -> Iterator[Node]:
-        """The ops on the ways from the first layers to the last."""
+        """Yield the ops between the first layers and the last."""
         flow, ways = self._graph.flow, self._ways
         todo, seen = [flow.beyond(last.data)], set(first)
         while todo:
@@ -186,7 +186,7 @@ class _Search:
 
 
 def gives_attention(graph: Graph, node: Node) -> bool:
-    """Return True if `node` gives the result of an attention: it is fused, or takes values by the weights of a softmax."""
+    """Return True if `node` gives the result of an attention: a fused op, or a product with softmax weights."""
     if node.operation in MIXING:
         weights = graph.flow.node(graph.flow.operands(node)[0])
         return weights is not None and weights.operation in SOFTMAX
@@ -194,7 +194,7 @@ def gives_attention(graph: Graph, node: Node) -> bool:
 
 
 def _joined(found: list[Network]) -> list[Network]:
-    """Networks that go on where one ends are one with it; where several go on there, it feeds them and they are none."""
+    """Merge networks of which one continues another. A network that feeds several others is dropped."""
     going_on = Counter(n.first[0].node.id for n in found if len(n.first) == 1)
     joined: dict[int, Network] = {}  # by the id of the last op
     for network in found:
@@ -217,5 +217,5 @@ def _one(before: Network, after: Network) -> Network:
 
 
 def activations(network: Network) -> Iterator[str]:
-    """Names of the ops that bend, in order."""
+    """Yield the names of the non-linear ops, in order."""
     return (n.operation for n in sorted(network.between, key=lambda n: n.id) if n.operation in _BENDS)

@@ -1,4 +1,4 @@
-"""Norms that are written out: data is divided by how far it spreads. They do not end a feed-forward network."""
+"""Decomposed norms: data divided by its spread. They do not end a feed-forward network."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import attrs
 from djinn.planning import CONVOLUTION, Graph, Node, arguments, is_given
 
 _ROOTS = frozenset({"rsqrt", "sqrt"})
-_POWERS = frozenset({"pow"})  # of -0.5 and 0.5
-_LENGTHS = frozenset({"linalg_vector_norm", "norm"})  # the root of a sum of squares
-_DEVIATIONS = frozenset({"std", "std_mean"})  # the root of a variance
+_POWERS = frozenset({"pow"})  # exponent -0.5 or 0.5
+_LENGTHS = frozenset({"linalg_vector_norm", "norm"})  # root of a sum of squares
+_DEVIATIONS = frozenset({"std", "std_mean"})  # root of a variance
 _MEASURES = _ROOTS | _POWERS | _LENGTHS | _DEVIATIONS
 _SQUARES = frozenset({"mul", "pow", "square"})
 _VARIANCES = frozenset({"var", "var_mean"})
@@ -20,11 +20,11 @@ _SCALES = frozenset({"div", "div_", "mul", "mul_"})
 
 @attrs.frozen
 class WrittenNorm:
-    """A norm that is written out.
+    """A decomposed norm.
 
     Attributes:
-        nodes: the ops, from the square to the last scaling. root: the op that gives how far the data spreads.
-        data: source of what is normalised.
+        nodes: the ops, from the square to the last scaling. root: the op that computes the spread.
+        data: source of the normalised data.
     """
 
     nodes: tuple[int, ...]
@@ -33,14 +33,14 @@ class WrittenNorm:
 
 
 def written_norms(graph: Graph) -> dict[int, WrittenNorm]:
-    """The norms of a graph that are written out, by the id of the op that gives the spread; no kernels of convolutions."""
+    """Return the decomposed norms of a graph, by the op of the spread. Weight standardization is left out."""
     candidates = sorted(i for operation in _MEASURES & graph.by_op.keys() for i in graph.by_op[operation])
     found = {i: written for i in candidates if (written := _written_out(graph, graph.nodes[i])) is not None}
     return {i: written for i, written in found.items() if not _makes_kernel(graph, written.nodes[-1])}
 
 
 def _makes_kernel(graph: Graph, index: int) -> bool:
-    """True if a convolution uses the result as its weight: weight standardization."""
+    """Return True if a convolution uses the result as its weight: weight standardization."""
     for user in graph.flow.users(index):
         follower = graph.nodes[user]
         if follower.operation in CONVOLUTION and graph.flow.operands(follower)[0] != index:
@@ -49,7 +49,7 @@ def _makes_kernel(graph: Graph, index: int) -> bool:
 
 
 def _written_out(graph: Graph, root: Node) -> WrittenNorm | None:
-    """The norm whose root `root` is: of a spread, to which at most a small number was added, and something is scaled by it."""
+    """Match a decomposed norm `x / sqrt(var + eps)` at its `sqrt` node."""
     measured = _measured(graph, root)
     if measured is None:
         return None
@@ -60,7 +60,7 @@ def _written_out(graph: Graph, root: Node) -> WrittenNorm | None:
         return None
     first, weights = scaled
     if root.operation in _LENGTHS and not weights:
-        return None  # directions, as those that are compared with each other
+        return None  # unit vectors, as for cosine similarity
     nodes = {*measuring, root.id, *after, first.id, *(n.id for n in weights)}
     return WrittenNorm(tuple(sorted(nodes)), root, source)
 
@@ -94,7 +94,7 @@ def _is_square(graph: Graph, node: Node) -> bool:
 
 
 def _bounded(graph: Graph, root: Node) -> tuple[Node, tuple[int, ...]]:
-    """Divisors: the root, or what it is after a small number was added, or after it was turned over."""
+    """Return the divisor: the root, or its value after `eps` was added or after the reciprocal. Also return its ops."""
     after: list[int] = []
     node = root
     for operations in (_BOUNDS, {"reciprocal"}):
@@ -124,7 +124,7 @@ def _scaled(graph: Graph, divisor: Node, source: int) -> tuple[Node, list[Node]]
 
 
 def _unweighted(graph: Graph, source: int) -> tuple[int, list[Node]]:
-    """Operand that a weight was multiplied with to give `source`, and that op; `source` itself where none was."""
+    """Return the source without a multiplication by a weight, and that op. Without one, return `source` itself."""
     node = graph.flow.node(source)
     if node is None or node.operation not in _SCALES:
         return source, []
@@ -134,19 +134,19 @@ def _unweighted(graph: Graph, source: int) -> tuple[int, list[Node]]:
 
 
 def _is_same(graph: Graph, one: int, other: int) -> bool:
-    """True if both are the same data, each with or without its mean subtracted."""
+    """Return True if both sources are the same data, each with or without its mean subtracted."""
     wholes = [(_less(graph, source), source) for source in (one, other)]
     return one == other or any(a == b for a in wholes[0] for b in wholes[1] if a is not None)
 
 
 def _less(graph: Graph, source: int) -> int | None:
-    """Minuend of the subtraction that gives `source`; None if nothing was."""
+    """Return the minuend if `source` is a difference; otherwise None."""
     node = graph.flow.node(source)
     return graph.flow.operands(node)[0] if node is not None and node.operation == "sub" else None
 
 
 def _weighted(graph: Graph, node: Node) -> list[Node]:
-    """The multiplication by a weight and the addition of a bias that follow, if they do; multiplied by a number before."""
+    """Return the following multiplication by a weight and addition of a bias, if present, after a multiplication by a number."""
     found: list[Node] = []
     for operations in (_SCALES, _SUMS):
         after = _by_weight(graph, node, operations) or _by_weight(graph, _by_number(graph, node), operations)
@@ -157,7 +157,7 @@ def _weighted(graph: Graph, node: Node) -> list[Node]:
 
 
 def _by_weight(graph: Graph, node: Node | None, operations: frozenset[str]) -> Node | None:
-    """The op among `operations` that takes the result of `node` and a weight; what a backward pass does with it does not count."""
+    """Return the op among `operations` that combines the result of `node` with a weight, ignoring the backward pass."""
     if node is None:
         return None
     for user in graph.flow.users(node.id):
@@ -170,13 +170,13 @@ def _by_weight(graph: Graph, node: Node | None, operations: frozenset[str]) -> N
 
 
 def _by_number(graph: Graph, node: Node) -> Node | None:
-    """The op that multiplies the result of `node` by a number."""
+    """Return the op that multiplies the result of `node` by a number."""
     users = (graph.nodes[u] for u in graph.flow.users(node.id))
     return next((u for u in users if u.operation in _SCALES and len(u.inputs) == 1), None)
 
 
 def _is_weight(graph: Graph, source: int) -> bool:
-    """True if a source is an input weight, or an input weight plus one."""
+    """Return True if a source is an input weight, or an input weight plus one."""
     maker = graph.flow.node(source)
     if maker is not None and maker.operation in _SUMS and len(maker.inputs) == 1:
         source = graph.flow.operands(maker)[0]

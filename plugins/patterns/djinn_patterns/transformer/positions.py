@@ -1,4 +1,4 @@
-"""Networks that say how far apart places are: attention adds what they give to its scores (Swin v2), and no data goes in."""
+"""Relative position bias networks: attention adds their result to its scores (Swin v2). They read no data."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _SHAPING = frozenset({
     *_SUMS, "constant_pad_nd", "div", "exp", "gather", "index", "index_select", "masked_fill", "mul", "mul_", "neg", "roll", "sigmoid",
     "tanh", "where",
 })  # fmt: skip
-_OPERANDS = 3  # queries, keys and values; what follows them is added to the scores
-_REACH = 24  # ops between the network and the softmax
-_NEAR = 8  # sources between scores and the product that they come from
+_OPERANDS = 3  # queries, keys and values; the next operand is added to the scores
+_REACH = 24  # maximum number of ops between the network and the softmax
+_NEAR = 8  # maximum number of sources between scores and their product
 
 
 def scores_places(graph: Graph, data: int, end: int) -> bool:
-    """True if the only use of the network from `data` to the node `end` is as a bias of attention scores."""
+    """Return True if the network from `data` to the node `end` is used only as a bias of attention scores."""
     if not is_given(graph.flow, data):
         return False
     todo, seen, added = [end], {end}, False
@@ -37,7 +37,7 @@ def scores_places(graph: Graph, data: int, end: int) -> bool:
 
 
 def _adds_to_scores(graph: Graph, node: Node, source: int) -> bool:
-    """True if attention, fused or not, adds `source` to its scores."""
+    """Return True if attention, fused or not, adds `source` to its scores."""
     flow = graph.flow
     operands = flow.operands(node)
     if node.operation in FUSED_ATTENTION:

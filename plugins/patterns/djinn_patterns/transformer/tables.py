@@ -1,4 +1,4 @@
-"""The pattern `embedding`: where tokens or ids become vectors."""
+"""The pattern `embedding`: look-ups of tokens or ids in a table."""
 
 from __future__ import annotations
 
