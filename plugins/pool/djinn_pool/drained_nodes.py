@@ -37,11 +37,11 @@ def _look(plugin: str) -> None:
         for one in context.opened:
             if one not in told and (reason := _notice(one, told, plugin)):
                 told.append(one)
-                _log.warning("an executor loses its place, and leaves the session", reason=reason)
+                _log.warning("the engine drains the node of an executor, which leaves the session", reason=reason)
                 try:
                     _give_way(one)
                 except DjinnError as error:
-                    _log.error("an executor that loses its place cannot leave the session", error=str(error))
+                    _log.error("an executor on a drained node cannot leave the session", error=str(error))
 
 
 def _notice(one: OpenSession, told: list[OpenSession], plugin: str) -> str:
@@ -59,12 +59,14 @@ def _notice(one: OpenSession, told: list[OpenSession], plugin: str) -> str:
 
 
 def _goes_on(ended: int) -> bool:
-    """Return True while the session is open that began when `ended` sessions had ended."""
+    """Return True while the session that began after `ended` earlier sessions is open."""
     return port.sessions_ended == ended and port.is_open() and not interpreter_shutdown.has_begun()
 
 
 def _give_way(one: OpenSession) -> None:
-    """Replace an executor. It leaves before its replacement joins if the others can take its values, otherwise afterwards.
+    """Replace an executor.
+
+    It leaves first if the other executors can take its values, otherwise its replacement joins first.
 
     Raises:
         DjinnError: the executor cannot leave, or the session is lost.
@@ -86,9 +88,7 @@ def _give_way(one: OpenSession) -> None:
                     return  # the session has ended meanwhile
                 scaling.join(more)
     except DjinnError as error:
-        _log.warning(
-            "there is no executor in the place of one that leaves: djinn.scale() starts another", error=str(error)
-        )
+        _log.warning("an executor that left was not replaced: djinn.scale() starts another", error=str(error))
         if not has_left:
             raise
     if not has_left:

@@ -31,7 +31,9 @@ from djinn_pool.routes import Routes
 from djinn_pool.topology import PoolTopology
 from djinn_pool.value_locations import ValueLocations
 
-_BATCH_BYTES: Final = 64 << 20  # that leave an executor at a time: they are copied there before they are sent
+_BATCH_BYTES: Final = (
+    64 << 20
+)  # bytes that leave an executor at a time, because values are copied there before they are sent
 _BATCH_VALUES: Final = 4096
 
 
@@ -73,7 +75,7 @@ class ElasticExecutors:
             for number in numbers:
                 self.executors.leave(number, self.executors.present[0])
                 self.peer_reconnection.leave(number)
-            self._plan_anew(self.routes.links(self.planner.devices))  # which were measured before
+            self._plan_anew(self.routes.links(self.planner.devices))  # these links were measured before
 
     def _plan_anew(self, links: Sequence[Link]) -> None:
         """Discard all plans and plan for the present executors."""
@@ -107,7 +109,7 @@ class ElasticExecutors:
         members = {number: executors.members[number] for number in numbers}
         pinned = [handle for member in members.values() for handle in _pinned_values(member)]
         rest = [number for number in executors.present if number not in members]
-        with interrupt_mask.uninterruptible:  # send to all executors what each of them must hear
+        with interrupt_mask.uninterruptible:  # an interrupt must not leave some executors without their messages
             state = get_state() if self.planner.random in members else None
             targets = self._targets(members, rest)
             for (source, target), storages in targets.items():

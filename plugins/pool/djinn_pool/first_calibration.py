@@ -20,7 +20,7 @@ from djinn_core.hookspecs.cost_models import CostModel
 from djinn_core.logs import get_logger
 from djinn_core.settings import Settings
 
-LIMIT_SECONDS: Final = 900.0  # that a process may take on a busy machine
+LIMIT_SECONDS: Final = 900.0  # time limit of a process on a busy machine
 _log = get_logger("djinn.calibration")
 
 

@@ -24,7 +24,7 @@ CLIENT: Final = "client"
 PINGS: Final = 7
 BULK: Final = 4 << 20  # bytes to send and fetch, if the device has room for them
 _LEAST: Final = 1 << 12  # bytes to send even if a memory limit leaves less
-_PART: Final = 8  # of a limit of memory
+_PART: Final = 8  # maximum part of a memory limit
 _NAME: Final = "remote_accelerator"
 _links: dict[str, tuple[Link, ...]] = {}  # links to the devices, by name of the session
 

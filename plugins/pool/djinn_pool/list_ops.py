@@ -24,10 +24,10 @@ from djinn_core.system.lru import LruCache
 Take = Callable[[Sequence[Any]], tuple[Any, ...]]
 Groups = tuple[tuple[int, ...], ...]  # positions of lists, by part
 
-_FEW: Final = 2  # positions: below, `itemgetter` returns no tuple
+_FEW: Final = 2  # number of positions from which `itemgetter` returns a tuple
 _LIST_OP: Final = re.compile(r"aten::(_foreach_|_fused_(adagrad|adam|adamw|sgd)_(\.|$))")
 _PROGRAMS: Final = 64  # structures whose list positions are cached
-_PARTS: Final = 4096  # of calls
+_PARTS: Final = 4096  # number of cached calls
 _VARIANTS: Final = 16  # splits of one structure, which differ in the locations of its inputs
 
 
@@ -102,7 +102,7 @@ class _Split:
     """Splits programs of one structure whose inputs live at `where`."""
 
     where: tuple[int | None, ...]
-    groups: Mapping[int, Groups]  # by instruction
+    groups: Mapping[int, Groups]  # by instruction number
     instructions: Take
     operands: Take
     slots: Take
@@ -138,7 +138,7 @@ def _groups(program: Program, homes: Mapping[int, int]) -> dict[int, Groups]:
     """
     operands, calls = program.operands, program.calls
     starts = [0, *accumulate(call.operand_count + call.new_count for call in calls)]
-    weights: dict[int, int] = {}  # by storage another storage of the same weight
+    weights: dict[int, int] = {}  # maps each storage to another storage of the same weight
 
     def leader(storage: int) -> int:
         while (above := weights.get(storage, storage)) != storage:
@@ -205,7 +205,7 @@ def _positions(call: Call) -> Sequence[Sequence[int]] | None:
 
 
 def _are_independent(call: Call, positions: Sequence[Sequence[int]], storages: Sequence[int]) -> bool:
-    """True if no position of the lists uses memory that the op writes at another position."""
+    """Return True if no list position uses memory that the op writes at another position."""
     of = {operand: number for number, position in enumerate(positions) for operand in position}
     written = {storages[operand]: of[operand] for operand in call.writes}
     return all(written.get(storage, of.get(at)) == of.get(at) for at, storage in enumerate(storages))

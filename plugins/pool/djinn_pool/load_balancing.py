@@ -20,15 +20,15 @@ class ProgramFamily:
     """Programs of one structure, and the plans for them.
 
     Attributes:
-        plans: the latest last; they differ in locations of values, in scalars, and in the executor chosen by turns.
+        plans: the plans, the latest last. They differ in locations of values, in scalars, and in the executor whose turn it was.
         under_way: submissions with requested results that no thread has waited for.
-        takes_turns: whether the plans depend on the executor chosen by turns.
+        takes_turns: True if the plans depend on the executor whose turn it is.
         passed_over: executors that plans did not use although it was their turn.
         last: the executor whose turn it was last.
         latest: the plan and the values of the last program.
         tried: trials of one executor against several; None if no trial is needed.
-        templates: digests of the templates that executors ran during trials. is_new: whether the latest program had a template that
-            was new to its executor.
+        templates: digests of the templates that executors ran during trials. is_new: True if the latest program had a template
+            that was new to its executor.
     """
 
     plans: list[PooledPlan] = attrs.field(factory=list)
@@ -54,7 +54,7 @@ class ProgramFamily:
             self.last = plan.executors[0]
 
     def planned(self, plan: PooledPlan, turn: int, follows: bool) -> None:
-        """Record that `plan` was made for the turn of an executor; `follows`: whether plans depend on the turn."""
+        """Record that `plan` was made for the turn of an executor. `follows`: True if plans depend on the turn."""
         self.takes_turns = follows
         if follows and turn not in plan.executors:
             self.passed_over.add(turn)
@@ -67,7 +67,7 @@ class ProgramFamily:
         return frozenset(v for v in fresh if storage_of(v) not in locations.given)
 
     def clock(self) -> Callable[[float], None] | None:
-        """Return the function that takes the latest program's seconds; None if no trial needs them or executors have to compile."""
+        """Return the function that records the latest program's seconds; None without a trial, or while executors compile."""
         plan, _ = self.latest if self.latest is not None else (None, ())
         if self.tried is None or plan is None or self.is_new or plan.turn is not None:
             return None
@@ -82,11 +82,11 @@ class LoadBalancer:
         self._unanswered: defaultdict[int, deque[int]] = defaultdict(deque)
 
     def asked(self, executor: int, number: int) -> None:
-        """Record that the submission `number` asked an executor for a reply."""
+        """Record that submission `number` requested a reply of an executor."""
         self._unanswered[executor].append(number)
 
     def next(self, alike: ProgramFamily) -> int | None:
-        """Return the least loaded executor; among equals, the next in turn. None if no program of the same structure is under way."""
+        """Return the least loaded executor; ties take turns. Return None if no program of the same structure is under way."""
         if not alike.takes_turns or not alike.under_way:
             return None
         count = len(self._executors.members)

@@ -164,7 +164,7 @@ class _Writer:
         if nodes:
             schedule = self.planned.schedule
             rewritten = schedule.rewritten
-            equal = schedule.equal_slots if rewritten is not None else ()  # otherwise those of the whole plan
+            equal = schedule.equal_slots if rewritten is not None else ()  # otherwise the conditions of the whole plan
             prepared = make_template(self.program, nodes, schedule.replace, equal, freed, rewritten)
             graph, replace = self.planned.graph, schedule.replace
             used = {replace.get(v, v) for n in nodes for v in graph.nodes[n].inputs}

@@ -14,8 +14,8 @@ from djinn_core.ir.program import Program, conditions_hold
 from djinn_core.ir.substitution import RewrittenProgram
 from djinn_pool.value_locations import Made, ValueLocations, Where
 
-# By value: the number of its storage in the plan; the position of a value of the recorded program that shares the
-# storage, or -1; and the value's number among those that share the storage.
+# By value: number of its storage in the plan; position of a recorded value with the same storage, or -1; number of the
+# value among those of the storage.
 Own = tuple[tuple[int, int, int], ...]
 
 
@@ -129,7 +129,7 @@ class PooledPlan:
         self.last_runs = {e: i for e, i in last.items() if isinstance(self.parts[i], RunPart)}
 
     def holds_for(self, program: Program, values: Sequence[int], locations: ValueLocations, random: int | None) -> bool:
-        """True if the values are on the executors that the plan expects, and the scalars have the values that it relies on."""
+        """Return True if all values are where the plan expects them, and the scalars are as the plan requires."""
         if self.random is not None and self.drew_from != random:
             return False
         if self.relied != _ON_NOTHING and not are_as_they_were(program, *self.relied):

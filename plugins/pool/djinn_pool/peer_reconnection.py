@@ -30,7 +30,7 @@ _log = get_logger("djinn.pool")
 
 
 def connect_request(source: int, target: int, ticket: PeerTicket, server: str) -> ConnectPeer:
-    """Message that has executor `source` connect to executor `target`, whose server the client reached at `server`."""
+    """Return the message that has executor `source` connect to executor `target`. The client reached its server at `server`."""
     host = parse_url(server).hostname or "" if "://" in server else ""
     urls = tuple(_placed(url, host) for url in ticket.urls)
     return ConnectPeer(target + 1, source + 1, ticket.ticket, urls, ticket.fingerprint)

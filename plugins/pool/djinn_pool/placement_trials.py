@@ -1,8 +1,8 @@
-"""Trials of placements: a program that a policy would divide runs on one executor first, then over several. The faster way stays.
+"""Trials of placements: a program that a policy would divide runs on one executor first, then over several.
 
-During a trial values do not move and copies of weights are kept, so that switching between the ways moves no value twice. A
-plugin's judge decides by the seconds from submission to results. The slower way is tried again at growing intervals, because
-single runs mislead. Then the decision is final.
+The faster way stays. During a trial, values do not move and copies of weights are kept, so that switching between the
+ways moves no value twice. A plugin's judge decides by the seconds from submission to results. The slower way is tried
+again at growing intervals, because single runs mislead. Then the decision is final.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class TriedPlacement:
     """Measurements of both ways to run programs of one structure.
 
     Attributes:
-        program: the first one. link_changes: number of link changes at the start; the trial is valid for these links.
+        program: the first program. link_changes: number of link changes at the start; the trial is valid for these links.
         moving: as in `PlacementTrial`.
-        pays: the judge's last verdict. settled: whether the verdict is final.
+        pays: the judge's last verdict. settled: True if the verdict is final.
     """
 
     program: Program
@@ -66,7 +66,7 @@ class TriedPlacement:
     settled: bool = False
 
     def clock(self, *, apart: bool) -> Callable[[float], None] | None:
-        """Return the function that takes the seconds of a run; None if the verdict is final."""
+        """Return the function that records the seconds of a run; None if the verdict is final."""
         return None if self.settled else (self.apart if apart else self.alone).took
 
 
@@ -140,7 +140,7 @@ ENOUGH: Final = 5  # measured programs before errors are used
 KEPT: Final = 64  # latest programs whose errors are used
 SHARE: Final = 0.75  # share of programs whose error is smaller than the margin
 RUNS: Final = 3  # runs of a program until its error is computed; the first run is excluded
-NOTICED: Final = 1e-3  # seconds; shorter programs gain nothing from several executors
+NOTICED: Final = 1e-3  # in seconds; shorter programs gain nothing from several executors
 
 
 def margin_of(errors: Sequence[float], *, calibrated: bool) -> float:

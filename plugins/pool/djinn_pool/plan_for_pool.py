@@ -52,7 +52,7 @@ class PoolRules:
     Attributes:
         factor, unsure: as in `Planning`.
         placements: trials of placements; None if the user chose the policy or no plugin judges.
-        learns_margin: whether wrong predictions raise the saving that such placements must promise.
+        learns_margin: True if wrong predictions raise the required saving.
     """
 
     factor: int
@@ -110,7 +110,7 @@ def plan_for_pool(
             raise
         said = error
     if memory_limits:
-        _log.warning("no plan keeps to the limits of memory", error=str(said), instead="one without optimizations")
+        _log.warning("no plan fits the memory limits", error=str(said), instead="one without optimizations")
         return plan(graph, PluginOverrides(registry, optimizations=()), blind, known=where.known)
     instead = "what is free does not count, nor what devices lack: their executors say so"
     _log.warning("a program may not fit", error=str(said), instead=instead)

@@ -44,7 +44,7 @@ class PoolPlanner:
 
     derived: PooledDerivedValues
     memory: Sequence[int | None] = ()  # bytes that the session may use on each executor; None if unknown
-    calibrated = False  # whether all devices were measured
+    calibrated = False  # True if all devices were measured
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class PoolPlanner:
         self.follow(self._rules)
 
     def know_devices(self, devices: Sequence[DeviceCapabilities]) -> None:
-        """Note that the devices were measured. Errors of earlier predictions are discarded."""
+        """Replace the devices by measured ones. Discard errors of earlier predictions."""
         self.calibrated = all(device.calibration is not None for device in devices)
         self.errors = PredictionErrors()
 
@@ -94,7 +94,7 @@ class PoolPlanner:
         return alike[0], tuple(values.tolist())
 
     def act_by(self, run: RunPlan, free: FreeCopies) -> None:
-        """Set `run` as the function that computes values derived from weights, and `free` as the one that frees copies."""
+        """Set the functions that plans use. `run`: computes values derived from weights. `free`: frees copies."""
         self._free = free
         self.derived = PooledDerivedValues(self.devices, self._locations, run)
 
@@ -198,7 +198,7 @@ class PoolPlanner:
         plan.link_changes = self.link_changes
         plan.relied = relied_on(program, result, self._rules.unsure)
         plan.profile = result.recorded or result.profile
-        plan.crowded = not self._has_room(plan)  # and no plan would have
+        plan.crowded = not self._has_room(plan)  # because no plan fits either
         runs = list(plan.runs())
         if len(runs) == 1 and result.costs is not None:
             rows = result.costs.by_device

@@ -27,7 +27,7 @@ class PooledDerivedValues:
     """Derived values of a pool. The caller holds the sink's lock."""
 
     def __init__(self, devices: Sequence[str], locations: ValueLocations, run: RunPlan) -> None:
-        """`run`: carries a plan out."""
+        """`run`: executes a plan."""
         self._devices = tuple(devices)
         self._locations = locations
         self._run = run

@@ -17,7 +17,6 @@ class Relay:
     """Receives the frames of one transfer, and link and memory reports, from an executor."""
 
     def __init__(self, session: ExecutorClient) -> None:
-        """`session`: the session with the executor."""
         self._session = session
         self.has_news = False  # whether a report arrived since the last take
         self._seen: list[LinkMeasurement] = []

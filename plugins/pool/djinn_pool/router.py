@@ -49,7 +49,7 @@ from djinn_pool.routes import Routes
 from djinn_pool.topology import PoolTopology
 from djinn_pool.value_locations import ValueLocations
 
-UNREAD: Final = 1  # unread replies at most: link reports in them affect the plan of a whole program
+UNREAD: Final = 1  # maximum number of unread replies, because link reports in them affect the next plan
 
 
 @attrs.define
@@ -90,7 +90,7 @@ class PoolReply(JoinedReplies):
         members = router.executors.members
         self._begun = begun
         self._sent = [(member, member.submissions.last_number) for member in members]
-        # By executor the number of frames after which no work is under way.
+        # for each executor, the number of sent frames after which no work is pending
         self._synchronized = tuple([member.link.sent for member in members]) if submission.synchronize else ()
         self._late = submission.later is not None
         self._turn = object()
@@ -205,7 +205,6 @@ class PoolRouter(Router):
         return result
 
     def _calibrate(self) -> None:
-        """Measure unmeasured devices in the background."""
         registry, settings = context.configured()
         executors = self.executors
         opened = [executor.opened for executor in executors.here]
@@ -267,11 +266,10 @@ class PoolRouter(Router):
         with self._tables:
             submission = self._split(submission)
             prepared = self._prepare(submission) if submission.program.calls else None
-            with interrupt_mask.uninterruptible:  # send to all executors what each of them must hear
+            with interrupt_mask.uninterruptible:  # an interrupt must not leave some executors without their messages
                 return self._submit(submission, prepared)
 
     def _split(self, submission: Submission) -> Submission:
-        """Split list ops by executor."""
         if not submission.program.calls or len(self.executors.present) == 1:
             return submission
         program = self._list_ops.split(submission.program, self._locations.homes)
@@ -328,7 +326,6 @@ class PoolRouter(Router):
         return alike, plan, extended
 
     def _carry_out(self, plan: PooledPlan, program: Program) -> None:
-        """Carry out a plan without requesting results."""
         values = tuple(dict.fromkeys(program.operands))
         with interrupt_mask.uninterruptible:
             self._account(plan, values)

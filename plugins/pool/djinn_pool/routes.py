@@ -29,7 +29,7 @@ from djinn_pool.relay import Relay
 from djinn_pool.topology import HANDLING
 
 EVERY_LINK: Final = 16  # maximum executors of a pool to measure all links of: the number of links grows quadratically
-ROUNDABOUT = (5e7, 0.01)  # bytes a second and seconds, a guess for a transfer through the client
+ROUNDABOUT = (5e7, 0.01)  # guessed bytes per second and seconds of a transfer through the client
 log = get_logger("djinn.pool")
 
 

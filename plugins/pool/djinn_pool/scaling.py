@@ -50,14 +50,16 @@ def scale(executors: int | None = None, servers: Sequence[str] | None = None) ->
     """
     given = {"executors": executors} if servers is None else {"servers": tuple(servers)}
     if (executors is None) == (servers is None):
-        raise ConfigurationError("djinn.scale() takes `executors`, how many there are to be, or `servers`, which ones")
+        raise ConfigurationError(
+            "djinn.scale() takes either `executors`, the number of executors, or `servers`, the servers of the session"
+        )
     with collect_later, context.lock:
         if is_new := not context.is_open:
             client.configure(**given)
         else:
             _scale(given)
     if is_new:
-        client.init()  # without the lock, because hook threads may wait for it
+        client.init()  # without the lock, because threads of hooks may wait for it
 
 
 def _scale(given: Mapping[str, Any]) -> None:

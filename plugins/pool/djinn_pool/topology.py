@@ -28,12 +28,12 @@ from djinn_pool.relay import Relay
 HANDLING: Final = 1e-3
 FACTOR: Final = 2.0  # factor by which a link counts as changed
 LESS: Final = 0.95  # share of the planned memory: less free memory counts as changed if an allocation failed
-ENOUGH: Final = 3  # sightings that agree
+ENOUGH: Final = 3  # number of agreeing observations
 KEPT: Final = 5  # observations per median
 QUIET: Final = 30.0  # seconds without a timed transfer, after which a link is measured
-DOUBTED: Final = 0.2  # seconds between measurements of a link that seems to have changed
-SETTLED: Final = 5.0  # seconds for which a settled link is kept
-NOTICED: Final = 5e-4  # seconds of latency, below which differences are ignored
+DOUBTED: Final = 0.2  # seconds between measurements of a link that may have changed
+SETTLED: Final = 5.0  # seconds for which a new link speed stays
+NOTICED: Final = 5e-4  # latency difference in seconds below which a change is ignored
 _log = get_logger("djinn.pool")
 
 
@@ -136,11 +136,11 @@ class PoolTopology:
         return [*known, *self._assumed]
 
     def change_executors(self, present: Sequence[int], measured: Sequence[Link], indexes: Sequence[int]) -> None:
-        """Executors have joined or left.
+        """Update the executors, because some have joined or left.
 
         Args:
             present: numbers of the present executors.
-            measured: the links between these, as first measured.
+            measured: the first measurements of the links between them.
             indexes: numbers of the executors at the device indexes from 1 on.
         """
         self._present = list(present)

@@ -9,7 +9,7 @@ import attrs
 
 from djinn_core.ir.handles import storage_of, storages_of
 
-Made = tuple[tuple[int, int, int], ...]  # by new value: its position in the run, its executor, its bytes
+Made = tuple[tuple[int, int, int], ...]  # for each new value: its position in the run, its executor, its bytes
 Where = tuple[tuple[int | None, ...], tuple[frozenset[int] | None, ...]]
 
 
@@ -31,7 +31,7 @@ class ValueLocations:
     _copies: dict[int, dict[int, frozenset[int]]] = attrs.field(factory=dict)
 
     def of(self, values: Iterable[int]) -> Where:
-        """Return the homes and copies of values, to compare with."""
+        """Return the homes and copies of values, for comparison."""
         values = tuple(values)
         homes = tuple(map(self.homes.get, storages_of(values)))
         return homes, tuple(map(self.copies, values)) if self._copies else ()
@@ -46,7 +46,7 @@ class ValueLocations:
         return self._sizes.get(storage, 0)
 
     def add(self, value: int, executor: int, nbytes: int = 0) -> None:
-        """Add a new value with its memory on `executor`; `nbytes`: the size of its storage as far as the value covers it."""
+        """Add a new value with memory on `executor`. `nbytes`: size of its storage, as far as the value covers it."""
         self.add_all((value,), ((0, executor, nbytes),))
 
     def add_all(self, values: Sequence[int], made: Made) -> None:
@@ -141,7 +141,7 @@ class ValueLocations:
         return sorted(self._values[storage])
 
     def leave(self, executor: int) -> None:
-        """Remove an executor that is no value's home, with its copies."""
+        """Remove an executor that is the home of no value, with its copies."""
         for alike in list(self._copies.values()):
             for value, holders in list(alike.items()):
                 self._keep(value, holders - {executor})
