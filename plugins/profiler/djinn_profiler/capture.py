@@ -1,9 +1,10 @@
-"""`capture()`: record the ops of a block as a program, without running it. Remote tensors stand for tensors on the meta device.
+"""`capture()`: records the ops of a block as a program without running it.
 
-A model that was built under `torch.device("meta")` has no data. Inside a capture, every PyTorch function gets a remote tensor with the
-same metadata instead. PyTorch then chooses kernels, attention and autograd as for the remote device. The model itself is not
-changed. The results are `MetaOnlyStorages`: recorded, and never sent. Optimizers of such a model update the remote tensors, with
-separate optimizer state.
+Remote tensors replace tensors on the meta device. A model that was built under `torch.device("meta")` has no data.
+Inside a capture, every PyTorch function gets a remote tensor with the same metadata instead. PyTorch then chooses
+kernels, attention and autograd as for the remote device. The model itself is not changed. The results are
+`MetaOnlyStorages`: recorded, and never sent. Optimizers of such a model update the remote tensors, with separate
+optimizer state.
 """
 
 from __future__ import annotations
@@ -59,14 +60,14 @@ class OptimizerSteps:
         self._handles: list[RemovableHandle] = []
 
     def follow(self) -> None:
-        """Start to follow the optimizer steps of this thread."""
+        """Start to track the optimizer steps of this thread."""
         self._handles = [
             register_optimizer_step_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after),
         ]
 
     def leave(self) -> None:
-        """Stop to follow steps, and restore an optimizer whose step failed."""
+        """Stop tracking steps, and restore an optimizer whose step failed."""
         for handle in self._handles:
             handle.remove()
         for own in list(self._own.values()):
@@ -158,7 +159,7 @@ class MetaSubstitution(TorchFunctionMode):
         self._steps.leave()
 
     def let_go(self) -> None:
-        """End all replacements. The capture is over, and its program is fixed."""
+        """End all replacements, because the capture has ended."""
         self._tensors.clear()
         self._originals.clear()
         self._storages.clear()

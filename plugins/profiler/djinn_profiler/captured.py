@@ -113,9 +113,9 @@ def capture(model: torch.nn.Module | None = None) -> Iterator[Captured]:
     with capturing() as under_way, _moved(model):
         captured = context.captures.latest = Captured(under_way)
         yield captured
-    if port.counts_when_open():  # a server is configured: the first op that is sent to it shows whether it can be used
+    if port.counts_when_open():  # with a configured server, the first op that is sent shows whether it works
         forget_calls()
-    _ = captured.graph.module_names  # while the modules are alive
+    _ = captured.graph.module_names  # read while the modules are alive
 
 
 def _moved(model: torch.nn.Module | None) -> AbstractContextManager[object]:
@@ -137,7 +137,7 @@ def get_graph() -> ProgramGraph:
     """
     latest = context.captures.latest
     if latest is None:
-        raise DjinnError("nothing was captured in this thread: record something inside `with djinn.capture():` first")
+        raise DjinnError("this thread has captured no program: run code inside `with djinn.capture():` first")
     return ProgramGraph(latest.program)
 
 
@@ -174,13 +174,13 @@ def explain(
     unfold: bool = False,
     depth: int | None = None,
 ) -> Explanation:
-    """Explain in words each stage's decisions about a program, with reasons, and its modules as a tree.
+    """Explain each stage's decisions about a program, with reasons, and its modules as a tree.
 
     Args:
         program: the program.
         until: the last stage to explain.
-        unfold: whether equal layers are listed one by one.
-        depth: how many levels of modules are listed; None: all.
+        unfold: True to list equal layers one by one.
+        depth: number of listed module levels; None: all.
 
     Returns:
         Text. Its attribute `described` has the same facts as JSON values.
@@ -197,11 +197,12 @@ def execute(
 
     Args:
         schedule: made by `djinn.plan` or `Scheduler` from a captured program.
-        inputs: tensors for the graph's inputs: by value id, or a list in the order of `graph.inputs`. Missing inputs are taken from
-            the capture and must still be alive.
+        inputs: tensors for the graph's inputs: by value id, or a list in the order of `graph.inputs`. Missing inputs are those of
+            the capture, which must still be alive.
 
     Raises:
-        DjinnError: an input differs in metadata from the captured one, their number is wrong, or a value id is not an input.
+        DjinnError: an input differs in metadata from the captured one, the number of inputs is wrong, or a value id is not an
+            input.
     """
     graph = ProgramGraph(schedule.program)
     nodes = [

@@ -31,11 +31,11 @@ class Part:
 
     Attributes:
         name: the last name of the path, such as `layers.0-31` or `q_proj`; empty for ops of the enclosing module.
-        path: names from the outermost module on; the first part's if several are folded.
+        path: names from the outermost module on; of the first part if several are folded.
         kind: class of the module, if known.
         nodes: ids of all ops, including those of its parts and of folded parts.
-        parts: its parts, in program order; the first part's if several are folded.
-        count: how many equal parts are folded into this one.
+        parts: its parts, in program order; of the first part if several are folded.
+        count: number of equal parts that are folded into this one.
         calls: number of calls.
         sample: ids of the ops of the first folded part.
     """
@@ -87,7 +87,7 @@ def outline(
         graph: the graph.
         profile: its profile; layers of different phases are not equal.
         grouping: `by_name` or `by_call`.
-        unfold: whether equal layers are listed one by one.
+        unfold: True to list equal layers one by one.
     """
     maker = _OutlineBuilder(graph, profile, grouping, unfold)
     whole = maker.part(PROGRAM, "", "", tuple(range(len(graph.nodes))), 0)

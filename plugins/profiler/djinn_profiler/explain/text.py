@@ -1,4 +1,4 @@
-"""Decisions of each stage with reasons, as text: a heading for each stage, a line for each decision, and the tree of modules."""
+"""Text of each stage's decisions: a heading per stage, a line per decision with its reason, and the tree of modules."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def explain(result: PipelineResult, *, unfold: bool = False, depth: int | None =
 
     Args:
         result: the pipeline's result.
-        unfold: whether equal layers are listed one by one.
-        depth: how many levels of modules are listed; None: all.
+        unfold: True to list equal layers one by one.
+        depth: number of listed module levels; None: all.
     """
     described = describe(result, unfold=unfold)
     lines: list[str] = []

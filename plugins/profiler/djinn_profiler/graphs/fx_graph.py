@@ -185,8 +185,6 @@ class _Outcome:
 
 @attrs.define
 class _CallScalars:
-    """The operands and slots of one call, in order."""
-
     values: Mapping[fx.Node, Any]
     handles: list[int] = attrs.field(factory=list)
     slots: list[Slot] = attrs.field(factory=list)
@@ -249,9 +247,7 @@ def _number(value: Any) -> int | float | bool:
     node = getattr(value, "node", None)
     number: int | float | bool | None = value if node is None else node.hint
     if number is None:
-        raise UnsupportedOperation(
-            f"the size {value} depends on data, so nothing can be said of the graph before it runs"
-        )
+        raise UnsupportedOperation(f"the size {value} depends on data, so the graph cannot be planned before it runs")
     return number
 
 
@@ -402,6 +398,6 @@ def _example(node: fx.Node, device: torch.device) -> Any:
     if node.args:
         return node.args[0]  # default of an argument
     raise UnsupportedOperation(
-        f"nothing is known of the input {node.name!r}: give example inputs, fx_graph(module, *inputs), or make the graph "
+        f"the input {node.name!r} has no metadata: give example inputs, fx_graph(module, *inputs), or make the graph "
         "with torch.export.export or make_fx(tracing_mode='fake')"
     )

@@ -83,8 +83,6 @@ def _identity(plugins: Plugins) -> Hashable:
 
 
 class _Key:
-    """A cache key that computes its hash once."""
-
     def __init__(self, content: Hashable) -> None:
         self._content, self._hash = content, hash(content)
 

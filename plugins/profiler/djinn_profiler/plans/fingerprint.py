@@ -54,7 +54,7 @@ def _shared(values: Mapping[int, int]) -> tuple[int, ...]:
 
 
 class _LookedAt(msgspec.Struct):
-    """The facts about calls that a fingerprint contains, as numbers: form and classes, and sizes."""
+    """Numbers for the form, classes and sizes of calls, which are parts of fingerprints."""
 
     marks: dict[Call, int] = msgspec.field(default_factory=dict)
     sizes: dict[Call, int] = msgspec.field(default_factory=dict)

@@ -141,5 +141,5 @@ class Scheduler:
 
 def _scheduled(result: PipelineResult) -> ExecutionSchedule:
     if result.schedule is None:
-        raise AssertionError("requests go as far as the schedule")
+        raise AssertionError("a request needs until='schedule'")
     return result.schedule

@@ -297,8 +297,6 @@ def _ranges_of(record: SubmissionRecord) -> list[Range]:
 
 
 class _Lanes:
-    """Assigns overlapping events to separate lanes."""
-
     def __init__(self) -> None:
         self._ends: dict[str, list[float]] = defaultdict(list)
 

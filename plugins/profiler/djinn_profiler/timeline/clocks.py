@@ -14,8 +14,8 @@ from typing import Final
 import attrs
 
 WINDOW: Final = 10.0  # seconds within which clocks of PCs drift apart by less than a millisecond
-LOOSE: Final = 2.0  # factor times the width of the closest bounds, above which
-LOOSE_SECONDS: Final = 1e-3  # bounds are too wide to use
+LOOSE: Final = 2.0  # drop a window whose bounds are this many times as wide as the closest
+LOOSE_SECONDS: Final = 1e-3  # and wider than this number of seconds
 
 
 @attrs.define

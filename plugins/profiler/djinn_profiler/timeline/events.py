@@ -46,8 +46,8 @@ class TimelineEvent:
         kind: the kind; the kinds are listed in docs/profiling.md.
         name: name to show, such as that of a module or an op.
         process: `client`, `network`, or an executor such as `executor 1`.
-        lane: row of the process in which it lies; events of a lane lie beside or within each other.
-        start: seconds since the beginning of the block. seconds: how long it took; 0 for a counter's value.
+        lane: row of the process; events of a lane are disjoint or nested.
+        start: seconds since the beginning of the block. seconds: duration; 0 for a counter's value.
         executor, submission: number of the executor in its pool (0 outside of pools), and of the event's submission; 0: none.
         line: the user's line that caused it, as `file:line in function`; empty if unknown.
         args: further facts, such as bytes.

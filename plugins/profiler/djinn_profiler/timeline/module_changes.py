@@ -12,8 +12,8 @@ import torch
 
 from djinn_core.ir.module_path import BACKWARD, ForwardCalls, ModuleCall, module_chain
 
-Moments = Sequence[Any]  # as `ThreadRecord.moments`
-Keys = tuple[object, ...]  # distinguishes two calls of a module
+Moments = Sequence[Any]  # as in `ThreadRecord.moments`
+Keys = tuple[object, ...]  # distinguish two calls of a module
 _Reference = weakref.ref[torch.nn.Module]
 
 

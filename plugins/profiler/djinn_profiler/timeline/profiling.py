@@ -32,7 +32,7 @@ class Timeline:
     def _found(self) -> AssembledTimeline:
         if self._assembled is None:
             if not self._recording.ended:
-                raise DjinnError("the block of djinn.profile() has not ended: look at its timeline afterwards")
+                raise DjinnError("the block of djinn.profile() has not ended: read its timeline after the block")
             self._assembled = assemble(self._recording)
         return self._assembled
 
@@ -108,14 +108,14 @@ class Timeline:
 
 @for_users
 def profile(*, ops: bool = False) -> AbstractContextManager[Timeline]:
-    """Record a timeline of what all threads do inside the block: their modules and lines, links, and executors.
+    """Record a timeline of all threads inside the block: their modules and lines, links, and executors.
 
-    Earlier work finishes before the block starts, and the block's work before it ends. This takes one round trip each, outside of the
-    measured time. Only one block can be active at a time.
+    Earlier work finishes before the block starts, and the block's work before it ends. This takes one round trip each, outside of
+    the measured time. Only one block can be active at a time.
 
     Args:
-        ops: executors time each instruction. They then run all programs op by op, even compiled ones, and synchronise the device after
-            each submission. The run is slower, and shows the time of each op.
+        ops: True to have executors time each instruction. They then run all programs op by op, even compiled ones, and
+            synchronise the device after each submission. The run is slower, and shows the time of each op.
 
     Raises:
         DjinnError: another block is active.

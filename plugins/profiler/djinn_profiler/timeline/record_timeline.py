@@ -66,6 +66,5 @@ def _ask_executors(recording: Recording, request: TimingsRequest) -> None:
 
 
 def _members() -> list[ExecutorClient]:
-    """Return the session's executors."""
     session = context.session  # another thread may be ending the session
     return [] if session is None else [*session.executors.here]

@@ -19,11 +19,11 @@ from djinn_core.wire.timing_messages import ExecutionTimes
 from djinn_profiler.timeline.module_changes import Keys
 from djinn_profiler.timeline.user_places import UserPlace
 
-NO_NODE: Final = 2**64 - 1  # as reported by `node_sequence_number`
-_SECOND: Final = 10**9  # in nanoseconds
+NO_NODE: Final = 2**64 - 1  # the value of `node_sequence_number` without a node
+_SECOND: Final = 10**9  # nanoseconds per second
 SEND: Final = "send"
 WAIT: Final = "wait"
-"""Kinds of spans that are looked at here; the others are `plan`, `upload` and `connect`."""
+"""Kinds of spans with special treatment; the others are `plan`, `upload` and `connect`."""
 
 
 @attrs.frozen
@@ -81,12 +81,13 @@ class ThreadRecord:
         name: name of the thread. recorder: its recorder. number: in order of first appearance.
         calls: flat list of start, end and op of each call on the device. times: the same for ops that only C++ saw, until
             `merge_times`.
-        moments: flat list of moments and entered scopes during the block: a weak reference to a module, `BACKWARD`, or the number of
-            an autograd node. None: the thread left a module or `BACKWARD`. changes: result of `module_changes` at the block's end.
-        inside: for each open scope of the thread, whether it is a backward pass.
+        moments: flat list of moments and entered scopes during the block: a weak reference to a module, `BACKWARD`, or the number
+            of an autograd node. None: the thread left a module or `BACKWARD`. changes: result of `module_changes` at the block's
+            end.
+        inside: for each open scope of the thread, True if it is a backward pass.
         noted: other activities; `spans` at the block's end. ranges: ended ranges. open: open ranges.
         unplaced: submissions that the thread is sending.
-        sent: instructions taken from its recorder so far.
+        sent: number of instructions taken from its recorder so far.
     """
 
     name: str
@@ -149,7 +150,7 @@ class SubmissionRecord:
         sending, sent: times at which sending of its frame, of `nbytes` bytes, began and ended.
         received: time at which its reply was read, with `fetched` bytes of tensors; 0: no reply yet.
         site: place of its last instruction in the program.
-        answered: whether a caller waits for its results.
+        answered: True if a caller waits for its results.
         instructions: number of instructions in the template.
         line: line of its wait, or of `site`; set at the block's end.
         prepared: its plan, if it runs ops.

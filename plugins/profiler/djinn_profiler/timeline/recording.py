@@ -91,7 +91,7 @@ def samples_of(records: Iterable[SubmissionRecord]) -> Iterator[tuple[int, str, 
 
 OPS_LIMIT: Final = 1_000_000  # device calls, and as many module calls, of all threads together; 72 bytes each
 SUBMISSIONS_LIMIT: Final = 200_000
-SPANS_LIMIT: Final = 500_000  # of each thread
+SPANS_LIMIT: Final = 500_000  # limit per thread
 
 
 class _ThreadLists(threading.local):
@@ -99,7 +99,7 @@ class _ThreadLists(threading.local):
 
 
 class _OpTimes(Tap):
-    """Notes for each thread when its ops began and ended, and when it entered and left modules."""
+    """Records for each thread the times of its ops, and when it entered and left modules."""
 
     def __init__(self, record_of_thread: Callable[[], ThreadRecord], names: ModulePaths) -> None:
         self._record_of_thread = record_of_thread
@@ -113,14 +113,14 @@ class _OpTimes(Tap):
         return record
 
     def op(self, func: Any, begun: float, ended: float) -> None:
-        """Note an op, as `Tap.op`."""
+        """Record an op, as `Tap.op`."""
         record = self._mine()
         record.calls.extend((begun, ended, func))
         if record.inside and record.inside[-1]:
             self._at_node(record, begun)
 
     def module(self, entered: weakref.ref[torch.nn.Module] | str | None) -> None:
-        """Note entry to or exit from a module, as `Tap.module`."""
+        """Record entry to or exit from a module, as `Tap.module`."""
         record, now = self._mine(), time.perf_counter()
         inside = record.inside
         if entered is None:
@@ -281,7 +281,6 @@ class Recording(Tap, Observer):
         return ends
 
     def _end_ranges(self, record: ThreadRecord) -> None:
-        """End open ranges at the end of the block."""
         for name, begun, first in record.open:
             record.ranges.append(Range(name, begun, time.perf_counter(), first, record.recorded))
         record.open.clear()
@@ -289,7 +288,7 @@ class Recording(Tap, Observer):
     # --- `Tap` ---------------------------------------------------------------------------------------------------
 
     def taken(self, recorder: Recorder, instructions: int) -> None:
-        """Note taken instructions, as `Tap.taken`."""
+        """Record taken instructions, as `Tap.taken`."""
         record = self._record_of(recorder)
         if instructions:
             self._taken.append((record, record.sent, instructions))
@@ -303,7 +302,7 @@ class Recording(Tap, Observer):
             self._stop_ops()
 
     def submitted(self, begun: float, instructions: int) -> None:
-        """Note a submission, as `Tap.submitted`: it has the next of the taken instructions."""
+        """Record a submission, as `Tap.submitted`: it has the next of the taken instructions."""
         record, place = self.mine(), self._take(instructions)
         for sent in record.unplaced:
             if place is not None and sent.begun >= begun:
@@ -312,7 +311,7 @@ class Recording(Tap, Observer):
         self._add(record, ("plan", "submit", begun, time.perf_counter(), None, 0, 0))
 
     def uploaded(self, begun: float) -> None:
-        """Note an upload, as `Tap.uploaded`."""
+        """Record an upload, as `Tap.uploaded`."""
         self._add(self.mine(), ("upload", "upload", begun, time.perf_counter(), None, 0, 0))
 
     def _take(self, instructions: int) -> tuple[ThreadRecord, int] | None:
@@ -333,7 +332,7 @@ class Recording(Tap, Observer):
     def sent(
         self, executor: int, number: int, pending: PendingSubmission, begun: float, sending: float, nbytes: int
     ) -> None:
-        """Note a sent frame, as `Tap.sent`."""
+        """Record a sent frame, as `Tap.sent`."""
         now, mine = time.perf_counter(), self.mine()
         number += self._earlier
         self._last = max(self._last, number)
@@ -353,7 +352,7 @@ class Recording(Tap, Observer):
         self._pending[executor, number] = record
 
     def answered(self, executor: int, number: int, completed: Completed, nbytes: int) -> None:
-        """Note a reply, as `Tap.answered`."""
+        """Record a reply, as `Tap.answered`."""
         record = self._pending.pop((executor, number + self._earlier), None)
         if record is None:  # the submission was sent before the block
             return
@@ -361,7 +360,7 @@ class Recording(Tap, Observer):
         record.timing, record.times, record.failures = completed.timing, completed.times, len(completed.failures)
 
     def waited(self, cause: Cause, begun: float, executor: int, number: int) -> None:
-        """Note a wait, as `Tap.waited`."""
+        """Record a wait, as `Tap.waited`."""
         if self._asking:
             return
         now, record = time.perf_counter(), self.mine()
@@ -371,7 +370,7 @@ class Recording(Tap, Observer):
     # --- `Observer` ------------------------------------------------------------------------------------------------
 
     def observe(self, event: Event) -> None:
-        """Note connections on their threads, as `Observer.observe`."""
+        """Record connections with their threads, as `Observer.observe`."""
         if self._asking:
             return
         begun = time.perf_counter() - event.fields["seconds"]
@@ -398,5 +397,5 @@ def check_alone() -> None:
     """
     if any(isinstance(tap, Recording) for tap in taps.all):
         raise DjinnError(
-            "djinn.profile() is in force already: blocks of it cannot be inside of each other, nor in two threads at a time"
+            "another djinn.profile() block is active: blocks cannot be nested or run in two threads at a time"
         )

@@ -38,9 +38,9 @@ from djinn_profiler.timeline.events import (
 )
 from djinn_profiler.timeline.user_places import ADVICE
 
-ROWS: Final = 16  # modules and lines in a table
+ROWS: Final = 16  # maximum rows of modules and lines in a table
 SURPRISING: Final = (
-    3.0  # factor between measured and predicted times above which a model's error is not the only reason
+    3.0  # factor between measured and predicted times above which the model's error is not the only reason
 )
 _LEAST_SECONDS: Final = 0.05  # minimum measured seconds for this remark
 OUTSIDE: Final = "(outside of modules)"
@@ -290,7 +290,7 @@ def advice(found: TimeTotals) -> list[str]:
 
 
 def table(found: TimeTotals, *, complete: bool) -> str:
-    """Format totals as text. `complete`: whether everything was recorded."""
+    """Format totals as text. `complete`: True if everything was recorded."""
     whole, (many, unit) = found.seconds or 1.0, unit_of(found.seconds)
     lines = [
         f"{duration(found.seconds)}, {found.round_trips} round trips, {found.submissions} submissions of {found.instructions:,} instructions"

@@ -35,10 +35,10 @@ class Phases:
     """Moments of a submission by the client's clock, in order.
 
     Attributes:
-        record: the submission. recovered: whether it was the first to run on a new process.
-            measured: whether the executor reported the moments; otherwise they are placed in the middle of the round trip.
-        sent: sending of its frame began. arrived: the frame arrived. taken: its session took the frame. ready, begun, executed, done:
-            as in `ExecutionTimes`. returned: its reply arrived. read: the client had read the reply.
+        record: the submission. recovered: True if it was the first to run on a new process. measured: True if the executor
+            reported the moments; otherwise they are placed in the middle of the round trip.
+        sent: sending of its frame began. arrived: the frame arrived. taken: its session took the frame. ready, begun, executed,
+            done: as in `ExecutionTimes`. returned: its reply arrived. read: the client had read the reply.
     """
 
     record: SubmissionRecord
@@ -68,7 +68,7 @@ class OpRun:
     op: str
     begun: float
     seconds: float
-    node: int  # in the program
+    node: int  # index of the instruction's node in the program
     line: str
     modules: tuple[str, ...]
 
@@ -150,7 +150,9 @@ def parts_of_wait(
 def _split(begun: float, ended: float, incoming: Sequence[tuple[float, float]]) -> list[tuple[str, float, float]]:
     """Split earlier work into computing and transfers from other executors."""
     found: list[tuple[str, float, float]] = []
-    at = bisect_right(incoming, begun, key=lambda one: one[1])  # a pool may have as many transfers as ops
+    at = bisect_right(
+        incoming, begun, key=lambda one: one[1]
+    )  # binary search, because a pool may have as many transfers as ops
     for first, last in incoming[at : bisect_left(incoming, ended, at, key=lambda one: one[0])]:
         start, stop = max(first, begun), min(last, ended)
         if stop > start:

@@ -29,7 +29,7 @@ from djinn_profiler.timeline.events import (
 
 _COUNTERS: Final = {MEMORY: "bytes", UNANSWERED: "submissions"}
 _LANES: Final = ("modules", "ranges", "python", "capture", "plan", "send", "upload", "connect", "wait")
-_CHAIN: Final = (SEND, REQUEST, EXECUTE, ANSWER, WAIT)  # of a submission, in the order of its flow
+_CHAIN: Final = (SEND, REQUEST, EXECUTE, ANSWER, WAIT)  # events of a submission, in the order of its flow
 
 
 def trace_of(events: Sequence[TimelineEvent], facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -89,8 +89,6 @@ def line_of(place: UserPlace) -> tuple[str, int, str, str]:
 
 
 class _Owner(enum.Enum):
-    """Owner of a file."""
-
     DJINN, TORCH, LIBRARY, USER = range(4)
 
 

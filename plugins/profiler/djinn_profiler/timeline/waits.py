@@ -17,7 +17,7 @@ from djinn_core.system.front_end import called, preformatted
 from djinn_core.system.printable import duration, unit_of
 from djinn_profiler.timeline.user_places import ADVICE, UserPlace, UserPlaces, line_of
 
-_LINES: Final = 1000  # distinct lines of a program
+_LINES: Final = 1000  # maximum number of distinct lines of a program
 
 
 @attrs.frozen

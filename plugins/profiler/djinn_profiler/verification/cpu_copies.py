@@ -19,7 +19,7 @@ class CpuCopies:
     """LRU cache of copies of remote storages, each from the storage's start. Views have the same layout and aliasing as on the device."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit  # bytes; data of one `load` stays until the next
+        self._limit = limit  # limit in bytes; data of one `load` stays until the next
         self._bytes: OrderedDict[int, torch.Tensor] = OrderedDict()
 
     def load(self, looks: Iterable[Look]) -> None:

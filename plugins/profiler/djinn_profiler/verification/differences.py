@@ -15,8 +15,8 @@ class Tolerance:
     """Tolerance of a comparison: `|remote - here| <= atol + rtol * |here|`.
 
     Attributes:
-        rtol, atol: None: the defaults of `torch.testing.assert_close` for the dtype. bitwise: results must have equal bits, even
-            the sign of zeros; NaN equals NaN.
+        rtol, atol: None: the defaults of `torch.testing.assert_close` for the dtype. bitwise: True if results must have equal
+            bits, even the sign of zeros; NaN equals NaN.
     """
 
     rtol: float | None = None

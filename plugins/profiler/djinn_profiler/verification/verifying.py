@@ -28,10 +28,10 @@ from djinn_profiler.verification.recorded_ops import is_own, module_in_words, pl
 
 log = get_logger("djinn.verify")
 
-BATCH_OPS = 256  # ops per check
-BATCH_BYTES = 64 << 20  # bytes of their results
+BATCH_OPS = 256  # maximum number of ops per check
+BATCH_BYTES = 64 << 20  # maximum bytes of their results
 COPIES_BYTES = 1 << 30  # bytes of device memory to keep on the CPU between checks
-DIFFERENCES = 64  # differences that a report lists; it counts all
+DIFFERENCES = 64  # maximum number of differences in a report; the report counts all
 _UNINITIALISED = ("empty", "new_empty", "resize_", "set_", "_resize_output")
 _OVERWRITE = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_")
 
@@ -142,7 +142,7 @@ class _Checker(Tap):
         for value, meta in used:
             if value.storage.id not in self._before:
                 copy = self._copies.take(value.storage.id)
-                if copy is None:  # all of the memory is written, or it is not compared
+                if copy is None:  # all of the memory is overwritten, or it is not compared
                     copy = torch.zeros(meta.extent, dtype=meta.dtype, device="cpu")
                 self._before[value.storage.id] = copy
 
@@ -242,7 +242,7 @@ class _Checker(Tap):
             try:
                 self.check()
             except Exception as failed:
-                log.debug("what was gathered cannot be checked", reason=str(failed))
+                log.debug("the batched ops cannot be checked", reason=str(failed))
         if self.report.differing:
             error.add_note(f"djinn.verify(): {in_words(self.report.differences, self.report.differing)}")
 
