@@ -1,4 +1,4 @@
-"""The engine `ray`: executors on the nodes of a Ray cluster."""
+"""The engine `ray`: starts executors on the nodes of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ djinn_settings = Settings
 
 @hookimpl
 def djinn_register_executors(settings: Settings) -> Iterable[ExecutorEngine]:
-    """The engine `ray`. Ray itself is imported when executors are launched."""
+    """Return the engine `ray`. Ray is imported when executors are launched."""
     return [RayEngine(settings)]

@@ -1,4 +1,7 @@
-"""Handle of an executor that an actor holds. The actor's class is Djinn's `ExecutorHolder`: nodes need this package as little as PyTorch's."""
+"""Handle of an executor whose holder is a Ray actor.
+
+The actor's class is Djinn's `ExecutorHolder`, so nodes need neither this package nor client packages.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ from djinn_ray import resources
 from djinn_ray.draining import draining_nodes
 from djinn_ray.groups import Group
 
-_LOOK_SECONDS: Final = 5.0  # between two lines about a place that is waited for
-_RETRY_SECONDS: Final = 0.5  # after which an actor that cannot be reached is asked again
+_LOOK_SECONDS: Final = 5.0  # seconds between progress messages while an executor waits for its place
+_RETRY_SECONDS: Final = 0.5  # seconds between calls of an unreachable actor
 _LOST: Final = -9
 _log = get_logger("djinn.launch.ray")
 
@@ -32,17 +35,17 @@ class RayHandle(ExecutorHandle):
         notify: Callable[[str], None],
         attempt: int = 0,
     ) -> None:
-        """Have the actor made, without waiting.
+        """Create the actor without waiting.
 
         Args:
             arguments: of the holder.
-            group: where it is placed.
-            number: of the executor among those of the group.
+            group: its placement group.
+            number: number of the executor in the group.
             notify: as in `LaunchRequest`.
-            attempt: how many holders had the place before.
+            attempt: number of earlier holders at this place.
 
         Raises:
-            StartupError: the cluster cannot be asked.
+            StartupError: the cluster does not answer.
         """
         self._arguments, self._group, self._number, self._notify = arguments, group, number, notify
         self._attempt = attempt
@@ -56,7 +59,7 @@ class RayHandle(ExecutorHandle):
             self._gone = self._actor.wait.remote()
 
     def wait_placed(self) -> None:
-        """As `ExecutorHandle.wait_placed`, for the seconds of the setting `pending_seconds`."""
+        """As `ExecutorHandle.wait_placed`, for at most `pending_seconds` (setting)."""
         began, told = time.monotonic(), 0.0
         ray, settings = self._group.ray, self._group.settings
         while not ray.wait([self._placed], timeout=0.5 if told == 0.0 else 1.0)[0]:
@@ -88,7 +91,7 @@ class RayHandle(ExecutorHandle):
             )
 
     def call(self, method: str, *arguments: Any, timeout: float) -> Any:
-        """As `ExecutorHandle.call`. Ray may not reach an actor for a moment: it is asked again meanwhile."""
+        """As `ExecutorHandle.call`. If Ray cannot reach the actor for a moment, the call is retried."""
         if not self._has_place and not self._group.ray.wait([self._placed], timeout=0.0)[0]:
             raise StartupError(f"executor {self._number} has no place yet")
         deadline = time.monotonic() + timeout
@@ -106,11 +109,11 @@ class RayHandle(ExecutorHandle):
                 time.sleep(_RETRY_SECONDS)
 
     def _get(self, reference: Any, timeout: float) -> Any:
-        """Result of a call.
+        """Return the result of a call.
 
         Raises:
-            ActorUnavailableError: of Ray: the actor may be asked again.
-            StartupError: anything else.
+            ActorUnavailableError: Ray's error for an actor that may be asked again.
+            StartupError: any other failure.
         """
         exceptions = self._group.ray.exceptions
         try:
@@ -123,7 +126,7 @@ class RayHandle(ExecutorHandle):
             raise StartupError(_told(error.cause if isinstance(error.cause, Exception) else error)) from error
         except exceptions.RayActorError as error:
             raise StartupError(_reason(error)) from error
-        except Exception as error:  # whatever Ray raises where the cluster was left
+        except Exception as error:  # Ray raises various errors after the cluster was left
             raise StartupError(f"the Ray cluster does not answer: {_line(error)}") from error
 
     def send(self, method: str, *arguments: Any) -> None:
@@ -143,7 +146,7 @@ class RayHandle(ExecutorHandle):
         return self._look(0.0) is not None
 
     def _look(self, timeout: float) -> tuple[int, str] | None:
-        """Description of how the executor ended; None if it did not within `timeout` seconds."""
+        """Return a description of how the executor ended; None if it did not end within `timeout` seconds."""
         with self._lock:
             reference = self._gone
             if self._over is not None:
@@ -154,7 +157,7 @@ class RayHandle(ExecutorHandle):
                 return None
             status, how = ray.get(reference)
             over = (int(status), str(how))
-        except ray.exceptions.ActorUnavailableError:  # that is no death: Ray does not reach it now
+        except ray.exceptions.ActorUnavailableError:  # temporarily unreachable, not dead
             time.sleep(min(timeout, _RETRY_SECONDS))
             with self._lock, contextlib.suppress(Exception):
                 self._gone = self._actor.wait.remote()
@@ -167,12 +170,12 @@ class RayHandle(ExecutorHandle):
             return self._over
 
     def notice(self) -> str:
-        """As `ExecutorHandle.notice`: its node is drained. Not known to a program that reaches the cluster over `ray://`."""
+        """As `ExecutorHandle.notice`: the node is drained. Unknown to programs that reach the cluster over `ray://`."""
         if not self._has_place:
             return ""
         try:
             draining, self._node = draining_nodes(self._actor, self._node)
-        except Exception as error:  # a version of Ray without that, or a cluster that was left
+        except Exception as error:  # a Ray version without this function, or the cluster was left
             _log.debug("Ray does not say which nodes it drains", error=_line(error))
             return ""
         return f"Ray drains its node {self._node[:8]}" if self._node in draining else ""
@@ -189,13 +192,13 @@ class RayHandle(ExecutorHandle):
             self._over = self._over or (0, "was ended")
         with contextlib.suppress(
             Exception
-        ):  # Ray raises various things for actors that have ended, or where the cluster was left
+        ):  # Ray raises various errors for ended actors, and after the cluster was left
             self._group.ray.kill(self._actor)
 
     def restart(self) -> RayHandle:
-        """As `ExecutorHandle.restart`: in the same bundle, which Ray places anew if its node was lost."""
+        """As `ExecutorHandle.restart`: in the same bundle, which Ray moves if its node was lost."""
         self._kill()
-        if self._ended:  # it had given back its place
+        if self._ended:  # it has returned its resources
             self._group.take()
         self._ended = False
         made = RayHandle(self._arguments, self._group, self._number, self._notify, self._attempt + 1)
@@ -204,7 +207,7 @@ class RayHandle(ExecutorHandle):
 
 
 def _reason(error: BaseException) -> str:
-    """Message for an actor that could not be made or has died."""
+    """Return the message for an actor that could not be made or has died."""
     text = str(error)
     if "failed to import" in text or "ModuleNotFoundError" in text:
         last = [line for line in text.splitlines() if "Error" in line]

@@ -1,4 +1,4 @@
-"""Nodes that a cluster drains. Ray tells programs that are connected to it directly, by functions that it does not document."""
+"""Nodes that a cluster drains, from undocumented functions of Ray that work on direct connections only."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def draining_nodes(actor: Any, node: str) -> tuple[Collection[str], str]:
-    """Return the ids of the nodes that are drained, and the id of the node of `actor`.
+    """Return the ids of the drained nodes, and the id of the node of `actor`.
 
-    `node` is that id if it is known. It is looked up only if nodes are drained. Raises the errors of Ray, and
-    `AttributeError` if Ray no longer has these functions.
+    `node` is that id if it is known. It is looked up only if nodes are drained. Raises the errors of Ray, and `AttributeError` if
+    Ray lacks these functions.
     """
     from ray._private import state
     from ray.util.client import ray as over_client

@@ -1,4 +1,4 @@
-"""The engine: connects to the cluster, and has an actor made for each executor."""
+"""The engine: connects to the cluster, and creates an actor for each executor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RayEngine(ExecutorEngine):
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        self._groups: WeakValueDictionary[str, Group] = WeakValueDictionary()  # as long as executors use them
+        self._groups: WeakValueDictionary[str, Group] = WeakValueDictionary()  # for as long as executors use them
 
     def launch(self, options: ExecutorOptions, request: LaunchRequest) -> RayHandle:
         """As `ExecutorEngine.launch`."""
@@ -53,7 +53,7 @@ class RayEngine(ExecutorEngine):
 
 
 def _connected(address: str) -> ModuleType:
-    """Ray, connected to the cluster: as the program has connected it already, or to `address`.
+    """Return Ray, connected to the cluster: by the program already, or now to `address`.
 
     Raises:
         StartupError: Ray is not installed, or there is no cluster.
@@ -73,10 +73,11 @@ def _connected(address: str) -> ModuleType:
                 f"there is no Ray cluster at {address or 'the usual place of this machine'}: {type(error).__name__}: {error}. Start one with "
                 "`ray start --head`, or name it: djinn.configure(engine_address='ray://head:10001')"
             ) from error
-        # Ray has SIGTERM raise SystemExit, also where a gateway ends its sessions on it.
+        # Ray's SIGTERM handler raises SystemExit, even in a gateway that ends its sessions on SIGTERM.
         if before not in {signal.SIG_DFL, None} and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
-        # Before Ray leaves the cluster, which ends the executors: handlers run in reverse order, and Ray's is registered by now.
+        # Must run before Ray leaves the cluster, which ends the executors. Handlers run in reverse order, and Ray's is
+        # registered by now.
         atexit.register(djinn.shut_down)
     found: ModuleType = ray
     return found

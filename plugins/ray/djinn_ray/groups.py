@@ -1,4 +1,4 @@
-"""Placement groups: where the executors of a client or a gateway go, as long as one of them is there."""
+"""Placement groups for the executors of a client or gateway. A group exists while one of them does."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from djinn.errors import StartupError
 from djinn.hooks import LaunchRequest
 from djinn_ray import resources
 
-# Ray sets the first to the processors of an actor where it is unset, mostly 1; the others are secrets.
+# Ray sets an unset OMP_NUM_THREADS to the processors of an actor, mostly 1; the others are secrets.
 WITHOUT: Final = ("OMP_NUM_THREADS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_REDIS_PASSWORD")
 
-_CALLS: Final = 16  # of an actor at a time: one waits for the executor's end, the others are short
+_CALLS: Final = 16  # concurrent calls of an actor: one waits for the executor's end, the others are short
 
 
 @attrs.frozen
@@ -25,11 +25,12 @@ class Settings:
     """Settings of the plugin.
 
     Attributes:
-        pending_seconds: how long an executor may wait for its place on a cluster that could hold it.
-        growth_seconds: how long a cluster may take to grow until it could; 0: it does not grow.
-        strategy: how executors are placed: on many nodes or on few, `STRICT_SPREAD` each on a node of its own.
-        journals: folder that all nodes share, in which journals outlive a node; empty: each node has its own.
-        prepared_seconds: how long a node keeps a process that has imported PyTorch, from which its next executors are forked; 0: none.
+        pending_seconds: maximum wait of an executor for its place on a cluster that could hold it.
+        growth_seconds: maximum time for a cluster to grow until it could hold it; 0: the cluster does not grow.
+        strategy: placement of executors: on many nodes or few. `STRICT_SPREAD`: each on a node of its own.
+        journals: folder on all nodes in which journals outlive a node; empty: each node has its own.
+        prepared_seconds: time for which a node keeps a process with PyTorch imported, from which its next executors are forked;
+            0: none.
     """
 
     pending_seconds: float = attrs.field(default=300.0, validator=attrs.validators.gt(0))
@@ -40,17 +41,17 @@ class Settings:
 
 
 class Group:
-    """The placement group of the executors that are launched together. Methods may be called from several threads.
+    """The placement group of executors that are launched together. Methods may be called from several threads.
 
     Attributes:
-        users: how many executors use it.
+        users: number of executors in it.
     """
 
     def __init__(self, ray: ModuleType, settings: Settings, request: LaunchRequest) -> None:
-        """Without making it; or the user's, where there is one.
+        """Prepare a group without making it. If the user has made a group, use that one.
 
         Raises:
-            StartupError: the cluster cannot be asked, or it has no group of that name.
+            StartupError: the cluster does not answer, or it has no group of that name.
         """
         self.ray, self.settings = ray, settings
         self._name, self._count = request.group, request.count
@@ -69,24 +70,24 @@ class Group:
             self._bundles = [wished or dict(bundle) for bundle in self._placement.bundle_specs]
 
     def bundle(self, number: int) -> Mapping[str, float]:
-        """Resources of an executor."""
+        """Return the resources of an executor."""
         return self._bundles[number % len(self._bundles)]
 
     def lacking(self, nodes: list[Mapping[str, Any]]) -> str:
-        """Reason why the cluster could never hold the executors; empty if it could, or the user has made the group."""
+        """Return the reason why the cluster could never hold the executors; empty if it could, or for the user's group."""
         if not self._own:
             return ""
         return resources.lacking(nodes, self._bundles[0], self._count, self.settings.strategy == "STRICT_SPREAD")
 
     def make_actor(self, holder: type, arguments: tuple[Any, ...], number: int, attempt: int) -> Any:
-        """A handle of a new actor, named and labelled for the dashboard of Ray."""
+        """Return a handle of a new actor, named and labelled for Ray's dashboard."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         index = number % len(self._bundles)
         options = resources.actor_options(self.bundle(number)) | {
             "name": f"djinn-{self._name}-{number}" + (f"-{attempt}" if attempt else ""),
             "max_concurrency": _CALLS,
-            "max_restarts": 0,  # the client starts the next one, which recovers the sessions
+            "max_restarts": 0,  # the client starts a replacement, which recovers the sessions
             "scheduling_strategy": PlacementGroupSchedulingStrategy(self._placement, index),
             "_labels": {"djinn.group": self._name, "djinn.executor": str(number)},
         }
@@ -96,12 +97,12 @@ class Group:
 
     @property
     def without(self) -> tuple[str, ...]:
-        """Names of environment variables that executors do not get; those that the user set there stay."""
+        """Return the environment variables to unset for executors, without those that the user set for them."""
         given = self._runtime_env.get("env_vars") or {}
         return tuple(name for name in WITHOUT if name not in given)
 
     def loss(self, reason: str) -> str:
-        """Predicate of a sentence about how an executor ended that was lost with its actor."""
+        """Return a sentence predicate that says how an executor ended whose actor was lost."""
         if self.settings.journals:
             return f"was lost with its actor ({reason})"
         return (
@@ -111,7 +112,7 @@ class Group:
 
     @contextlib.contextmanager
     def asking(self, failed: str) -> Iterator[None]:
-        """Turn what Ray raises, where it was left or cannot be reached, into `StartupError`."""
+        """Convert Ray's errors inside the block to `StartupError`."""
         try:
             yield
         except StartupError:
@@ -120,10 +121,10 @@ class Group:
             raise StartupError(f"{failed}: {type(error).__name__}: {error}") from error
 
     def take(self) -> None:
-        """Note an executor that uses the group, which is made for the first.
+        """Count an executor that uses the group. Make the group for the first one.
 
         Raises:
-            StartupError: the cluster cannot be asked.
+            StartupError: the cluster does not answer.
         """
         with self._lock:
             if not self.users and self._own:
@@ -133,7 +134,7 @@ class Group:
             self.users += 1
 
     def release(self) -> None:
-        """Note that an executor does not use it any more; the last one has it removed, unless it is the user's."""
+        """Count an executor as gone. The last one removes the group, unless it is the user's."""
         with self._lock:
             self.users -= 1
             last = self.users == 0

@@ -1,4 +1,4 @@
-"""Resources of a cluster, and what of them an executor takes. Pure."""
+"""Resources of a cluster and of executors. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 _OF_ACTORS: Final = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-_OF_RAY: Final = ("node:", "object_store_memory", "bundle_group")  # resources that Ray makes by itself
+_OF_RAY: Final = ("node:", "object_store_memory", "bundle_group")  # resources that Ray adds itself
 HEAD: Final = "node:__internal_head__"
 
 
 def actor_options(bundle: Mapping[str, float]) -> dict[str, Any]:
-    """Options of an actor that takes a bundle of resources."""
+    """Return Ray options of an actor with a bundle of resources."""
     options: dict[str, Any] = {option: bundle.get(name, 0) for name, option in _OF_ACTORS.items()}
     if not options["memory"]:
         del options["memory"]
@@ -19,7 +19,7 @@ def actor_options(bundle: Mapping[str, float]) -> dict[str, Any]:
 
 
 def lacking(nodes: Iterable[Mapping[str, Any]], bundle: Mapping[str, float], count: int, apart: bool = False) -> str:
-    """Reason why the nodes could not hold `count` bundles, all else being away from them; empty if they could.
+    """Return the reason why the nodes, if idle, could not hold `count` bundles; empty if they could.
 
     `nodes`: as `ray.nodes()` lists them. `apart`: each bundle needs a node of its own.
     """
@@ -36,7 +36,7 @@ def lacking(nodes: Iterable[Mapping[str, Any]], bundle: Mapping[str, float], cou
 
 
 def shown(resources: Mapping[str, float]) -> str:
-    """Resources as text, without those that Ray makes by itself; memory in GiB."""
+    """Return resources as text, without those that Ray adds itself; memory in GiB."""
     listed = [
         f"{amount / 2**30:.1f} GiB of memory" if name == "memory" else f"{amount:g} {name}"
         for name, amount in sorted(resources.items())
@@ -46,12 +46,12 @@ def shown(resources: Mapping[str, float]) -> str:
 
 
 def head_address(nodes: Iterable[Mapping[str, Any]]) -> str:
-    """Address of the cluster's head, which every node reaches."""
+    """Return the address of the cluster's head, which every node reaches."""
     alive = [node for node in nodes if node["Alive"]]
     heads = [node for node in alive if HEAD in node["Resources"]]
     return str((heads or alive)[0]["NodeManagerAddress"])
 
 
 def threads_of(wished: Mapping[str, float]) -> int:
-    """Torch threads of an executor: as many as it has processors by the user's request; 0, torch's default, without one."""
+    """Return the torch threads of an executor: its requested processors; 0 (torch's default) without a request."""
     return max(1, int(wished["CPU"])) if "CPU" in wished else 0
