@@ -1,4 +1,4 @@
-"""Devices that keep time instead of computing, as a cluster file describes them."""
+"""Simulated devices, described by a cluster file: they predict times instead of computing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ djinn_api_version = "2.0"
 
 @attrs.frozen
 class Settings:
-    """`cluster`: the file that describes the devices, as in docs/planning.md; None: there are none."""
+    """`cluster`: the file that describes the devices, as in docs/planning.md; None: no devices."""
 
     cluster: Path | None = None
 
@@ -30,11 +30,11 @@ djinn_settings = Settings
 
 @hookimpl
 def djinn_register_devices(settings: Settings) -> Iterable[Device]:
-    """The devices `simulated:0` and so on; none where no cluster is described."""
+    """Return the devices `simulated:0` and so on; none without a cluster file."""
     return [SimulatedDevice(settings.cluster)]
 
 
 @hookimpl
 def djinn_register_observers() -> Iterable[Observer]:
-    """Reporter of the simulated time at the end of a session."""
+    """Return the observer that reports the simulated time at the end of a session."""
     return [Teller()]

@@ -1,4 +1,4 @@
-"""The devices of a cluster file, one after the other."""
+"""The devices of a cluster file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import attrs
 from djinn.errors import StartupError
 from djinn.hooks import Device
 
-# Clients ask for no device: what simulates one is imported where one is opened.
+# Clients need no device: the simulation is imported when a device is opened.
 if TYPE_CHECKING:
     from djinn.hooks import DeviceRuntime
     from djinn.planning import DeviceCapabilities
@@ -20,16 +20,16 @@ SETTING: Final = "plugins.simulated.cluster"
 
 
 class SimulatedDevice(Device):
-    """Devices that are described in a file, the setting `plugins.simulated.cluster`."""
+    """Devices described in the file of the setting `plugins.simulated.cluster`."""
 
     name = "simulated"
 
     def __init__(self, cluster: Path | None = None) -> None:
-        """`cluster`: the file; None: there are no devices."""
+        """`cluster`: the file; None: no devices."""
         self._cluster = cluster
 
     def discover(self) -> Sequence[DeviceCapabilities]:
-        """All devices of the file, in its order; none where there is no file.
+        """Return all devices of the file, in its order; none without a file.
 
         Raises:
             ConfigurationError: the file describes no cluster.
@@ -49,10 +49,10 @@ class SimulatedDevice(Device):
         )
 
     def open(self, index: int) -> DeviceRuntime:
-        """One of them, for this process.
+        """Open a device for this process.
 
         Raises:
-            StartupError: there is no such device.
+            StartupError: the device does not exist.
         """
         found = self.discover()
         if index >= len(found):

@@ -1,4 +1,4 @@
-"""Simulated execution of ops: results of the right shape, after the time that a roofline predicts."""
+"""Simulated execution of ops: results have the right shapes, and times come from a roofline."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from djinn.planning import DeviceCapabilities
 from djinn_core.torch_private import schema_of
 from djinn_server.compiling.torch_libraries import DispatchMode
 
-START: Final = 5e-6  # seconds that an op takes to begin, as in the built-in cost model
+START: Final = 5e-6  # start time of an op in seconds, as in the built-in cost model
 _WHOLE_LAYERS: Final = frozenset({"aten::_native_multi_head_attention", "aten::_transformer_encoder_layer_fwd"})
-_LIMIT: Final = 16384  # cached calls
+_LIMIT: Final = 16384  # number of cached calls
 
 
 @attrs.frozen
@@ -28,7 +28,7 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory of such a tensor."""
+        """Return the bytes of memory of such a tensor."""
         if 0 in self.shape:
             return 0
         return (1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))) * self.dtype.itemsize
@@ -36,7 +36,7 @@ class Layout:
 
 @attrs.frozen
 class SimulatedCall:
-    """Cached simulation of a call: for each result its layout, the argument that it aliases, or None; and the seconds."""
+    """Cached simulation of a call: the seconds, and for each result its layout or the argument that it aliases."""
 
     results: tuple[Layout | int | None, ...]
     several: bool
@@ -44,10 +44,10 @@ class SimulatedCall:
 
 
 class SimulationMode(DispatchMode):
-    """Dispatch mode in which ops return zeros of the right layout and take the time of a roofline.
+    """Dispatch mode in which ops return zeros of the right layout and take their roofline time.
 
-    Views are computed, since they cost nothing. Ops whose result depends on data, or that have no meta kernel, are computed
-    from the zeros.
+    Views are computed, because they cost nothing. Ops with data-dependent results or without a meta kernel are computed from the
+    zeros.
     """
 
     known: dict[Any, SimulatedCall | None] = {}  # noqa: RUF012 - for all devices of a process; the device is part of the key
@@ -63,7 +63,7 @@ class SimulationMode(DispatchMode):
         """Simulate `func`."""
         kwargs = kwargs or {}
         if func not in self.whole:
-            with self:  # ops of the decomposition arrive here, too
+            with self:  # so that ops of a decomposition arrive here, too
                 made = func.decompose(*args, **kwargs)
             if made is not NotImplemented:
                 return made
@@ -95,7 +95,7 @@ class SimulationMode(DispatchMode):
         return None if result is None else _argument(result, args, kwargs, func)
 
     def _looked_at(self, func: Any, args: Any, kwargs: Any) -> SimulatedCall | None:
-        """Simulation of a call, for the cache; None if the op has to be run."""
+        """Return the cacheable simulation of a call; None if the op must run."""
         if _is_view(func):
             return None
         schema = schema_of(func)
@@ -105,7 +105,7 @@ class SimulationMode(DispatchMode):
                 there[1]["device"] = "meta"
             made = func(*there[0], **there[1])
         except (RuntimeError, NotImplementedError, TypeError, ValueError):
-            return None  # depends on data, has no meta kernel, or fails; running it fails in the same way
+            return None  # data-dependent, without a meta kernel, or failing: running it fails in the same way
         several = len(schema.returns) != 1 or isinstance(made, list | tuple)
         values = list(made) if isinstance(made, list | tuple) else [] if made is None else [made]
         written = [_written(r, schema) for r in schema.returns] if len(schema.returns) == len(values) else []
@@ -118,7 +118,7 @@ class SimulationMode(DispatchMode):
         return SimulatedCall(results, several, self._seconds(flops, [*given, *_tensors(values)]))
 
     def _seconds(self, flops: float, tensors: Sequence[torch.Tensor]) -> float:
-        """Seconds of a call by the roofline: of its arithmetic or of its memory traffic, whichever is longer."""
+        """Return the roofline seconds of a call: the longer of arithmetic and memory traffic."""
         moved = sum(t.numel() * t.dtype.itemsize for t in tensors)
         flops = flops or float(max((t.numel() for t in tensors), default=0))
         return START + max(flops / (self._device.flops or 2e13), moved / (self._device.bandwidth or 5e11))
@@ -129,7 +129,7 @@ def _is_view(func: Any) -> bool:
 
 
 def _kernel_flops(func: Any, given: Sequence[torch.Tensor]) -> float:
-    """FLOPs of kernels that PyTorch's counter does not know: attention on a CPU, and fused transformer layers."""
+    """Return the FLOPs of kernels that PyTorch's counter does not know: CPU attention and fused transformer layers."""
     name = func.name()
     if "scaled_dot_product" in name and len(given) > 1:
         query, key = given[:2]
@@ -170,7 +170,7 @@ def _layout(value: Any) -> Layout | None:
 
 
 def _written(returned: Any, schema: Any) -> int | None:
-    """The position of the argument that a result aliases; None if it is new."""
+    """Return the position of the argument that a result aliases; None for a new result."""
     if returned.alias_info is None:
         return None
     marks = set(returned.alias_info.before_set)

@@ -1,7 +1,7 @@
-"""A simulated device: each op takes its predicted time, and computes nothing.
+"""A simulated device: each op takes its predicted time without computing.
 
-Its tensors are host memory full of zeros. Pages that were never written take no memory, so a model of many gigabytes fits. Views are
-real, and results have their real shapes.
+Its tensors are host memory full of zeros. Unwritten pages take no memory, so a model of many gigabytes fits. Views and
+result shapes are real.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from djinn.hooks import DeviceRuntime
 from djinn.planning import DeviceCapabilities
 from djinn_simulated.pretending import SimulationMode
 
-# Uploads up to this size stay what they are: masks and indices, whose content decides about shapes.
+# Smaller uploads keep their contents: masks and indices, which determine shapes.
 REAL_BYTES: Final = 1 << 20
 
 
 class SimulatedRuntime(DeviceRuntime):
-    """One described device, opened for this process."""
+    """A described device, opened for this process."""
 
     keeps_time = True
 
@@ -36,24 +36,24 @@ class SimulatedRuntime(DeviceRuntime):
         self._seconds = 0.0
 
     def receive(self, data: torch.Tensor) -> torch.Tensor:
-        """Zeros in the place of `data`, but for what is small."""
+        """Return zeros in place of `data`; small data is kept."""
         if data.numel() <= REAL_BYTES:
             return data
         return self.zeros(data.numel())
 
     def memory(self) -> Mapping[str, int]:
-        """Bytes, as the described device would count them."""
+        """Return bytes by name, as the described device would report them."""
         total = self._described.memory
         return {"total": total, "free": max(0, total - self._allocated), "allocated": self._allocated}
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Ops that are called inside take time and do nothing."""
+        """Return the context in which ops take simulated time and do not compute."""
         with SimulationMode(self._described, self.zeros, self._pass):
             yield
 
     def take_seconds(self) -> float:
-        """Seconds that the device would have worked since this was asked last."""
+        """Return the simulated seconds since the last call."""
         with self._lock:
             seconds, self._seconds = self._seconds, 0.0
         return seconds
@@ -66,7 +66,7 @@ class SimulatedRuntime(DeviceRuntime):
         """Allocate `size` bytes of the device's memory.
 
         Raises:
-            RuntimeError: the device would have no room left.
+            RuntimeError: the simulated device is out of memory.
         """
         with self._lock:
             room = self._described.memory - self._allocated
@@ -76,7 +76,7 @@ class SimulatedRuntime(DeviceRuntime):
                     f"{size:,} were asked for"
                 )
             self._allocated += size
-        octets = np.zeros(size, np.uint8)  # by calloc: pages are allocated when they are first written
+        octets = np.zeros(size, np.uint8)  # calloc: the system allocates pages when they are first written
         weakref.finalize(octets, self._free, size).atexit = False
         return torch.from_numpy(octets)
 

@@ -1,4 +1,4 @@
-"""Says what a session would have taken."""
+"""Report of a session's simulated time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SESSIONS = frozenset({"connected", "disconnected"})
 
 
 class Teller(Observer):
-    """Adds up what simulated devices say that they worked. The client's own work, and what the network takes, is not in it."""
+    """Add up the seconds that simulated devices report. The client's own work and the network are not included."""
 
     name = "simulated"
     events = _SESSIONS
@@ -23,7 +23,7 @@ class Teller(Observer):
         self._simulated = False
 
     def observe(self, event: Event) -> None:
-        """Note what devices took, and tell it when the session ends."""
+        """Record the seconds of a submission. Log the total when the session ends."""
         if event.name == "connected":
             kinds = event.fields.get("kinds", ())
             self._simulated, self._seconds, self._programs = "simulated" in kinds, 0.0, 0
