@@ -1,4 +1,4 @@
-"""The transport for `ucx://` URLs: frames over a socket, large buffers beside it over UCX."""
+"""The transport for `ucx://` URLs: frames over a socket, large buffers over UCX."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_transports() -> Iterable[Transport]:
-    """The transport `ucx`. UCX itself is imported when an address names it."""
+    """Return the transport `ucx`. UCX is imported when an address uses it."""
     return [UcxTransport()]

@@ -1,4 +1,4 @@
-"""Large buffers of one connection over UCX."""
+"""Transfer of one connection's large buffers over UCX."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from djinn_ucx.endpoints import open_endpoint, open_worker
 from djinn_ucx.library import library
 from djinn_ucx.opening import Offer
 
-_SPIN_SECONDS: Final = 0.0003  # of progress without effect, after which a thread sleeps until something happens
-_NAP_SECONDS: Final = 0.005  # at most: another thread may have taken the event that would have woken this one
-_QUIET_SECONDS: Final = 1.0  # for which a closed channel still takes in and throws away what the other end sends
-_LOST_SECONDS: Final = 3.0  # after which a message that was awaited is not awaited any more
-_STRANDED_SECONDS: Final = 60.0  # after which a message that cannot be sent to its end is given up
+_SPIN_SECONDS: Final = 0.0003  # seconds of busy polling before a thread sleeps until an event
+_NAP_SECONDS: Final = 0.005  # maximum sleep: another thread may have consumed the event that would wake this one
+_QUIET_SECONDS: Final = 1.0  # seconds for which a closed channel still receives and discards messages
+_LOST_SECONDS: Final = 3.0  # seconds after which a closed channel stops waiting for an expected message
+_STRANDED_SECONDS: Final = 60.0  # seconds after which a message that cannot be sent completely is given up
 _MOST_STRANDED: Final = 8
-_MESSAGES: Final = 1 << 16  # of different tags
+_MESSAGES: Final = 1 << 16  # number of different tags
 log = get_logger("djinn.ucx")
 
 
 class StrandedChannels:
-    """Number of channels of this process whose memory and file descriptors UCX keeps. There are `_MOST_STRANDED` at most: then UCX is not used any more."""
+    """Number of channels of this process whose memory and descriptors UCX cannot release. At `_MOST_STRANDED`, UCX is disabled."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -40,11 +40,11 @@ class StrandedChannels:
 
     @property
     def full(self) -> bool:
-        """True if UCX has kept so much that it is not used any more."""
+        """Return True if the limit is reached, so that UCX is not used any more."""
         return self._count >= _MOST_STRANDED
 
     def add(self) -> None:
-        """Count another one."""
+        """Count another channel."""
         with self._lock:
             self._count += 1
             count = self._count
@@ -53,29 +53,28 @@ class StrandedChannels:
 
 @attrs.define(eq=False)
 class Message:
-    """A message under way: the request, and the memory that has to stay until it is complete. Both are None once its channel has closed."""
+    """A message in flight: the request, and its memory, which must stay until completion. Both are None after the close."""
 
     request: Any
     memory: Any
 
     @property
     def complete(self) -> bool:
-        """True if UCX does not touch the memory any more."""
+        """Return True if UCX does not access the memory any more."""
         request = self.request
         return request is None or bool(request.completed)
 
 
 class BulkChannel:
-    """Sends and receives the large buffers of one connection.
+    """Send and receive the large buffers of one connection.
 
-    It has a UCX worker of its own, so that all that UCX keeps of a connection goes with it, and a connection that breaks in the middle
-    of a message disturbs no other. What must not be left to UCX is a message that the other end never takes: it cannot be cancelled, and
-    would keep the worker. So each end takes in what was sent to it after it has closed, too, and throws it away. Methods may be called
-    by any thread.
+    Each channel has its own UCX worker. So all UCX resources of a connection are freed with it, and a connection that breaks
+    during a message affects no other. UCX cannot cancel a message that the other end never receives; it would keep the worker
+    alive. So each end also receives and discards messages after its close. Thread-safe.
     """
 
     def __init__(self, local: bool, stranded: StrandedChannels) -> None:
-        """`local`: the other end is on this machine, and UCX need not listen at other interfaces.
+        """`local`: the other end is on this machine, so UCX need not listen on other interfaces.
 
         Raises:
             TransportError: UCX is not installed, or cannot be used.
@@ -100,16 +99,16 @@ class BulkChannel:
         self.offer = Offer(address, self._random.to_bytes(8, "little"))
 
     def __del__(self) -> None:
-        # The destructors of a forked child would speak for its parent.
+        # In a forked child, the destructors would send messages in the parent's name.
         if self.__dict__.get("_process", 0) not in {0, os.getpid()}:
             for kept in (self._context, self._worker, self._endpoint, *self._sent, *self._awaited):
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
     def connect(self, offer: Offer) -> None:
-        """Send to the worker of that offer from now on. Its address was tried in another process (`AddressTrials`).
+        """Send to the worker in this offer from now on. `AddressTrials` has tested its address in another process.
 
         Raises:
-            TransportError: UCX finds no way to it.
+            TransportError: UCX has no route to it.
         """
         with self._lock:
             self._check()
@@ -120,7 +119,7 @@ class BulkChannel:
             self._theirs = int.from_bytes(offer.tag, "little")
 
     def send(self, memory: memoryview | bytes) -> Message:
-        """Begin to send the next message. Its memory must not change before it is complete."""
+        """Start to send the next message. Its memory must not change until completion."""
         from ucxx._lib.arr import Array
 
         with self._lock:
@@ -134,7 +133,7 @@ class BulkChannel:
             return message
 
     def receive(self, memory: memoryview | bytearray) -> Message:
-        """Begin to receive the next message, which has the length of `memory`."""
+        """Start to receive the next message, which has the length of `memory`."""
         from ucxx._lib.arr import Array
 
         with self._lock:
@@ -148,9 +147,9 @@ class BulkChannel:
             return message
 
     def wait(self, message: Message, look: Callable[[], None], deadline: float | None = None) -> bool:
-        """Wait until `message` is complete; False when `deadline` of `time.monotonic()` passed first.
+        """Wait until `message` is complete. Return False at `deadline` (`time.monotonic()`).
 
-        `look` is called while nothing happens; an exception of its ends the wait.
+        `look` is called during the wait; its exception ends the wait.
 
         Raises:
             TransportError: the channel was closed, or the message failed.
@@ -173,7 +172,7 @@ class BulkChannel:
         return True
 
     def close(self) -> None:
-        """Send and receive nothing more. What is under way is brought to its end by a thread, which then gives all back."""
+        """Stop sending and receiving. A thread completes pending messages and then frees all resources."""
         with self._lock:
             if self._closed or self._process != os.getpid():
                 return
@@ -192,11 +191,11 @@ class BulkChannel:
     def _progress_once(self) -> bool:
         if self._worker.progress_once():
             return True
-        self._worker.progress()  # alone takes back what belongs to endpoints that failed
+        self._worker.progress()  # frees resources of failed endpoints
         return False
 
     def _sleep(self, seconds: float) -> None:
-        poll = poller()  # two threads may not use one at a time
+        poll = poller()  # two threads cannot share one
         with self._lock:
             self._check()
             poll.register(self._worker.epoll_file_descriptor, READABLE)
@@ -223,7 +222,7 @@ class BulkChannel:
             log.warning("UCX cannot close a connection", error=str(error))
 
     def _throw_away(self) -> bool:
-        """Take a message that is not waited for; True if there was one. Its sender learns that it was taken, and its bytes are not fetched."""
+        """Receive and discard an unexpected message, without fetching its bytes. Return True if there was one."""
         from ucxx._lib.arr import Array
 
         tags = self._api.UCXXTag(self._random)
@@ -243,7 +242,7 @@ class BulkChannel:
             self._endpoint.close_blocking()
         with suppress(Exception):
             self._progress_once()
-        # Requests keep the endpoint, which keeps the worker, and tracebacks of exceptions may keep messages.
+        # Requests refer to the endpoint, which refers to the worker. Tracebacks of exceptions may refer to messages.
         for message in self._all:
             message.request = message.memory = None
         self._sent, self._awaited = [], []
@@ -251,9 +250,9 @@ class BulkChannel:
 
 
 def _failure(message: Message) -> str:
-    """Return why a complete message failed, or an empty text.
+    """Return the reason why a complete message failed, or an empty string.
 
-    An exception in place of the text would keep the request and its worker alive by its traceback.
+    An exception's traceback would keep the request and its worker alive.
     """
     request = message.request
     if request is None:

@@ -1,6 +1,6 @@
-"""Connections: a socket for frames and their small buffers, UCX for the large ones.
+"""Connections: a socket for frames and their small buffers, UCX for large buffers.
 
-The socket brings who may connect and TLS, order, limits, timeouts, last words, and the end of a peer that dies.
+The socket provides authentication and TLS, order, limits, timeouts, close reasons, and detection of dead peers.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from djinn_ucx.bulk import BulkChannel, Message, StrandedChannels
 from djinn_ucx.endpoints import AddressTrials
 from djinn_ucx.opening import Offer, Opening, decode_opening, encode_opening, layout, on_the_socket
 
-_GRACE_SECONDS: Final = 2.0  # for what is under way, once the other end has hung up
-_INTERRUPTED_SECONDS: Final = 1.0  # for a buffer that the other end does not take in, after Ctrl-C
+_GRACE_SECONDS: Final = 2.0  # seconds for pending buffers after the other end has hung up
+_INTERRUPTED_SECONDS: Final = 1.0  # seconds for a buffer that the other end does not receive, after Ctrl-C
 _COMMIT: Final = b"\x01"
 log = get_logger("djinn.ucx")
 
 
 @attrs.frozen
 class _Arriving:
-    """A frame of which buffers come beside the socket; the last message says that all of them were sent as they should be."""
+    """A frame with buffers over UCX. A final message confirms that all of them were sent correctly."""
 
     frame: Frame
     messages: list[Message]
@@ -45,10 +45,11 @@ class Shared:
 
 
 class UcxConnection(Connection):
-    """As `Connection`. `send` of a large buffer returns when the other end has taken it: nothing in between holds it.
+    """As `Connection`.
 
-    Nothing of UCX is made before a large buffer has come over the socket: then this end offers the other one to take such buffers
-    over UCX. So a client that has shown no token, which may send no large ones, costs what it costs over TCP.
+    `send` of a large buffer returns when the other end has received it: nothing buffers it in between. UCX is not used before a
+    large buffer arrives over the socket. Then this end offers to receive such buffers over UCX. A client without a valid token
+    may send no large buffers, so it uses no more resources than over TCP.
 
     Attributes:
         peer: the other end, for messages.
@@ -57,7 +58,7 @@ class UcxConnection(Connection):
     peer: str = ""
 
     def __init__(self, carrier: SocketConnection, limits: Limits, local: bool, shared: Shared, bulk_bytes: int) -> None:
-        """`local`: the other end is on this machine. `bulk_bytes`: length from which a buffer goes over UCX."""
+        """`local`: the other end is on this machine. `bulk_bytes`: minimum length of a buffer sent over UCX."""
         self.peer = carrier.peer
         self._carrier = carrier
         self._limits = limits
@@ -65,7 +66,7 @@ class UcxConnection(Connection):
         self._process = os.getpid()
         self._sending, self._receiving, self._making = threading.Lock(), threading.Lock(), threading.Lock()
         self._channel: BulkChannel | None = None
-        self._outgoing: BulkChannel | None = None  # the same, once the other end has offered to take buffers
+        self._outgoing: BulkChannel | None = None  # channel for sent buffers, once the other end has made an offer
         self._offered = self._taken = False
         self._arriving: _Arriving | None = None
         self._ended = ""
@@ -85,12 +86,12 @@ class UcxConnection(Connection):
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes put on the socket and sent beside it; UCX's own messages are left out."""
+        """Bytes sent over the socket and UCX, without UCX's own messages."""
         return self._carrier.bytes_sent + self._beside_sent
 
     @property
     def bytes_received(self) -> int:
-        """Bytes taken off the socket and received beside it."""
+        """Bytes received over the socket and UCX."""
         return self._carrier.bytes_received + self._beside_received
 
     @property
@@ -111,13 +112,13 @@ class UcxConnection(Connection):
 
     @property
     def over_ucx(self) -> bool:
-        """True if large buffers go to the other end over UCX from now on."""
+        """Return True if large buffers are sent over UCX from now on."""
         return self._outgoing is not None
 
     # --- sending --------------------------------------------------------------------------------------------
 
     def send(self, frame: Frame) -> None:
-        """As `Connection.send`. Ctrl-C ends the connection if the other end does not take in a large buffer within a second."""
+        """As `Connection.send`. After Ctrl-C, the connection ends if the other end does not receive a large buffer within a second."""
         views = [flatten(buffer) for buffer in frame.body]
         self._limits.check(len(frame.head), len(views), sum(map(len, views)))
         with interrupt_mask, self._sending:
@@ -142,15 +143,15 @@ class UcxConnection(Connection):
         inline = [view for n, view in enumerate(views) if n not in {*large}]
         look = self._looks(interruptible=True)
         try:
-            # Before the frame, so that the other end finds them when it reads of them.
+            # Sent before the frame, so that the other end finds them when it reads the frame.
             messages = [channel.send(views[n]) for n in large]
             self._carrier.send(Frame(head, [encode_opening(opening), *inline]))
             for message in messages:
                 channel.wait(message, look)
-            # The other end may have thrown them away when it closed.
+            # The other end may have discarded them when it closed.
             if self._carrier.hung_up:
                 raise TransportError("the other end closed the connection")
-            # Up to here the frame does not count: a buffer may have changed that was given up while it was sent.
+            # The frame becomes valid only now: a buffer that was given up may have changed while it was sent.
             channel.wait(channel.send(_COMMIT), look)
         except BaseException as error:
             reason = self._stop_sending(f"cannot send: {error}")
@@ -186,7 +187,7 @@ class UcxConnection(Connection):
             self._receiving.release()
 
     def _begin(self, on_socket: Frame) -> Frame | None:
-        """The frame, if it has come whole; None if it was an offer, or buffers of it are still to come."""
+        """Return the frame if it is complete; None for an offer, or if buffers are missing."""
         first, *inline = on_socket.body
         opening = decode_opening(first) if len(first) else Opening()
         if opening.offer is not None:
@@ -228,7 +229,7 @@ class UcxConnection(Connection):
     # --- offers ---------------------------------------------------------------------------------------------
 
     def _make_offer(self) -> None:
-        """Offer the other end to send large buffers over UCX. In a thread of its own, since the socket may be full."""
+        """Offer to receive large buffers over UCX. Runs in a thread, because the socket may be full."""
         try:
             channel = self._made_channel()
             if channel is not None:
@@ -245,7 +246,7 @@ class UcxConnection(Connection):
         threading.Thread(target=self._follow_offer, args=(offer,), name="djinn-ucx-offer", daemon=True).start()
 
     def _follow_offer(self, offer: Offer) -> None:
-        """Send large buffers over UCX from now on, if its address is one. In a thread of its own, since that takes a while."""
+        """Send large buffers over UCX from now on, if the offered address is valid. Runs in a thread, because the test takes time."""
         try:
             if reason := self._shared.trials.reason_against(offer.address, self._local):
                 raise TransportError(f"the other end's address for UCX is refused: {reason}")
@@ -258,7 +259,7 @@ class UcxConnection(Connection):
             log.warning("large buffers stay on the socket", peer=self.peer, reason=str(error))
 
     def _made_channel(self) -> BulkChannel | None:
-        """The channel, made if there is none; None where UCX is not used any more."""
+        """Return the channel, made on first use; None if UCX is disabled."""
         with self._making:
             if self._ended or self._shared.stranded.full:
                 return None
@@ -277,14 +278,14 @@ class UcxConnection(Connection):
         with self._making:
             self._ended = self._ended or (reason if reason.startswith(self.peer) else f"{self.peer}: {reason}")
             channel, self._channel, self._outgoing, self._arriving = self._channel, None, None, None
-        # The channel first: the other end may be waiting for buffers to be taken, and closes only then.
+        # The channel first: the other end may wait for its buffers to be received before it closes.
         if channel is not None:
             channel.close()
         self._carrier.close()
         return self._ended
 
     def _looks(self, interruptible: bool = False) -> Callable[[], None]:
-        """A function for waits, which raises `TransportError` where there is nothing to wait for."""
+        """Return a function for waits, which raises `TransportError` if the wait is pointless."""
         since: dict[str, float] = {}
 
         def lasts(what: str, seconds: float) -> bool:

@@ -1,7 +1,7 @@
-"""Workers and endpoints of UCX, and a process in which an address is tried first.
+"""UCX workers and endpoints, and a process that tests addresses first.
 
-UCX ends the process that is given an address which is none, and addresses come from the other end. Run as a script, this module is
-that process: it imports ucxx alone, and tries each address in a fork, which may die of it.
+UCX aborts the process if an address is invalid, and addresses come from the other end. Run as a script, this module is
+that process: it imports only ucxx, and tests each address in a fork, which may be aborted.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-# UCX reads an address without knowing how long it is. What it reads past the end is the same in each process: marks of an end.
+# UCX reads addresses without knowing their length. Bytes past the end are the same in each process: end marks.
 _BEHIND: Final = b"\xff" * (64 << 10)
 _TRIAL_SECONDS: Final = 30
 _START_SECONDS: Final = 60
-_QUESTION: Final = struct.Struct("<?H")  # as `open_worker` has it; bytes of the address, which follows
+_QUESTION: Final = struct.Struct(
+    "<?H"
+)  # the argument `local` of `open_worker`, and the length of the address that follows
 _FINE: Final = b"\x00"
 _REFUSED: Final = b"\x01"
 
 
 def open_worker(api: Any, local: bool) -> tuple[Any, Any]:
-    """A context and a worker; `local`: that listens at loopback alone, unless `UCX_NET_DEVICES` says where."""
+    """Return a context and a worker. `local`: listen on loopback only, unless `UCX_NET_DEVICES` is set."""
     only = {"NET_DEVICES": "lo"} if local and "UCX_NET_DEVICES" not in os.environ else {}
     context = api.UCXContext(only, feature_flags=(api.Feature.TAG, api.Feature.WAKEUP))
     worker = api.UCXWorker(context)
@@ -38,14 +40,14 @@ def open_worker(api: Any, local: bool) -> tuple[Any, Any]:
 
 
 def open_endpoint(api: Any, worker: Any, address: bytes) -> Any:
-    """An endpoint of `worker` to the worker that has this address."""
+    """Return an endpoint of `worker` to the worker at this address."""
     read = api.UCXAddress.create_from_buffer(memoryview(bytearray(address + _BEHIND)))
-    # With error handling: without it, a peer that is killed would end this process.
+    # With error handling: otherwise a killed peer would abort this process.
     return api.UCXEndpoint.create_from_worker_address(worker, read, True)
 
 
 class AddressTrials:
-    """Tries addresses in another process, which starts with the first one and ends with this process. Methods may be called by any thread."""
+    """Tests addresses in another process, which starts with the first test and ends with this process. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,11 +56,11 @@ class AddressTrials:
         self._end: Callable[[], object] = lambda: None
 
     def reason_against(self, address: bytes, local: bool) -> str:
-        """Reason why this process must not use an address; empty if it may."""
+        """Return the reason why this process must not use an address; empty if it may."""
         with self._lock:
             try:
                 return self._ask(address, local)
-            except (OSError, ValueError) as error:  # ValueError: this process ends, and has closed the pipes
+            except (OSError, ValueError) as error:  # ValueError: this process is ending and has closed the pipes
                 self._end()
                 self._process = None
                 return f"it could not be tried in another process: {error}"
@@ -76,7 +78,7 @@ class AddressTrials:
         return "" if answer == _FINE else "a process of its own could not use it"
 
     def _running(self) -> subprocess.Popen[bytes]:
-        """The process, which belongs to this one: a fork has one of its own."""
+        """Return the test process. A forked child starts its own."""
         if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
             self._end()
             self._owner = os.getpid()
@@ -104,22 +106,22 @@ def _end(process: subprocess.Popen[bytes], owner: int) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """The environment without what is Djinn's, such as tokens, and with this import path."""
+    """Return the environment without Djinn's variables, such as tokens, and with this import path."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return kept | {"PYTHONPATH": path, "UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_HANDLE_ERRORS": "none"}
 
 
 def _try_addresses() -> None:
-    """Answer questions until the process that asks is gone."""
-    if sys.platform != "win32":  # where there is no UCX
+    """Test addresses until the asking process has ended."""
+    if sys.platform != "win32":  # Windows has no UCX
         import resource
 
         from ucxx._lib import libucxx
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         questions, answers = sys.stdin.buffer, os.dup(1)
-        os.dup2(2, 1)  # UCX writes there
+        os.dup2(2, 1)  # UCX writes to standard output
         while head := questions.read(_QUESTION.size):
             local, length = _QUESTION.unpack(head)
             address = questions.read(length)
@@ -130,7 +132,7 @@ def _try_addresses() -> None:
 
 
 def _try_one(api: Any, address: bytes, local: bool) -> None:
-    """Use an address as the other process will, and end."""
+    """Connect to an address as the other process will, then exit."""
     if sys.platform != "win32":
         signal.alarm(_TRIAL_SECONDS)
         status = 1

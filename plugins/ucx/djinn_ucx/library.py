@@ -1,4 +1,4 @@
-"""The library ucxx, imported when it is needed, and the UCX that it found."""
+"""The library ucxx, imported on first use, and its UCX."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _RDMA = re.compile(r"\b(rc|dc|ud|gga|srd|ib|efa|mlx5)(_\w+)?/")
 
 @functools.cache
 def library() -> ModuleType:
-    """The layer of ucxx below asyncio.
+    """Return ucxx's layer below asyncio.
 
     Raises:
         TransportError: it is not installed, or finds no UCX.
     """
-    # Variables that other parts of ucxx set are unknown to some builds, which warn of them on standard output.
+    # Some builds do not know variables that other parts of ucxx set, and warn of them on standard output.
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
     try:
         from ucxx._lib import libucxx
@@ -33,7 +33,7 @@ def library() -> ModuleType:
 
 
 def facts() -> str:
-    """Version of UCX and its transports on this machine, or why there is none."""
+    """Return the version of UCX and its transports on this machine, or the reason why it is unavailable."""
     try:
         api = library()
         context = api.UCXContext({}, feature_flags=(api.Feature.TAG,))

@@ -1,4 +1,4 @@
-"""The first buffer of a frame on the socket: what travels beside the frame, and where to send such buffers."""
+"""The first buffer of a frame on the socket: which buffers come over UCX, and offers to receive such buffers."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import msgspec
 from djinn.errors import ProtocolError
 from djinn.hooks import Buffer, Limits
 
-# Fewer bytes are never sent beside a frame: what one side may announce is bounded by it.
+# Minimum size of a buffer over UCX, which bounds the number of announced buffers.
 LEAST_BULK_BYTES: Final = 64 << 10
 _OFFER_BYTES: Final = 8 << 10
-_PLACE_BYTES: Final = 16  # of one buffer's number and length
+_PLACE_BYTES: Final = 16  # bytes of one buffer's position and length
 _Natural = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """Offer of an end to take large buffers over UCX.
+    """Offer of an end to receive large buffers over UCX.
 
     Attributes:
         address: of its UCX worker.
-        tag: of the first message; the lower 16 bits are 0 and count on, the others are random and known to these two ends alone.
+        tag: tag of the first message. The lower 16 bits start at 0 and count messages; the other bits are random and secret.
     """
 
     address: Annotated[bytes, msgspec.Meta(min_length=1, max_length=4096)]
@@ -31,11 +31,11 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True):
-    """Announcement in a frame on the socket, besides its head and its buffers.
+    """Announcement in the first buffer of a frame on the socket.
 
     Attributes:
-        beside: number in the frame and length in bytes of each buffer that comes over UCX, in the order of their tags.
-        offer: an offer of the sender's, which comes in a frame of its own.
+        beside: position in the frame and length in bytes of each buffer that comes over UCX, in the order of their tags.
+        offer: the sender's offer, which comes in a separate frame.
     """
 
     beside: tuple[tuple[_Natural, _Natural], ...] = ()
@@ -47,18 +47,18 @@ _decoder = msgspec.msgpack.Decoder(Opening)
 
 @attrs.frozen
 class Layout:
-    """The buffers of a frame in order: a length for each that comes beside it, the buffer itself for the others."""
+    """The buffers of a frame in order: a length for a buffer over UCX, otherwise the buffer itself."""
 
     parts: tuple[int | Buffer, ...]
 
 
 def encode_opening(opening: Opening) -> bytes:
-    """The bytes of an opening."""
+    """Return the encoded opening."""
     return msgspec.msgpack.encode(opening)
 
 
 def decode_opening(data: Buffer) -> Opening:
-    """The opening in the first buffer of a frame.
+    """Decode the opening in the first buffer of a frame.
 
     Raises:
         ProtocolError: it is malformed.
@@ -70,16 +70,16 @@ def decode_opening(data: Buffer) -> Opening:
 
 
 def layout(opening: Opening, head: int, inline: Sequence[Buffer], limits: Limits) -> Layout:
-    """Find out where the buffers of a frame belong; nothing is allocated.
+    """Return the positions of a frame's buffers, without allocating memory.
 
     Args:
-        opening: as it came.
+        opening: the decoded opening.
         head: bytes of the frame's head.
-        inline: the buffers that came with it.
+        inline: the buffers that came over the socket.
         limits: for the whole frame.
 
     Raises:
-        ProtocolError: the frame exceeds `limits`, or the places of its buffers contradict each other.
+        ProtocolError: the frame exceeds `limits`, or the positions are inconsistent.
     """
     count = len(inline) + len(opening.beside)
     places = dict(opening.beside)
@@ -93,7 +93,7 @@ def layout(opening: Opening, head: int, inline: Sequence[Buffer], limits: Limits
 
 
 def on_the_socket(limits: Limits) -> Limits:
-    """Limits of the socket's frames, which have an opening besides. It is empty while large buffers are not allowed."""
+    """Return the limits of the socket's frames, which have an additional opening. It is empty while large buffers are forbidden."""
     if limits.body < LEAST_BULK_BYTES:
         return Limits(limits.head, limits.body, limits.buffers + 1)
     announced = min(limits.buffers, limits.body // LEAST_BULK_BYTES)

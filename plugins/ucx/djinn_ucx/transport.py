@@ -1,4 +1,4 @@
-"""Addresses, connecting, listening. The socket is that of `tcp://`, or of `tcps://` under TLS."""
+"""Addresses, connecting and listening. The socket is that of `tcp://`, or of `tcps://` under TLS."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from djinn.hooks import (
 )
 from djinn_tcp import TcpTransport
 
-# What connections are made of is imported where there is one: each client has this transport, and few use it.
+# Imported with the first connection: every client has this transport, but few use it.
 if TYPE_CHECKING:
     from djinn_ucx.connection import Shared, UcxConnection
 
-BULK_BYTES: Final = 512 << 10  # smaller buffers are quicker over the socket, which also holds them until they are read
-# `named_only`: what goes over UCX is not encrypted.
+BULK_BYTES: Final = 512 << 10  # smaller buffers are faster over the socket, which also buffers them until they are read
+# `named_only`, because UCX traffic is not encrypted
 _CAPABILITIES: Final = TransportCapabilities(same_host=False, relayed=False, speed=60, named_only=True)
 log = get_logger("djinn.ucx")
 
@@ -79,10 +79,10 @@ class _OverSockets(Transport):
         return _UcxListener(listener.url.replace(self._carrier.schemes[0], self.name, 1), listener)
 
     def _prepared(self, url: str, limits: Limits) -> tuple[str, Limits]:
-        """The carrier's address and limits, once UCX itself is there.
+        """Return the carrier's address and limits, after a check that UCX is available.
 
         Raises:
-            TransportError: it is not, or this is no address of its.
+            TransportError: UCX is unavailable, or the address has another scheme.
         """
         from djinn_ucx.library import library
         from djinn_ucx.opening import on_the_socket
@@ -91,7 +91,7 @@ class _OverSockets(Transport):
         return self._below(url), on_the_socket(limits)
 
     def _below(self, url: str) -> str:
-        """The carrier's address with the same host and port."""
+        """Return the carrier's address with the same host and port."""
         scheme, _, rest = url.partition("://")
         if scheme != self.name:
             raise TransportError(f"{url!r} is no UCX address; write {self.name}://HOST:PORT")
@@ -109,11 +109,11 @@ class UcxTransport(_OverSockets):
     """Scheme `ucx`: frames over a plain socket."""
 
     def __init__(self, bulk_bytes: int = BULK_BYTES) -> None:
-        """`bulk_bytes`: length from which a buffer goes over UCX, at least 64 KiB."""
+        """`bulk_bytes`: minimum length of a buffer sent over UCX, at least 64 KiB."""
         super().__init__("ucx", TcpTransport(), bulk_bytes, cache(_new_shared))
 
     def secured(self, tls: TlsOptions) -> Transport:
-        """Return a transport of scheme `ucxs`: TLS protects its socket. Buffers that go over UCX are not encrypted."""
+        """Return a transport of scheme `ucxs`: TLS protects its socket. Buffers over UCX are not encrypted."""
         return UcxsTransport(TcpTransport().secured(tls), self._bulk_bytes, self._shared)
 
     def facts(self) -> str:
