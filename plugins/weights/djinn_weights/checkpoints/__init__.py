@@ -1,7 +1,7 @@
-"""Checkpoints of PyTorch, read by a server without running anything in them.
+"""PyTorch checkpoints, read by a server without running code from them.
 
-- `checkpoint`: the header of a file that `torch.save` wrote. `pickled`: the tensors in its pickle, which is followed and never run.
-- `strided`: tensors that lie in a file with strides.
+- `checkpoint`: the header of a `torch.save` file. `pickled`: the tensors in its pickle, which is interpreted, not run.
+- `strided`: strided tensors in a file.
 """
 
 from __future__ import annotations
@@ -26,5 +26,5 @@ class Checkpoints(WeightFormat):
 
 @hookimpl
 def djinn_register_weight_formats() -> list[WeightFormat]:
-    """The weight format `checkpoints`."""
+    """Return the weight format `checkpoints`."""
     return [Checkpoints()]

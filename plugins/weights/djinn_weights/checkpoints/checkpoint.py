@@ -1,6 +1,6 @@
-"""Checkpoints that `torch.save` wrote: a zip archive with a pickle of the tensors' names and layouts, and a record for each storage.
+"""Checkpoints of `torch.save`: a zip archive with a pickle of tensor names and layouts, and a record per storage.
 
-Nothing in the pickle is run (`pickled.py`), and records are not compressed: each has a place in the file.
+No code in the pickle runs (`pickled.py`). Records are uncompressed, so each has an offset in the file.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from djinn.weights import read_bytes
 from djinn_weights.checkpoints.pickled import PickledTensor, pickled_tensors
 from djinn_weights.checkpoints.strided import StridedElements, overlaps_itself, reach_of
 
-DIRECTORY_LIMIT: Final = 8 << 20  # bytes of the archive's directory: about 70,000 records
-PICKLE_LIMIT: Final = 32 << 20  # bytes
-READERS: Final = 8  # threads that ask for the places of records; over a network each waits for a reply
+DIRECTORY_LIMIT: Final = 8 << 20  # maximum bytes of the archive's directory: about 70,000 records
+PICKLE_LIMIT: Final = 32 << 20  # in bytes
+READERS: Final = 8  # threads that look up the offsets of records; over a network each look-up is a round trip
 _LOCAL_HEADER: Final = struct.Struct(
     "<4s22xHH"
-)  # what stands before a record: a signature, the lengths of its name and extra field
+)  # header of a record: a signature, and the lengths of its name and extra field
 _ENCRYPTED: Final = 0x1
 _BEFORE_ZIP: Final = (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.", b"\x80\x02\x8a\nl")
 
 
 def read_pytorch(file: WeightFile) -> FileHeader:
-    """The tensors of a checkpoint.
+    """Return the tensors of a checkpoint.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no such archive, or what is in it is not understood.
+        OSError: the file cannot be read.
+        ValueError: the file is not such an archive, or has unsupported contents.
     """
     archive = _archive(file)
     described = _described(file, archive)
@@ -49,12 +49,12 @@ def read_pytorch(file: WeightFile) -> FileHeader:
 
 @attrs.frozen
 class _Archive:
-    """The directory of an archive: its records by name, without the name of the folder that all are in."""
+    """The directory of an archive: its records by name, without the name of the common folder."""
 
     records: dict[str, zipfile.ZipInfo]
 
     def record(self, name: str) -> zipfile.ZipInfo:
-        """A record that can be read where it lies; `ValueError` otherwise."""
+        """Return an uncompressed, unencrypted record; raise `ValueError` otherwise."""
         found = self.records.get(name)
         if found is None:
             raise ValueError(f"its archive has no record {name[:200]!r}")
@@ -112,10 +112,10 @@ def _contents(file: WeightFile, record: zipfile.ZipInfo, most: int) -> bytes:
 
 
 def _places(file: WeightFile, records: dict[str, zipfile.ZipInfo]) -> dict[str, tuple[int, int]]:
-    """First byte and size of each record.
+    """Return the offset and size of each record.
 
     Raises:
-        ValueError: two have bytes in common, or one reaches beyond the end of the file.
+        ValueError: two records overlap, or one exceeds the file.
     """
     with ThreadPoolExecutor(READERS, "djinn-archive") as readers:
         found = list(readers.map(partial(_place, file), records.values()))
@@ -141,7 +141,7 @@ def _place(file: WeightFile, record: zipfile.ZipInfo) -> tuple[int, int]:
 
 
 def _entry(name: str, tensor: PickledTensor, start: int, size: int) -> HeaderEntry:
-    """Raises `ValueError` if the tensor does not lie in its storage, which has these bytes of the file."""
+    """Return the entry of a tensor. Raise `ValueError` if the tensor exceeds its storage, whose bytes are given."""
     dtype, shape, width = tensor.dtype, tensor.shape, tensor.dtype.itemsize
     if tensor.storage.size > size:
         raise ValueError(f"the storage of its tensor {name!r} has {size} bytes, not {tensor.storage.size}")
@@ -167,10 +167,10 @@ def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 class _Seekable(io.RawIOBase):
-    """A file as `zipfile` wants it, of which the directory can be read and little more.
+    """A file for `zipfile` that allows reading the directory and little more.
 
     Attributes:
-        failure: why it could not be read, which `zipfile` does not tell.
+        failure: the read error, which `zipfile` hides.
     """
 
     def __init__(self, file: WeightFile) -> None:

@@ -1,8 +1,8 @@
-"""Tensors in a pickle that `torch.save` wrote, found without running any of it.
+"""Finds tensors in a `torch.save` pickle without running code.
 
-A pickle is a program for a machine with a stack. `pickletools` decodes its instructions; they are followed here on values of this
-module's own. The functions and classes that a pickle names are never looked up: what a few of them would return is known by their names, and
-a pickle with any other is refused.
+A pickle is a program for a stack machine. `pickletools` decodes its instructions, which are interpreted here on this
+module's own values. Functions and classes in a pickle are never imported. A few have a known meaning by their name; a
+pickle with any other name is refused.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from djinn_core.wire.tensors import dtype_name
 from djinn_server.weights.headers import LONGEST_NAME, MOST_DIMENSIONS, MOST_TENSORS
 
-OPERATIONS: Final = 4_000_000  # instructions of a pickle: 40 for each of 100,000 tensors
-DEPTH: Final = 16  # of dictionaries within dictionaries
+OPERATIONS: Final = 4_000_000  # maximum number of instructions: 40 for each of 100,000 tensors
+DEPTH: Final = 16  # maximum nesting of dictionaries
 _LARGEST: Final = 1 << 62
 _MEMO_KEYS: Final = 1 << 32
 _STORAGES: Final = MappingProxyType(
@@ -53,12 +53,12 @@ class _Global:
 
 @attrs.frozen
 class _Other:
-    """A value that is no tensor and has none in it."""
+    """A value without tensors."""
 
 
 @attrs.frozen
 class PickledStorage:
-    """Memory that tensors look into: its name in the archive, and its size in bytes."""
+    """Memory that tensors view: its name in the archive, and its size in bytes."""
 
     key: str
     dtype: torch.dtype
@@ -77,10 +77,10 @@ class PickledTensor:
 
 
 def pickled_tensors(data: bytes) -> dict[str, PickledTensor]:
-    """The tensors in a pickle. Names of dictionaries within dictionaries are joined by dots, and so are positions in lists.
+    """Return the tensors in a pickle. Keys of nested dictionaries, and positions in lists, are joined by dots.
 
     Raises:
-        ValueError: it is malformed, it names a class or function that is not known, or it is no dictionary with tensors.
+        ValueError: the pickle is malformed, names an unknown class or function, or is not a dictionary with tensors.
     """
     try:
         value = _Machine().run(data)
@@ -92,14 +92,14 @@ def pickled_tensors(data: bytes) -> dict[str, PickledTensor]:
 
 
 class _Flattener:
-    """The tensors of nested dictionaries and lists."""
+    """Collects the tensors of nested dictionaries and lists."""
 
     def __init__(self) -> None:
         self._found: dict[str, PickledTensor] = {}
         self._seen = 0
 
     def tensors(self, value: dict[str, Any]) -> dict[str, PickledTensor]:
-        """By their names."""
+        """Return the tensors by name."""
         self._add("", value, 0)
         return self._found
 
@@ -113,7 +113,7 @@ class _Flattener:
         elif isinstance(value, (dict, list, tuple)):
             self._seen += 1 + len(
                 value
-            )  # values may be in many places, so that their number is not bounded by the file's size
+            )  # a value may be referred to repeatedly, so the file's size does not bound their number
             if depth >= DEPTH or self._seen > OPERATIONS:
                 raise ValueError(f"it has too many values, or values within values more than {DEPTH} deep")
             items = value.items() if isinstance(value, dict) else enumerate(value)
@@ -129,12 +129,12 @@ def _instructions(data: bytes) -> Iterator[tuple[pickletools.OpcodeInfo, Any]]:
     try:
         for operation, argument, _ in pickletools.genops(data):
             yield operation, argument
-    except ValueError as error:  # its text may have all of the pickle in it
+    except ValueError as error:  # the error text may contain the whole pickle
         raise ValueError(f"its pickle is malformed: {str(error)[:200]}") from None
 
 
 class _Machine:
-    """The stack, the marks in it, and the values that the pickle refers to again."""
+    """The stack machine: the stack, its marks, and the memo of values."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -142,7 +142,7 @@ class _Machine:
         self._memo: dict[int, Any] = {}
 
     def run(self, data: bytes) -> Any:
-        """The value of a pickle."""
+        """Return the value of a pickle."""
         for count, (operation, argument) in enumerate(_instructions(data)):
             if count > OPERATIONS:
                 raise ValueError(f"its pickle has more than {OPERATIONS:,} instructions")
@@ -327,7 +327,7 @@ def _dictionary(items: Any = ()) -> dict[str, Any]:
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> PickledTensor:
-    """`_rebuild_tensor` and `_rebuild_tensor_v2`: the rest are `requires_grad`, hooks, and bits of a view."""
+    """Interpret `_rebuild_tensor` and `_rebuild_tensor_v2`. The other arguments are `requires_grad`, hooks and view bits."""
     where = _typed(storage, PickledStorage)
     return _laid_out(where, where.dtype, offset, shape, strides, *rest)
 
@@ -335,7 +335,7 @@ def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> 
 def _tensor_of_dtype(
     storage: Any, offset: Any, shape: Any, strides: Any, _grad: Any, _hooks: Any, dtype: Any, *rest: Any
 ) -> PickledTensor:
-    """`_rebuild_tensor_v3`."""
+    """Interpret `_rebuild_tensor_v3`."""
     return _laid_out(_typed(storage, PickledStorage), _dtype(dtype), offset, shape, strides, None, None, *rest)
 
 
@@ -363,7 +363,7 @@ def _parameter(data: Any, *_: Any) -> PickledTensor:
 
 
 def _tensor_with_attributes(function: Any, kind: Any, arguments: Any, _state: Any) -> Any:
-    """`_rebuild_from_type_v2`."""
+    """Interpret `_rebuild_from_type_v2`."""
     if _typed(kind, _Global).path not in _TENSOR_TYPES:
         raise ValueError(f"it has a tensor of the type {kind.path}, which is not read")
     return _result(_typed(function, _Global), _typed(arguments, tuple))
@@ -408,7 +408,7 @@ def _known(path: str) -> _Global:
 
 
 def _result(function: _Global, arguments: tuple[Any, ...]) -> Any:
-    """The value that the pickle would have from calling `function`, which is not called."""
+    """Return the value of a call of `function` in the pickle, without calling it."""
     made = _FUNCTIONS.get(function.path)
     if made is None:
         raise ValueError(f"its pickle calls {function.path}")
@@ -417,15 +417,15 @@ def _result(function: _Global, arguments: tuple[Any, ...]) -> Any:
 
 def _dtype(value: Any) -> torch.dtype:
     dtype = _DTYPES[_typed(value, _Global).path]
-    dtype_name(dtype)  # none of those that need more than bytes
+    dtype_name(dtype)  # raises for dtypes that need more than bytes
     return dtype
 
 
 def _key(value: Any) -> str:
-    """A dictionary's key as it stands in the name of a tensor."""
+    """Return a dictionary key as part of a tensor name."""
     if isinstance(value, str):
         return value
-    # As a text: an author of a file can choose the hashes of numbers, and make a dictionary slow with them.
+    # As text: the author of a file could choose numbers with colliding hashes, to make a dictionary slow.
     if value is None or isinstance(value, (float, int)) or (isinstance(value, bytes) and len(value) < LONGEST_NAME):
         return str(value)
     raise ValueError("it has a dictionary whose keys are neither texts nor numbers")

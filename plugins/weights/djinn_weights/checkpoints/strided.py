@@ -1,4 +1,4 @@
-"""Tensors that lie in a file with strides, as PyTorch saves views: transposed ones, and every second row."""
+"""Strided tensors in a file, as PyTorch saves views: transposed ones, every second row."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 
 from djinn.hooks import Decoding, WeightFile
 
-PIECE: Final = 8 << 20  # bytes of the file that are in memory at a time, beside what is made of them
+PIECE: Final = 8 << 20  # bytes of the file in memory at a time, besides the result
 
 
 @attrs.frozen
 class StridedElements(Decoding):
-    """Elements in a file with gaps between them, or in another order than that of a contiguous tensor.
+    """Elements with gaps, or in another order than in a contiguous tensor.
 
     Attributes:
-        start: byte of the file where the first element begins.
-        shape, strides: of the tensor, in elements. No two elements have bytes in common.
+        start: offset of the first element in the file.
+        shape, strides: of the tensor, in elements. No two elements overlap.
     """
 
     start: int
@@ -39,10 +39,10 @@ class StridedElements(Decoding):
         torch.frombuffer(buffer, dtype=torch.uint8).copy_(found[first - begin * row :][: len(buffer)])
 
     def _fill(self, to: torch.Tensor, file: WeightFile, first: int) -> None:
-        """Fill `to` with what has its shape, these strides, and begins at element `first`; by halves where that is far apart."""
+        """Fill `to` with the elements of its shape and these strides from element `first` on. Divide a large range into halves."""
         reach = reach_of(to.shape, self.strides)
         if reach * to.itemsize > PIECE:
-            # Halves along the largest stride lie apart from each other, so that no byte is read twice.
+            # Halves along the largest stride do not overlap, so no byte is read twice.
             split = max(range(to.dim()), key=lambda d: self.strides[d] if to.shape[d] > 1 else -1)
             half = to.shape[split] // 2
             if half:
@@ -56,12 +56,12 @@ class StridedElements(Decoding):
 
 
 def reach_of(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Number of elements from the first one of a tensor to its last one; it has one at least."""
+    """Return the number of elements from the first to the last one of a non-empty tensor, inclusive."""
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 def overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """True if two elements may be the same memory, as in an expanded tensor; some cases that are none count as well."""
+    """Return True if two elements may overlap, as in an expanded tensor. May return True in other cases."""
     reach = 1
     for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1):
         if stride < reach:

@@ -1,6 +1,6 @@
 """GGUF files, read by a server.
 
-- `header`: names, types, shapes and places of the tensors. `quantized`: tensors of the type Q8_0, as float32.
+- `header`: names, types, shapes and offsets of the tensors. `quantized`: tensors of the type Q8_0, as float32.
 """
 
 from __future__ import annotations
@@ -24,5 +24,5 @@ class Gguf(WeightFormat):
 
 @hookimpl
 def djinn_register_weight_formats() -> list[WeightFormat]:
-    """The weight format `gguf`."""
+    """Return the weight format `gguf`."""
     return [Gguf()]

@@ -1,7 +1,7 @@
-"""The header of a GGUF file: names, types, shapes and places of its tensors.
+"""The header of a GGUF file: names, types, shapes and offsets of its tensors.
 
-The format is described at https://github.com/ggml-org/ggml/blob/master/docs/gguf.md: keys with values, the tensors with their places, the
-tensors' bytes. Sizes of a tensor come fastest first, the other way round than in PyTorch.
+The format is described at https://github.com/ggml-org/ggml/blob/master/docs/gguf.md: keys with values, the tensors with
+their offsets, then their bytes. Sizes of a tensor come fastest first, the reverse of PyTorch.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from djinn.weights import read_bytes
 from djinn_server.weights.headers import MOST_DIMENSIONS, MOST_TENSORS, refuse_overlaps
 from djinn_weights.gguf.quantized import Q8_0
 
-HEADER_LIMIT: Final = 100 << 20  # bytes
-VALUES: Final = 4_000_000  # texts, values and tensors in a header: words of a vocabulary above all
+HEADER_LIMIT: Final = 100 << 20  # in bytes
+VALUES: Final = 4_000_000  # maximum number of strings, values and tensors in a header, mostly words of a vocabulary
 _MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
 _ALIGNMENT: Final = 32
-_DEPTH: Final = 4  # of lists within lists
+_DEPTH: Final = 4  # maximum nesting of lists
 _FIRST_CHUNK, _LARGEST_CHUNK = 64 << 10, 4 << 20
 
-# Kinds of values, by their numbers.
+# Types of values by their numbers.
 _NUMBERS: Final = MappingProxyType(
     {
         0: struct.Struct("<B"),
@@ -45,7 +45,7 @@ _NUMBERS: Final = MappingProxyType(
 _TEXT, _LIST = 8, 9
 _U32, _U64 = _NUMBERS[4], _NUMBERS[10]
 
-# Types of tensors, by their numbers.
+# Types of tensors by their numbers.
 _DTYPES: Final = MappingProxyType(
     {
         0: torch.float32,
@@ -92,8 +92,8 @@ def read_gguf(file: WeightFile) -> FileHeader:
     """Read and check the header of a file.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no GGUF file of version 2 or 3, or its tensors overlap, reach beyond its end or do not fit their shapes.
+        OSError: the file cannot be read.
+        ValueError: the file is not GGUF version 2 or 3, or its tensors overlap, exceed the file or contradict their shapes.
     """
     reader = _Reader(file)
     if reader.take(4) != _MAGIC:
@@ -119,7 +119,7 @@ def read_gguf(file: WeightFile) -> FileHeader:
     described = [_described(reader) for _ in range(tensors)]
     begin = -(-reader.position // alignment) * alignment
     found = dict[str, HeaderEntry]()
-    stored = dict[str, HeaderEntry]()  # as they lie in the file, to find overlaps
+    stored = dict[str, HeaderEntry]()  # tensors as stored in the file, to find overlaps
     for name, shape, kind, offset in described:
         if name in found:
             raise ValueError(f"it has the tensor {name!r} twice")
@@ -138,7 +138,7 @@ def _described(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _entry(name: str, shape: tuple[int, ...], kind: int, start: int, end: int) -> tuple[HeaderEntry, int]:
-    """The tensor, and how many bytes of the file it has as far as that is known."""
+    """Return the tensor, and its number of bytes in the file as far as known."""
     elements = math.prod(shape)
     dtype = _DTYPES.get(kind)
     if max(elements, *shape, 0) >= 1 << 62 or start > end:
@@ -160,19 +160,17 @@ def _entry(name: str, shape: tuple[int, ...], kind: int, start: int, end: int) -
 
 
 class _Reader:
-    """Reads a header from its first byte on, in chunks."""
-
     def __init__(self, file: WeightFile) -> None:
         self._file = file
         self._chunk = b""
-        self._begin = 0  # of the chunk
+        self._begin = 0  # offset of the chunk
         self._next = _FIRST_CHUNK
         self._left = VALUES
         self._limit = min(file.size, HEADER_LIMIT)
         self.position = 0
 
     def take(self, count: int) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         first = self.position - self._begin
         if first + count > len(self._chunk) or first < 0:
             self._load(count)
@@ -188,32 +186,32 @@ class _Reader:
         self._next = min(2 * self._next, _LARGEST_CHUNK)
 
     def skip(self, count: int) -> None:
-        """Leave out bytes."""
+        """Skip bytes."""
         if count > self._limit - self.position:
             raise ValueError("it ends within its header, or its header is too long")
         self.position += count
 
     def number(self, form: struct.Struct) -> int:
-        """The next number, of a kind that is whole."""
+        """Return the next number, of an integer type."""
         value: int = form.unpack(self.take(form.size))[0]
         return value
 
     def counted(self, count: int) -> int:
-        """The number of things to come, which must not be too many."""
+        """Return the next count, if it is within the limits."""
         self._left -= count
         if self._left < 0:
             raise ValueError(f"its header has more than {VALUES:,} values")
         return count
 
     def text(self) -> str:
-        """The next text."""
+        """Return the next string."""
         try:
             return self.take(self.number(_U64)).decode()
         except UnicodeDecodeError as error:
             raise ValueError("it has a name or a text that is not UTF-8") from error
 
     def value(self, kind: int, depth: int = 0) -> str | int | float | None:
-        """The next value; None for a list, which is left out."""
+        """Return the next value; None for a list, which is skipped."""
         if kind == _TEXT:
             return self.take(self.number(_U64)).decode(errors="replace")
         if kind == _LIST and depth < _DEPTH:

@@ -1,4 +1,4 @@
-"""Tensors in quantized formats, of which numbers are made while they are read."""
+"""Quantized tensors that are dequantized while they are read."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import torch
 
 from djinn.hooks import Decoding, WeightFile
 
-_BLOCKS: Final = 32 << 10  # that are in memory at a time, beside what is made of them: about a megabyte
+_BLOCKS: Final = 32 << 10  # number of blocks in memory at a time, about a megabyte, besides the result
 
 
 @attrs.frozen
 class Q8_0(Decoding):  # noqa: N801 - its name
-    """The type Q8_0 of GGUF: blocks of a scale (float16) and 32 whole numbers of eight bits.
+    """The type Q8_0 of GGUF: blocks of a scale (float16) and 32 eight-bit integers.
 
     The products are float32, because they have up to 19 bits, which float16 would round and might overflow.
 
     Attributes:
-        start: byte of the file where the first block begins.
+        start: offset of the first block in the file.
     """
 
-    elements: ClassVar[int] = 32  # of a block
+    elements: ClassVar[int] = 32  # elements of a block
     nbytes: ClassVar[int] = 34
 
     start: int
 
     def read_into(self, file: WeightFile, first: int, buffer: memoryview) -> None:
         """As `Decoding.read_into`."""
-        made = self.elements * 4  # bytes of a block's numbers
+        made = self.elements * 4  # bytes of a block's results
         begin, end = first // made, -(-(first + len(buffer)) // made)
         to = torch.frombuffer(buffer, dtype=torch.uint8)
         for block in range(begin, end, _BLOCKS):
@@ -38,6 +38,6 @@ class Q8_0(Decoding):  # noqa: N801 - its name
             file.read_into(self.start + block * self.nbytes, stored.flatten().numpy().data)
             scales = stored[:, :2].contiguous().view(torch.float16).float()
             numbers = stored[:, 2:].view(torch.int8).float().mul_(scales).view(torch.uint8).flatten()
-            at = block * made - first  # byte of the buffer where these begin
+            at = block * made - first  # offset of these results in the buffer
             part = numbers[max(0, -at) : len(buffer) - at]
             to[max(0, at) :][: len(part)] = part

@@ -1,4 +1,4 @@
-"""The weight source `hf:`, which reads caches of the Hugging Face hub on the server's disk, and downloads what is permitted."""
+"""The weight source `hf:`, which reads Hugging Face caches on the server's disk, and downloads permitted models."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from djinn_weights.hub.downloads import Downloads, is_whole, repository_in
 
 djinn_api_version = "2.0"
 
-_SEGMENT: Final = re.compile(r"(?!\.{1,2}$)[^\x00-\x1f\x7f/\\%@:?#]+")  # of a revision or a path, not `.` or `..`
+_SEGMENT: Final = re.compile(r"(?!\.{1,2}$)[^\x00-\x1f\x7f/\\%@:?#]+")  # part of a revision or path, not `.` or `..`
 
 
 class HubSource(WeightSource):
-    """Reads `hf://organisation/model@revision/file` from the permitted folders that are caches, and from the server's own cache.
+    """Read `hf://organisation/model@revision/file` from permitted folders that are caches, and from the server's own cache.
 
-    A model whose address is permitted is downloaded into the server's own cache where no cache has it.
+    A permitted model that no cache has is downloaded into the server's own cache.
     """
 
     name = "hf"
 
     def __init__(self, own_cache: Path | None = None, endpoint: str | None = None) -> None:
-        """`own_cache`: the cache of the server's user; None: where huggingface_hub has it. `endpoint`: address of the hub, likewise."""
+        """`own_cache`: the cache of the server's user. `endpoint`: address of the hub.
+
+        None: huggingface_hub's defaults.
+        """
         self._own = own_cache or Path(HF_HUB_CACHE)
         self._downloads = Downloads(self._own, endpoint)
 
@@ -49,7 +52,7 @@ class HubSource(WeightSource):
         try:
             return self._downloads.open(name, revision, path, permissions.suffixes, report)
         except WeightsUnavailable:
-            # Downloaded before, and the hub does not answer.
+            # a cached copy, if the hub does not answer
             repository = repository_in(self._own, name)
             own = WeightPermissions((repository,), suffixes=permissions.suffixes)
             found = self._cached(self._own, name, revision, path, own)
@@ -64,7 +67,7 @@ class HubSource(WeightSource):
     def _cached(
         cache: Path, name: str, revision: str, path: str, permissions: WeightPermissions
     ) -> Sequence[WeightFile]:
-        """Files that a cache has; none if it has not the model, or it may not be read."""
+        """Return the files from a cache; none if it lacks the model, or clients may not read it."""
         try:
             return open_folder(_snapshot(repository_in(cache, name), revision, path), permissions, immutable=True)
         except WeightsUnavailable:
@@ -100,7 +103,7 @@ def parse(address: str) -> tuple[str, str, str]:
 
 def _snapshot(repository: Path, revision: str, path: str) -> Path:
     """Return the snapshot path of a file or folder, which need not exist. huggingface_hub moves only complete files to it."""
-    commit = revision  # a revision may be a commit
+    commit = revision  # a revision may be a commit hash
     if not (repository / "snapshots" / revision).is_dir():
         with contextlib.suppress(OSError, ValueError):
             commit = (repository / "refs" / revision).read_text("ascii", "replace").strip() or revision
@@ -109,5 +112,5 @@ def _snapshot(repository: Path, revision: str, path: str) -> Path:
 
 @hookimpl
 def djinn_register_weight_sources() -> Iterable[WeightSource]:
-    """The weight source `hf:`."""
+    """Return the weight source `hf:`."""
     return [HubSource()]

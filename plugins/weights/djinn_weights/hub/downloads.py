@@ -1,6 +1,6 @@
-"""Downloads of models from the hub into a cache, with huggingface_hub: their weights alone.
+"""Downloads of models' weight files from the hub into a cache, with huggingface_hub.
 
-huggingface_hub is imported when it is first used, because its HTTP client takes a quarter of a second of every start.
+huggingface_hub is imported on first use, because its HTTP client would add a quarter of a second to every start.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _INDEX: Final = ".index.json"
 _KINDS: Final = (
     ".safetensors",
     ".bin",
-)  # of these a folder is downloaded, the first of which it has any; others are named
+)  # For a folder, the first of these suffixes that has files is downloaded. Others must be named.
 _WHOLE: Final = ("pytorch_model.bin", "diffusion_pytorch_model.bin", "adapter_model.bin")
 _INDEX_LIMIT: Final = 64 << 20
 _AT_A_TIME: Final = 4
-_PATIENCE: Final = 20.0  # seconds for a response about a model
+_PATIENCE: Final = 20.0  # timeout in seconds for a response about a model
 RESERVE: Final = 1 << 30  # bytes of the disk that stay free
 
 
 def unheard(done: int, expected: int) -> None:
-    """No client sees this progress."""
+    """Ignore progress that no client requests."""
 
 
 class _Progress:
-    """Bytes of all files of a download that have come, which are reported."""
+    """Reports the received bytes of all files of a download."""
 
     def __init__(self, expected: int, report: ReportDownload) -> None:
         self._expected = expected
@@ -46,7 +46,7 @@ class _Progress:
         self._lock = threading.Lock()
 
     def came(self, nbytes: float) -> None:
-        """So many bytes more are there; raises what the report does."""
+        """Add received bytes. Raises the exceptions of the report."""
         with self._lock:
             self._done += int(nbytes)
             done = self._done
@@ -54,7 +54,7 @@ class _Progress:
 
 
 def _bars(progress: _Progress) -> type[Any]:
-    """Class of progress bars that are not drawn, since they would be in the server's log, and count."""
+    """Return a class of progress bars that only count, because drawn bars would fill the server's log."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class Counting(tqdm):
@@ -69,7 +69,7 @@ def _bars(progress: _Progress) -> type[Any]:
 
 
 def repository_in(cache: Path, name: str) -> Path:
-    """Folder of a model in a cache."""
+    """Return the folder of a model in a cache."""
     from huggingface_hub.file_download import repo_folder_name
 
     return cache / repo_folder_name(repo_id=name, repo_type="model")
@@ -81,7 +81,7 @@ class Downloads:
 
     Attributes:
         cache: the cache's folder.
-        endpoint: address of the hub; None: what huggingface_hub is configured for.
+        endpoint: address of the hub; None: huggingface_hub's configuration.
     """
 
     cache: Path
@@ -90,12 +90,12 @@ class Downloads:
     def open(
         self, name: str, revision: str, path: str, suffixes: tuple[str, ...], report: ReportDownload
     ) -> Sequence[WeightFile]:
-        """Open what a model has at `path`, a file, a folder or nothing, after what is not in the cache was downloaded.
+        """Open a file or folder of a model, or the whole model, after downloading missing files.
 
-        Files with weights are those with these `suffixes`.
+        `suffixes`: suffixes of weight files.
 
         Raises:
-            WeightsUnavailable: it has no weights there, there is no room, or the hub does not give it.
+            WeightsUnavailable: there are no weights at `path`, the disk is full, or the hub refuses.
         """
         from huggingface_hub import HfApi
 
@@ -111,7 +111,7 @@ class Downloads:
         except WeightsUnavailable:
             raise
         except Exception as error:
-            # What the hub says may name the server's account.
+            # The hub's error may name the server's account.
             raise WeightsUnavailable(f"the server cannot download {name!r} ({type(error).__name__})") from error
         permissions = WeightPermissions((repository,), suffixes=suffixes)
         return open_folder(repository / "snapshots" / commit / path, permissions, immutable=True)
@@ -161,10 +161,10 @@ class Downloads:
 
 
 def chosen(files: Collection[str], path: str, suffixes: tuple[str, ...]) -> tuple[str, str, list[str]]:
-    """Folder that a path leads to, the index there whose shards count or nothing, and otherwise the files that count.
+    """Return the folder of a path, its index if there is one, and otherwise the weight files.
 
     Raises:
-        WeightsUnavailable: there are none, or it is not clear which.
+        WeightsUnavailable: there are no weight files, or the choice is ambiguous.
     """
     if path in files:
         if not path.endswith(suffixes):
@@ -185,7 +185,7 @@ def chosen(files: Collection[str], path: str, suffixes: tuple[str, ...]) -> tupl
 
 
 def is_whole(files: Sequence[WeightFile]) -> bool:
-    """True if files of a cache are all that their index names: an older download may have been interrupted."""
+    """Return True if a cache has all files of their index. An earlier download may have been interrupted."""
     names = {file.name for file in files}
     for kind in _KINDS:
         indexes = [file for file in files if file.name.endswith(kind + _INDEX)]
@@ -210,7 +210,7 @@ def _shards(index: Path) -> set[str]:
 
 
 def _named(index: bytes) -> set[str]:
-    """Names of the shards; none where it is no index."""
+    """Return the names of the shards; none if the file is not an index."""
     try:
         return {name for name in json.loads(index)["weight_map"].values() if isinstance(name, str)}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Weight sources of networks: `https:`, and `s3:` and `gs:` where s3fs and gcsfs are installed."""
+"""Weight sources over networks: `https:`, and `s3:` and `gs:` if s3fs and gcsfs are installed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ djinn_api_version = "2.0"
 
 __all__ = ["BucketSource", "HttpsSource"]
 
-# Seconds after which a response is given up, as the libraries name them.
+# Timeouts in seconds, under the names of the libraries.
 _PATIENCE = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 4}}
 
 
 @hookimpl
 def djinn_register_weight_sources() -> Iterable[WeightSource]:
-    """The weight sources `https:`, `s3:` and `gs:`."""
+    """Return the weight sources `https:`, `s3:` and `gs:`."""
     sources: list[WeightSource] = [HttpsSource()]
     if find_spec("s3fs") is not None:
         sources.append(BucketSource("s3", config_kwargs=_PATIENCE))

@@ -16,8 +16,8 @@ from djinn_weights.network_files.pieces import Pieces
 
 _INDEX: Final = ".index.json"
 _MOST_FILES: Final = 4096
-_PATH: Final = re.compile(r"[^/@:?#\s]+(/[^/]+)*/?")  # a bucket and a key; no user, no chain of file systems
-# What object stores say of an object that changes with its contents.
+_PATH: Final = re.compile(r"[^/@:?#\s]+(/[^/]+)*/?")  # a bucket and a key, without user or chained file systems
+# Metadata that changes with an object's contents.
 _VERSIONED: Final = ("ETag", "etag", "generation", "VersionId", "mtime", "LastModified", "updated", "created", "size")
 _log = logging.getLogger("djinn_weights.network_files")
 
@@ -35,8 +35,8 @@ class BucketFile(WeightFile):
         self._asked = False
 
     def version(self) -> str:
-        """As `WeightFile.version`: what the store says of the object now."""
-        if not self._asked:  # it has just been opened
+        """As `WeightFile.version`: the current metadata of the object."""
+        if not self._asked:  # it was just opened
             self._asked = True
             return self._opened
         try:
@@ -64,16 +64,15 @@ class BucketFile(WeightFile):
         buffer[:] = data
 
     def _failure(self, error: Exception) -> OSError:
-        """An error for clients, which must not learn what the server's credentials are called."""
+        """Return an error for clients, which must not reveal the server's credentials."""
         _log.warning("an object of a bucket cannot be read: %s", error)
         return OSError(f"the store does not give {self.name!r} ({type(error).__name__})")
 
 
 class BucketSource(WeightSource):
-    """Reads `SCHEME://bucket/key`, with the credentials that the server's user has for fsspec's file system of that name."""
+    """Read `SCHEME://bucket/key` with the credentials of the server's user for fsspec's file system of that name."""
 
     def __init__(self, name: str, **options: Any) -> None:
-        """`options`: of the file system."""
         self.name = name
         self._options = options
         self._made: Any = None
@@ -102,9 +101,9 @@ class BucketSource(WeightSource):
     def _system(self) -> Any:
         with self._lock:
             if self._made is None:
-                import fsspec  # here, because most servers read no bucket
+                import fsspec  # imported late, because most servers read no bucket
 
-                # Listings that are kept would grow, and hide new versions.
+                # Cached listings would grow, and hide new versions.
                 self._made = fsspec.filesystem(
                     self.name, skip_instance_cache=True, use_listings_cache=False, **self._options
                 )
@@ -116,7 +115,7 @@ class BucketSource(WeightSource):
             return self._weights(path, permissions.suffixes)
         if not path.endswith(_INDEX):
             return [info]
-        # The shards are files of its kind, beside it.
+        # The shards are files with the same suffix beside the index.
         folder, kind = path.rpartition("/")[0], path.removesuffix(_INDEX).rpartition(".")[2]
         shards = self._weights(folder, (f".{kind}",))
         return [info, *(one for one in shards if allows(permissions, f"{self.name}://{self._key(one)}"))]

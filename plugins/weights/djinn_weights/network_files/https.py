@@ -1,4 +1,4 @@
-"""The weight source `https:`, which reads ranges of files of web servers."""
+"""The weight source `https:`, which reads ranges of files on web servers."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from djinn.hooks import WeightFile, WeightPermissions, WeightSource
 from djinn_server.weights.permissions import allows
 from djinn_weights.network_files.pieces import Pieces
 
-PATIENCE: Final = 30.0  # seconds without a byte after which a server is given up
-SLOWEST: Final = 50_000  # bytes a second; a server that sends less is given up
-ATTEMPTS: Final = 4  # at a request that fails by the network's or the server's fault
+PATIENCE: Final = 30.0  # timeout in seconds without a received byte
+SLOWEST: Final = 50_000  # minimum rate in bytes per second; slower servers are given up
+ATTEMPTS: Final = 4  # attempts at a request that fails because of the network or the server
 _FIRST_WAIT: Final = 0.25  # seconds before the second attempt
-_IDLE: Final = 16  # connections that are kept
+_IDLE: Final = 16  # number of idle connections to keep
 _REDIRECTS: Final = 5
 _MOST_FILES: Final = 4096
 _INDEX: Final = ".index.json"
 _INDEX_LIMIT: Final = 64 << 20
-_READ: Final = 1 << 20  # bytes that are read at a time
+_READ: Final = 1 << 20  # bytes per read
 _RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
-_SHARD: Final = re.compile(r"(?!\.{1,2}$)[\w.-]+", re.ASCII)  # the name of a file, not `.` or `..`
+_SHARD: Final = re.compile(r"(?!\.{1,2}$)[\w.-]+", re.ASCII)  # a file name, not `.` or `..`
 _BUSY: Final = frozenset({408, 429, 500, 502, 503, 504})
 _MOVED: Final = frozenset({301, 302, 303, 307, 308})
 
 
 class _TransientError(OSError):
-    """A response that another attempt may make good."""
+    """A response error that a retry may fix."""
 
 
 _TRANSIENT: Final = (_TransientError, http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLEOFError)
 
 
 class Connections:
-    """Connections to web servers, of which idle ones are kept. Thread-safe."""
+    """Pool of connections to web servers. Thread-safe."""
 
     def __init__(self, context: ssl.SSLContext | None) -> None:
         self._context = context
@@ -50,7 +50,7 @@ class Connections:
         self._lock = threading.Lock()
 
     def take(self, host: str) -> http.client.HTTPSConnection:
-        """A connection to `host`, which may have a port, and may be new."""
+        """Return a connection to `host` (with an optional port), idle or new."""
         with self._lock:
             for place, (name, connection) in enumerate(self._idle):
                 if name == host:
@@ -62,7 +62,7 @@ class Connections:
         return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=PATIENCE, context=self._context)
 
     def give(self, host: str, connection: http.client.HTTPSConnection) -> None:
-        """Keep a connection whose response was read to its end."""
+        """Return a connection to the pool after its response was read completely."""
         with self._lock:
             self._idle.append((host, connection))
             dropped = self._idle[:-_IDLE]
@@ -76,11 +76,11 @@ class Connections:
 
 
 class HttpsFile(WeightFile):
-    """A file of a web server, as `WeightFile`. What the server says of it with each range must be what it said at first."""
+    """A file on a web server, as `WeightFile`. Its metadata must be the same with each range."""
 
     def __init__(self, address: str, permissions: WeightPermissions, connections: Connections, pieces: Pieces) -> None:
-        """Raises `OSError` where it cannot be read, or not by ranges."""
-        self._address = self._place = address  # where redirects led
+        """Raise `OSError` if the file cannot be read by ranges."""
+        self._address = self._place = address  # the address after redirects
         self._permissions = permissions
         self._connections = connections
         self._pieces = pieces
@@ -92,7 +92,7 @@ class HttpsFile(WeightFile):
         self._range(0, memoryview(first))
 
     def version(self) -> str:
-        """As `WeightFile.version`: its entity tag, its date and its size, as they came with the ranges that were read."""
+        """As `WeightFile.version`: entity tag, date and size from the responses to range requests."""
         return f"{self._said} {'changed' if self._changed else self.size}"
 
     def read_into(self, start: int, buffer: memoryview) -> None:
@@ -108,7 +108,7 @@ class HttpsFile(WeightFile):
             try:
                 self._follow(start, buffer)
             except _TRANSIENT:
-                self._place = self._address  # the place that a redirect named may have expired
+                self._place = self._address  # the redirect's target may have expired
                 time.sleep(_FIRST_WAIT * 2**attempt)
             else:
                 return
@@ -126,13 +126,13 @@ class HttpsFile(WeightFile):
         raise OSError("its server redirects too often")
 
     def _permitted(self, address: str) -> str:
-        """The address that a server redirects to, if clients may have it read."""
+        """Return the target of a redirect, if clients may read it."""
         if not _is_safe(address) or not allows(self._permissions, address):
             raise OSError("its server redirects to an address that clients may not have read (--allow-weights)")
         return address
 
     def _ask(self, start: int, buffer: memoryview) -> str:
-        """Ask for a range; the address to ask instead, or nothing."""
+        """Request a range. Return the address to ask instead, or an empty string."""
         parts = urlsplit(self._place)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         connection = self._connections.take(parts.netloc)
@@ -177,12 +177,12 @@ class HttpsFile(WeightFile):
 
 
 class HttpsSource(WeightSource):
-    """Reads `https://host/path`: a file, or an index and the shards beside it."""
+    """Read `https://host/path`: a file, or an index and the shards beside it."""
 
     name = "https"
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
-        """`context`: whom to trust; None: the authorities that the machine trusts."""
+        """`context`: TLS context; None: the authorities that the machine trusts."""
         self._connections = Connections(context)
         self._pieces = Pieces()
 
@@ -215,7 +215,7 @@ class HttpsSource(WeightSource):
 
 
 def _is_safe(address: str) -> bool:
-    """True if it is one of https, in one spelling, without a user, a fragment, or a way out of a folder."""
+    """Return True for a normalized https address without user, fragment or `..`."""
     try:
         parts = urlsplit(address)
         plain = address.isascii() and address.isprintable() and " " not in address and "\\" not in address
@@ -227,10 +227,10 @@ def _is_safe(address: str) -> bool:
 
 
 def _shards(index: HttpsFile) -> list[str]:
-    """Names of the files that an index names.
+    """Return the file names in an index.
 
     Raises:
-        WeightsUnavailable: it is no index, or names something that is no file beside it.
+        WeightsUnavailable: the file is not an index, or a name is not a file beside it.
     """
     if index.size > _INDEX_LIMIT:
         raise WeightsUnavailable(f"the index {index.name!r} is too long")
@@ -246,10 +246,10 @@ def _shards(index: HttpsFile) -> list[str]:
 
 
 def _fill(response: http.client.HTTPResponse, buffer: memoryview) -> None:
-    """Read as many bytes as there is room for.
+    """Read until the buffer is full.
 
     Raises:
-        OSError: there are fewer, or they come too slowly.
+        OSError: the response is too short or too slow.
     """
     until = time.monotonic() + PATIENCE + len(buffer) / SLOWEST
     at = 0

@@ -1,4 +1,4 @@
-"""Long reads in pieces, several at a time: one connection alone seldom fills a network."""
+"""Parallel reads of a file in pieces, because one connection seldom fills a network."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Final
 
-PIECE: Final = 8 << 20  # bytes
-READERS: Final = 8  # pieces that are read at a time
+PIECE: Final = 8 << 20  # in bytes
+READERS: Final = 8  # number of concurrent reads
 
 
 class Pieces:
@@ -19,7 +19,7 @@ class Pieces:
         self._lock = threading.Lock()
 
     def read(self, start: int, buffer: memoryview, read: Callable[[int, memoryview], None]) -> None:
-        """Fill `buffer` by calls of `read` for parts of it; the first error of one is raised when none is under way any more."""
+        """Fill `buffer` by concurrent calls of `read` for its pieces. Raise the first error after all calls have ended."""
         if len(buffer) <= PIECE:
             read(start, buffer)
             return
