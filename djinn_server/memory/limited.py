@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +12,6 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.hookspecs.devices import DeviceRuntime
-from djinn_server.compiling.torch_libraries import load_early
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.memory.ledger import Ledger
 from djinn_server.memory.policy import CheckedPolicy
@@ -38,7 +38,7 @@ class LimitedRuntime(DeviceRuntime):
         if not limit:
             return
         # The analysis libraries take a second to load, and their memory belongs to no session.
-        self.ledger.loading = threading.Thread(target=load_early, name="djinn-early", daemon=True)
+        self.ledger.loading = threading.Thread(target=_load_lazy_modules, name="djinn-early", daemon=True)
         self.ledger.loading.start()
 
     def receive(self, data: torch.Tensor) -> torch.Tensor:
@@ -169,3 +169,10 @@ def in_memory(tensor: torch.Tensor, runtime: DeviceRuntime) -> Iterator[None]:
 def ledger_of(runtime: DeviceRuntime) -> Ledger | None:
     """Return the ledger of a device with a memory limit, else None."""
     return runtime.ledger if isinstance(runtime, LimitedRuntime) else None
+
+
+def _load_lazy_modules() -> None:
+    """Import the modules that PyTorch imports at the first op on a tensor subclass and at the first meta kernel. They take a second."""
+    if torch.distributed.is_available():
+        importlib.import_module("torch.distributed.tensor")
+    importlib.import_module("torch._dynamo")

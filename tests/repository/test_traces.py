@@ -55,7 +55,7 @@ KNOWN = {
     "djinn_server/launch/embedded.py",  # the executor inside this process, by a name that is written there
     "djinn_core/wire/compression.py",  # zstandard
     "plugins/profiler/djinn_profiler/semantics.py",  # ops of a program of this process
-    "djinn_server/compiling/torch_libraries.py",  # modules of PyTorch, by names that are written there
+    "djinn_server/memory/limited.py",  # modules of PyTorch, by names that are written there
 }
 
 

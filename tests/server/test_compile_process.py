@@ -1,15 +1,11 @@
-"""A compiler's process, which answers one call after another, and libraries that are kept on disk."""
+"""A compiler's process, which answers one call after another."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from djinn.errors import UnsupportedOperation
 from djinn.hooks import CompileProcess
-from djinn_server.compiling import disk_library_cache
-from djinn_server.compiling.disk_library_cache import DiskLibraryCache
 
 
 @pytest.fixture(scope="module")
@@ -50,40 +46,3 @@ def test_it_ends_with_what_has_started_it():
 def test_a_call_that_takes_too_long_is_ended(process):
     with pytest.raises(UnsupportedOperation, match=r"os:system took more than 0\.05 s"):
         process.call("os:system", b"sleep 1", 0.05)
-
-
-def test_libraries_are_found_by_their_graphs():
-    kept = DiskLibraryCache("counting 1")
-    assert kept.get(b"graph") is None
-    assert kept.is_empty()
-    kept.put(b"graph", b"library")
-    assert not kept.is_empty()
-    assert DiskLibraryCache("counting 2").is_empty()
-    assert DiskLibraryCache("counting 1").get(b"graph") == b"library"
-    assert DiskLibraryCache("counting 2").get(b"graph") is None
-    assert kept.get(b"other") is None
-
-
-def test_damaged_libraries_and_open_directories_are_not_used(tmp_path, monkeypatch):
-    kept = _kept(tmp_path, monkeypatch)
-    kept.put(b"graph", b"library")
-    (file,) = (tmp_path / "libraries").glob("*.lib")
-    file.write_bytes(file.read_bytes()[:-1])
-    assert kept.get(b"graph") is None
-    kept.put(b"graph", b"library")
-    assert kept.get(b"graph") == b"library"
-    (tmp_path / "libraries").chmod(0o777)
-    assert kept.get(b"graph") is None
-
-
-def test_what_was_used_last_is_kept_longest(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk_library_cache, "BYTES_LIMIT", 60)
-    kept = _kept(tmp_path, monkeypatch)
-    for number in range(3):
-        kept.put(b"%d" % number, b"library")
-    assert [kept.get(b"%d" % number) for number in range(3)] == [None, b"library", b"library"]
-
-
-def _kept(folder: Path, monkeypatch) -> DiskLibraryCache:
-    monkeypatch.setattr(disk_library_cache, "cache_directory", lambda: folder)
-    return DiskLibraryCache("counting 1")

@@ -8,10 +8,10 @@ from typing import Any, Final
 import attrs
 import torch
 from torch.utils import flop_counter
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from djinn.planning import DeviceCapabilities
 from djinn_core.torch_private import schema_of
-from djinn_server.compiling.torch_libraries import DispatchMode
 
 START: Final = 5e-6  # start time of an op in seconds, as in the built-in cost model
 _WHOLE_LAYERS: Final = frozenset({"aten::_native_multi_head_attention", "aten::_transformer_encoder_layer_fwd"})
@@ -43,7 +43,7 @@ class SimulatedCall:
     seconds: float
 
 
-class SimulationMode(DispatchMode):
+class SimulationMode(TorchDispatchMode):
     """Dispatch mode in which ops return zeros of the right layout and take their roofline time.
 
     Views are computed, because they cost nothing. Ops with data-dependent results or without a meta kernel are computed from the

@@ -13,9 +13,9 @@ import torch
 
 from djinn.errors import UnsupportedOperation
 from djinn.hooks import CompileProcess, Compiler, CompilerContext, Replay, pack, unpack
+from djinn_compilers.inductor.disk_library_cache import DiskLibraryCache
 from djinn_compilers.inductor.toolchain import missing_toolchain, quick_linker
-from djinn_server.compiling.disk_library_cache import DiskLibraryCache
-from djinn_server.compiling.torch_libraries import compile_library, load_library, prepare_to_compile
+from djinn_compilers.inductor.torch_libraries import compile_library, load_library, prepare_to_compile
 
 PACKAGE: Final = f"{__name__}:package"
 PREPARE: Final = f"{__name__}:prepare"

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import attrs
 import pytest
 
-from djinn_server.compiling import torch_libraries
+from djinn_compilers.inductor import torch_libraries
 
 NEXT = 5.0  # seconds that one file waits for the other
 

@@ -1,4 +1,4 @@
-"""Private APIs of inductor and AOTAutograd that executors use to build, load and cache libraries."""
+"""Private APIs of inductor that build and load libraries."""
 
 from __future__ import annotations
 
@@ -16,12 +16,6 @@ from types import ModuleType
 from typing import Any, Final
 
 import torch
-import torch._compile
-import torch._refs
-import torch.utils._python_dispatch
-
-# Its handler is called before every op inside the mode.
-DispatchMode = torch.utils._python_dispatch.TorchDispatchMode
 
 
 def compile_library(
@@ -213,13 +207,3 @@ def _runner(extension: ModuleType) -> Callable[[list[torch.Tensor]], list[torch.
         return tensors(run(handles(inputs)))
 
     return run_extension
-
-
-def load_early() -> None:
-    """Import the modules that PyTorch imports lazily at the first op on a tensor subclass and at the first meta kernel.
-
-    The first import checks for DTensor, the second whether dynamo is disabled. Together they take a second.
-    """
-    if torch.distributed.is_available():
-        importlib.import_module("torch.distributed.tensor")
-    importlib.import_module("torch._dynamo")
