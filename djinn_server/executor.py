@@ -639,13 +639,10 @@ def _open_store(config: StoreConfig, disk: DiskQuota) -> WeightStore | None:
     if config.directory is None:
         return None
     try:
-        store = WeightStore(config.directory, config.limit, disk)
+        return WeightStore(config.directory, config.limit, disk)
     except OSError as error:
         _log.warning("weights are not kept: their directory cannot be used", error=str(error))
         return None
-    if config.warm:
-        store.lend(config.warm)
-    return store
 
 
 def _take_standard_input() -> int:

@@ -109,6 +109,7 @@ from djinn_server.session_overview import SessionNotes, SessionOverview
 from djinn_server.session_pauses import BRIEF_SECONDS, Pause, Wakeup, clamp_timeout, serve_here
 from djinn_server.session_runs import SessionRuns
 from djinn_server.usage_metrics import Holdings
+from djinn_server.value_kinds import KINDS
 from djinn_server.weights.reads import WeightReads
 from djinn_server.weights.replies import (
     answer_once,
@@ -164,10 +165,13 @@ class ExecutorSession:
         self._room = RoomReport(device.runtime)
         self._counts = SessionCounters()
         shares, templates = self._reads.shares, self._templates
-        self._runs = runs = SessionRuns(context, self._turn, self.values, shares, templates, self._wanted, self._counts)
+        self._notes = SessionNotes(self.values, at_once=device.ledger is not None)
+        kinds = self._notes.kinds
+        self._runs = runs = SessionRuns(
+            context, self._turn, self.values, kinds, shares, templates, self._wanted, self._counts
+        )
         self._memory = runs.memory
         self._idle = IdleMoves(context, self._memory)
-        self._notes = SessionNotes(self.values)
         self._requests = RequestTimes(self._usage.model_names)
         self._observed = context.events.wants("completed")
         self._usage.enter(self)
@@ -290,8 +294,6 @@ class ExecutorSession:
             answer_once(connection, lambda again: remove(self._context.weights, message, again))
         elif isinstance(message, ValueHints):
             self._notes.learn(message)
-            if self._memory is not None:
-                self._memory.learn(message)
         elif isinstance(message, BlobQuery):
             found = connection.journal.decide(lambda before: self._uploads.hold(message, before))
             connection.send(Frame(encode(BlobQueryReply(tuple([bool(one) for one in found])))))
@@ -726,11 +728,11 @@ class ExecutorSession:
         kept = len(self._templates), self._templates.instructions
         others = self.values.poisoned(), self.exchange.kept_bytes, sum(self._evicted().values())
         amounts = dict(zip(EVERY_SESSION, (*kept, *others), strict=True))
-        if self._memory is None:
-            return SessionGauges(amounts)
-        held, pinned = self._memory.cache_bytes()
-        caches = {"kv_cache_bytes": held, "kv_cache_pinned_bytes": pinned}
-        return SessionGauges(amounts | caches, self._memory.phase, self._memory.held_by_kind())
+        if self._memory is not None:
+            held, pinned = self._memory.cache_bytes()
+            amounts |= {"kv_cache_bytes": held, "kv_cache_pinned_bytes": pinned}
+        kinds = self._notes.kinds
+        return SessionGauges(amounts, kinds.phase, kinds.by_kind())
 
     def _evicted(self) -> dict[str, int]:
         """Bytes of values that are not on the device, by place; for any thread."""
@@ -739,6 +741,7 @@ class ExecutorSession:
     def figures(self) -> dict[str, int]:
         """Counts and bytes: values, memory, submissions, templates, what went to other executors, and `device_figures`."""
         memory, device = self.values.nbytes(), device_figures(self.device.runtime)
+        used = self._notes.kinds.by_kind()
         return (
             device
             | {
@@ -758,6 +761,7 @@ class ExecutorSession:
             }
             | (self.device.compiling.figures() if self.device.compiling else {})
             | (self.device.ledger.figures() if self.device.ledger else {})
+            | {f"used_{kind}": used.get(kind, 0) for kind in KINDS.values()}
             | (self._memory.figures() if self._memory is not None else {})
         )
 

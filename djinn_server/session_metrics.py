@@ -49,7 +49,7 @@ class SessionGauges:
     Attributes:
         amounts: figures that are added up over sessions, under their names in `/metrics`: `EVERY_SESSION`, and others.
         phase: the phase of its last program; empty if its client has not told.
-        value_bytes: bytes of its values, by kind; empty without a memory limit.
+        value_bytes: bytes of its values, by kind; empty if its client tells no kinds.
     """
 
     amounts: Mapping[str, int] = attrs.field(factory=dict)

@@ -15,7 +15,7 @@ from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.templates import TemplateCache
 from djinn_server.batching.batch import BatchMember, PendingRun, pending_run
 from djinn_server.context import ExecutorContext
-from djinn_server.memory.session_memory import Plain, SessionMemory
+from djinn_server.memory.session_memory import SessionMemory
 from djinn_server.running.arbiter import ServedRun
 from djinn_server.running.bound_templates import BoundTemplate
 from djinn_server.running.cancellation import CancellationState
@@ -27,6 +27,7 @@ from djinn_server.running.runs_ahead import RunsAhead
 from djinn_server.running.template_compiler import CompiledTemplate
 from djinn_server.running.values import ValueTable
 from djinn_server.session_metrics import SessionCounters
+from djinn_server.value_kinds import ValueKinds
 from djinn_server.weights.shared_weights import SessionShares
 
 _log = get_logger("djinn.server")
@@ -55,6 +56,7 @@ class SessionRuns:
         context: ExecutorContext,
         turn: Share,
         values: ValueTable,
+        kinds: ValueKinds,
         shares: SessionShares,
         templates: TemplateCache[BoundTemplate],
         cancellation: CancellationState,
@@ -66,7 +68,7 @@ class SessionRuns:
         self._cancellation = cancellation
         self.randomness = SessionRandomness(device.runtime.device)
         self.numeric_settings: NumericSettings | None = None
-        self.memory = SessionMemory(device.ledger, values) if device.ledger is not None else None
+        self.memory = SessionMemory(device.ledger, values, kinds) if device.ledger is not None else None
         self.limited = self.memory is not None and self.memory.limited
         others = device.batches, device.timekeeper
         self.alone = device.runtime.device.type == "cpu" and all(other is None for other in others)
@@ -74,13 +76,11 @@ class SessionRuns:
         self.ahead = self._runs_ahead(templates, counts)
 
     def _runs_ahead(self, templates: TemplateCache[BoundTemplate], counts: SessionCounters) -> RunsAhead | None:
-        """None where nothing is run ahead: in batches, in simulated time, and on GPUs, where it is untried."""
+        """None if nothing runs ahead: in batches, in simulated time, if values are evicted, and on GPUs, where it is untried."""
         limit = self._ahead_bytes
-        if not limit or not self.alone:
+        if not limit or not self._grows:
             return None
-        return RunsAhead(
-            self._device, self._turn, self._values, templates, counts, limit, self.memory, grows=self._grows
-        )
+        return RunsAhead(self._device, self._turn, self._values, templates, counts, limit)
 
     def bind(self, compiled: CompiledTemplate, digest: bytes) -> BoundTemplate:
         """A template of the session, without bindings."""
@@ -148,18 +148,16 @@ class SessionRuns:
                 return run_template(known.template, work, known.slots, values)
         if self.memory is None or not self.limited:
             return (yield from self._run_in_parts(known, work))
-        run: Plain = lambda *_: finished(self._by_strategy(known, work, None))  # noqa: E731 - of this run
-        if self.ahead is not None:
-            run = self.ahead.running(known, run)
-        return self.memory.run(known.digest, known.template, work, known.slots, run)
+        return self.memory.run(
+            known.digest, known.template, work, known.slots, lambda: finished(self._by_strategy(known, work, None))
+        )
 
     def _run_in_parts(self, known: BoundTemplate, work: RunRequest) -> Generator[None, None, RunOutcome]:
         """Run a submission that may pause between two ops, unless it has run ahead."""
         if self.ahead is not None and self.ahead.pending:
-            with contextlib.nullcontext() if self.memory is None else self.memory.in_use():
-                ahead = self.ahead.take(known, work)
-                if ahead is not None:
-                    return ahead.finish(work, self._values, self._ahead_bytes)
+            ahead = self.ahead.take(known, work)
+            if ahead is not None:
+                return ahead.finish(work, self._values, self._ahead_bytes)
         work.rest, template = self._cancellation.pauses, known.template
         with (
             contextlib.nullcontext()

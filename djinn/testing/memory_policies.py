@@ -10,29 +10,18 @@ import pytest
 
 from djinn.testing.suite import Ending, missing, require_protocol
 from djinn_core.hookspecs.memory_policies import EvictionCandidate, MemoryPolicy
-from djinn_core.ir.profile import DataResidency
 
-_KINDS = (
-    DataResidency.PERSISTENT_WEIGHT,
-    DataResidency.STATEFUL_KV_CACHE,
-    DataResidency.OPTIMIZER_STATE,
-    DataResidency.EPHEMERAL_ACTIVATION,
-)
 _MIB = 1 << 20
 
 
 def sample_evictions(count: int = 500) -> tuple[EvictionCandidate, ...]:
-    """Return candidates of all kinds, with random but reproducible hints."""
+    """Return candidates with random but reproducible uses."""
     draw = random.Random(0)  # noqa: S311 - no secret
     return tuple([
         EvictionCandidate(
             draw.choice((1, 4, 16)) * _MIB,
             draw.randrange(10_000),
             draw.choice((None, draw.randrange(10_000))),
-            draw.choice(_KINDS),
-            draw.random() < 0.7,
-            draw.random() < 0.5,
-            draw.choice((1, 1, 3)),
         )
         for _ in range(count)
     ])  # fmt: skip

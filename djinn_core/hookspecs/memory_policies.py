@@ -9,7 +9,6 @@ from typing import Any
 import attrs
 
 from djinn_core.hookspecs import hookspec
-from djinn_core.ir.profile import DataResidency
 
 
 @attrs.frozen
@@ -21,19 +20,11 @@ class EvictionCandidate:
         last_use: steps (ops) since it was made or used last.
         next_use: steps until it is used again. The program that runs tells it exactly. Later uses are predicted: as many steps after its
             last use as the time before, or 10,000 for its first time. None if it was not used when that was predicted.
-        residency: kind of its values: weight, KV cache, optimizer state or activation. Of several kinds, the one that is kept longest.
-        outlives: True if values of a session are views of it; False for temporaries of the program that runs.
-        spilled: True if its bytes are on the host, on disk or in a file as well, so that evicting it writes nothing.
-        sessions: number of sessions with values that are views of it: more than one for weights that they share.
     """
 
     nbytes: int
     last_use: int = 0
     next_use: int | None = None
-    residency: DataResidency = DataResidency.EPHEMERAL_ACTIVATION
-    outlives: bool = True
-    spilled: bool = False
-    sessions: int = 1
 
 
 class MemoryPolicy(ABC):

@@ -24,7 +24,7 @@ from djinn_core.system.directories import cache_directory, state_directory
 from djinn_core.system.private_directories import private_directory
 from djinn_server.gateway.gateway import GatewayHandle, serve
 from djinn_server.gateway.gateway_config import GatewayConfig
-from djinn_server.launch.executor_config import ExecutorConfig, ModelConfig, NetworkConfig, StoreConfig
+from djinn_server.launch.executor_config import ExecutorConfig, ModelConfig, NetworkConfig
 from djinn_server.launch.flags import FLAG, Flag
 from djinn_server.launch.http_hosts import allow_host
 from djinn_server.launch.listen_addresses import ListenAddress, ListenAddresses
@@ -314,7 +314,6 @@ def _with_folders(config: GatewayConfig, state: ServerState) -> ExecutorConfig:
         store=attrs.evolve(
             store,
             directory=_private(store.directory or cache_directory() / "weights", "weights") if store.limit else None,
-            warm=_weight_files(store),
         ),
         models=attrs.evolve(
             models,
@@ -325,17 +324,6 @@ def _with_folders(config: GatewayConfig, state: ServerState) -> ExecutorConfig:
         recovery=attrs.evolve(recovery, journals=journals),
         state=state.folder,
     )
-
-
-def _weight_files(store: StoreConfig) -> tuple[Path, ...]:
-    given = store.warm
-    if given and not store.limit:
-        raise ConfigurationError("--warm needs a store: leave out `--store-gib 0`")
-    found = [tuple(sorted(path.rglob("*.safetensors"))) if path.is_dir() else (path,) for path in given]
-    for path, files in zip(given, found, strict=True):
-        if not files:
-            raise ConfigurationError(f"--warm {path}: there is no file *.safetensors in it")
-    return tuple(file.resolve() for files in found for file in files)
 
 
 def _published(models: ModelConfig, *, keeps: bool) -> Path | None:

@@ -110,7 +110,6 @@ class StoreConfig:
     Attributes:
         directory: path of the store; None: no store.
         limit: bytes that the weights may have together.
-        warm: safetensors files whose tensors clients need not upload.
     """
 
     directory: Path | None = flagged(
@@ -119,12 +118,6 @@ class StoreConfig:
         "Directory for weights that clients need not send again. Default: djinn/weights in your cache directory.",
     )
     limit: int = flagged(20 << 30, "--store-gib", "How much the store may hold; 0: nothing is kept.", least=0, gib=True)
-    warm: tuple[Path, ...] = flagged(
-        (),
-        "--warm",
-        "Safetensors file, or a directory with some, whose weights no client need send. May be repeated.",
-        exists=True,
-    )
 
 
 @attrs.frozen

@@ -204,7 +204,7 @@ class MemoryGuard:
 
     def _make_room(self, nbytes: int, keep: Collection[int], env: Environment) -> None:
         holdings = self._survey(env)
-        self._bytes = resident_bytes(holdings.values()) + sum(session.ahead for session in self._ledger.sessions)
+        self._bytes = resident_bytes(holdings.values())
         others = self._others(keep, holdings)
         now = self._began + self._step
         self._bytes -= self._ledger.make_room(nbytes, self._resident(), others, now, self._run_uses)

@@ -14,7 +14,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from djinn_core import torch_private
 from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.memory_policies import EvictionCandidate
-from djinn_core.ir.profile import DataResidency
 from djinn_core.ir.values import meta_of
 from djinn_core.logs import get_logger
 from djinn_core.wire.messages import PRESSURE
@@ -217,17 +216,11 @@ class Ledger:
         return None if self._is_host else torch.accelerator.memory_allocated(self._device)
 
     def resident(self) -> int:
-        """Return the bytes on the device: on a host, bytes of values (shared ones once) and of runs ahead."""
+        """Return the bytes on the device: on a host, bytes of values (shared ones once)."""
         self._sweep()
         if (allocated := self.allocated()) is not None:
             return allocated
-        return sum([one.values.held + one.ahead for one in self.sessions]) - self._counted_again - self._away
-
-    def without_runs_ahead(self) -> int:
-        """Free the results of runs ahead. Return the resident bytes afterwards."""
-        for session in self.sessions:
-            session.give_way()
-        return self.resident()
+        return sum([one.values.held for one in self.sessions]) - self._counted_again - self._away
 
     def survey(self) -> Holdings:
         """Return all storages of values, by key."""
@@ -335,8 +328,6 @@ class Ledger:
         Raises:
             OSError: no spill space takes them.
         """
-        for session in self.sessions:
-            session.give_way()  # a run ahead may use it
         entry = self._entry(holding.key, holding.storage)
         if entry.copy is not None and not entry.copy.unchanged():
             entry.copy = None
@@ -472,16 +463,7 @@ class Ledger:
         if ahead is None:
             known = [session.uses.next(handles, now) for session, handles in uses]
             ahead = min([clock for clock in known if clock is not None], default=None)
-        kinds = [session.residency(handles) for session, handles in uses]
-        return EvictionCandidate(
-            holding.nbytes,
-            max(0, now - last),
-            None if ahead is None else ahead - now,
-            max(kinds, key=RESIDENCIES.index, default=DataResidency.EPHEMERAL_ACTIVATION),
-            bool(holding.holders),
-            self.has_copy(holding.key),
-            max(len(holding.holders), 1),
-        )
+        return EvictionCandidate(holding.nbytes, max(0, now - last), None if ahead is None else ahead - now)
 
     def make_room(
         self, wanted: int, resident: int, holdings: Iterable[Holding], now: int, run_uses: RunUses | None = None
@@ -522,8 +504,6 @@ class Ledger:
         if self.on_demand:
             return
         resident = self.resident()
-        if resident + nbytes > self.budget:
-            resident = self.without_runs_ahead()
         if resident + nbytes > self.budget:
             holdings = self.survey()
             if self._is_host:
@@ -628,15 +608,6 @@ class Ledger:
             "memory_shared": self.shared_bytes(),
             "refused": self.counts.refused,
         }
-
-
-# If values of several kinds share a storage, the last kind counts.
-RESIDENCIES: Final = (
-    DataResidency.EPHEMERAL_ACTIVATION,
-    DataResidency.OPTIMIZER_STATE,
-    DataResidency.PERSISTENT_WEIGHT,
-    DataResidency.STATEFUL_KV_CACHE,
-)
 
 
 def resident_bytes(holdings: Iterable[Holding]) -> int:

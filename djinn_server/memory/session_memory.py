@@ -5,23 +5,19 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 
 from djinn_core.ir.handles import storage_of
-from djinn_core.ir.profile import DataResidency
 from djinn_core.logs import get_logger
 from djinn_core.system.lru import LruCache
 from djinn_core.torch_private import storage_key
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.cache_messages import CacheAction, CacheReply
-from djinn_core.wire.messages import ValueHints
 from djinn_server.memory.guard import MemoryGuard
-from djinn_server.memory.ledger import RESIDENCIES, Holding, Holdings, Ledger
+from djinn_server.memory.ledger import Holding, Holdings, Ledger
 from djinn_server.memory.spill import HOST
 from djinn_server.memory.template_memory import TemplateMemory, bytes_of_inputs, template_memory
 from djinn_server.memory.uses import PastRun, UseHistory
@@ -29,16 +25,12 @@ from djinn_server.running.run import RunOutcome, TemplateRun
 from djinn_server.running.run_request import RunRequest
 from djinn_server.running.template_compiler import CompiledTemplate
 from djinn_server.running.values import ValueTable, has_memory
+from djinn_server.value_kinds import ValueKinds
 
 IDLE_SECONDS: Final = 10.0  # idle time after which shared storages may be evicted
 TEMPLATES_LIMIT: Final = 512
-LETTERS_LIMIT: Final = 16 << 20  # entries of clients' value hints
-# Kinds of values by their names in hints and in figures. Gradients and inputs count as activations.
-_CACHE: Final = "k"
-_RESIDENCIES: Final = MappingProxyType(dict(zip("aowk", RESIDENCIES, strict=True)))
-NAMES: Final = MappingProxyType({"w": "weights", "k": "caches", "a": "activations", "o": "states"})
 _log = get_logger("djinn.server")
-Plain = Callable[[CompiledTemplate, RunRequest, Sequence[Any], ValueTable], RunOutcome]
+Plain = Callable[[], RunOutcome]
 
 
 class SessionMemory:
@@ -46,22 +38,15 @@ class SessionMemory:
 
     Attributes:
         uses: when its storages were used.
-        phase: phase of its last program, from the client.
-        ahead: bytes of runs ahead. give_way: frees them; called with the lock.
     """
 
-    def __init__(self, ledger: Ledger, values: ValueTable, name: str = "") -> None:
-        self.values = values
+    def __init__(self, ledger: Ledger, values: ValueTable, kinds: ValueKinds, name: str = "") -> None:
+        self.values, self._kinds = values, kinds
         self.name = name
         self.uses = UseHistory()
-        self.phase = ""
-        self.ahead = 0
-        self.give_way: Callable[[], None] = _nothing
         self._ledger = ledger
         self._memories: LruCache[bytes, TemplateMemory] = LruCache(TEMPLATES_LIMIT)
         self._used = time.monotonic()
-        self._hints: LruCache[bytes, ValueHints] = LruCache(TEMPLATES_LIMIT)
-        self._kinds: dict[int, str] = {}  # by handle
         self._pinned: set[int] = set()  # storages
         self._used_now: frozenset[int] = frozenset()  # storages of a program that runs without a guard
         with ledger.lock:
@@ -80,53 +65,6 @@ class SessionMemory:
     def idle(self, now: float) -> bool:
         """Return True if the session has run nothing for `IDLE_SECONDS`."""
         return now - self._used > IDLE_SECONDS
-
-    @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
-        """A block in which the session uses its values and no other thread evicts any. It is not idle then."""
-        with self._ledger.lock:
-            self._used = time.monotonic()
-            yield
-
-    # --- kinds of values ----------------------------------------------------------------------------------------
-
-    def learn(self, hints: ValueHints) -> None:
-        """Note the kinds of a template's values, from the client."""
-        self._hints.store(hints.digest, hints)
-        while sum(map(_letters, self._hints.values())) > LETTERS_LIMIT:
-            del self._hints[next(iter(self._hints))]
-
-    def residency(self, handles: Iterable[int]) -> DataResidency:
-        """Return the kind of values that share memory. Of several kinds, the longest-lived one counts."""
-        found = [_RESIDENCIES[self._kinds.get(handle, "a")] for handle in handles]
-        return max(found, key=RESIDENCIES.index, default=DataResidency.EPHEMERAL_ACTIVATION)
-
-    def _note_kinds(self, digest: bytes, work: RunRequest) -> None:
-        hints = self._hints.get(digest)
-        if hints is None:
-            return
-        self.phase = hints.phase
-        # Old kinds are evicted before the outputs' kinds are added: outputs have no values yet.
-        if len(self._kinds) > 2 * TEMPLATES_LIMIT + 4 * len(self.values):
-            self._kinds = {handle: kind for handle, kind in self._kinds.items() if handle in self.values}
-        for handles, letters in ((work.inputs, hints.inputs), (work.outputs, hints.outputs)):
-            named = zip(handles, letters.decode("latin-1"), strict=False)
-            self._kinds.update((handle, kind if kind in _RESIDENCIES else "a") for handle, kind in named)
-        if self._pinned and any(map(self.pins, work.inputs)):
-            if len(self._pinned) > TEMPLATES_LIMIT + len(self.values):
-                self._forget_pins()
-            self._pinned.update(storage_of(h) for h in work.outputs if self._kinds.get(h) == _CACHE)
-
-    def held_by_kind(self) -> dict[str, int]:
-        """Return the bytes of the session's values by kind, on or off the device; thread-safe."""
-        kinds: dict[int, str] = {}
-        for handle in list(self.values.table):
-            storage, kind = storage_of(handle), self._kinds.get(handle, "a")
-            kinds[storage] = max(kind, kinds.get(storage, "a"), key="aowk".index)
-        found: Counter[str] = Counter()
-        for storage, kind in kinds.items():
-            found[kind] += self.values.bytes_of(storage)
-        return {name: found[kind] for kind, name in NAMES.items()}
 
     # --- KV caches ----------------------------------------------------------------------------------------------
 
@@ -176,8 +114,8 @@ class SessionMemory:
                     self._ledger.reload(value)
 
     def _caches(self, handles: Sequence[int]) -> dict[int, torch.Tensor]:
-        found = handles or [handle for handle, kind in self._kinds.items() if kind == _CACHE]
-        self._kinds.update(dict.fromkeys(handles, _CACHE))
+        self._kinds.mark_caches(handles)
+        found = handles or self.values.sharing(self._kinds.caches())
         values = {handle: self.values[handle] for handle in found if handle in self.values}
         return {handle: value for handle, value in values.items() if has_memory(value)}
 
@@ -188,8 +126,8 @@ class SessionMemory:
 
     def cache_bytes(self) -> tuple[int, int]:
         """Return the bytes of its live KV caches, and of its pinned caches; thread-safe."""
-        caches = {storage_of(handle) for handle, kind in list(self._kinds.items()) if kind == _CACHE}
-        held, pinned = (sum(map(self.values.bytes_of, storages)) for storages in (caches, list(self._pinned)))
+        storages = self._kinds.caches(), list(self._pinned)
+        held, pinned = (sum(map(self.values.bytes_of, some)) for some in storages)
         return held, pinned
 
     # --- idle sessions ------------------------------------------------------------------------------------------
@@ -247,9 +185,8 @@ class SessionMemory:
     # --- figures ------------------------------------------------------------------------------------------------
 
     def figures(self) -> dict[str, int]:
-        """Return the bytes of its values by kind, and of its pinned caches."""
-        used = {f"used_{name}": nbytes for name, nbytes in self.held_by_kind().items()}
-        return used | {"pinned_caches": self.cache_bytes()[1]}
+        """Return the bytes of its pinned caches."""
+        return {"pinned_caches": self.cache_bytes()[1]}
 
     def close(self) -> None:
         """End the session: free all its holdings."""
@@ -272,7 +209,7 @@ class SessionMemory:
             self._begin(digest, memory, work)
             self.values.forget_addresses()  # restored values have new addresses
             if self._is_far(memory, work):
-                outcome = plain(template, work, slots, self.values)
+                outcome = plain()
             else:
                 guard = MemoryGuard(ledger, self, template, memory, work.outputs)
                 ledger.process.begin_run()
@@ -285,22 +222,20 @@ class SessionMemory:
             return outcome
 
     def _begin(self, digest: bytes, memory: TemplateMemory, work: RunRequest) -> None:
-        self._note_kinds(digest, work)
+        if self._pinned and any(map(self.pins, work.inputs)):
+            if len(self._pinned) > TEMPLATES_LIMIT + len(self.values):
+                self._forget_pins()
+            self._pinned.update(self._kinds.caches_made(digest, work.outputs))
         self.uses.add(PastRun(digest, memory.lifetimes, self._ledger.clock, [*work.inputs], work.outputs))
 
     def _is_far(self, memory: TemplateMemory, work: RunRequest) -> bool:
-        """Return True if a run stays far from the limit, and its inputs are on the device.
-
-        Frees runs ahead if necessary.
-        """
+        """Return True if a run stays far from the limit, and its inputs are on the device."""
         ledger = self._ledger
         if memory.peak is None or self._any_evicted(work):
             return False
         wanted = ledger.resident() + memory.peak
         if wanted > ledger.comfort:
-            wanted = ledger.without_runs_ahead() + memory.peak
-            if wanted > ledger.comfort:
-                return False
+            return False
         ledger.process.trim_before(memory.peak)
         ledger.note(wanted)
         self._forget_copies(work)
@@ -336,20 +271,6 @@ class SessionMemory:
             known = template_memory(template, nbytes, slots)
         self._memories.store(digest, known)
         return known
-
-    def needed_ahead(self, digest: bytes, inputs: Sequence[torch.Tensor], slots: Sequence[Any]) -> int | None:
-        """Return the bytes that a template needs beyond its inputs if it may run ahead; else None.
-
-        It may run ahead if the inputs are on the device and twice the bytes of a run stay far from the limit.
-        """
-        ledger, known = self._ledger, self._memories.get(digest)
-        if ledger.on_demand:
-            return None if any(has_memory(value) and ledger.is_evicted(value) for value in inputs) else 0
-        if known is None or known.peak is None or not known.fits(bytes_of_inputs(inputs), slots):
-            return None
-        if any(has_memory(value) and ledger.is_evicted(value) for value in inputs):
-            return None
-        return known.peak if ledger.resident() + 2 * known.peak <= ledger.comfort else None
 
     @contextlib.contextmanager
     def on_demand(self, digest: bytes, template: CompiledTemplate, work: RunRequest) -> Iterator[MemoryGuard | None]:
@@ -392,11 +313,3 @@ def _guarded(
     run = TemplateRun(template, work, slots, values, guard=guard)
     run.advance()
     return run.finish()
-
-
-def _nothing() -> None:
-    """Nothing runs ahead."""
-
-
-def _letters(hints: ValueHints) -> int:
-    return len(hints.inputs) + len(hints.outputs)

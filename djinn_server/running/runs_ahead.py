@@ -3,13 +3,11 @@
 A program runs ahead only while this is unobservable: up to the first instruction that writes an existing value or draws
 random numbers. It runs in small slices, and the session polls for messages between slices. If the expected submission
 arrives with the same tensors, it takes the results or continues the run. Otherwise the results are dropped, and the
-submission runs normally. Errors are not kept: the real run raises them. Under a memory limit, results of runs ahead
-count towards the session's memory and are freed first.
+submission runs normally. Errors are not kept: the real run raises them. Nothing runs ahead where values are evicted.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -26,7 +24,6 @@ from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.templates import TemplateCache
 from djinn_server.batching.products import draws_of
 from djinn_server.compiling.hot_template import HotTemplate
-from djinn_server.memory.session_memory import Plain, SessionMemory
 from djinn_server.recovery.executor_channel import ExecutorChannel
 from djinn_server.running.arbiter import ServedRun
 from djinn_server.running.bound_templates import BoundTemplate
@@ -37,7 +34,6 @@ from djinn_server.running.growing import Growth, are_dense
 from djinn_server.running.native_replay import LEAST_STEPS
 from djinn_server.running.run import RunOutcome, TemplateRun
 from djinn_server.running.run_request import RunRequest
-from djinn_server.running.template_compiler import CompiledTemplate
 from djinn_server.running.values import ValueTable
 from djinn_server.session_metrics import SessionCounters
 from djinn_server.shared_device import SharedDevice
@@ -59,7 +55,7 @@ class RunAhead:
         stop: the first instruction that may not run ahead.
         hot: compilation of its template, with phase and compiled region; None if nothing is compiled.
         seconds: time that it has run.
-        nbytes: expected memory in bytes; once the run is over, bytes of its outputs.
+        nbytes: bytes of its outputs, once the run is over.
     """
 
     __slots__ = (
@@ -183,7 +179,7 @@ def _hot(known: BoundTemplate) -> HotTemplate | None:
 
 
 class RunsAhead:
-    """The runs ahead of one session. Used by its thread; another one drops them where it needs the memory (`give_way`).
+    """The runs ahead of one session. Used by its thread.
 
     Attributes:
         pending: those that no submission has taken, the next one first; only the last one may not be over.
@@ -198,35 +194,20 @@ class RunsAhead:
         templates: TemplateCache[BoundTemplate],
         counts: SessionCounters,
         limit: int,
-        memory: SessionMemory | None = None,
-        *,
-        grows: bool = False,
     ) -> None:
-        """`limit`: bytes that outputs may have which no submission has taken. `memory`: the session's, where the device has a limit.
-
-        `grows`: whether appends may be done in place.
-        """
-        self._grows = grows
+        """`limit`: bytes that outputs may have which no submission has taken."""
         self._device, self._turn, self._values, self._templates = device, turn, values, templates
         self._counts, self._limit = counts, limit
         self._predictor = SubmissionPredictor()
         self._bytes = 0
-        self._gave_way: ExpectedSubmission | None = None  # the first of those that were dropped for want of memory
-        self._memory = memory
-        self._lock = threading.RLock() if memory is None else memory.lock  # of `pending` and of what it holds
         self.pending: deque[RunAhead] = deque()
         self.ready = False
-        if memory is not None:
-            memory.give_way = self.give_way
 
     def follow(self, submit: Submit, known: BoundTemplate | None, work: RunRequest, seconds: float) -> None:
         """Note that a submission was run in `seconds` and answered."""
         inputs = known.inputs if known is not None else _NO_INPUTS
         awaited = True if work.fetch or work.describe else work.synchronize
         self._predictor.note(submit, inputs, work.outputs, seconds, awaited=awaited)
-        if self._gave_way is not None:
-            self._predictor.missed(self._gave_way, came=False)
-            self._gave_way = None
         self.ready = self._predictor.repeats
 
     def receive(self, connection: ExecutorChannel, settings: NumericSettings | None) -> Frame | None:
@@ -253,12 +234,11 @@ class RunsAhead:
         if not self._turn.begin_if_free():
             return False
         try:
-            with self._lock:
-                run = self._next()
-                if run is None:
-                    return False
-                self._device.numeric_settings.compute_under(settings)
-                self._advance(run, self._turn.began)
+            run = self._next()
+            if run is None:
+                return False
+            self._device.numeric_settings.compute_under(settings)
+            self._advance(run, self._turn.began)
         finally:
             self._turn.leave()
         return self.ready
@@ -267,27 +247,20 @@ class RunsAhead:
         try:
             run.advance(began + _LOOK_SECONDS)
             if run.over:
-                made = run.made()
-                self._hold(made - run.nbytes)
-                run.nbytes = made
+                run.nbytes = run.made()
+                self._bytes += run.nbytes
                 if run.nbytes > self._limit:
                     run.known.runs_ahead = 0
         except Exception:  # the submission itself tells of it
             self.missed()
         run.seconds += time.perf_counter() - began
 
-    def _hold(self, nbytes: int) -> None:
-        self._bytes += nbytes
-        if self._memory is not None:
-            self._memory.ahead = self._bytes
-
     def _next(self) -> RunAhead | None:
         """Return the run to continue; None if there is none."""
-        with self._lock:
-            pending = self.pending
-            if not pending or pending[-1].over:
-                return self._another()
-            return pending[-1] if pending[-1].step < pending[-1].stop else None
+        pending = self.pending
+        if not pending or pending[-1].over:
+            return self._another()
+        return pending[-1] if pending[-1].step < pending[-1].stop else None
 
     def _another(self) -> RunAhead | None:
         """A run of what is expected after those that are pending, which are over; None where there is to be none."""
@@ -327,7 +300,7 @@ class RunsAhead:
         before = next((run for run in reversed(pending) if run.known is known), None)
         slots: Sequence[Slot] = known.slots if before is None else before.slots
         inputs: list[Any] = [*map(get, known.inputs)] if before is None else [*before.inputs]
-        growth = known.template.growth() if self._grows and known.choice is None else None
+        growth = known.template.growth() if known.choice is None else None
         for position, source in zip(expected.relation.positions, expected.relation.sources, strict=True):
             assert source is not None
             back, number = source
@@ -345,38 +318,16 @@ class RunsAhead:
         grown = self._values.growing or any(run.growth is not None for run in pending)
         if grown and not are_dense(inputs, growth):
             return None  # the run of the submission copies some first
-        run = RunAhead(known, expected, slots, inputs, stop, growth)
-        if self._memory is not None:
-            needed = self._memory.needed_ahead(known.digest, inputs, slots)
-            if needed is None:
-                return None
-            run.nbytes = needed
-            self._hold(needed)
-        return run
-
-    def running(self, known: BoundTemplate, otherwise: Plain) -> Plain:
-        """The way a submission that has come runs: over what has run ahead if it is the next one that was expected, else `otherwise`."""
-        if not self.pending:
-            return otherwise
-
-        def run(template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable) -> RunOutcome:
-            ahead = self.take(known, work)
-            return (
-                otherwise(template, work, slots, values) if ahead is None else ahead.finish(work, values, self._limit)
-            )
-
-        return run
+        return RunAhead(known, expected, slots, inputs, stop, growth)
 
     def take(self, known: BoundTemplate, work: RunRequest) -> RunAhead | None:
         """The run of a submission that has come, if that is the next one that was expected; all are dropped if not."""
-        if not self.pending:  # they gave way just now
-            return None
         run = self.pending[0]
         if run.known is not known or not run.fits(work, known.slots, self._values):
             self.missed(came=run.known is known)
             return None
         del self.pending[0]
-        self._hold(-run.nbytes)
+        self._bytes -= run.nbytes
         self._counts.runs_ahead += 1
         self._predictor.held(run.expected)
         return run
@@ -384,24 +335,15 @@ class RunsAhead:
     def missed(self, *, came: bool = False) -> None:
         """Drop everything: the expected submission did not come, or (`came`) came with other values."""
         if self.pending:
-            with self._lock:
-                if self.pending:
-                    self._predictor.missed(self.pending[0].expected, came=came)
-                self.drop()
-
-    def give_way(self) -> None:
-        """Drop everything for lack of memory. Called with the lock, in any thread."""
-        if self.pending:
-            self._gave_way = self.pending[0].expected
+            self._predictor.missed(self.pending[0].expected, came=came)
             self.drop()
 
     def drop(self) -> None:
         """Drop everything."""
         self.ready = False
-        with self._lock:
-            self._counts.runs_ahead_dropped += len(self.pending)
-            while self.pending:
-                dropped = self.pending.pop()  # the latest first
-                if dropped.growth is not None:
-                    dropped.growth.undo(dropped.inputs, dropped.env)
-            self._hold(-self._bytes)
+        self._counts.runs_ahead_dropped += len(self.pending)
+        while self.pending:
+            dropped = self.pending.pop()  # the latest first
+            if dropped.growth is not None:
+                dropped.growth.undo(dropped.inputs, dropped.env)
+        self._bytes = 0

@@ -2,9 +2,6 @@
 
 The store is a directory of files named by digest. A file is written under a temporary name first, so it is complete or absent.
 Several executor processes may share the directory. A file's contents are checked against its name before they are used.
-
-Safetensors files of the operator (`--warm`) are found by digest as well, and used without a copy. The digest of each of their tensors
-is computed while the server starts; a tensor whose file has changed since is not found any more.
 """
 
 from __future__ import annotations
@@ -15,87 +12,18 @@ import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import attrs
-import numpy as np
 import torch
 
 from djinn_core.logs import get_logger
-from djinn_core.system.files import pread
-from djinn_core.system.shared_files import FileVersion, version_of
-from djinn_core.wire.digests import ContentHash, digest_of_content, digest_of_file
-from djinn_server.builtins.safetensors_files import read_header
+from djinn_core.wire.digests import ContentHash, digest_of_file
 from djinn_server.disk_quota import DiskQuota
 
-SMALLEST: Final = 64 << 10  # bytes; clients offer nothing smaller
 _log = get_logger("djinn.server")
-
-
-@attrs.frozen
-class _Place:
-    path: Path
-    start: int
-    size: int
-    version: FileVersion
-
-
-class WeightFiles:
-    """Finds tensors of safetensors files by the digest of their bytes."""
-
-    def __init__(self) -> None:
-        self._places: dict[bytes, _Place] = {}
-
-    def add(self, path: Path) -> int:
-        """Index the tensors of a file; the number of bytes that can be found in it from now on.
-
-        Raises:
-            OSError: it cannot be read.
-            ValueError: it is no safetensors file.
-        """
-        version = version_of(path)
-        total = 0
-        for start, size in stretches(path):
-            data = _mapped(path, start, size)
-            self._places[digest_of_content(data.data)] = _Place(path, start, size, version)
-            total += size
-        return total
-
-    def find(self, digest: bytes, size: int) -> torch.Tensor | None:
-        """The bytes of that digest (uint8, writable, private to the caller), or None if they are in no file.
-
-        Raises:
-            OSError: the file cannot be read any more.
-        """
-        place = self._places.get(digest)
-        if place is None or place.size != size:
-            return None
-        if version_of(place.path) != place.version:
-            _log.warning("a file with weights has changed since the server started", file=str(place.path))
-            self._places.pop(digest, None)  # another session may have removed it
-            return None
-        return torch.from_numpy(_mapped(place.path, place.start, size))
-
-
-def stretches(path: Path) -> Iterator[tuple[int, int]]:
-    """First byte and size of each tensor in a safetensors file that has at least `SMALLEST` bytes.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is no safetensors file.
-    """
-    with path.open("rb", buffering=0) as file:
-        header = read_header(path.stat().st_size, lambda start, count: pread(file.fileno(), count, start))
-    for entry in header.tensors.values():
-        if entry.size >= SMALLEST:
-            yield entry.start, entry.size
-
-
-def _mapped(path: Path, start: int, size: int) -> Any:
-    """Map the bytes of a file privately: pages are read on access, and writes stay in this process."""
-    return np.memmap(path, np.uint8, "c", start, (size,)).view(np.ndarray)
 
 
 CHUNK: Final = 8 << 20  # bytes that are hashed and written in one go
@@ -143,7 +71,6 @@ class WeightStore:
         self.counts = StoreCounters()
         self._disk = disk
         self._directory = directory
-        self._operator_files = WeightFiles()
         self._checked: dict[bytes, int] = {}
         self._new_entries: queue.SimpleQueue[_NewEntry] = queue.SimpleQueue()
         self._writer: threading.Thread | None = None
@@ -153,7 +80,7 @@ class WeightStore:
         self._remove_unfinished()
 
     def of_tenant(self, tenant: str, limit: int) -> WeightStore:
-        """The tenant's own store: it has none of the other tenants' weights, but has the operator's files (`lend`).
+        """The tenant's own store, without weights of other tenants.
 
         Args:
             tenant: its name; an empty one gives this store.
@@ -164,9 +91,7 @@ class WeightStore:
         """
         if not tenant:
             return self
-        own = WeightStore(self._directory / "tenants" / tenant, min(limit or self.limit, self.limit), self._disk)
-        own._operator_files = self._operator_files
-        return own
+        return WeightStore(self._directory / "tenants" / tenant, min(limit or self.limit, self.limit), self._disk)
 
     def find(self, digest: bytes, size: int) -> torch.Tensor | None:
         """The bytes of that digest (uint8, writable, private to the caller), or None if they are not here."""
@@ -180,9 +105,6 @@ class WeightStore:
     def _found(self, digest: bytes, size: int) -> torch.Tensor | None:
         path = self._path(digest)
         try:
-            lent = self._operator_files.find(digest, size)
-            if lent is not None:
-                return lent
             if not self._is_good(path, digest, size):
                 return None
             os.utime(path)
@@ -217,7 +139,7 @@ class WeightStore:
         return True
 
     def file_of(self, digest: bytes) -> Path:
-        """Path at which the store keeps these bytes, if it does; files that were lent have other paths."""
+        """Path at which the store keeps these bytes, if it does."""
         return self._path(digest)
 
     def _put(self, entry: _NewEntry) -> threading.Event:
@@ -229,31 +151,6 @@ class WeightStore:
             self._queued += entry.nbytes
         self._new_entries.put(entry)
         return entry.done
-
-    def lend(self, files: Iterable[Path]) -> threading.Event:
-        """Find the tensors of these safetensors files as well, where they are. The event is set when all files are indexed.
-
-        They are read in the background, and take nothing of `limit`.
-        """
-        done = threading.Event()
-        threading.Thread(target=self._read_files, args=(tuple(files), done), name="djinn-warm", daemon=True).start()
-        return done
-
-    def _read_files(self, files: tuple[Path, ...], done: threading.Event) -> None:
-        total = 0
-        try:
-            for file in files:
-                total += self._read_file(file)
-        finally:
-            done.set()
-        _log.info("weights on this machine were read: clients need not send them", files=len(files), bytes=total)
-
-    def _read_file(self, file: Path) -> int:
-        try:
-            return self._operator_files.add(file)
-        except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
-            _log.warning("a file with weights cannot be used", file=str(file), error=str(error))
-            return 0
 
     def nbytes(self) -> int:
         """Bytes of all files."""

@@ -38,6 +38,7 @@ from djinn_core.wire.messages import (
     encode,
 )
 from djinn_core.wire.resume_messages import Resume, Resumed
+from djinn_server import value_kinds
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.compiling.packing import pack
 from djinn_server.compiling.region import find_region
@@ -55,9 +56,7 @@ from djinn_server.handshake import UNAUTHENTICATED_LIMITS
 from djinn_server.launch.executor_config import ExecutorConfig, RecoveryConfig
 from djinn_server.launch.process import ExecutorProcess
 from djinn_server.launch.tickets import Badge, TicketChecker, issue_ticket, new_key
-from djinn_server.memory import session_memory
 from djinn_server.memory.limited import LimitedRuntime
-from djinn_server.memory.session_memory import SessionMemory
 from djinn_server.recovery.executor_channel import PlainExecutorChannel
 from djinn_server.running.device_time import DeviceTimer
 from djinn_server.running.own_operators import own_operators
@@ -326,10 +325,10 @@ def test_uploads_that_never_end_take_no_more_than_the_limit():
 
 
 def test_what_is_said_of_values_takes_little_memory(monkeypatch):
-    monkeypatch.setattr(session_memory, "LETTERS_LIMIT", 1000)
-    memory = SessionMemory(LimitedRuntime(CpuRuntime(), 1 << 20, DiskQuota()).ledger, ValueTable())
+    monkeypatch.setattr(value_kinds, "LETTERS_LIMIT", 1000)
+    kinds = value_kinds.ValueKinds(ValueTable())
     for number in range(50):
-        memory.learn(ValueHints(bytes([number] * 16), "", b"w" * 300, b""))
-    assert [digest[0] for digest in memory._hints] == [47, 48, 49]
-    memory.learn(ValueHints(bytes(16), "", b"w" * 3000, b""))
-    assert not memory._hints
+        kinds.learn(ValueHints(bytes([number] * 16), "", b"w" * 300, b""))
+    assert [digest[0] for digest in kinds._hints] == [47, 48, 49]
+    kinds.learn(ValueHints(bytes(16), "", b"w" * 3000, b""))
+    assert not kinds._hints

@@ -97,14 +97,20 @@ def keeping(start_python, tmp_path_factory, plain_environment):
     from safetensors.torch import save_file
 
     import djinn
+    from djinn_core.wire.digests import digest_of_content
+    from djinn_server.disk_quota import DiskQuota
+    from djinn_server.weights.store import WeightStore
 
     folder = tmp_path_factory.mktemp("keeping")
     file = folder / "models" / "model.safetensors"
     file.parent.mkdir()
-    save_file({f"{n}.weight": torch.randn(256, 256 + n) for n in range(8)}, file)
-    options = ["--store", str(folder / "weights"), "--warm", str(file.parent), "--threads", "1", "--drain-seconds", "1"]
+    tensors = {f"{n}.weight": torch.randn(256, 256 + n) for n in range(8)}
+    save_file(tensors, file)
+    store = WeightStore(folder / "weights", 1 << 30, DiskQuota())
+    for data in [tensor.view(torch.uint8).reshape(-1) for tensor in tensors.values()]:
+        assert store.keep(digest_of_content(data.numpy()), data).wait(300)
+    options = ["--store", str(folder / "weights"), "--threads", "1", "--drain-seconds", "1"]
     server = start_server(start_python, folder, *options, env=plain_environment)
-    wait_for(lambda: "weights on this machine were read" in server.log.read_text(), "the files were not read")
     with configured(servers=[server.url("tcp")], token=server.token, disable=("local",)):
         djinn.init()
         yield file

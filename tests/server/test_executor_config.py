@@ -84,7 +84,7 @@ def test_without_flags_every_field_has_its_default():
 def test_every_flag_sets_its_field(tmp_path):
     arguments = (
         "--device=cpu --device=cuda:0 --threads=3 --hang-seconds=9 --memory-gib=0.5 --memory-policy=lru --compile=a --compile=b "
-        f"--most-sessions=7 --most-queue-seconds=1.5 --store=/store --store-gib=2 --warm={tmp_path} --lease-seconds=0 "
+        f"--most-sessions=7 --most-queue-seconds=1.5 --store=/store --store-gib=2 --lease-seconds=0 "
         "--state-dir=/state --journal-gib=0 --snapshot-seconds=0 --token-file=/token --authenticator=jwt --operations-port=0 "
         f"--models={tmp_path} --models=/ --allow-weights=hf://a/* --allow-weights=s3://b/* "
         "--open-probes --audit-log=/audit --insecure-plaintext-on-network --connection-file=/connection --drain-seconds=0"
@@ -97,7 +97,7 @@ def test_every_flag_sets_its_field(tmp_path):
             memory=MemoryConfig(1 << 29, "lru"),
             compilers=("a", "b"),
             admission=AdmissionLimits(7, 1.5),
-            store=StoreConfig(Path("/store"), 2 << 30, (tmp_path,)),
+            store=StoreConfig(Path("/store"), 2 << 30),
             models=ModelConfig((tmp_path, Path("/")), ("hf://a/*", "s3://b/*")),
             recovery=RecoveryConfig(0.0, None, 0, 0.0),
         ),
@@ -117,7 +117,6 @@ def test_every_flag_sets_its_field(tmp_path):
         "--memory-gib=0",
         "--store-gib=-1",
         "--operations-port=65536",
-        "--warm=/missing",
         "--most-sessions=x",
     ],
 )

@@ -26,6 +26,7 @@ from djinn_server.running.run import TemplateRun, run_template
 from djinn_server.running.run_request import RunRequest
 from djinn_server.running.template_compiler import compile_template
 from djinn_server.running.values import ValueTable
+from djinn_server.value_kinds import ValueKinds
 
 MIB = 1 << 20
 CPU = torch.device("cpu")
@@ -55,7 +56,7 @@ class Session:
 
     def __init__(self, ledger, number):
         self.values = ValueTable()
-        self.memory = SessionMemory(ledger, self.values)
+        self.memory = SessionMemory(ledger, self.values, ValueKinds(self.values, at_once=True))
         self.handles = (make_handle(number * 1000 + n, 1) for n in itertools.count())
         self.ledger = ledger
 
@@ -70,7 +71,7 @@ class Session:
         output = next(self.handles)
         work = RunRequest(1, [output], [], [], [], (), False, list(inputs))
         template = compile_template(program.template(), CPU, {})
-        run = self.memory.run(name, template, work, [], run_template)
+        run = self.memory.run(name, template, work, [], lambda: run_template(template, work, [], self.values))
         assert not run.failures, run.failures
         return output
 

@@ -89,7 +89,6 @@ def test_a_plugins_policy_decides_on_an_executor(inline):
     assert {one.nbytes for one in policy.candidates} == {MIB}
     assert any(one.last_use > 0 for one in policy.candidates)
     assert any(one.next_use is not None for one in policy.candidates)
-    assert any(one.spilled for one in policy.candidates)
 
 
 def test_a_plugins_policy_that_raises_costs_nothing_but_a_warning(inline, caplog):

@@ -23,7 +23,8 @@ from djinn_core.wire.messages import Goodbye, ValueHints, encode
 from djinn_server.gateway.context import RecentEvents
 from djinn_server.gateway.server_status import MOST_WITH_DECISIONS
 from djinn_server.running.values import ValueTable
-from djinn_server.session_overview import HINTS_LIMIT, LETTERS_LIMIT, SessionNotes
+from djinn_server.session_overview import SessionNotes
+from djinn_server.value_kinds import HINTS_LIMIT, LETTERS_LIMIT, ValueKinds
 
 
 def test_a_training_loop_is_seen_as_one(plans_all, over_tcp, serving, url_of, monkeypatch):
@@ -121,18 +122,36 @@ def test_steps_are_counted_whatever_their_number_of_pieces(values, pieces, least
 
 
 def test_what_is_noted_without_a_report_is_bounded(values):
-    notes = SessionNotes(values)
+    kinds = ValueKinds(values)
     for number in range(2 * HINTS_LIMIT):
-        notes.ran(number.to_bytes(4, "big"), (1,), (2,), 0.0)
-    assert len(notes._ran) <= HINTS_LIMIT
+        kinds.ran(number.to_bytes(4, "big"), (1,), (2,))
+    assert len(kinds._ran) <= HINTS_LIMIT
+
+
+def test_kinds_noted_at_once_are_bounded_and_forget_dead_storages(values):
+    kinds = ValueKinds(values, at_once=True)
+    kinds.learn(ValueHints(b"t", "", b"", b"k"))
+    for number in range(4 * HINTS_LIMIT):
+        kinds.ran(b"t", (), (handle(number),))
+    assert len(kinds._kinds) <= 3 * HINTS_LIMIT
+    assert sum(kinds.by_kind().values()) == values.held
+
+
+def test_kv_caches_are_found_by_what_the_client_says(values):
+    kinds = ValueKinds(values)
+    kinds.learn(ValueHints(b"t", "", b"wa", b"k"))
+    assert kinds.caches_made(b"t", (handle(3),)) == {3}
+    kinds.ran(b"t", (handle(1), handle(2)), (handle(3),))
+    kinds.mark_caches((handle(2),))
+    assert kinds.caches() == {2, 3}
 
 
 def test_hints_are_bounded(values):
-    notes = SessionNotes(values)
+    kinds = ValueKinds(values)
     for number in range(2 * HINTS_LIMIT):
-        notes.learn(ValueHints(number.to_bytes(4, "big"), "", b"w" * (LETTERS_LIMIT // 16), b""))
-    assert sum(len(one.inputs) for one in notes._hints.values()) <= LETTERS_LIMIT
-    assert len(notes._hints) <= HINTS_LIMIT
+        kinds.learn(ValueHints(number.to_bytes(4, "big"), "", b"w" * (LETTERS_LIMIT // 16), b""))
+    assert sum(len(one.inputs) for one in kinds._hints.values()) <= LETTERS_LIMIT
+    assert len(kinds._hints) <= HINTS_LIMIT
 
 
 def test_events_are_kept_for_those_whom_they_concern():

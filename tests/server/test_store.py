@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from djinn_core.wire.digests import digest_of_content
 from djinn_server import disk_quota
 from djinn_server.disk_quota import DiskQuota
-from djinn_server.weights import store as stores
-from djinn_server.weights.store import WeightStore, stretches
+from djinn_server.weights.store import WeightStore
 
 SIZE = 1 << 20
 
@@ -57,23 +52,6 @@ def test_what_is_not_what_it_says_is_not_kept(store):
     keep(store, some(1), digest_of(some(2)))
     assert store.find(digest_of(some(2)), SIZE) is None
     assert store.nbytes() == 0
-
-
-def test_concurrent_finds_of_a_changed_file_return_none(store, tmp_path, monkeypatch):
-    data, both = some(1), threading.Barrier(2, timeout=60)
-    save_file({"a": data}, tmp_path / "model.safetensors")
-    assert store.lend([tmp_path / "model.safetensors"]).wait(60)
-    assert store.find(digest_of(data), SIZE) is not None
-    save_file({"a": some(2)}, tmp_path / "model.safetensors")
-    look = stores.version_of
-
-    def version_of(path):
-        both.wait()
-        return look(path)
-
-    monkeypatch.setattr(stores, "version_of", version_of)
-    with ThreadPoolExecutor(2) as sessions:
-        assert list(sessions.map(lambda _: store.find(digest_of(data), SIZE), range(2))) == [None, None]
 
 
 def test_a_damaged_file_is_removed(store, tmp_path):
@@ -135,64 +113,3 @@ def test_only_the_owner_can_read_it(store):
     keep(store, some(1))
     paths = [store._directory, *store._directory.rglob("*")]
     assert all(path.stat().st_mode & 0o077 == 0 for path in paths)
-
-
-@pytest.fixture
-def weights(tmp_path):
-    """Two tensors in a safetensors file, and the file."""
-    tensors = {"a": torch.randn(300, 300), "b": torch.randn(64, 1024).to(torch.bfloat16), "small": torch.ones(3)}
-    file = tmp_path / "model.safetensors"
-    save_file(tensors, file, {"format": "pt"})
-    return tensors, file
-
-
-def octets(tensor):
-    return tensor.view(torch.uint8).reshape(-1)
-
-
-def test_tensors_in_files_of_the_servers_are_found_where_they_are(store, weights):
-    tensors, file = weights
-    assert store.lend([file]).wait(300)
-    for name in ("a", "b"):
-        data = octets(tensors[name])
-        found = store.find(digest_of(data), data.nbytes)
-        assert torch.equal(found, data)
-        found.zero_()
-        assert torch.equal(store.find(digest_of(data), data.nbytes), data), "what is found is private"
-    assert store.find(digest_of(octets(tensors["small"])), 12) is None
-    assert store.nbytes() == 0
-
-
-def test_a_file_that_has_changed_since_is_not_used(store, weights):
-    tensors, file = weights
-    assert store.lend([file]).wait(300)
-    save_file({"a": tensors["a"] + 1}, file)
-    assert store.find(digest_of(octets(tensors["a"])), tensors["a"].nbytes) is None
-
-
-def header(entries):
-    text = json.dumps(entries).encode()
-    return len(text).to_bytes(8, "little") + text
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\x01",
-        b"\xff" * 100,
-        b"PK" + bytes(100),
-        (1 << 60).to_bytes(8, "little"),
-        header([1]),
-        header({"a": {"dtype": "F32", "shape": [1 << 20], "data_offsets": [0, 1 << 22]}}),
-        header({"a": {"dtype": "F32", "shape": [1 << 20], "data_offsets": [-(1 << 20), 0]}}),
-        header({"a": {"dtype": "F32", "shape": [1 << 20], "data_offsets": [1 << 20, 0]}}),
-        header({"a": {"dtype": "F32"}}),
-    ],
-)
-def test_what_is_no_safetensors_file_is_refused(store, tmp_path, content):
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(content)
-    with pytest.raises(ValueError):
-        list(stretches(file))
-    assert store.lend([file, tmp_path / "missing"]).wait(300)

@@ -1,0 +1,126 @@
+"""Kinds of a session's values, such as weights and KV caches, as its client tells them for each template."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from djinn_core.ir.handles import storage_of
+from djinn_core.ir.profile import ExecutionPhase
+from djinn_core.system.lru import LruCache
+from djinn_core.wire.messages import ValueHints
+from djinn_server.running.values import ValueTable
+
+HINTS_LIMIT: Final = 512  # templates
+LETTERS_LIMIT: Final = 4 << 20  # of these together
+# By the letters of `ValueHints`. Values that no template has named are activations.
+KINDS: Final[Mapping[int, str]] = MappingProxyType({
+    ord("w"): "weights",
+    ord("k"): "caches",
+    ord("o"): "optimizer",
+    ord("g"): "gradients",
+    ord("i"): "inputs",
+    ord("a"): "activations",
+})  # fmt: skip
+_CACHES: Final = KINDS[ord("k")]
+_ACTIVATIONS: Final = KINDS[ord("a")]
+_PHASES: Final = frozenset(phase.value for phase in ExecutionPhase)
+
+
+class ValueKinds:
+    """Kinds by storage. `phase`, `by_kind` and `caches` are for any thread, all else for the session's.
+
+    A run costs one assignment: the kinds of its values are noted when they are asked for, of each template's last run. With `at_once`
+    they are noted at each run.
+    """
+
+    def __init__(self, values: ValueTable, *, at_once: bool = False) -> None:
+        self._values, self._at_once = values, at_once
+        self._hints: LruCache[bytes, ValueHints] = LruCache(HINTS_LIMIT)
+        self._letters = 0
+        self._ran: dict[bytes, tuple[Sequence[int], Sequence[int]]] = {}
+        self._kinds: dict[int, str] = {}  # by storage
+        self._last = b""
+
+    def learn(self, hints: ValueHints) -> None:
+        """Take the kinds of a template's values from the client."""
+        before = self._hints.pop(hints.digest, None)
+        gone = [*self._hints.store(hints.digest, hints), *([before] if before is not None else [])]
+        self._letters += _size(hints) - sum(map(_size, gone))
+        while self._letters > LETTERS_LIMIT:
+            self._letters -= _size(self._hints.pop(next(iter(self._hints))))
+
+    def ran(self, digest: bytes, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Note that a template has run, with these handles."""
+        self._last = digest
+        if self._at_once:
+            self._note(digest, inputs, outputs)
+            if len(self._kinds) > 2 * HINTS_LIMIT + 4 * len(self._values):
+                self._kinds = {storage: kind for storage, kind in self._kinds.items() if self._values.bytes_of(storage)}
+            return
+        ran = self._ran  # another thread may take it meanwhile
+        if digest not in ran and len(ran) >= HINTS_LIMIT:  # no report was asked for
+            ran.pop(next(iter(ran)))
+        ran[digest] = (inputs, outputs)
+
+    @property
+    def phase(self) -> str:
+        """The phase of the last program; empty if the client has not told."""
+        last = self._hints.get(self._last)
+        return last.phase if last is not None and last.phase in _PHASES else ""
+
+    def by_kind(self) -> dict[str, int]:
+        """Return the bytes of values by kind, on or off the device; empty if the client tells no kinds."""
+        self._settle()
+        if not self._hints:
+            return {}
+        found: dict[str, int] = {}
+        for storage, kind in list(self._kinds.items()):
+            nbytes = self._values.bytes_of(storage)
+            if nbytes:
+                found[kind] = found.get(kind, 0) + nbytes
+            else:
+                self._kinds.pop(storage, None)
+        rest = self._values.held - sum(found.values())
+        if rest > 0:
+            found[_ACTIVATIONS] = found.get(_ACTIVATIONS, 0) + rest
+        return found
+
+    def caches(self) -> set[int]:
+        """Return the storages of KV caches."""
+        self._settle()
+        return {storage for storage, kind in list(self._kinds.items()) if kind == _CACHES}
+
+    def caches_made(self, digest: bytes, outputs: Iterable[int]) -> set[int]:
+        """Return the storages of the KV caches among the outputs of a template."""
+        hints = self._hints.get(digest)
+        letters = b"" if hints is None else hints.outputs
+        return {
+            storage_of(handle)
+            for handle, letter in zip(outputs, letters, strict=False)
+            if KINDS.get(letter) == _CACHES
+        }  # fmt: skip
+
+    def mark_caches(self, handles: Collection[int]) -> None:
+        """Note that these values are KV caches."""
+        self._kinds.update(dict.fromkeys(map(storage_of, handles), _CACHES))
+
+    def _settle(self) -> None:
+        ran, self._ran = self._ran, {}
+        for digest, (inputs, outputs) in list(ran.items()):
+            self._note(digest, inputs, outputs)
+
+    def _note(self, digest: bytes, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        hints, kinds = self._hints.get(digest), self._kinds
+        if hints is None:
+            return
+        for handles, letters in ((inputs, hints.inputs), (outputs, hints.outputs)):
+            for handle, letter in zip(handles, letters, strict=False):
+                kind, storage = KINDS.get(letter), storage_of(handle)
+                if kind is not None and (kind != _ACTIVATIONS or storage not in kinds):
+                    kinds[storage] = kind
+
+
+def _size(hints: ValueHints) -> int:
+    return len(hints.inputs) + len(hints.outputs)
