@@ -21,7 +21,7 @@ In the order in which a client's program passes through:
 - `launch`: how executors are started, and the pipe protocol with their parent. `builtins`: built-in plugins of servers. `cli`: `djinn serve` and `djinn token`.
 - `malformed`: what a message must not say. `system`: what servers ask of the operating system.
 - `events`, `executor_metrics`, `session_metrics`, `session_overview`, `usage_metrics`: what is told of all this. `request_times`: latency of
-  requests and tokens. `histogram`: of durations.
+  requests and tokens. `histogram`: of durations. `value_kinds`: weights, KV caches and the like, as clients tell them.
 """
 
 import djinn_core

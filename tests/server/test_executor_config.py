@@ -44,7 +44,7 @@ FULL = ExecutorConfig(
     batch_sessions=True,
     operators=("torchvision",),
     admission=AdmissionLimits(7, 1.5),
-    store=StoreConfig(Path("/store"), 5, (Path("/a.safetensors"),)),
+    store=StoreConfig(Path("/store"), 5),
     models=ModelConfig((Path("/models"),), ("hf://org/*",)),
     recovery=RecoveryConfig(2.5, Path("/journals"), 9, 0.5),
     plugins=Selection(("one",), frozenset({"two"}), plugin_settings=(PluginSetting("one", "secret", "hush", "file"),)),
