@@ -1,1 +1,1 @@
-"""The planner on described clusters: scenarios beside the figures of the seed documents, and each part switched off in turn."""
+"""The planner on described clusters: scenarios with the promised figures, and ablations of each part."""

@@ -1,4 +1,4 @@
-"""Models of the zoo on real executors, with and without each plugin: what the client and `fakegpu` count in a steady step."""
+"""Models of the zoo on real executors, with and without each plugin: counters of the client and of `fakegpu` per step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SENT, RECEIVED = ("bytes_sent", "bytes_uploaded", "bytes_read"), ("bytes_receive
 
 @attrs.frozen
 class Counted:
-    """One steady step of a model. Launches and microseconds are those of `fakegpu`, and 0 elsewhere; seconds are wall time."""
+    """Counters of one steady step. Launches and microseconds are those of `fakegpu`, 0 elsewhere; seconds are wall time."""
 
     round_trips: float
     messages: float
@@ -66,7 +66,7 @@ def session(where: str, disabled: Sequence[str]) -> Iterator[None]:
 
 
 def counters() -> dict[str, float]:
-    """Return everything that is counted."""
+    """Return all counters."""
     found, figures = djinn.stats(), executor_figures()
     return {
         "round_trips": found["round_trips"],
@@ -80,7 +80,7 @@ def counters() -> dict[str, float]:
 
 
 def counted(name: str) -> Counted:
-    """Run a model until its plan is known, and count a step."""
+    """Run a model until its plan is cached, then count a step."""
     torch.manual_seed(0)
     model, inputs = ZOO[name].make()
     ours, given = model.eval().to(REMOTE), moved(inputs, REMOTE)
@@ -93,7 +93,9 @@ def counted(name: str) -> Counted:
         step()
     djinn.synchronize()
     before = counters()
-    asking = {key: value - before[key] for key, value in counters().items()}  # the counters are asked for, too
+    asking = {
+        key: value - before[key] for key, value in counters().items()
+    }  # subtract the cost of reading the counters
     before = counters()
     for _ in range(STEPS):
         step()
@@ -102,9 +104,9 @@ def counted(name: str) -> Counted:
 
 
 def runs(registry: Registry, models: Sequence[str], parts: Collection[str]) -> dict[str, dict[str, dict[str, Counted]]]:
-    """Return what is counted, by environment, model and plugin that is switched off ("" for none).
+    """Return the counters by environment, model and disabled plugin ("" for none).
 
-    `parts`: patterns and optimizations whose plugins are switched off.
+    `parts`: patterns and optimizations whose plugins are disabled.
     """
     plugins = {row.name for (_, name), row in registry.owners.items() if name in parts}
     found: dict[str, dict[str, dict[str, Counted]]] = {w: {m: {} for m in models} for w in ENVIRONMENTS}
@@ -117,7 +119,7 @@ def runs(registry: Registry, models: Sequence[str], parts: Collection[str]) -> d
 
 
 def differing(found: dict[str, dict[str, dict[str, Counted]]], seconds: bool) -> str:
-    """Return a table of the steps that are counted otherwise without a plugin."""
+    """Return a table of the steps whose counters change without a plugin."""
     fields = [field.name for field in attrs.fields(Counted) if seconds or field.name != "seconds"]
     lines = ["| where | model | without | " + " | ".join(fields) + " |", "|" + " --- |" * (3 + len(fields))]
     for where, models in found.items():

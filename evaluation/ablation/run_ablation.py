@@ -1,14 +1,16 @@
-"""Each pattern and optimization switched off in turn, for every program that it matches.
+"""Ablation: disables each pattern and optimization in turn, for every program that it matches.
 
     python -m evaluation ablation [--models gpt2,llama | --every 3] [--run] [--seconds] [--json]
 
-Programs are an evaluation and a training step of each model of the zoo, and the scenarios. Each is planned for one and for two of the
-devices of `scenarios.CLUSTER`, with everything that is installed (`exact=False`) and without one part. A part acts on a program if the
-two plans differ in time (on the simulated clock), bytes that move, transfers or kernel launches. It belongs into the default if it gains
-10 % of the time or more in over half of the programs on which it acts, and loses more than 2 % in none.
+Programs are an evaluation step and a training step of each model of the zoo, and the scenarios. Each is planned for one
+and for two devices of `scenarios.CLUSTER`, with all installed plugins (`exact=False`) and without one part. A part acts
+on a program if the two plans differ in simulated time, transferred bytes, transfers or kernel launches. A part belongs
+into the default if it saves 10 % of the time or more in over half of the programs on which it acts, and costs more than
+2 % in none.
 
-With --run models of the short form also run, on one executor, two executors and `fakegpu`, with and without each plugin that acts: bytes, messages
-and round trips of a steady step as the client counts them, launches and time as `fakegpu` does. --seconds adds wall time.
+With --run, models of the short form also run on one executor, on two executors and on `fakegpu`, with and without each
+plugin that acts. The client counts bytes, messages and round trips of a steady step; `fakegpu` counts launches and
+time. --seconds adds wall time.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ Planner = Callable[[int, Plugins], list[ClusterPlan]]
 
 @attrs.frozen
 class Case:
-    """A program, and how it is planned for a number of devices."""
+    """A program with planning options for a number of devices."""
 
     name: str
     plans: Planner
@@ -51,7 +53,7 @@ class Case:
 
 @attrs.frozen
 class Figures:
-    """One run of a program by its plan. `bytes` move between devices and to and from the client."""
+    """Figures of one planned run. `bytes`: transferred between devices and to and from the client."""
 
     ms: float
     bytes: int
@@ -61,7 +63,7 @@ class Figures:
 
 @attrs.frozen
 class Compared:
-    """One program on one cluster, with a part and without it."""
+    """One program on one cluster, with and without a part."""
 
     case: str
     cluster: str
@@ -71,24 +73,24 @@ class Compared:
 
     @property
     def acts(self) -> bool:
-        """True if the plans differ."""
+        """Return True if the plans differ."""
         return self.with_it != self.without
 
     @property
     def gain(self) -> float:
-        """Share of the time that it saves; negative if it costs time."""
+        """Return the share of time that the part saves; negative if it costs time."""
         return 1 - self.with_it.ms / self.without.ms
 
 
 @attrs.frozen
 class Verdict:
-    """What a part does on all programs of a cluster.
+    """Effect of a part on all programs of a cluster.
 
     Attributes:
-        matched: programs in which it was applied or matched. acts: those whose plan is another one without it.
-        gains: number of programs in which it saves at least 10 % of the time. loses: in which it costs more than 2 %.
+        matched: number of programs in which it was applied or matched. acts: number of programs whose plan changes without it.
+        gains: number of programs in which it saves at least 10 % of the time. loses: number in which it costs more than 2 %.
         median, worst: gains in programs on which it acts.
-        launches, bytes: by how much they change in these, all together, as shares of those without it.
+        launches, bytes: total relative change in these programs.
     """
 
     part: str
@@ -104,7 +106,7 @@ class Verdict:
 
     @property
     def by_default(self) -> bool:
-        """True if the rule puts it into the default."""
+        """Return True if the rule puts the part into the default."""
         return 2 * self.gains > self.acts and not self.loses
 
 
@@ -123,7 +125,7 @@ def planned(graph: ProgramGraph, count: int, plugins: Plugins) -> ClusterPlan:
 
 
 def figures_of(plans: Sequence[ClusterPlan]) -> Figures:
-    """Return the figures of one run; of a stream, the mean over the devices whose turn it may be."""
+    """Return the figures of one run; for a stream, the mean over the devices that take turns."""
     moved = transfers = launches = 0
     for plan in plans:
         schedule, line = plan.result.schedule, plan.timeline
@@ -137,7 +139,7 @@ def figures_of(plans: Sequence[ClusterPlan]) -> Figures:
 
 
 def parts_in(plans: Sequence[ClusterPlan]) -> set[tuple[str, str]]:
-    """Return the kinds and names of patterns that match and optimizations that were applied."""
+    """Return kinds and names of matching patterns and applied optimizations."""
     found = set()
     for plan in plans:
         for result in (plan.first, plan.result):
@@ -155,7 +157,7 @@ def without(plugins: Plugins, kind: str, name: str) -> Plugins:
 
 
 def compare(case: Case, plugins: Plugins) -> Iterator[Compared]:
-    """Plan a program with everything, and without each part that it has to do with."""
+    """Plan a program with all parts, and without each relevant part."""
     for name, count in CLUSTERS.items():
         try:
             plans = case.plans(count, plugins)
@@ -167,7 +169,7 @@ def compare(case: Case, plugins: Plugins) -> Iterator[Compared]:
 
 
 def verdicts(found: Sequence[Compared]) -> list[Verdict]:
-    """Return a row for each part and cluster, parts that act first."""
+    """Return one row per part and cluster, acting parts first."""
     rows = []
     for part, where in sorted({(one.part, one.cluster) for one in found}):
         matched = [one for one in found if (one.part, one.cluster) == (part, where)]
@@ -198,7 +200,7 @@ def _change(acts: Sequence[Compared], field: str) -> float:
 
 
 def markdown(rows: Sequence[Verdict]) -> str:
-    """Return the table of the documents."""
+    """Return the table for the documents."""
     day = dt.datetime.now(tz=dt.UTC).date().isoformat()
     head = f"Made by `python -m evaluation ablation` on {day}.\n\n"
     head += "| part | devices | matches | acts | gains 10 % | loses 2 % | median | worst | launches | bytes | rule |\n"
@@ -215,7 +217,7 @@ def markdown(rows: Sequence[Verdict]) -> str:
 
 
 def main() -> None:
-    """Compare, and print a table."""
+    """Compare and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="", help="models of the zoo, with commas between them, and no scenarios")
     parser.add_argument("--every", type=int, default=1, help="take one of so many models")

@@ -1,9 +1,9 @@
-"""Programs for which several executors should pay, on the simulated clock, beside the figures that the design promises.
+"""Programs that should gain from several executors, in simulated time, with the figures that the design promises.
 
     python -m evaluation scenarios [--only branches] [--json]
 
-Models are built on the meta device and captured; nothing is computed. Devices are those of `CLUSTER`. Times are those of the planner's
-simulation (`djinn_core.planning.stages.simulate`), for a run in which weights and caches are in their places.
+Models are built on the meta device and captured; nothing is computed. Devices are those of `CLUSTER`. Times come from
+the planner's simulation (`djinn_core.planning.stages.simulate`), for a run with weights and caches in place.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ def cluster(count: int, gbs: float = 25.0, us: float = 10.0) -> NetworkTopology:
 
 @attrs.frozen
 class Scenario:
-    """A program, and what the design promises for it.
+    """A program with its promised speedup.
 
     Attributes:
         build: makes the model, on the meta device, and its inputs.
-        promised: the seed documents' figure.
-        stream: number of inputs that follow each other without waiting; their interval is compared then, not their latency.
+        promised: the figure in the design.
+        stream: number of inputs that follow each other without waiting; then the interval is compared, not the latency.
         options: fields of `Request`.
-        gbs: speed of the link between devices.
-        instead: the plan to compare the plan for two devices with: its name in the table, and its options.
+        gbs: bandwidth of the link between devices.
+        instead: the plan to compare the two-device plan with: its name in the table, and its options.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Scenario:
         return captured.graph
 
     def plans(self, graph: ProgramGraph, count: int, plugins: Plugins, **options: Any) -> list[ClusterPlan]:
-        """Return the plans for `count` devices: one, or for a stream one for each device that could have the next turn."""
+        """Return the plans for `count` devices: one plan, or for a stream one per device that may have the next turn."""
         topology = cluster(count, self.gbs)
         turns = [device.id for device in topology.devices] if self.stream else [""]
         streams = [Stream(self.stream, turn) if turn and count > 1 else ALONE for turn in turns]
@@ -88,7 +88,7 @@ class Scenario:
 
 
 def seconds_of(plans: Sequence[ClusterPlan]) -> float:
-    """Return the latency of one run; of a stream, the seconds between runs: the share of the busiest device or link."""
+    """Return the latency of one run; for a stream, the interval: the share of the busiest device or link."""
     if len(plans) == 1:
         return plans[0].timeline.seconds
     busy: dict[object, float] = {}
@@ -103,7 +103,7 @@ def seconds_of(plans: Sequence[ClusterPlan]) -> float:
 
 
 class Branches(nn.Module):
-    """Pictures and text, 200 and 150 ms on one device, and 50 ms in which they meet."""
+    """An image branch of 200 ms and a text branch of 150 ms on one device, joined by 50 ms of work."""
 
     def __init__(self, width: int = 2048) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Branches(nn.Module):
 
 
 def encoder(width: int, layers: int) -> nn.Sequential:
-    """Layers of attention and a feed-forward network, each as a module of its own."""
+    """Return layers of attention and a feed-forward network, each as a separate module."""
     return nn.Sequential(*(Layer(width) for _ in range(layers)))
 
 
@@ -139,12 +139,12 @@ class Layer(nn.Module):
 
 
 def branches() -> Model:
-    """Branches that take 200 and 150 ms."""
+    """Return the model with branches of 200 and 150 ms."""
     return Branches(), (torch.zeros(32, 3, 256, 256), torch.zeros(32, 256, dtype=torch.long))
 
 
 class Hidden(nn.Module):
-    """A causal model of transformers: the last token's logits, and the caches."""
+    """Return the last token's logits and the caches of a causal language model."""
 
     def __init__(self, layers: int, **sizes: int) -> None:
         super().__init__()
@@ -162,13 +162,13 @@ LLAMA_70B = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_hea
 
 
 def long_prompt() -> Model:
-    """A prompt of 16,384 tokens for the first eight layers of a Llama 8B."""
+    """Return a prompt of 16,384 tokens for the first eight layers of a Llama 8B."""
     model = Hidden(8, vocab_size=32000, max_position_embeddings=1 << 17, **LLAMA_8B)
     return model, (torch.zeros(1, 16384, dtype=torch.long),)
 
 
 def decoding() -> Model:
-    """A token for each of 8 texts of 4,096 tokens, by 30 layers of a Llama 70B in float32: 105 GB of weights."""
+    """Return a decode step for 8 texts of 4,096 tokens through 30 layers of a Llama 70B in float32: 105 GB of weights."""
     from transformers import DynamicCache
 
     cache = DynamicCache()
@@ -178,7 +178,7 @@ def decoding() -> Model:
 
 
 def convolutions() -> Model:
-    """Sixteen convolutions with batch norms, for 32 pictures."""
+    """Return sixteen convolutions with batch norms, for 32 images."""
     width = 256
     stages: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1)]
     for _ in range(16):
@@ -188,7 +188,7 @@ def convolutions() -> Model:
 
 
 class Towers(nn.Module):
-    """What `made` expands is used by `left`, and by `right` together with the result of `own`."""
+    """`left` uses the result of `made`; `right` uses it together with the result of `own`."""
 
     def __init__(self, width: int = 1024) -> None:
         super().__init__()
@@ -202,12 +202,12 @@ class Towers(nn.Module):
 
 
 def towers() -> Model:
-    """Two megabytes of which 134 are made, in 12 ms."""
+    """Return a model in which 2 MB of input expand to 134 MB in 12 ms."""
     return Towers(), (torch.zeros(16, 2048, 16), torch.zeros(16, 2048, 16))
 
 
 class Recommender(nn.Module):
-    """Twenty-six tables of 8 GB, and networks for what is looked up."""
+    """Twenty-six tables of 8 GB, and networks for the looked-up rows."""
 
     def __init__(self, tables: int, rows: int, width: int = 128) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ class Recommender(nn.Module):
 
 
 def recommender() -> Model:
-    """Tables of 104 GB together, and 4,096 visits with 20 ids in each field."""
+    """Return tables of 104 GB in total, and 4,096 visits with 20 ids per field."""
     return Recommender(26, 7_812_500), (torch.zeros(4096, 13), torch.zeros(26, 4096, 20, dtype=torch.long))
 
 
@@ -248,7 +248,10 @@ SCENARIOS = (
 
 @attrs.frozen
 class Row:
-    """Figures of one scenario: milliseconds of a run, and bytes between devices. None: one device does not hold the program."""
+    """Figures of one scenario: milliseconds of a run, and bytes between devices.
+
+    None: one device cannot hold the program.
+    """
 
     name: str
     promised: str
@@ -272,7 +275,7 @@ def sent_by(plans: Sequence[ClusterPlan]) -> int:
 
 
 def measured(scenario: Scenario, plugins: Plugins) -> Row:
-    """Plan a scenario for one device, for two, and for two in the way that it is compared with."""
+    """Plan a scenario for one device, for two devices, and in the way to compare with."""
     graph = scenario.graph()
     try:
         one: float | None = seconds_of(scenario.plans(graph, 1, plugins, **without_pins(scenario))) * 1e3
@@ -288,12 +291,12 @@ def measured(scenario: Scenario, plugins: Plugins) -> Row:
 
 
 def without_pins(scenario: Scenario) -> dict[str, Any]:
-    """Return options that put everything on one device."""
+    """Return options that place everything on one device."""
     return {"policy": "single", "pins": ()} if "pins" in scenario.options else {}
 
 
 def how(plan: ClusterPlan) -> str:
-    """Return what the plan does, in a few words."""
+    """Return a short description of the plan."""
     result = plan.result
     assert result.placement is not None
     assert result.plan is not None
