@@ -1,14 +1,14 @@
-"""Balance of clients over executors: the busiest executor over the least busy one, and one executor over two.
+"""Load balance over executors: the busiest against the least busy executor, and one executor against two.
 
     python -m evaluation.benchmarks.bench_balance [--json] [--quick] [--case one_server_8]
 
-Clients are processes that begin one after the other and then multiply matrices for some seconds at a time, on one server with two
-executors or on two servers with one each, which they name in the same order. None knows of the others. An odd number of
-clients is shared evenly only where a client alone keeps its executor busy.
+Clients are processes that start one after the other and multiply matrices for some seconds at a time. They use one
+server with two executors, or two servers with one executor each, named in the same order. Clients do not know of each
+other. An odd number of clients can be balanced only if a single client does not saturate its executor.
 
-`throughput`: steps of as many clients on one executor over those on two, which take turns. The figure `plain` is the same for processes
-without Djinn: each client asks a process through a pipe for the same product, one process or two. On a machine with two
-processors clients compute beside executors, so `plain` is what can be had there.
+`throughput`: steps of the same clients on one executor divided by steps on two, in alternation. The figure `plain` is
+the same ratio without Djinn: each client requests the same product through a pipe, from one process or two. On two
+processors, clients compete with executors, so `plain` is the achievable value.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import djinn
 from evaluation.benchmarks.measuring import Case, Effort, Outcome, main
 from evaluation.served import served
 
-SECONDS = 5.0  # of each turn
+SECONDS = 5.0  # seconds of each turn
 START_SECONDS = 600.0
 SIDE = 768
 REMOTE = "remote_accelerator:0"
@@ -39,23 +39,23 @@ FORKING = multiprocessing.get_context("fork")
 
 
 def processor_seconds(process: int) -> float:
-    """Processor time of a process, that of threads that have ended included, as those of sessions have when clients leave."""
+    """Return the processor time of a process, including ended threads, such as those of ended sessions."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def product(x: torch.Tensor) -> float:
-    """A step."""
+    """Run a step."""
     return (x @ x @ x @ x).sum().item()
 
 
 def matrix(side: int, device: str) -> torch.Tensor:
-    """The operand of a step."""
+    """Return the operand of a step."""
     return torch.ones(side, side, device=device) / side
 
 
 def client(connect: Callable[[], Callable[[], object]], orders: Connection) -> None:
-    """A client's life: it begins, and then works for as many seconds as it is told, until it is told nothing."""
+    """Run a client process: start, then work for the requested seconds, until None is received."""
     torch.set_num_threads(1)
     djinn.shut_down()
     step = connect()
@@ -71,14 +71,14 @@ def client(connect: Callable[[], Callable[[], object]], orders: Connection) -> N
 
 
 def by_djinn(settings: dict[str, Any], side: int) -> Callable[[], object]:
-    """A step on an executor."""
+    """Return a step on an executor."""
     djinn.configure(**settings)
     x = matrix(side, REMOTE)
     return lambda: product(x)
 
 
 def by_pipe(pipe: Connection) -> Callable[[], object]:
-    """A step in a process that is asked for it."""
+    """Return a step in the process at the other end of the pipe."""
 
     def step() -> object:
         pipe.send(None)
@@ -88,7 +88,7 @@ def by_pipe(pipe: Connection) -> Callable[[], object]:
 
 
 def worker(pipes: Sequence[Connection], side: int) -> None:
-    """The plain process of some clients: it computes what they ask for, until the last one has gone."""
+    """Compute for some clients in a plain process, until the last one has left."""
     torch.set_num_threads(1)
     x, known = matrix(side, "cpu"), list(pipes)
     while known:
@@ -103,12 +103,12 @@ def worker(pipes: Sequence[Connection], side: int) -> None:
 
 @attrs.frozen
 class Clients:
-    """Processes that wait for their turn."""
+    """Client processes that wait for their turn."""
 
     orders: tuple[Connection, ...]
 
     def steps(self, seconds: float) -> float:
-        """Steps a second of all of them together."""
+        """Return the total steps per second of all clients."""
         for one in self.orders:
             one.send(seconds)
         return sum(one.recv() for one in self.orders) / seconds
@@ -116,7 +116,7 @@ class Clients:
 
 @contextmanager
 def clients(connects: Sequence[Callable[[], Callable[[], object]]]) -> Iterator[Clients]:
-    """A client process for each, begun one after the other."""
+    """Start a client process for each element, one after the other."""
     orders, children = [], []
     for connect in connects:
         ours, theirs = FORKING.Pipe()
@@ -139,7 +139,7 @@ def clients(connects: Sequence[Callable[[], Callable[[], object]]]) -> Iterator[
 
 @contextmanager
 def plain(workers: int, count: int, side: int) -> Iterator[Clients]:
-    """Clients of processes without Djinn."""
+    """Yield clients of processes without Djinn."""
     pairs = [FORKING.Pipe() for _ in range(count)]
     served = [[theirs for _, theirs in pairs[number::workers]] for number in range(workers)]
     processes = [FORKING.Process(target=worker, args=(pipes, side), daemon=True) for pipes in served]
@@ -154,7 +154,7 @@ def plain(workers: int, count: int, side: int) -> Iterator[Clients]:
 
 @contextmanager
 def serving(servers: int, executors: int, count: int, side: int) -> Iterator[tuple[Clients, tuple[int, ...]]]:
-    """Clients of that many servers with so many executors together, and the processes of these."""
+    """Yield clients of `servers` servers with `executors` executors in total, and the executor processes."""
     devices = ("--device", "cpu") * (executors // servers - 1)
     environment = {"DJINN_TOKEN": os.urandom(16).hex()}
     options = ("--store-gib", "0", *devices)
@@ -172,7 +172,7 @@ def serving(servers: int, executors: int, count: int, side: int) -> Iterator[tup
 
 @attrs.frozen
 class Found:
-    """Processor time of each of two executors, and steps a second: on one and on two, of executors and of plain processes."""
+    """Processor time of each of two executors, and steps per second on one and on two, for executors and plain processes."""
 
     spent: tuple[float, ...]
     ours: tuple[float, float]
@@ -181,7 +181,7 @@ class Found:
 
 @cache
 def measured(servers: int, count: int, effort: Effort) -> Found:
-    """All four arrangements, in turns, each first in every other round."""
+    """Measure all four arrangements, alternating."""
     seconds = 0.5 if effort.small else SECONDS / 2 if effort.quick else SECONDS
     count, side = (min(count, 4), 64) if effort.small else (count, SIDE)
     with ExitStack() as stack:
@@ -203,13 +203,13 @@ def measured(servers: int, count: int, effort: Effort) -> Found:
 
 
 def balance(servers: int, count: int, effort: Effort) -> Outcome:
-    """The executors' processor time while that many clients work."""
+    """Return the executors' processor time while `count` clients work."""
     spent = measured(servers, count, effort).spent
     return Outcome(max(spent) / min(spent), {f"executor {number} s": one for number, one in enumerate(spent)})
 
 
 def throughput(servers: int, count: int, effort: Effort) -> Outcome:
-    """Steps on one executor over steps on two."""
+    """Return steps on one executor divided by steps on two."""
     found = measured(servers, count, effort)
     one, two = found.ours
     return Outcome(one / two, {"plain": found.plain[0] / found.plain[1], "one steps/s": one, "two steps/s": two})

@@ -1,14 +1,15 @@
-"""Batches across sessions: eight sessions that decode with the same weights, with `djinn serve --batch-sessions` over in turns.
+"""Batching across sessions: eight sessions decode with the same weights, with and without `--batch-sessions`.
 
     python -m evaluation.benchmarks.bench_batching [--json] [--quick] [--case processor_gpt2]
 
-The model has the size of GPT-2-small and random weights, which the server reads, so that the sessions share them. `gpt2` has GPT-2-small's 12
-layers; `wide` has four and as many weights, so that clients record less. Prompts differ in length, so that caches do.
+The model has the size of GPT-2-small and random weights, which the server reads, so that the sessions share them.
+`gpt2` has GPT-2-small's 12 layers. `wide` has four layers and as many weights, so that clients record less. Prompts and
+caches differ in length.
 
-`processor`: the executor's processor time a token. What a client has sent for a text is sent again by eight sessions at once in the executor's
-own process, and no client has to keep up: the figure does not depend on what else the machine does, nor on what clients cost.
-`tokens`: time a token of eight clients, processes with a session each that wait for each of their tokens. `alone`: one such client.
-All are in batches over in turns; a bar of 0.4 is 2.5 times as many tokens.
+`processor`: the executor's processor time per token. Recorded frames of a client are replayed by eight sessions inside
+the executor's process, so the figure does not depend on other load or on the cost of clients. `tokens`: time per token
+of eight client processes that wait for each token. `alone`: one such client. All values are batched divided by
+unbatched; a bar of 0.4 means 2.5 times as many tokens.
 """
 
 from __future__ import annotations
@@ -50,17 +51,17 @@ from evaluation.benchmarks.measuring import Case, Effort, Outcome, main
 from evaluation.served import served
 
 SESSIONS = 8
-TEXTS = 3  # of different lengths that are recorded
-SECONDS = 20.0  # of each turn of clients
-KNOWN, NEW = 28, 24  # tokens after which programs and templates are known, and those that are measured
-TEXT = 64  # tokens of a client's text
+TEXTS = 3  # number of recorded texts of different lengths
+SECONDS = 20.0  # seconds of each turn of the clients
+KNOWN, NEW = 28, 24  # warm-up tokens, and measured tokens
+TEXT = 64  # length of a client's text in tokens
 SMALL = {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 1000}
 MODELS: dict[str, dict[str, int]] = {"gpt2": {}, "wide": {"n_layer": 4, "n_embd": 1280, "n_head": 20}}
 FORKING = multiprocessing.get_context("fork")
 
 
 def model_of(config: dict[str, int], device: str) -> Any:
-    """A model with random weights, or without any."""
+    """Return a model with random weights, or on the meta device."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -70,18 +71,18 @@ def model_of(config: dict[str, int], device: str) -> Any:
 
 @contextmanager
 def saved(config: dict[str, int]) -> Iterator[str]:
-    """A folder with the weights of a model."""
+    """Yield a folder with the weights of a model."""
     from safetensors.torch import save_file
 
     with tempfile.TemporaryDirectory() as folder:
         weights = model_of(config, "cpu").state_dict()
-        del weights["lm_head.weight"]  # those of the embedding
+        del weights["lm_head.weight"]  # tied to the embedding
         save_file({name: weight.contiguous() for name, weight in weights.items()}, Path(folder) / "model.safetensors")
         yield folder
 
 
 def tokens_of(folder: str, config: dict[str, int], length: int) -> Iterator[int]:
-    """Tokens of one text after the other, each waited for."""
+    """Yield tokens of texts, waiting for each token."""
     model = model_of(config, "meta")
     model.load_state_dict(dict(djinn.open_weights(f"file:{folder}", device=0)), assign=True, strict=False)
     model.tie_weights()
@@ -101,7 +102,7 @@ Sent = tuple[bytes, tuple[bytes, ...]]
 
 
 def record(folder: str, config: dict[str, int], length: int, told: Connection) -> None:
-    """Decode a text, and tell what was sent until its tokens were known, and for those after that."""
+    """Decode a text, and send the recorded frames: of the warm-up, and of the measured tokens."""
     torch.set_num_threads(1)
     sent: list[Sent] = []
     plain = ExecutorLink.send
@@ -123,7 +124,7 @@ def record(folder: str, config: dict[str, int], length: int, told: Connection) -
 
 
 def apart(work: Callable[..., None], *given: object) -> Any:
-    """The findings of `work` in a process of its own."""
+    """Return the result of `work` in a separate process."""
     ours, theirs = FORKING.Pipe()
     child = FORKING.Process(target=work, args=(*given, theirs), daemon=True)
     child.start()
@@ -133,7 +134,7 @@ def apart(work: Callable[..., None], *given: object) -> Any:
 
 
 class Recorded:
-    """A client's end of a session that says what another one has said."""
+    """The client's end of a session that replays recorded frames."""
 
     def __init__(self, known: Sequence[Sent], new: Sequence[Sent]) -> None:
         self.limits = Limits()
@@ -144,7 +145,7 @@ class Recorded:
         self._go = threading.Semaphore(0)
 
     def go(self) -> int:
-        """Let the next part be sent; how many answers it has."""
+        """Release the next part. Return the number of its replies."""
         self._go.release()
         return sum(isinstance(decode(head), Submit) for head, _ in self._parts[0])
 
@@ -167,7 +168,7 @@ class Recorded:
 
 
 def work(channels: Sequence[Recorded]) -> None:
-    """Have all of them send the next part, and wait for the answers."""
+    """Have all sessions send the next part, and wait for the replies."""
     answers = [one.go() for one in channels]
     for one, count in zip(channels, answers, strict=True):
         for _ in range(count):
@@ -177,7 +178,7 @@ def work(channels: Sequence[Recorded]) -> None:
 def replay(
     texts: Sequence[tuple[Sequence[Sent], Sequence[Sent]]], sessions: int, batched: bool, told: Connection
 ) -> None:
-    """Have sessions do what was recorded, and tell the processor seconds and the seconds a token, and how large batches were."""
+    """Replay in several sessions. Report processor seconds and seconds per token, and batch sizes."""
     torch.set_num_threads(1)
     registry = load_registry(Selection(), builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     weights = WeightReader(registry.weight_sources, EVERYTHING.permissions, registry.weight_formats)
@@ -202,14 +203,14 @@ def replay(
 
 @cache
 def recorded(name: str, small: bool) -> Sequence[tuple[Sequence[Sent], Sequence[Sent]]]:
-    """The frames that were sent for some texts."""
+    """Return the recorded frames of some texts."""
     config = SMALL if small else MODELS[name]
     folder = STACK.enter_context(saved(config))
     return [apart(record, folder, config, 8 + 5 * number) for number in range(TEXTS)]
 
 
 def processor(name: str, sessions: int, effort: Effort) -> Outcome:
-    """The executor's processor time a token in batches over in turns."""
+    """Return the executor's processor time per token, batched divided by unbatched."""
     texts = recorded(name, effort.small)
     found: dict[bool, list[tuple[float, float, float]]] = {False: [], True: []}
     for turn in range(effort.rounds):
@@ -231,7 +232,7 @@ def processor(name: str, sessions: int, effort: Effort) -> Outcome:
 
 
 def connect(settings: dict[str, Any], folder: str, config: dict[str, int], length: int) -> Callable[[], object]:
-    """A step of a client: a token."""
+    """Return a step of a client: one token."""
     djinn.configure(**settings)
     tokens = tokens_of(folder, config, length)
     return lambda: next(tokens)
@@ -239,7 +240,7 @@ def connect(settings: dict[str, Any], folder: str, config: dict[str, int], lengt
 
 @contextmanager
 def serving(folder: str, config: dict[str, int], sessions: int, *options: str) -> Iterator[Clients]:
-    """Clients of one executor."""
+    """Yield the clients of one executor."""
     with served("--models", folder, "--store-gib", "0", *options, threads=1) as running:
         settings = {"servers": [running.tcp], "token": running.token, "disable": ("local",), "exact": False}
         with clients(
@@ -249,7 +250,7 @@ def serving(folder: str, config: dict[str, int], sessions: int, *options: str) -
 
 
 def tokens(name: str, sessions: int, effort: Effort) -> Outcome:
-    """Seconds a token of all clients together, in batches over in turns."""
+    """Return seconds per token of all clients together, batched divided by unbatched."""
     import transformers.models.gpt2.modeling_gpt2  # noqa: F401 - once, and not in each client
 
     seconds = 0.5 if effort.small else SECONDS / 2 if effort.quick else SECONDS
@@ -262,7 +263,7 @@ def tokens(name: str, sessions: int, effort: Effort) -> Outcome:
             "batches": stack.enter_context(serving(folder, config, sessions, "--batch-sessions")),
         }
         for found in ways.values():
-            found.steps(seconds)  # until nothing is new
+            found.steps(seconds)  # until all templates are known
         for turn in range(effort.rounds):
             for way in ways if turn % 2 else reversed(ways):
                 rates[way].append(ways[way].steps(seconds))

@@ -1,8 +1,8 @@
-"""Bytes on the connection: counted, so that one run is enough and nothing else on the machine matters.
+"""Bytes on the connection. They are counted, so one run is enough, and other load does not matter.
 
     python -m evaluation.benchmarks.bench_bytes [--json] [--small] [--case decode_bytes_sent]
 
-Bytes are those that meet the socket, framing included, of the client's process over loopback TCP.
+Bytes are those at the client's socket over loopback TCP, framing included.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from evaluation.served import served
 
 REMOTE = "remote_accelerator:0"
 
-# A process that uses a model once and says what that took.
+# A process that uses a model once and prints the counters.
 USER = """
 import json, sys, torch, djinn
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -33,11 +33,11 @@ with torch.no_grad():
     model(torch.arange(16)[None].to("remote_accelerator:0")).logits.sum().item()
 print(json.dumps(djinn.stats()))
 """
-SMALL = {"n_layer": 12, "n_embd": 48, "n_head": 12, "vocab_size": 1000}  # as many ops as GPT-2-small has, on less data
+SMALL = {"n_layer": 12, "n_embd": 48, "n_head": 12, "vocab_size": 1000}  # the ops of GPT-2-small on less data
 
 
 def counted(run: Callable[[], object]) -> Mapping[str, float]:
-    """Increase of this process's counters."""
+    """Return the increase of this process's counters."""
     djinn.synchronize()
     before = dict(djinn.stats())
     run()
@@ -45,21 +45,19 @@ def counted(run: Callable[[], object]) -> Mapping[str, float]:
 
 
 def a_token(name: str, effort: Effort) -> Outcome:
-    """A counter's increase a token of greedy decoding with a growing cache, by `generate`."""
+    """Return a counter's increase per token of greedy `generate` with a growing cache."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
     with connected():
         model = GPT2LMHeadModel(GPT2Config(**SMALL if effort.small else {})).eval().to(REMOTE)
-        prompt = torch.arange(1, 17)[None].to(
-            REMOTE
-        )  # without the padding, which transformers would look for at each step
+        prompt = torch.arange(1, 17)[None].to(REMOTE)  # without padding, which transformers would check at each step
 
         def generate(tokens: int) -> None:
             model.generate(prompt, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0).cpu()
 
         few, many = (4, 12) if effort.small else (16, 48)
-        for tokens in (many, many, few):  # plans, templates
+        for tokens in (many, many, few):  # first runs make plans and templates
             generate(tokens)
         short, long = counted(lambda: generate(few)), counted(lambda: generate(many))
     found = {key: (long[key] - short[key]) / (many - few) for key in long}
@@ -68,7 +66,7 @@ def a_token(name: str, effort: Effort) -> Outcome:
 
 
 def second_process(effort: Effort) -> Outcome:
-    """Bytes sent by a second process with the same model, over those of the first."""
+    """Return the bytes sent by a second process with the same model, divided by those of the first."""
     with (
         tempfile.TemporaryDirectory() as folder,
         served("--store", folder, "--store-gib", "4", threads=effort.threads) as serving,
@@ -86,7 +84,7 @@ def second_process(effort: Effort) -> Outcome:
 
 
 def element(_: Effort) -> Outcome:
-    """`x[5].item()` on a tensor of 16 MB."""
+    """Return the bytes of `x[5].item()` on a tensor of 16 MB."""
     with connected():
         x = torch.arange(4 << 20, dtype=torch.float32).to(REMOTE)
         x[4].item()

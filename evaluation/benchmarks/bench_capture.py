@@ -1,12 +1,12 @@
-"""Recording cost: the client's time for an op that it has seen before, against the least that PyTorch lets it cost.
+"""Recording cost: the client's time for a cached op, divided by the minimum that PyTorch allows.
 
     python -m evaluation.benchmarks.bench_capture [--json] [--quick] [--case decode_step]
 
-`decode_step` records a step of GPT-2-small with a cache again and again, call by call as the model makes them; the
-reference is the same calls on a tensor whose `__torch_dispatch__` builds the wrappers that it returns and does nothing
-else. (Ops that are kept whole do not come to `__torch_dispatch__`; the reference leaves them out, and both are divided by
-their ops.) Nothing is sent: what was recorded is thrown away between rounds. Processor time counts, and the best round,
-for other processes only add to it. `instruction_bytes` is counted, not timed.
+`decode_step` repeatedly records a decode step of GPT-2-small, call by call. The reference repeats these calls on a
+tensor whose `__torch_dispatch__` only builds the returned wrappers. Ops that are kept whole do not reach
+`__torch_dispatch__`; the reference leaves them out, and both times are divided by the number of ops. Nothing is sent:
+recorded ops are dropped between rounds. The value is the best round's processor time, because other load only adds to
+it. `instruction_bytes` is counted, not timed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Spec = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype]
 
 
 class Floor(torch.Tensor):
-    """Does nothing but return wrappers: those of `specs`, one after the other."""
+    """A tensor whose ops only return wrappers with the metadata in `specs`, in order."""
 
     specs: Iterator[tuple[Spec, ...]]
 
@@ -49,7 +49,7 @@ class Floor(torch.Tensor):
 
 @attrs.frozen
 class Issued:
-    """A call of a model, and what came out of it. `ops` instructions were recorded for it."""
+    """A call of a model with its results. `ops`: number of recorded instructions."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -59,7 +59,7 @@ class Issued:
 
 
 class Listening(TorchFunctionMode):
-    """Notes the calls of PyTorch's functions for which instructions are recorded."""
+    """Records the calls of PyTorch functions that record instructions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,14 +75,14 @@ class Listening(TorchFunctionMode):
 
 
 def nothing_is_sent() -> None:
-    """Forget what was recorded, and send nothing however much is recorded next."""
+    """Drop recorded ops, and disable sending."""
     current().take(SyncRequest())
     ops.drop_freed()
     current().limit = 10**9
 
 
 def decode_step(effort: Effort) -> list[Issued]:
-    """The calls of a step of GPT-2-small; their metadata is all that matters, so its weights are left out."""
+    """Return the calls of a decode step of GPT-2-small. Weights are left out, because only metadata matter."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(n_embd=48, n_head=12, vocab_size=1000) if effort.small else GPT2Config()
@@ -96,12 +96,12 @@ def decode_step(effort: Effort) -> list[Issued]:
         out = model(token, past_key_values=out.past_key_values, use_cache=True)
         out.logits[:, -1:].argmax(-1)
     nothing_is_sent()
-    # A factory has no operand by which the reference could be called.
+    # A factory has no operand through which the reference could be called.
     return [call for call in heard.issued if any(isinstance(a, torch.Tensor) for a in flat(call.arguments))]
 
 
 def flat(values: Any) -> Iterator[Any]:
-    """Elements of nested tuples and lists."""
+    """Yield the elements of nested tuples and lists."""
     for value in values:
         if isinstance(value, tuple | list):
             yield from flat(value)
@@ -110,7 +110,7 @@ def flat(values: Any) -> Iterator[Any]:
 
 
 def replaced(value: Any) -> Any:
-    """The same with tensors that do nothing."""
+    """Return the value with tensors replaced by `Floor` tensors."""
     if isinstance(value, torch.Tensor):
         return torch_dispatch.make_wrapper(Floor, *spec_of(value), REMOTE)
     return (
@@ -123,7 +123,7 @@ def spec_of(tensor: torch.Tensor) -> Spec:
 
 
 def least(calls: list[Issued]) -> tuple[list[Issued], list[tuple[Spec, ...]]]:
-    """The calls that come to `__torch_dispatch__` as they are, on tensors that do nothing, and what they return."""
+    """Return the calls that reach `__torch_dispatch__` unchanged, on `Floor` tensors, and the metadata of their results."""
     whole = {"linear", "matmul", "layer_norm", "scaled_dot_product_attention"}
     kept = [call for call in calls if call.ops == 1 and (resolve_name(call.function) or "").split(".")[-1] not in whole]
     made = [tuple(spec_of(tensor) for tensor in flat((call.result,))) for call in kept]
@@ -131,13 +131,13 @@ def least(calls: list[Issued]) -> tuple[list[Issued], list[tuple[Spec, ...]]]:
 
 
 def issue(calls: list[Issued]) -> None:
-    """Make the calls again."""
+    """Repeat the calls."""
     for call in calls:
         call.function(*call.arguments, **call.named)
 
 
 def best(run: Callable[[], object], rounds: int, before: Callable[[], object]) -> float:
-    """Seconds of processor time of the best round."""
+    """Return the processor time of the best round in seconds."""
     found = []
     for _ in range(rounds):
         before()
@@ -149,7 +149,7 @@ def best(run: Callable[[], object], rounds: int, before: Callable[[], object]) -
 
 @torch.no_grad()
 def average(effort: Effort) -> Outcome:
-    """The mean over the ops of a decode step."""
+    """Return the mean over the ops of a decode step."""
     calls = decode_step(effort)
     bare, specs = least(calls)
 
@@ -170,7 +170,7 @@ def average(effort: Effort) -> Outcome:
 
 
 def alternating(rounds: int, first: Any, before_first: Any, second: Any, before_second: Any) -> tuple[float, float]:
-    """The best of each, in turns."""
+    """Return the best time of each, alternating."""
     pairs = [(best(first, 2, before_first), best(second, 2, before_second)) for _ in range(rounds)]
     return min(a for a, _ in pairs), min(b for _, b in pairs)
 
@@ -185,7 +185,7 @@ OPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @torch.no_grad()
 def single(name: str, effort: Effort) -> Outcome:
-    """One op, over and over."""
+    """Repeat one op."""
     spec = ((4, 4), (4, 1), 0, torch.float32)
     remote, bare = torch.empty(4, 4, device=REMOTE), torch_dispatch.make_wrapper(Floor, *spec, REMOTE)
 
@@ -209,37 +209,37 @@ def single(name: str, effort: Effort) -> Outcome:
 
 @torch.no_grad()
 def instruction_bytes(effort: Effort) -> Outcome:
-    """Memory of a recorded instruction, the mean over a decode step.
+    """Return the memory of a recorded instruction: the mean over a decode step.
 
-    `with what died` has in it what is left of tensors without a reference, until the program is sent and they are freed.
+    `with what died` includes the records of dead tensors, which are freed when the program is sent.
     """
     calls = decode_step(effort)
     ops = sum(call.ops for call in calls)
     nothing_is_sent()
     issue(calls)
-    recorded, whole = min(allocated(calls) for _ in range(3))  # lists and caches grow now and then
+    recorded, whole = min(allocated(calls) for _ in range(3))  # the minimum, because lists and caches grow now and then
     return Outcome(recorded / ops, {"with what died": whole / ops, "ops": ops})
 
 
-_FREED_BYTES = 64  # of a freed value in the queue in C++
+_FREED_BYTES = 64  # bytes of a freed value in the C++ queue
 
 
 def bytes_in_cpp() -> tuple[int, int]:
-    """Bytes of this thread's program in C++, which `tracemalloc` does not see: without freed values, and with them."""
+    """Return the bytes of this thread's program in C++, which `tracemalloc` does not see: without and with freed values."""
     recorder: Any = current()
     recorded = len(ops.look(recorder.program, 0))
     return recorded, recorded + _FREED_BYTES * len(ops.look_freed())
 
 
 def allocated(calls: list[Issued]) -> tuple[int, int]:
-    """Bytes that the calls leave behind: without what is left of tensors that died, and with it."""
+    """Return the bytes that the calls leave behind, without and with the records of dead tensors."""
     nothing_is_sent()
     gc.collect()
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
         issue(calls)
-        gc.collect()  # it also empties Python's lists of tuples to use again, which no object holds
+        gc.collect()  # also empties Python's free lists of tuples
         whole, _ = tracemalloc.get_traced_memory()
         in_cpp, whole_in_cpp = bytes_in_cpp()
         ops.drop_freed()

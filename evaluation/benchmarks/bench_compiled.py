@@ -1,11 +1,11 @@
-"""Speed of compiling on the server: hot programs by `djinn serve --compile inductor`, against local eager PyTorch.
+"""Speed of server-side compilation: hot programs under `djinn serve --compile inductor`, against local eager PyTorch.
 
     python -m evaluation.benchmarks.bench_compiled [--json] [--quick] [--rounds 5] [--case elementwise,decode]
 
-`compiled ms` is the same model under a local `torch.compile`, in the same run: what could be had by hand. The remote model
-runs as it is; it is called until the server has compiled what it is going to compile (`adopted s`), which is not timed. `again s` is
-the same for a second server process, which finds on disk what the first has compiled. Where fewer templates are adopted than were
-hot, `djinn serve` logs why.
+`compiled ms` is the same model under a local `torch.compile` in the same run. The unchanged remote model is called
+until the server has finished compiling (`adopted s`), which is not timed. `again s` is the same for a second server
+process, which finds the first one's results on disk. If fewer templates are adopted than were hot, `djinn serve` logs
+why.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from evaluation.benchmarks.measuring import CannotMeasureError, Case, Effort, Ou
 from evaluation.benchmarks.serving import connected
 
 PATIENCE_SECONDS = 600.0
-QUIET_RUNS = 40  # in which nothing new was handed to the compiler
+QUIET_RUNS = 40  # runs without new templates for the compiler
 
 
 class RMSNorm(nn.Module):
-    """As it is written out in many models."""
+    """RMSNorm, decomposed as in many models."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 
 class Block(nn.Module):
-    """Attention with rotary positions and a gated MLP, nothing fused by hand."""
+    """Attention with rotary positions and a gated MLP, without fused ops."""
 
     def __init__(self, width: int, heads: int, inner: int) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """A narrow model in the manner of Llama: most of its time goes into element-wise ops."""
+    """A narrow Llama-like model, dominated by elementwise ops."""
 
     def __init__(self, width: int = 64, heads: int = 4, inner: int = 172, layers: int = 4) -> None:
         super().__init__()
@@ -91,14 +91,14 @@ class Llama(nn.Module):
 
 
 def elementwise(batch: int) -> Start:
-    """A forward pass over `batch` sequences of 128."""
+    """Return a forward pass over `batch` sequences of 128."""
     return forward(lambda: (Llama(), {"x": torch.randn(batch, 128, 64)}))
 
 
 def under_compile(start: Start) -> Run | None:
-    """The same, under a local `torch.compile`; None where that does not work here.
+    """Return the same step under a local `torch.compile`; None if it does not work here.
 
-    Cases make their model by `.eval()`, which is where it is wrapped.
+    Cases call `.eval()` on their model, which is where it is wrapped.
     """
     try:
         with patch.object(nn.Module, "eval", lambda module: torch.compile(module.train(False))):
@@ -112,7 +112,7 @@ def under_compile(start: Start) -> Run | None:
 
 
 def warm(run: Run) -> tuple[float, int]:
-    """Call it until the server compiles nothing more; after how many seconds it had tried the last, and how many templates were hot."""
+    """Call the step until the server has finished compiling. Return the seconds until then, and the number of hot templates."""
     began = last = time.monotonic()
     quiet = hot = 0
     while quiet < QUIET_RUNS:
@@ -129,14 +129,12 @@ def warm(run: Run) -> tuple[float, int]:
 
 
 def measured(start: Start, times: int, effort: Effort) -> Outcome:
-    """Local eager and the compiling server in turns, then local eager and local `torch.compile`."""
+    """Measure local eager against the compiling server, then local eager against local `torch.compile`."""
     here = start("cpu")
     for _ in range(3):
         here()
     before = median_of(here, effort.times(times))
-    with (
-        tempfile.TemporaryDirectory() as folder
-    ):  # nothing was compiled on this machine before, but for PyTorch's headers
+    with tempfile.TemporaryDirectory() as folder:  # an empty compile cache, except for PyTorch's headers
         caches = {"XDG_CACHE_HOME": folder, "TORCHINDUCTOR_CACHE_DIR": folder}
         compiling = partial(connected, "--compile", "inductor", threads=effort.threads, environment=caches)
         with compiling():
@@ -156,7 +154,7 @@ def measured(start: Start, times: int, effort: Effort) -> Outcome:
 
 
 def case(name: str, bar: float | None, times: int, start: Start) -> Case:
-    """A case of this script."""
+    """Return a case of this script."""
     return Case(name, bar, partial(measured, start, times))
 
 

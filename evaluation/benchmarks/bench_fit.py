@@ -1,11 +1,12 @@
-"""Memory that a model needs according to `djinn plan`, against the most that an executor held when it ran.
+"""Memory need predicted by `djinn plan`, against the peak of an executor that runs the model.
 
     python -m evaluation fit [--json FILE] [--only llama] [--small]
 
-Each model is asked about as users do: from its `config.json`, against a server. Then it is built with weights and run there:
-`generate()`, a loop of evaluations, or a loop of training steps. The server's device is `counted` (counted_cpu.py): what is measured is
-the most bytes of tensors and of PyTorch's allocator together, those inside of ops too, as `torch.cuda.max_memory_allocated` has it for
-a GPU; what the process takes besides (libraries, oneDNN's own memory, fragments) is not in it.
+Each model is planned as users do: from its `config.json`, for a server. Then it runs there with weights: `generate()`,
+a loop of evaluations, or a loop of training steps. The server's device is `counted` (counted_cpu.py). It measures the
+peak bytes of tensors and of PyTorch's allocator together, including temporaries inside of ops, as
+`torch.cuda.max_memory_allocated` does. Other memory of the process (libraries, oneDNN's own memory, fragmentation) is
+not included.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from evaluation.benchmarks.serving import connected_by_file
 
 HERE = Path(__file__).resolve().parent
 DEVICE = "remote_accelerator:0"
-BAR = 1.1  # predicted may be so many times what is measured, and never less
+BAR = 1.1  # maximum ratio of predicted to measured bytes; the minimum is 1
 
 TEXT = {"vocab_size": 2000, "bos_token_id": 1, "eos_token_id": 2}
 DECODER = TEXT | {
@@ -46,7 +47,7 @@ IMAGES = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4,
 
 @attrs.frozen
 class Case:
-    """A model of transformers (module, class and settings), and what is done with it, by the options of `djinn plan`."""
+    """A transformers model (module, class and settings), and its use as options of `djinn plan`."""
 
     module: str
     model: str
@@ -61,7 +62,7 @@ class Case:
 
     @property
     def options(self) -> list[str]:
-        """The options."""
+        """Return the options."""
         said = {"step": self.step, "batch": self.batch, "tokens": self.tokens, "dtype": self.dtype}
         if self.step == "decode":
             said["new-tokens"] = self.new
@@ -70,7 +71,7 @@ class Case:
         return [text for name, value in said.items() if value for text in (f"--{name}", str(value))]
 
     def built(self) -> tuple[torch.nn.Module, Any]:
-        """The model with random weights, and its configuration."""
+        """Return the model with random weights, and its configuration."""
         package = f"transformers.models.{self.module}"
         config = getattr(importlib.import_module(f"{package}.configuration_{self.module}"), self.config)(
             **self.settings
@@ -81,7 +82,7 @@ class Case:
 
 
 def case(module: str, prefix: str, head: str, settings: Mapping[str, Any], step: str, batch: int, **more: Any) -> Case:
-    """A model whose classes are named as most are."""
+    """Return a case whose classes have the usual names."""
     return Case(module, f"{prefix}{head}", f"{prefix}Config", settings, step, batch, **more)
 
 
@@ -124,13 +125,13 @@ class Prediction:
 
     @property
     def ratio(self) -> float:
-        """Predicted by measured."""
+        """Return predicted divided by measured."""
         return self.predicted / self.measured
 
 
 @attrs.frozen
 class Memory(Prediction):
-    """Bytes that were predicted and measured, and the parts of the prediction."""
+    """Predicted and measured bytes, and the parts of the prediction."""
 
     parts: Mapping[str, int]
     seconds: float
@@ -138,7 +139,7 @@ class Memory(Prediction):
 
 @contextlib.contextmanager
 def counting() -> Iterator[Path]:
-    """A server whose device counts, and this process as its client, as long as the block lasts; gives a connection file."""
+    """Run a server with a counting device, with this process as its client. Yield the connection file."""
     plugins = sorted({plugin.name for plugin in installed()})
     environment = {
         "DJINN_CONFIG": os.devnull, "DJINN_PLUGINS": ",".join([*plugins, "counted_cpu"]), "PYTHONWARNINGS": "ignore",
@@ -149,7 +150,7 @@ def counting() -> Iterator[Path]:
 
 
 def predicted(config: Any, one: Case, connection_file: Path) -> Mapping[str, Any]:
-    """The answer of `djinn plan --json` for a configuration."""
+    """Return the answer of `djinn plan --json` for a configuration."""
     from click.testing import CliRunner
 
     from djinn_commands.planning.plan_command import plan as command
@@ -162,7 +163,7 @@ def predicted(config: Any, one: Case, connection_file: Path) -> Mapping[str, Any
 
 
 def inputs_of(model: torch.nn.Module, one: Case) -> dict[str, torch.Tensor]:
-    """Inputs as users have them, on the device."""
+    """Return inputs on the device, as users make them."""
     dtype = getattr(torch, one.dtype or "float32")
     if model.main_input_name == "pixel_values":
         found = {"pixel_values": torch.rand(one.batch, 3, 224, 224, dtype=dtype)}
@@ -174,7 +175,7 @@ def inputs_of(model: torch.nn.Module, one: Case) -> dict[str, torch.Tensor]:
 
 
 def run(model: torch.nn.Module, one: Case) -> None:
-    """Use the model, as its step says."""
+    """Use the model as its step says."""
     model.to(DEVICE).train(one.step == "train")
     inputs = inputs_of(model, one)
     if one.step == "decode":
@@ -197,7 +198,7 @@ def run(model: torch.nn.Module, one: Case) -> None:
 
 
 def measure(one: Case) -> Memory:
-    """Ask about a model, then run it."""
+    """Plan a model, then run it."""
     began = time.perf_counter()
     torch.manual_seed(0)
     with counting() as file:

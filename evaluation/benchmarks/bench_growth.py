@@ -1,10 +1,10 @@
-"""Growth of cost with what is asked for: processor time of client and executor at four sizes, and the exponent of each kind.
+"""Growth of cost: processor time of client and executor at four sizes, and the exponent of each kind of work.
 
     python -m evaluation.benchmarks.bench_growth [--kinds NAME...] [--factor 1.0] [--repeats 3] [--more 5]
 
-An exponent is the slope of the least squares line through the four points, in logarithms: 1 is linear. Rounds go through all
-sizes, so that other work of the machine meets each of them, and of each size the quickest run counts. A kind beyond `BAR` gets
-`--more` further rounds: other work makes runs slower and never quicker. The last line is a JSON object.
+An exponent is the slope of the least squares line through the four points on logarithmic scales; 1 is linear. Rounds
+alternate over all sizes, and the fastest run of each size counts, because other load only adds time. A kind above `BAR`
+gets `--more` further rounds. The last line is a JSON object.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ import djinn
 from djinn_core.errors import DjinnError
 
 REMOTE = "remote_accelerator:0"
-BAR = 1.1  # largest exponent
+BAR = 1.1  # maximum exponent
 SIZES = (2000, 4000, 8000, 16000)
-SMALL = tuple(size // 20 for size in SIZES)  # of what costs a submission or a thread each
+SMALL = tuple(size // 20 for size in SIZES)  # sizes for kinds that need a submission or a thread per element
 Kind = Callable[[list[torch.Tensor]], None]
 
 
 def executor_seconds() -> float:
-    """Processor time of this process's children, all their threads, to the microsecond."""
+    """Return the processor time of this process's children, including all threads."""
     total = 0
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -49,29 +49,29 @@ def executor_seconds() -> float:
 
 
 def made(tensors: list[torch.Tensor]) -> None:
-    """A list of new tensors."""
+    """Make a list of new tensors."""
     torch._foreach_add(tensors, 1.0)[-1].cpu()
 
 
 def written(tensors: list[torch.Tensor]) -> None:
-    """A list that is written in place."""
+    """Write to a list in place."""
     torch._foreach_mul_(tensors, 1.5)
     tensors[-1].cpu()
 
 
 def operands(tensors: list[torch.Tensor]) -> None:
-    """One op with as many operands."""
+    """Run one op with many operands."""
     torch.stack(tensors).cpu()
 
 
 def results(tensors: list[torch.Tensor]) -> None:
-    """One op with as many results."""
+    """Run one op with many results."""
     pieces = torch.ones(len(tensors), 4, device=REMOTE).unbind()
     pieces[-1].cpu()
 
 
 def fused(tensors: list[torch.Tensor]) -> None:
-    """A step of an optimizer over lists."""
+    """Run a fused optimizer step."""
     step = torch.ones((), device=REMOTE)
     numbers = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8, "amsgrad": False}
     lists = [[torch.zeros_like(t) for t in tensors] for _ in range(3)]
@@ -80,7 +80,7 @@ def fused(tensors: list[torch.Tensor]) -> None:
 
 
 def stepped(tensors: list[torch.Tensor]) -> None:
-    """Two steps of an optimizer over as many parameters."""
+    """Run two steps of an optimizer over many parameters."""
     parameters = [torch.nn.Parameter(tensor) for tensor in tensors]
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
@@ -91,13 +91,13 @@ def stepped(tensors: list[torch.Tensor]) -> None:
 
 
 def fetched(tensors: list[torch.Tensor]) -> None:
-    """As many tensors fetched, each on its own."""
+    """Fetch many tensors separately."""
     for tensor in tensors:
         tensor.cpu()
 
 
 def uploaded(tensors: list[torch.Tensor]) -> None:
-    """As many tensors sent."""
+    """Upload many tensors."""
     kept = [torch.ones(4).to(REMOTE) for _ in tensors]
     kept[-1].cpu()
 
@@ -106,7 +106,7 @@ def uploaded(tensors: list[torch.Tensor]) -> None:
 
 
 def viewed(tensors: list[torch.Tensor]) -> None:
-    """A chain of views that is as long as the list."""
+    """Make a chain of views."""
     view = tensors[0]
     for _ in tensors:
         view = view.view(-1)
@@ -114,7 +114,7 @@ def viewed(tensors: list[torch.Tensor]) -> None:
 
 
 def reshaped(tensors: list[torch.Tensor]) -> None:
-    """A chain of views that differ."""
+    """Make a chain of different views."""
     view = tensors[0]
     for number in range(len(tensors)):
         view = view.view(2, 2) if number % 2 else view.view(4)
@@ -122,7 +122,7 @@ def reshaped(tensors: list[torch.Tensor]) -> None:
 
 
 def differentiated(tensors: list[torch.Tensor]) -> None:
-    """A chain of views through which gradients go."""
+    """Differentiate through a chain of views."""
     view = base = tensors[0].clone().requires_grad_()
     for number in range(len(tensors)):
         view = view.view(2, 2) if number % 2 else view.view(4)
@@ -132,13 +132,13 @@ def differentiated(tensors: list[torch.Tensor]) -> None:
 
 
 def looked_at(tensors: list[torch.Tensor]) -> None:
-    """As many elements of one tensor that are asked for one by one, from memory of many pages (`partial_fetch.py`)."""
+    """Read many elements of one tensor separately, from many pages (`partial_fetch.py`)."""
     values = torch.arange(len(tensors) * 40, device=REMOTE)
     assert sum(int(value) for value in values[::40]) == 40 * len(tensors) * (len(tensors) - 1) // 2
 
 
 def aliased(tensors: list[torch.Tensor]) -> None:
-    """As many views of one storage, each of which is written."""
+    """Write to many views of one storage."""
     base = torch.zeros(len(tensors), 4, device=REMOTE)
     views = [base[number] for number in range(len(tensors))]
     for view in views:
@@ -147,7 +147,7 @@ def aliased(tensors: list[torch.Tensor]) -> None:
 
 
 def aliased_gradients(tensors: list[torch.Tensor]) -> None:
-    """As many writes into views of one tensor, through which gradients go."""
+    """Write to many views of one tensor under autograd."""
     start = torch.zeros(len(tensors), 4, device=REMOTE, requires_grad=True)
     base = start * 1
     for number in range(len(tensors)):
@@ -161,7 +161,7 @@ def aliased_gradients(tensors: list[torch.Tensor]) -> None:
 
 
 def long(tensors: list[torch.Tensor]) -> None:
-    """A program of as many ops, each of which needs the one before."""
+    """Run a long chain of dependent ops."""
     value = tensors[0]
     for _ in tensors:
         value = value + 1
@@ -169,13 +169,13 @@ def long(tensors: list[torch.Tensor]) -> None:
 
 
 def wide(tensors: list[torch.Tensor]) -> None:
-    """A program of as many ops, all of whose results stay."""
+    """Run many ops whose results all stay alive."""
     kept = [tensor + 1 for tensor in tensors]
     kept[-1].cpu()
 
 
 def live(tensors: list[torch.Tensor]) -> None:
-    """Submissions beside as many live tensors, one for every 20 of them."""
+    """Submit programs while many tensors are alive: one submission per 20 tensors."""
     value = tensors[0]
     for _ in tensors[::20]:
         value = value + 1
@@ -183,7 +183,7 @@ def live(tensors: list[torch.Tensor]) -> None:
 
 
 def freed(tensors: list[torch.Tensor]) -> None:
-    """As many tensors that are freed between submissions."""
+    """Free many tensors between submissions."""
     kept = [torch.ones(4, device=REMOTE) for _ in tensors]
     while kept:
         del kept[-100:]
@@ -191,7 +191,7 @@ def freed(tensors: list[torch.Tensor]) -> None:
 
 
 def planned(tensors: list[torch.Tensor]) -> None:
-    """As many programs, each of which is another one."""
+    """Run many different programs."""
     for number in range(len(tensors)):
         value = tensors[number]
         for bit in range(12):
@@ -200,7 +200,7 @@ def planned(tensors: list[torch.Tensor]) -> None:
 
 
 def sized(tensors: list[torch.Tensor]) -> None:
-    """The same program for as many sizes."""
+    """Run one program with many sizes."""
     for number in range(len(tensors)):
         (torch.ones(number + 2, device=REMOTE) * 2 + 1).sum().cpu()
 
@@ -209,7 +209,7 @@ def sized(tensors: list[torch.Tensor]) -> None:
 
 
 def hooked(tensors: list[torch.Tensor]) -> None:
-    """As many tensors with a hook each."""
+    """Use many tensors with a hook each."""
     parameters = [tensor.requires_grad_() for tensor in tensors]
     for parameter in parameters:
         parameter.register_hook(lambda gradient: gradient * 2)
@@ -219,7 +219,7 @@ def hooked(tensors: list[torch.Tensor]) -> None:
 
 
 def hooked_once(tensors: list[torch.Tensor]) -> None:
-    """As many hooks of one tensor."""
+    """Use many hooks on one tensor."""
     leaf = torch.ones(4, device=REMOTE, requires_grad=True)
     for _ in tensors:
         leaf.register_hook(lambda gradient: gradient + 1)
@@ -229,7 +229,7 @@ def hooked_once(tensors: list[torch.Tensor]) -> None:
 
 
 def modules(tensors: list[torch.Tensor]) -> None:
-    """As many modules with a hook each, called one after the other."""
+    """Call many modules with a hook each."""
     model = torch.nn.Sequential(*(torch.nn.Hardtanh() for _ in tensors))
     for module in model:
         module.register_forward_hook(lambda *_: None)
@@ -237,7 +237,7 @@ def modules(tensors: list[torch.Tensor]) -> None:
 
 
 def threads(tensors: list[torch.Tensor]) -> None:
-    """As many threads at a time, each with a program of its own."""
+    """Run many threads at a time, each with its own program."""
     begun = threading.Barrier(len(tensors))
 
     def work(tensor: torch.Tensor) -> None:
@@ -256,7 +256,7 @@ def threads(tensors: list[torch.Tensor]) -> None:
 
 
 def failing(tensors: list[torch.Tensor]) -> None:
-    """As many ops in place that fail on the executor, in one program."""
+    """Run many failing in-place ops in one program."""
     beyond = torch.tensor([99], device=REMOTE)
     for tensor in tensors:
         tensor.index_fill_(0, beyond, 1.0)
@@ -264,7 +264,7 @@ def failing(tensors: list[torch.Tensor]) -> None:
 
 
 def failing_views(tensors: list[torch.Tensor]) -> None:
-    """As many ops in place that fail, each on a view of one storage, which is poison from the first on."""
+    """Run many failing in-place ops on views of one storage, which is poison after the first."""
     base, beyond = torch.zeros(len(tensors), 4, device=REMOTE), torch.tensor([99], device=REMOTE)
     for number in range(len(tensors)):
         base[number].index_fill_(0, beyond, 1.0)
@@ -272,7 +272,7 @@ def failing_views(tensors: list[torch.Tensor]) -> None:
 
 
 def failing_between(tensors: list[torch.Tensor]) -> None:
-    """As many ops that fail, each between ops that give an operand other memory."""
+    """Run many failing ops, each between ops that resize an operand."""
     beyond = torch.tensor([99], device=REMOTE)
     for tensor in tensors:
         out = torch.empty(0, device=REMOTE)
@@ -282,7 +282,7 @@ def failing_between(tensors: list[torch.Tensor]) -> None:
 
 
 def failing_alone(tensors: list[torch.Tensor]) -> None:
-    """Failures in submissions of their own beside as many live tensors, one for every 20 of them."""
+    """Fail separate submissions while many tensors are alive: one per 20 tensors."""
     beyond = torch.tensor([99], device=REMOTE)
     for tensor in tensors[::20]:
         made = tensor.index_select(0, beyond)
@@ -291,14 +291,14 @@ def failing_alone(tensors: list[torch.Tensor]) -> None:
 
 
 def refused(tensors: list[torch.Tensor]) -> None:
-    """As many ops that are refused where they are called, one for every 20 tensors."""
+    """Call many ops that are rejected on the client: one per 20 tensors."""
     for tensor in tensors[::20]:
         with contextlib.suppress(RuntimeError):
             tensor + tensors[0][:3]
 
 
 def resized(tensors: list[torch.Tensor]) -> None:
-    """As many uploads that are given another size in one program."""
+    """Resize many uploads in one program."""
     kept = [torch.ones(4).to(REMOTE) for _ in tensors]
     for tensor in kept:
         tensor.resize_(8)
@@ -306,7 +306,7 @@ def resized(tensors: list[torch.Tensor]) -> None:
 
 
 def expect_failure() -> None:
-    """Raise AssertionError where nothing has failed."""
+    """Raise AssertionError if nothing has failed."""
     try:
         djinn.synchronize()
     except (DjinnError, IndexError):
@@ -324,7 +324,7 @@ KINDS: dict[Kind, Sequence[int]] = {
 
 
 def measured(kind: Kind, size: int) -> dict[str, float]:
-    """Seconds of one call for that size."""
+    """Return the seconds of one call for a size."""
     tensors = [torch.ones(4, device=REMOTE) for _ in range(size)]
     djinn.synchronize()
     wall, client, executor = time.perf_counter(), time.process_time(), executor_seconds()
@@ -337,7 +337,7 @@ def measured(kind: Kind, size: int) -> dict[str, float]:
 
 
 def slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
-    """Of the least squares line through the points in logarithms."""
+    """Return the slope of the least squares line on logarithmic scales."""
     across, up = [math.log(size) for size in sizes], [math.log(one) for one in seconds]
     middle, height = sum(across) / len(across), sum(up) / len(up)
     products = sum((x - middle) * (y - height) for x, y in zip(across, up, strict=True))
@@ -345,12 +345,12 @@ def slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
 
 
 def exponent_of(sizes: Sequence[int], rows: Sequence[dict[str, float]]) -> float:
-    """The exponent of processor time on both sides."""
+    """Return the exponent of processor time on both sides."""
     return slope(sizes, [row["client"] + row["executor"] for row in rows])
 
 
 def quickest(kind: Kind, sizes: Sequence[int], repeats: int, more: int) -> list[dict[str, float]]:
-    """The quickest run of each size, of `repeats` rounds, and of `more` where the exponent is beyond `BAR`."""
+    """Return the fastest run of each size over `repeats` rounds, plus `more` rounds if the exponent is above `BAR`."""
     rows: list[dict[str, float]] = []
     for count in range(repeats + more):
         if count >= repeats and exponent_of(sizes, rows) <= BAR:

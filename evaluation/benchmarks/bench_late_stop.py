@@ -1,10 +1,10 @@
-"""`generate()` over a slow link, with each stop check waited for and with late ones (`plugins/integrations`).
+"""`generate()` over a slow link, with blocking and with late stop checks (`plugins/integrations`).
 
     python -m evaluation.benchmarks.bench_late_stop [--json] [--quick] [--case late_30_ms]
 
-A token is the difference between a long and a short generation, so prefill and what `generate()` does before are not in it.
-The reference of `late_*` is a token over loopback whose check is waited for, before and after; that of `waited_*` has the
-link's round trip on top, which a raw socket measures.
+The time of a token is the difference between a long and a short generation, without prefill and set-up. The reference
+of `late_*` is a token over loopback with a blocking check, before and after. The reference of `waited_*` adds the
+link's round trip, measured by a raw socket.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from evaluation.benchmarks.links import Conditions, connected_over
 from evaluation.benchmarks.measuring import Case, Effort, Outcome, main
 from evaluation.benchmarks.serving import connected
 
-SHORT, LONG = 8, 40  # tokens
+SHORT, LONG = 8, 40  # numbers of tokens
 WARM_CALLS = 3
 CALLS = 4
 Config = dict[str, int]
 
 
 def token(config: Config, effort: Effort, late: bool) -> tuple[float, float]:
-    """Seconds a token of greedy generation, and answers waited for a token."""
+    """Return seconds and awaited replies per token of greedy generation."""
     djinn.configure(disable=() if late else ("late_stop",))
     model = gpt2(**config).eval().to(REMOTE)
     given = torch.arange(16, device=REMOTE)[None]
@@ -38,7 +38,7 @@ def token(config: Config, effort: Effort, late: bool) -> tuple[float, float]:
         for count, seconds in spent.items():
             waits[count] = djinn.stats()["round_trips"]
             begun = perf_counter()
-            # An end that never comes before its time: its check is made all the same.
+            # A stop string that never occurs, so that the check is made.
             model.generate(
                 given,
                 attention_mask=torch.ones_like(given),
@@ -60,7 +60,7 @@ def token(config: Config, effort: Effort, late: bool) -> tuple[float, float]:
 
 
 def over_link(conditions: Conditions, config: Config, late: bool, effort: Effort) -> Outcome:
-    """A token over the link, over one on loopback that is waited for."""
+    """Return a token over the link, divided by a token on loopback with a blocking check."""
     config = TOY if effort.small else config
     loopback = []
 
@@ -79,7 +79,7 @@ def over_link(conditions: Conditions, config: Config, late: bool, effort: Effort
 
 
 def on_loopback(config: Config, effort: Effort) -> Outcome:
-    """A token over loopback with a late check, over one that is waited for."""
+    """Return a token over loopback with a late check, divided by one with a blocking check."""
     config = TOY if effort.small else config
     with connected(threads=effort.threads):
         before = token(config, effort, late=False)[0]

@@ -1,9 +1,9 @@
-"""Decoding and moving tensors over slow links: what a round trip, or a gigabit, costs.
+"""Decoding and transfers over slow links: the cost of round trips and bandwidth.
 
     python -m evaluation.benchmarks.bench_links [--json] [--quick] [--case decode_30_ms]
 
-The reference of `decode_*` is a token over loopback, before and after, plus one round trip, which a raw socket measures
-over the same link. That of `upload_*` is the bytes at the link's rate.
+The reference of `decode_*` is a token over loopback, before and after, plus one round trip, measured by a raw socket
+over the same link. That of `upload_*` is the bytes divided by the link's bandwidth.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Config = dict[str, int]
 
 
 def token(config: Config, effort: Effort) -> tuple[float, float]:
-    """Seconds a token, and blocking round trips a token, with the server that is connected."""
+    """Return seconds and blocking round trips per token with the connected server."""
     step = decode(TOKENS, **config)(REMOTE)
     for _ in range(2 if effort.small else WARM_CALLS):
         step()
@@ -38,7 +38,7 @@ def token(config: Config, effort: Effort) -> tuple[float, float]:
 
 
 def decoding(conditions: Conditions, config: Config, effort: Effort) -> Outcome:
-    """A token over the link, over one on loopback plus a round trip."""
+    """Return a token over the link, divided by a token on loopback plus a round trip."""
     config = TOY if effort.small else config
     loopback = []
 
@@ -56,7 +56,7 @@ def decoding(conditions: Conditions, config: Config, effort: Effort) -> Outcome:
 
 
 def upload(conditions: Conditions, effort: Effort) -> Outcome:
-    """64 MiB to the device and back, over the time that the link takes for the bytes alone; with one connection, too, on a fast link."""
+    """Return the time of 64 MiB both ways, divided by the link's time for the bytes; on a fast link also with one connection."""
     x = torch.rand((1 << 18 if effort.small else UPLOAD_BYTES) // 4)
 
     def there_and_back() -> None:
@@ -65,7 +65,7 @@ def upload(conditions: Conditions, effort: Effort) -> Outcome:
     def timed(**settings: int) -> tuple[float, float]:
         with connected_over(conditions, threads=effort.threads, **settings) as link:
             there_and_back()
-            there_and_back()  # after which parallel connections are open
+            there_and_back()  # opens the parallel connections
             return median_of(there_and_back, effort.times(4)), link.measured
 
     alone = timed(parallel_connections=1)[0] if conditions.bits_per_second > GIGABIT else 0.0

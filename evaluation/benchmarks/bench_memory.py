@@ -1,9 +1,10 @@
-"""Count what a memory limit costs: bytes that are spilled and read back by models with 0.5 and 0.8 of the memory that they need.
+"""Cost of a memory limit: bytes spilled and restored by models with 0.5 and 0.8 of the memory that they need.
 
     python -m evaluation.benchmarks.bench_memory [--policy next_use] [--only llama] [--needs FILE] [--json]
 
-The need of a model is the most that its tensors take under a limit that does not bind. `--needs` reads the needs from a file, or writes
-the file if it does not exist, so that two versions run with the same limits. Results must equal those without a limit bit by bit.
+The need of a model is the peak of its tensors under a limit that does not bind. `--needs` reads the needs from a file,
+or writes a missing file, so that two versions run with equal limits. Results must be bitwise equal to those without a
+limit.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from djinn.testing import executor_figures
 
 REMOTE: Final = "remote_accelerator:0"
 SHARES: Final = (0.5, 0.8)
-AMPLE: Final = 8.0  # GiB
+AMPLE: Final = 8.0  # in GiB
 FIGURES: Final = ("evictions", "spilled_bytes", "restored_bytes", "process_peak")
 Results = Iterator[torch.Tensor]
 
 
 def mlp(device: str) -> Results:
-    """Training of six layers of 768 with Adam."""
+    """Train six layers of 768 with Adam."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(768, 768), nn.GELU()) for _ in range(6))).to(device)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3, foreach=False)
     data = torch.randn(256, 768).to(device)
@@ -37,7 +38,7 @@ def mlp(device: str) -> Results:
 
 
 def encoder_training(device: str) -> Results:
-    """Training of an encoder, whose activations take most of the memory, with SGD."""
+    """Train an encoder with SGD. Activations take most of the memory."""
     layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
     model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False).to(device)
     data = torch.randn(8, 128, 256).to(device)
@@ -45,7 +46,7 @@ def encoder_training(device: str) -> Results:
 
 
 def gpt2(device: str) -> Results:
-    """Training of a small GPT-2 with AdamW."""
+    """Train a small GPT-2 with AdamW."""
     config = GPT2Config(n_layer=4, n_embd=256, n_head=4, vocab_size=2048, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
     model = GPT2LMHeadModel(config).to(device)
     ids = torch.randint(0, 2048, (4, 128)).to(device)
@@ -55,7 +56,7 @@ def gpt2(device: str) -> Results:
 
 
 def convolutions(device: str) -> Results:
-    """Training of convolutions with SGD."""
+    """Train convolutions with SGD."""
     layers: list[nn.Module] = []
     for taken, made in ((3, 32), (32, 64), (64, 64), (64, 128), (128, 128)):
         layers += [nn.Conv2d(taken, made, 3, padding=1), nn.BatchNorm2d(made), nn.ReLU()]
@@ -65,7 +66,7 @@ def convolutions(device: str) -> Results:
 
 
 def trained(loss_of: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer, steps: int) -> Results:
-    """The losses of training steps."""
+    """Return the losses of training steps."""
     for _ in range(steps):
         loss = loss_of()
         loss.backward()
@@ -75,7 +76,7 @@ def trained(loss_of: Callable[[], torch.Tensor], optimizer: torch.optim.Optimize
 
 
 def llama(device: str) -> Results:
-    """Sixteen tokens of a Llama of 55 MiB."""
+    """Decode sixteen tokens with a Llama of 55 MiB."""
     config = LlamaConfig(
         vocab_size=2048, hidden_size=512, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=8,
         num_key_value_heads=4, max_position_embeddings=512, pad_token_id=0,
@@ -91,7 +92,7 @@ def llama(device: str) -> Results:
 
 
 def encoder(device: str) -> Results:
-    """Batches through an encoder whose weights take most of the memory."""
+    """Run batches through an encoder. Weights take most of the memory."""
     layer = nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True)
     model = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False).eval().to(device)
     with torch.no_grad():
@@ -100,7 +101,7 @@ def encoder(device: str) -> Results:
 
 
 def two_models(device: str) -> Results:
-    """Two models in turns, of which one is used three times as often."""
+    """Alternate between two models, one used three times as often."""
     models = [nn.Sequential(*(nn.Linear(768, 768) for _ in range(8))).to(device) for _ in range(2)]
     with torch.no_grad():
         for turn in range(12):
@@ -112,7 +113,7 @@ MODELS: Final = {one.__name__: one for one in (mlp, encoder_training, gpt2, conv
 
 
 def run(make: Callable[[str], Results], gib: float, policy: str) -> tuple[list[torch.Tensor], dict[str, int]]:
-    """The results of a model, and the figures of its executor."""
+    """Return the results of a model, and the figures of its executor."""
     djinn.shut_down()
     djinn.configure(servers=[], threads=1, memory_gib=gib, memory_policy=policy)
     djinn.init()
@@ -127,7 +128,7 @@ def run(make: Callable[[str], Results], gib: float, policy: str) -> tuple[list[t
 
 
 def main() -> None:
-    """Parse the command line, run, and print a row for each model and limit."""
+    """Parse the command line, run, and print one row per model and limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policy", default="next_use")
     parser.add_argument("--only", action="append")

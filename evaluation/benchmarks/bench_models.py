@@ -1,9 +1,9 @@
-"""Models on a server process of its own over loopback TCP, against local eager PyTorch with as many threads.
+"""Models on a server process over loopback TCP, against local eager PyTorch with as many threads.
 
     python -m evaluation.benchmarks.bench_models [--json] [--quick] [--rounds 5] [--case decode,train]
 
-Local and remote take turns; medians count. `alone` is the local time before there was a server and after it was gone (the
-smaller of the two), to show that the reference does not suffer from it. Random weights: the work is the same as with
+Local and remote runs alternate; medians count. `alone` is the smaller local time before the server started and after it
+ended, which shows the influence of the server on the reference. Weights are random: the work is the same as with
 trained ones.
 """
 
@@ -31,7 +31,7 @@ def gpt2(**config: object) -> torch.nn.Module:
 
 
 def decode(tokens: int = 24, **config: object) -> Start:
-    """A token of greedy decoding with a growing cache; prefill and the end of `generate` are not in it."""
+    """Decode greedily with a growing cache, without prefill and the end of `generate`."""
 
     def start(device: str) -> Run:
         model = gpt2(**config).eval().to(device)
@@ -54,7 +54,7 @@ def _steps(model: torch.nn.Module, given: torch.Tensor, tokens: int) -> Iterator
 
 
 def own_loop(tokens: int = 24, **config: object) -> Start:
-    """A token of a loop as people write it: sampled from the best fifty, joined to the text, and waited for to see if it is the last."""
+    """Decode in a typical hand-written loop: top-50 sampling, concatenation, and a blocking check for the end token."""
 
     def start(device: str) -> Run:
         model = gpt2(**config).eval().to(device)
@@ -67,7 +67,7 @@ def own_loop(tokens: int = 24, **config: object) -> Start:
 
 @torch.no_grad()
 def _sampled(model: torch.nn.Module, given: torch.Tensor, tokens: int) -> Iterator[None]:
-    end = -1  # of the text, which never comes
+    end = -1  # an end token that never occurs
     while True:
         text, cache, unread = given, None, given
         for _ in range(tokens):
@@ -83,7 +83,7 @@ def _sampled(model: torch.nn.Module, given: torch.Tensor, tokens: int) -> Iterat
 
 
 def generate(tokens: int = 24, **config: object) -> Start:
-    """`generate()` of so many tokens, greedy: prefill and all."""
+    """Generate greedily, including prefill."""
 
     def start(device: str) -> Run:
         model = gpt2(**config).eval().to(device)
@@ -96,7 +96,7 @@ def generate(tokens: int = 24, **config: object) -> Start:
 
 
 def compiled_decode(device: str) -> Run:
-    """A token with a static cache under `torch.compile(backend="djinn")`; locally eager."""
+    """Decode with a static cache under `torch.compile(backend="djinn")`; locally eager."""
     from transformers import StaticCache
 
     model = gpt2(n_layer=4, n_embd=64, n_head=4, vocab_size=1000).eval().to(device)
@@ -107,7 +107,9 @@ def compiled_decode(device: str) -> Run:
 
     @torch.no_grad()
     def step() -> None:
-        if next(taken) % 60 == 59:  # not asked of the cache, whose length is a tensor: that is a round trip of its own
+        if (
+            next(taken) % 60 == 59
+        ):  # counted here, because the cache's length is a tensor, and reading it is a round trip
             cache.reset()
         run(token, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1).item()
 
@@ -115,7 +117,7 @@ def compiled_decode(device: str) -> Run:
 
 
 def train(device: str) -> Run:
-    """A training step of GPT-2-small: AdamW, batch 4 x 128."""
+    """Train GPT-2-small: AdamW, batch 4 x 128."""
     model = gpt2().train().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     given = torch.randint(0, 50257, (4, 128), generator=torch.Generator().manual_seed(0)).to(device)
@@ -131,7 +133,7 @@ def train(device: str) -> Run:
 
 
 def forward(make: Callable[[], tuple[torch.nn.Module, dict[str, torch.Tensor]]]) -> Start:
-    """A forward pass, result and all."""
+    """Run a forward pass and fetch the result."""
 
     def start(device: str) -> Run:
         torch.manual_seed(0)
@@ -161,11 +163,11 @@ def bert() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
 
 
 TOY = {"n_layer": 4, "n_embd": 64, "n_head": 4, "vocab_size": 1000}
-WARM_CALLS = 14  # plans, templates, and what runs ahead
+WARM_CALLS = 14  # for plans, templates and work ahead
 
 
 def measured(start: Start, times: int, effort: Effort) -> Outcome:
-    """Local and remote in turns; `start` puts a model on a device and returns what to call, `times` how often a round."""
+    """Alternate local and remote runs. `start`: moves a model to a device and returns the step. `times`: calls per round."""
     here = start("cpu")
     for _ in range(3):
         here()
@@ -180,7 +182,7 @@ def measured(start: Start, times: int, effort: Effort) -> Outcome:
 
 
 def case(name: str, bar: float | None, times: int, start: Start) -> Case:
-    """A case of this script."""
+    """Return a case of this script."""
     return Case(name, bar, partial(measured, start, times))
 
 

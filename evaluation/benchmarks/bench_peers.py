@@ -1,8 +1,8 @@
-"""A token of a toy GPT with a growing cache by other means, over local eager PyTorch in the same run; ours beside them.
+"""Alternatives: a token of a toy GPT with a growing cache, divided by local eager PyTorch in the same run.
 
     python -m evaluation.benchmarks.bench_peers [--json] [--quick] [--case rpc]
 
-`peers.py` says what they are. Each runs in a process of its own; what is not installed is left out.
+`peers.py` describes the alternatives. Each runs in a separate process; those that are not installed are skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TIMES = 48
 
 
 def peer(name: str, effort: Effort) -> Outcome:
-    """The median over rounds, and of the ratios within a round."""
+    """Return the median over rounds, and of the ratios within a round."""
     script = Path(__file__).with_name("peers.py")
     command = [sys.executable, "-W", "ignore", str(script), name]
     command += ["--times", str(effort.times(TIMES)), "--rounds", str(effort.rounds)]

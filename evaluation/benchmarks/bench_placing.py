@@ -1,10 +1,10 @@
-"""Time to place and schedule a program that was never seen, verification included.
+"""Time to place and schedule an unknown program, verification included.
 
     python -m evaluation.benchmarks.bench_placing [--json] [--quick] [--case schedule_ms_1000x4]
 
-Programs of a thousand ops: steps of a GPT-2 (one device is best), and a model with two branches (two are). Policy
-`cost_based`, scheduler `parallel`; devices are described, not simulated: nothing runs. Every round begins with a graph of which
-nothing is known but costs, as the stages before it leave it. Processor time counts.
+Programs have a thousand ops: steps of a GPT-2 (one device is best), and a model with two branches (two devices are).
+Policy `cost_based`, scheduler `parallel`; devices are only described. Every round starts with a graph with known costs,
+as the earlier stages leave it. Values are processor time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ROUNDS = 12
 
 
 class Branches(torch.nn.Module):
-    """Two encoders, and what makes one of them."""
+    """Two encoders whose results are combined."""
 
     def __init__(self, layers: int):
         super().__init__()
@@ -94,7 +94,7 @@ def steps(small: bool) -> ProgramGraph:
 
 
 def placed(machines: int, effort: Effort) -> Outcome:
-    """Seconds of both stages: the median over rounds, of the program that takes longer."""
+    """Return the seconds of both stages: the median over rounds, for the slower program."""
     topology = read_cluster(CLUSTER.replace("COUNT", str(machines)).replace("DEVICES", str(4 if machines == 1 else 8)))
     found: dict[str, float] = {}
     for make in (steps, branches):

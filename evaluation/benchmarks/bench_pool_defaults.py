@@ -1,13 +1,13 @@
-"""Thirty programs on a pool of two executors with default settings, over the same on one executor.
+"""Thirty programs on a pool of two executors with default settings, divided by the same on one executor.
 
     python -m evaluation.benchmarks.bench_pool_defaults [--json] [--quick] [--case calibrated,uncalibrated_gpt2]
 
-Three clients are processes of their own, two with one executor and one with two, of one thread each. Every program runs five times on
-all; then they take turns, in one order and in the other in every second round. The value is the median of the ratios of wall time within
-a round. `one over one` is the same ratio of the two clients with one executor: how far it is from 1 is what this machine cannot tell.
-The figures also have the processor time of the busiest executor and of the client, as ratios, which other work on the machine disturbs
-less. `uncalibrated`: nothing was ever measured of the devices, and nothing is meanwhile; `calibrated`: after the background
-calibration of the pool's first use.
+Three clients are separate processes with one thread each: two with one executor, one with two. Every program runs five
+times on all of them. Then they alternate, with the order reversed in every second round. The value is the median ratio
+of wall times within a round. `one over one` is the ratio of the two single-executor clients: its distance from 1 is the
+noise. The figures also have the processor time of the busiest executor and of the client, as ratios, which other load
+disturbs less. `uncalibrated`: the devices were never measured. `calibrated`: after the background calibration at the
+pool's first use.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from djinn_costs.roofline.calibration.workloads import Workload, workloads
 from evaluation.benchmarks.bench_scheduling import Branches
 from evaluation.benchmarks.measuring import CannotMeasureError, Case, Effort, Outcome, main, median_of
 
-WARM = 5  # runs of each, after which the pool should have found out
-CALLS = 10  # in a round
+WARM = 5  # warm-up runs, after which the pool should have decided
+CALLS = 10  # calls per round
 WAIT_SECONDS = 1200.0
-LONGEST = 25  # programs of `djinn validate`, the quickest ones
+LONGEST = 25  # number of the fastest programs of `djinn validate`
 REMOTE = torch.device("remote_accelerator:0")
 Step = Callable[[], object]
 
 
 class Towers(torch.nn.Module):
-    """A recommender: embeddings of a user and of an item, a tower of layers for each, and their product."""
+    """A recommender: user and item embeddings, a tower of layers for each, and their product."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def _bags(batch: int) -> list[torch.Tensor]:
 
 
 def programs() -> list[Workload]:
-    """Thirty: decoding, prefill, training, convolutions, state-space and recurrent layers, two kinds of data, recommenders, small ops."""
+    """Return thirty programs: decoding, prefill, training, convolutions, state-space and recurrent layers, two modalities, recommenders, small ops."""
     known = [w for w in workloads() if "768" not in w.name and "512 wide, 4x128" not in w.name]
     return [
         *known[:LONGEST],
@@ -99,18 +99,18 @@ def programs() -> list[Workload]:
     ]
 
 
-# --- the two clients ------------------------------------------------------------------------------------------
+# --- clients --------------------------------------------------------------------------------------------------
 
 
 def processor_seconds(process: int) -> float:
-    """Processor time of the threads of a process, in nanoseconds and not in hundredths of a second."""
+    """Return the processor time of the threads of a process with nanosecond resolution."""
     tasks = Path(f"/proc/{process}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 @attrs.frozen
 class Ran:
-    """Calls one after the other, in seconds a call: the middle one by the clock, the client's processor, each executor's."""
+    """Figures of consecutive calls: median seconds per call, processor time of the client and of each executor."""
 
     wall: float
     client: float
@@ -118,12 +118,12 @@ class Ran:
 
     @property
     def busiest(self) -> float:
-        """Processor time of the executor that worked most."""
+        """Return the processor time of the busiest executor."""
         return max(self.executors)
 
 
 def serve_client(pipe: Any, executors: int, cache: str, calibrate: bool) -> None:
-    """A client's life: it builds programs, runs them as often as it is told, and says how long that took."""
+    """Run a client process: build programs, run them as often as requested, and report times."""
     os.environ |= {"XDG_CACHE_HOME": cache, "DJINN_CALIBRATE": str(int(calibrate))}
     torch.set_num_threads(1)
     djinn.shut_down()
@@ -161,7 +161,7 @@ def _timed(step: Step, calls: int, processes: Sequence[int]) -> Ran:
 
 
 def _finish(step: Step) -> None:
-    """A call, as long as a program waits for it."""
+    """Run a step until its result has arrived."""
     kept = step()
     kept = next(iter(kept.values())) if isinstance(kept, dict) else kept[0] if isinstance(kept, tuple) else kept
     if isinstance(kept, torch.Tensor):
@@ -170,11 +170,11 @@ def _finish(step: Step) -> None:
         djinn.synchronize()
 
 
-EXECUTORS = {"one": 1, "two": 2, "one again": 1}  # of each client
+EXECUTORS = {"one": 1, "two": 2, "one again": 1}  # executors of each client
 
 
 class Clients:
-    """Two with one executor, one with two; only one of them works at a time."""
+    """Two clients with one executor and one with two; one works at a time."""
 
     def __init__(self, calibrated: bool) -> None:
         spawning = multiprocessing.get_context("spawn")
@@ -190,7 +190,7 @@ class Clients:
         atexit.register(self.close)
 
     def ask(self, client: str, order: str, given: object = None) -> Any:
-        """Have one of them do something, and wait until it has."""
+        """Send an order to a client and return its reply."""
         pipe = self._pipes[client]
         pipe.send((order, given))
         if not pipe.poll(WAIT_SECONDS):
@@ -198,7 +198,7 @@ class Clients:
         return pipe.recv()
 
     def close(self) -> None:
-        """End all."""
+        """End all clients."""
         for pipe, process in zip(self._pipes.values(), self._processes, strict=True):
             if process.is_alive():
                 pipe.send(None)
@@ -207,12 +207,12 @@ class Clients:
 
 @cache
 def clients(calibrated: bool) -> Clients:
-    """All of them, started when they are first needed."""
+    """Return all clients, started on first use."""
     return Clients(calibrated)
 
 
 def compared(name: str, calibrated: bool, effort: Effort) -> Outcome:
-    """A program on two executors over the same on one."""
+    """Return the time of a program on two executors divided by one."""
     all_of_them, calls = clients(calibrated), effort.times(CALLS)
     for one in EXECUTORS:
         all_of_them.ask(one, "build", name)

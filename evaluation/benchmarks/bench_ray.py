@@ -1,11 +1,11 @@
-"""Executors that Ray holds against executors of a server, both under TLS on this machine.
+"""Executors on Ray against executors of a server, both under TLS on this machine.
 
     python -m evaluation bench-ray [--json] [--quick] [--case small]
 
-`small`: the smallest submission that is waited for; the reference is the same with a server's executor over tcps. `start`: from the
-first use of the device until a value is there, with Ray connected; the reference is a program's own executor on this machine.
-`start_prepared`: the same where the node keeps a process to fork executors from (`plugins.ray.prepared_seconds`).
-`start_over_actor`: that over an actor of Ray that does nothing, from its placement group to its first answer.
+`small`: the smallest blocking submission, divided by the same with a server's executor over tcps. `start`: from the
+first use of the device to the first value, with Ray connected; the reference is a local executor. `start_prepared`: the
+same if the node keeps a process to fork executors from (`plugins.ray.prepared_seconds`). `start_over_actor`: this time
+divided by that of an empty Ray actor, from its placement group to its first reply.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STORE_BYTES = 80 << 20
 
 @contextmanager
 def cluster() -> Iterator[str]:
-    """A Ray cluster of a head and a node; its address."""
+    """Run a Ray cluster of a head and a node. Yield its address."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray
     from ray.cluster_utils import Cluster
@@ -51,7 +51,7 @@ def cluster() -> Iterator[str]:
 
 @contextmanager
 def session(**settings: object) -> Iterator[None]:
-    """The device is where the settings say."""
+    """Open a session with these settings."""
     djinn.shut_down()
     djinn.configure()
     djinn.configure(threads=1, start_timeout=200, **settings)
@@ -99,14 +99,14 @@ def small(effort: Effort) -> Outcome:
 
 
 class Nothing:
-    """An actor that does nothing: what Ray takes to start one."""
+    """An empty actor, to measure Ray's start time."""
 
     def ready(self) -> bool:
         return True
 
 
 def seconds_of_actor() -> float:
-    """From a placement group for an actor to its first answer. The caller is connected to the cluster."""
+    """Return the seconds from the placement group of an actor to its first reply. The caller is connected to the cluster."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -138,7 +138,7 @@ def start(effort: Effort, prepared_seconds: float = 0.0, over_actor: bool = Fals
             with session():
                 return first_value()
 
-        by_ray()  # Ray has processes of this Python from now on
+        by_ray()  # afterwards Ray has processes of this Python
         if prepared_seconds:
             wait_prepared()
         return in_turns(by_ray, seconds_of_actor if over_actor else here, effort)

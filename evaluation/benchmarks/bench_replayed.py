@@ -1,10 +1,11 @@
-"""Processor time of an executor per submission, with 64 busy sessions over one, driven by clients that replay recorded frames.
+"""Processor time of an executor per submission, with 64 busy sessions divided by one, with replayed frames.
 
     python -m evaluation.benchmarks.bench_replayed [--json] [--quick] [--rounds 5] [--case decode]
 
-A session of a real program is recorded once. Clients send its frames again, each over a connection of its own: they build no messages and
-call no PyTorch, so one process drives all of them. One client and 64 clients take turns. A client sends on without waiting, until it comes
-to a submission that fetches. Both ways send the same number of submissions. Sessions begin before the clock does. Needs Linux.
+A session of a real program is recorded once. Clients replay its frames, each over its own connection. They build no
+messages and call no PyTorch, so one process drives all of them. One client and 64 clients alternate. A client sends
+without waiting until a submission fetches. Both ways send the same number of submissions. Sessions begin before the
+clock starts. Needs Linux.
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ from evaluation.served import served
 
 SESSIONS = 64
 WARM_SUBMISSIONS = 150
-SUBMISSIONS = 1500  # of one client, after the first ones
+SUBMISSIONS = 1500  # submissions of one client after the warm-up
 
 
 @attrs.frozen
 class Recording:
-    """Frames of a session. `awaited`: for each frame the submission whose reply the client waits for next; 0: it sends on.
+    """Frames of a session.
 
-    `warm`: the number of frames before the clock starts. `submissions`: of the frames after these.
+    `awaited`: for each frame the submission whose reply the client waits for next; 0: it sends on. `warm`: number of frames
+    before the clock starts. `submissions`: number of submissions after these.
     """
 
     frames: Sequence[Frame]
@@ -50,7 +52,7 @@ class Recording:
 
 
 def record(url: str, token: str, start: Start, submissions: int) -> Recording:
-    """Record a session of at least so many submissions after the first ones."""
+    """Record a session with at least this many submissions after the warm-up."""
     with recorded(url, token) as frames:
         step = start(REMOTE)
         while sum(isinstance(decode(frame.head), Submit) for frame in frames) < WARM_SUBMISSIONS + submissions:
@@ -64,7 +66,7 @@ def record(url: str, token: str, start: Start, submissions: int) -> Recording:
 
 
 class Replay:
-    """A client that replays a session, in a thread of its own."""
+    """A client that replays a session in a thread."""
 
     def __init__(self, recording: Recording, begin: Callable[[], Talk]) -> None:
         self._recording, self.talk = recording, begin()
@@ -85,18 +87,18 @@ class Replay:
         self._done.set()
 
     def wait(self) -> None:
-        """Wait until it has sent the first frames, or after `go` the last one and has its reply."""
+        """Wait until the first frames are sent or, after `go`, until the last reply has arrived."""
         if not self._done.wait(600):
             raise RuntimeError("a client that replays frames has no reply")
 
     def go(self) -> None:
-        """Send the rest."""
+        """Send the remaining frames."""
         self._done.clear()
         self._go.set()
 
 
 def seconds_per_submission(recording: Recording, sessions: int, times: int, begin: Callable[[], Talk]) -> float:
-    """Processor time of the executor, with so many sessions at a time, `times` times."""
+    """Return the executor's processor time per submission with this number of sessions, `times` times."""
     seconds = 0.0
     for _ in range(times):
         clients = [Replay(recording, begin) for _ in range(sessions)]
@@ -115,7 +117,7 @@ def seconds_per_submission(recording: Recording, sessions: int, times: int, begi
 
 
 def replayed(start: Start, effort: Effort) -> Outcome:
-    """One client and many, in turns."""
+    """Alternate one client and many."""
     if sys.platform != "linux":
         raise CannotMeasureError("processor time of another process is measured on Linux only")
     sessions = 3 if effort.small else SESSIONS

@@ -1,11 +1,10 @@
-"""Scheduling with knowledge of the program, on several executors: each row beside a placement without it, or one executor.
+"""Scheduling with knowledge of the program on several executors, against placement without it or one executor.
 
     python -m evaluation scheduling [--json] [--quick] [--only multimodal,cnn]
 
-Executors are processes of this machine with one thread each, on real sockets; where a link is named, one of them is behind it.
-Where two executors compute at the same time, this process has to find its time beside them: two cores are both busy then.
-Every run checks that results equal those of local PyTorch. The JSON has the keys that the cases name; what cannot be measured on
-a machine is null there, and `not_measured` says why.
+Executors are local processes with one thread each, on real sockets; some are behind a slow link. If two executors
+compute concurrently, this process competes with them on two cores. Every run checks that results equal those of local
+PyTorch. The JSON has the keys of the cases; values that cannot be measured are null, and `not_measured` says why.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Run = Callable[[], object]
 
 @contextmanager
 def executors(count: int, policy: str, threads: int = 1, **settings: object) -> Iterator[None]:
-    """So many executors on this machine work as one, placed by a policy."""
+    """Run this number of local executors as one device, placed by a policy."""
     djinn.shut_down()
     djinn.configure(executors=count, threads=threads, placement_policy=policy, **settings)
     try:
@@ -52,7 +51,7 @@ def executors(count: int, policy: str, threads: int = 1, **settings: object) -> 
 
 @contextmanager
 def executors_over(conditions: Conditions, policy: str, threads: int = 1) -> Iterator[None]:
-    """Two servers that work as one: one here, one at the other end of a link, which is also between the two."""
+    """Run two servers as one device: one local, one behind a link, which also connects the two."""
     if not permitted():
         raise CannotMeasureError("network namespaces are not permitted here")
     token = {"DJINN_TOKEN": "benchmark-" + "0" * 24}
@@ -72,7 +71,7 @@ def executors_over(conditions: Conditions, policy: str, threads: int = 1) -> Ite
 
 
 def between() -> int:
-    """Bytes that executors have sent to each other."""
+    """Return the bytes that executors have sent to each other."""
     return int(executor_figures().get("peer_bytes", 0))
 
 
@@ -86,7 +85,7 @@ def timed(run: Run, warm: int, times: int) -> float:
 
 
 def small_llama(effort: Effort) -> Callable[[str], Callable[[], torch.Tensor]]:
-    """Greedy decoding of a small Llama on a device; each call is a whole generation."""
+    """Return greedy decoding of a small Llama on a device; each call is a whole generation."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -111,7 +110,7 @@ def small_llama(effort: Effort) -> Callable[[str], Callable[[], torch.Tensor]]:
 
 
 def decoding(conditions: Conditions, effort: Effort) -> Outcome:
-    """A token where ops are placed in turn, over one where the cache stays."""
+    """Return a token with round-robin placement, divided by one with the cache in place."""
     expected = small_llama(effort)("cpu")()
     seconds: dict[str, float] = {}
     moved: dict[str, float] = {}
@@ -137,7 +136,7 @@ def decoding(conditions: Conditions, effort: Effort) -> Outcome:
 
 
 class Branches(torch.nn.Module):
-    """An encoder for each of two kinds of data, and what makes one of both."""
+    """An encoder for each of two modalities, and a head that combines them."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -159,7 +158,7 @@ class Branches(torch.nn.Module):
 
 @torch.no_grad()
 def multimodal(effort: Effort) -> Outcome:
-    """Latency on two executors over that on one."""
+    """Return the latency on two executors divided by that on one."""
     torch.manual_seed(0)
     model = Branches(64 if effort.small else 384, 2 if effort.small else 6).eval()
     pictures, tokens = torch.randn(2, 3, 224, 224), torch.randint(0, 1000, (2, 196))

@@ -1,11 +1,11 @@
-"""Sessions of one executor that work at the same time: what all of them reach together, over what one alone reaches.
+"""Concurrent sessions of one executor: total throughput against that of one session.
 
     python -m evaluation.benchmarks.bench_sessions [--json] [--quick] [--case heavy]
 
-Each session is a process of its own, forked from one that has imported PyTorch. In turns one of them works while the others wait, and all
-work. A request of `heavy` is twelve products of matrices and their sum, which the client waits for; `light` is two. The value is the
-time that a request takes the executor when all work, over the same when one works alone: 1.05 is a throughput of 0.95. `slowest` is the
-least requests of a session over the mean.
+Each session is a process, forked from one with PyTorch imported. Turns alternate: one session works while the others
+wait, or all work. A request of `heavy` is twelve matrix products and a sum that the client fetches; `light` has two
+products. The value is the executor's time per request when all work, divided by that of one session: 1.05 is a
+throughput of 0.95. `slowest` is the minimum requests of a session divided by the mean.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Counts = list[int]
 
 
 def session(number: int, url: str, token: str, products: int, who: Any, counts: Any, ready: Any) -> None:
-    """The work of one session, whenever `who` is its number or `ALL`."""
+    """Work in one session whenever `who` is its number or `ALL`."""
     import torch
 
     import djinn
@@ -60,9 +60,9 @@ def session(number: int, url: str, token: str, products: int, who: Any, counts: 
 
 
 def rate(who: Any, whose: int, counts: Any, seconds: float) -> tuple[float, Counts]:
-    """Requests a second while `whose` turn it is, and how many each session had."""
+    """Return the requests per second during the turn of `whose`, and the count of each session."""
     who.value = whose
-    time.sleep(seconds / 8)  # until all have begun
+    time.sleep(seconds / 8)  # until all have started
     before, began = list(counts), time.perf_counter()
     time.sleep(seconds)
     after, took = list(counts), time.perf_counter() - began
@@ -73,7 +73,7 @@ def rate(who: Any, whose: int, counts: Any, seconds: float) -> tuple[float, Coun
 
 
 def _parted() -> tuple[set[int], set[int]]:
-    """The processor of the server, and those of the clients."""
+    """Return the processor for the server, and those for the clients."""
     found = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(found) < 2:
         raise CannotMeasureError("it takes two processors, and a system that lets processes be bound to them")
@@ -81,7 +81,7 @@ def _parted() -> tuple[set[int], set[int]]:
 
 
 def together(products: int, effort: Effort) -> Outcome:
-    """One alone and all of them, in turns."""
+    """Alternate one session and all of them."""
     forking = multiprocessing.get_context("fork")
     sessions, seconds = (4, 0.5) if effort.small else (SESSIONS, SECONDS / 2 if effort.quick else SECONDS)
     counts, who, ready = forking.Array("l", sessions, lock=False), forking.Value("i", NONE), forking.Semaphore(0)
@@ -94,7 +94,7 @@ def together(products: int, effort: Effort) -> Outcome:
             forking.Process(target=session, args=(number, *arguments), daemon=True) for number in range(sessions)
         ]
         try:
-            for child in children:  # one at a time: the start is not what is measured
+            for child in children:  # one at a time, because the start is not measured
                 child.start()
                 if not ready.acquire(timeout=120):
                     raise RuntimeError("a session did not begin")

@@ -1,8 +1,8 @@
-"""Starting: what importing Djinn, the first value and a program that is new cost.
+"""Start-up cost: importing Djinn, the first value, and a new program.
 
     python -m evaluation.benchmarks.bench_starting [--json] [--quick] [--case embedded]
 
-The references are processes that import torch, in turns with ours, and the same program when it comes again.
+The references are processes that only import torch, in alternation, and repeated runs of the same program.
 """
 
 from __future__ import annotations
@@ -28,21 +28,23 @@ TORCH = "import torch"
 IMPORTED = "import torch, djinn"
 FIRST = "import torch, djinn; torch.ones(3, device='remote_accelerator:0').sum().item()"
 EARLY = "import djinn, torch; torch.ones(3, device='remote_accelerator:0').sum().item()"
-PROCESSES = 8  # in each round, of either kind
-COMPILED = "PYTHONDONTWRITEBYTECODE"  # without it what is imported is compiled once, as where programs are installed
+PROCESSES = 8  # processes of each kind per round
+COMPILED = (
+    "PYTHONDONTWRITEBYTECODE"  # removed from the environment, so that imports are compiled once, as in an installation
+)
 
 Op = Callable[[torch.Tensor], torch.Tensor]
 OPS: tuple[Op, ...] = (
     torch.sin, torch.cos, torch.relu, torch.sigmoid, torch.tanh, torch.neg, torch.abs, lambda x: x + 1, lambda x: x * 2,
     lambda x: x.t(), lambda x: x @ x.t(), lambda x: x - x.mean(), lambda x: x.softmax(-1), lambda x: x.cumsum(0),
 )  # fmt: skip
-LENGTH = 6  # ops of a program, beside the sum that is fetched
+LENGTH = 6  # ops of a program besides the fetched sum
 
 
 def seconds_beyond_torch(effort: Effort, program: str | Path, environment: Mapping[str, str] | None = None) -> Outcome:
-    """Seconds that a process takes longer than one that imports torch, by medians, and of processor time.
+    """Return the median additional seconds of a process over one that only imports torch, and of processor time.
 
-    `program`: its text, or a script.
+    `program`: its source text, or a script.
     """
     found: dict[str | Path, list[float]] = {TORCH: [], program: []}
     processor: dict[str | Path, list[float]] = {TORCH: [], program: []}
@@ -66,7 +68,7 @@ def _command(program: str | Path) -> list[str]:
 
 
 def _of_children() -> float:
-    """Seconds of the processor that processes took that have ended."""
+    """Return the processor seconds of ended child processes."""
     taken = os.times()
     return taken.children_user + taken.children_system
 
@@ -88,7 +90,7 @@ def embedded_prepared(effort: Effort) -> Outcome:
 
 
 def embedded_again(effort: Effort) -> Outcome:
-    """The second and later runs of a script, whose executor starts before PyTorch is imported."""
+    """Return later runs of a script, whose executor starts before the import of PyTorch."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "script.py"
         script.write_text(EARLY)
@@ -102,7 +104,7 @@ def served(effort: Effort) -> Outcome:
 
 
 def new_program(effort: Effort) -> Outcome:
-    """Small programs that come for the first time, a second time and a third time."""
+    """Return the time of small programs at their first, second and third run."""
     generator = random.Random(0)
 
     def run(ops: list[Op], x: torch.Tensor) -> float:

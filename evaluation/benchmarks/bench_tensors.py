@@ -1,9 +1,9 @@
-"""A tensor to bytes and back: ours against safetensors, `torch.save` and pickle; time and copies.
+"""Tensor serialisation: Djinn's against safetensors, `torch.save` and pickle, in time and copies.
 
     python -m evaluation.benchmarks.bench_tensors [--json] [--quick] [--small]
 
-Encoding ends with buffers that a socket can be given; decoding begins with bytes in memory. Ours makes a frame and takes
-it apart; what is received from a socket lies in memory of its own already. The copies counted are of the tensor's bytes.
+Encoding ends with buffers for a socket; decoding begins with bytes in memory. Djinn builds and parses a frame; received
+data already has its own memory. Copies of the tensor's bytes are counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LIMITS = Limits()
 
 
 def ours(tensor: torch.Tensor) -> torch.Tensor:
-    """As an upload travels, without the socket."""
+    """Encode and decode like an upload, without the socket."""
     header, data = tensor_to_wire(tensor)
     message = UploadPart(1, header.dtype, header.shape, header.stride, data.nbytes, 0)
     opening, body = encode_frame(Frame(encode(message), [data]), LIMITS)
@@ -57,7 +57,7 @@ def by_pickle_out_of_band(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def over(reference: Callable[[torch.Tensor], torch.Tensor], effort: Effort) -> Outcome:
-    """Encoding and decoding together, ours over the reference's."""
+    """Return the time of encoding and decoding, divided by the reference."""
     tensor = torch.from_numpy(np.random.default_rng(0).random(1000 if effort.small else ELEMENTS, np.float32))
     for way in (reference, ours):
         assert torch.equal(way(tensor), tensor)
@@ -67,7 +67,7 @@ def over(reference: Callable[[torch.Tensor], torch.Tensor], effort: Effort) -> O
 
 
 def copies(effort: Effort) -> Outcome:
-    """Number of copies of a tensor's bytes on the way: none where what comes back is the same memory."""
+    """Return the number of copies of a tensor's bytes: 0 if the result has the same memory."""
     tensor = torch.arange(1000 if effort.small else ELEMENTS, dtype=torch.float32)
     return Outcome(float(ours(tensor).data_ptr() != tensor.data_ptr()))
 

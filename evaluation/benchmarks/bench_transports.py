@@ -1,9 +1,9 @@
-"""Transports against a raw socket and a plain aiohttp loop: 64 MiB up and down, and the smallest of messages.
+"""Transports against a raw socket and a plain aiohttp loop: 64 MiB both ways, and the smallest messages.
 
     python -m evaluation.benchmarks.bench_transports [--json] [--quick] [--case tcp_64_mib]
 
-The other end of each is a process of its own. Both receive into fresh memory, as a tensor needs it. `submission` is an op
-that is waited for, `submission_with_an_op` one whose result is read, from PyTorch on one end to PyTorch on the other and back.
+The other end is a separate process. Both receive into fresh memory, as for a tensor. `submission` is a blocking op,
+`submission_with_an_op` an op whose result is fetched, from PyTorch to PyTorch and back.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LIMITS = Limits()
 
 
 class OverTransport:
-    """A transport of ours, which sends back what comes."""
+    """A transport of Djinn whose server echoes all frames."""
 
     def __init__(self, transport, url: str) -> None:
         self.transport, self.url = transport, url
@@ -66,7 +66,7 @@ class OverTransport:
 
 @contextmanager
 def beside(contestant, effort: Effort) -> Iterator[Run]:
-    """Its other end runs as long as the block; gives the exchange of some bytes for as many."""
+    """Run the other end during the block. Yield the function that exchanges bytes."""
     context = multiprocessing.get_context("fork")
     addresses = context.SimpleQueue()
     start = threading.Thread if effort.small else context.Process
@@ -83,7 +83,7 @@ def beside(contestant, effort: Effort) -> Iterator[Run]:
 
 
 def against(reference, ours, size: int, times: int, effort: Effort) -> Outcome:
-    """`size` bytes up and down."""
+    """Return `size` bytes both ways, divided by the reference."""
     data = memoryview(bytearray(min(size, 1 << 20) if effort.small else size))
     with beside(reference(), effort) as theirs:
         plain = partial(theirs, data)
@@ -100,9 +100,9 @@ def against(reference, ours, size: int, times: int, effort: Effort) -> Outcome:
 
 
 def submission(step: Callable[[torch.Tensor], object], effort: Effort) -> Outcome:
-    """A submission of an op over a server's loopback TCP, against a ping-pong of 64 bytes.
+    """Return a submission of an op over loopback TCP, divided by a ping-pong of 64 bytes.
 
-    Of a value that is not new nothing is submitted: the client remembers what it has fetched.
+    The value is new each time, because the client caches fetched values.
     """
     with beside(RawSocket(socket.AF_INET), effort) as theirs, connected(threads=effort.threads):
         plain = partial(theirs, memoryview(bytearray(SMALL_BYTES)))

@@ -1,8 +1,9 @@
-"""Large buffers over UCX beside a socket against the same over TCP alone, up and down, on one machine.
+"""Large buffers over UCX against TCP, both ways, on one machine.
 
     python -m evaluation bench-ucx [--json] [--quick] [--case ucx_64_mib]
 
-`UCX_TLS` says by which way; `UCX_TLS=shm,self UCX_MM_ERROR_HANDLING=y` is shared memory. The reference is `tcp://` of the same run, in both orders.
+`UCX_TLS` selects UCX's transports; `UCX_TLS=shm,self UCX_MM_ERROR_HANDLING=y` is shared memory. The reference is
+`tcp://` in the same run, in both orders.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def ucx() -> OverTransport:
 CASES = (
     Case("ucx_64_mib", None, partial(against, tcp, ucx, LARGE_BYTES, 8)),
     Case("ucx_4_mib", None, partial(against, tcp, ucx, 4 << 20, 50)),
-    Case("ucx_64_kib", None, partial(against, tcp, ucx, 64 << 10, 500)),  # both over the socket
+    Case("ucx_64_kib", None, partial(against, tcp, ucx, 64 << 10, 500)),  # small buffers use the socket in both
 )
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Programs whose sizes change from step to step, over loopback TCP against local eager PyTorch.
+"""Programs with sizes that change from step to step, over loopback TCP against local eager PyTorch.
 
     python -m evaluation.benchmarks.bench_varying [--json] [--quick] [--case encoder,bert_plans]
 
-Times are the processor's time of the client's process a step; wall time stands beside it. Of each program:
+Times are the client process's processor time per step, with wall time beside. For each program:
 
-- `new_over_known`: steps with sizes that the process has never met, over steps with sizes that it has met before;
-- `late_over_early`: the last steps of many over early ones with the same sizes, over the same quotient of local PyTorch;
+- `new_over_known`: steps with new sizes, divided by steps with known sizes;
+- `late_over_early`: late steps divided by early steps with the same sizes, relative to local PyTorch;
 - `plans`: plans made from step 200 on (110 with `--quick`);
-- `over_local`, `fixed_over_local`: over local PyTorch in the same turns, with varying sizes, and with one size.
+- `over_local`, `fixed_over_local`: divided by local PyTorch in the same turns, with varying sizes, and with one size.
 
-The encoder is run once more with each skeleton of `djinn plugins new` installed, and with those chosen that must be chosen.
+The encoder also runs with each skeleton of `djinn plugins new` installed, and selected if necessary.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from evaluation.benchmarks.serving import connected
 from evaluation.benchmarks.varying_programs import ENCODER, PROGRAMS, Program, Size, Step
 
 REMOTE = "remote_accelerator:0"
-BLOCK = 10  # steps of one side before the other's turn
+BLOCK = 10  # steps per turn
 STEPS_BESIDE_A_SKELETON = 600
-CHOSEN = {"placement": "placement_policy", "schedulers": "scheduler"}  # settings that choose what a plugin offers
+CHOSEN = {"placement": "placement_policy", "schedulers": "scheduler"}  # settings that select a plugin's object
 NEW, LATE, PLANS = 1.3, 1.05, 20
-OVER_LOCAL = {"encoder": (3.0, 2.0)}  # with varying sizes, and with one
+OVER_LOCAL = {"encoder": (3.0, 2.0)}  # bars with varying sizes, and with one size
 
 
 @attrs.frozen
 class Spent:
-    """Seconds a step: the processor's for this process, and the clock's."""
+    """Seconds per step: processor time of this process, and wall time."""
 
     cpu: float
     wall: float
@@ -54,7 +54,7 @@ class Spent:
 
 @attrs.frozen
 class Length:
-    """Numbers of steps: before anything is measured, of what is compared, and in all."""
+    """Numbers of steps: warm-up, compared, total."""
 
     warm: int
     window: int
@@ -62,7 +62,7 @@ class Length:
 
     @classmethod
     def of(cls, effort: Effort, steps: int = 2000) -> Length:
-        """As the command line asks."""
+        """Return the numbers for the command line's effort."""
         if effort.small:
             return cls(4, 4, 20)
         return cls(60, 50, min(steps, 400)) if effort.quick else cls(100, 100, steps)
@@ -82,14 +82,14 @@ class Varied:
 
 
 def blocks(sizes: Iterable[Size], steps: int) -> Iterator[list[Size]]:
-    """So many sizes, by block."""
+    """Yield the sizes of `steps` steps in blocks."""
     taken = iter(sizes)
     for start in range(0, steps, BLOCK):
         yield [next(taken) for _ in range(min(BLOCK, steps - start))]
 
 
 def block(program: Program, step: Step, sizes: Sequence[Size]) -> Spent:
-    """Steps of one side; the last one's result is wanted, so that nothing is left for the other side's turn."""
+    """Run steps of one side. Fetch the last result, so that no work is left for the other side's turn."""
     cpu, wall = time.process_time(), time.perf_counter()
     for number, size in enumerate(sizes, 1):
         result = step(size)
@@ -99,12 +99,12 @@ def block(program: Program, step: Step, sizes: Sequence[Size]) -> Spent:
 
 
 def middle(spent: Sequence[Spent]) -> Spent:
-    """The medians."""
+    """Return the medians."""
     return Spent(statistics.median(x.cpu for x in spent), statistics.median(x.wall for x in spent))
 
 
 def in_turns(program: Program, sides: Sequence[Step], sizes: Iterable[Size], steps: int) -> list[Spent]:
-    """The medians of each side's blocks, all with the same sizes."""
+    """Return the medians of each side's blocks, all with the same sizes."""
     found: list[list[Spent]] = [[] for _ in sides]
     for turn, given in enumerate(blocks(sizes, steps)):
         order = list(zip(sides, found, strict=True))
@@ -115,7 +115,7 @@ def in_turns(program: Program, sides: Sequence[Step], sizes: Iterable[Size], ste
 
 @functools.cache
 def varied(program: Program, effort: Effort, plugin: str = "", chosen: bool = False) -> Varied:
-    """A run with varying sizes, ours beside a local one of the same steps."""
+    """Run with varying sizes, alternating with local PyTorch."""
     length = Length.of(effort, STEPS_BESIDE_A_SKELETON) if plugin else Length.of(effort)
     known, unseen = program.halves(length.warm // 2)
     with ExitStack() as stack:
@@ -145,7 +145,7 @@ def varied(program: Program, effort: Effort, plugin: str = "", chosen: bool = Fa
 
 @functools.cache
 def fixed(program: Program, effort: Effort) -> tuple[Spent, Spent]:
-    """Ours and local with one size, when nothing is new any more."""
+    """Run both sides with one size after a warm-up."""
     length = Length.of(effort)
     with connected(threads=effort.threads):
         sides = program.start(REMOTE), program.start("cpu")
@@ -157,7 +157,7 @@ def fixed(program: Program, effort: Effort) -> tuple[Spent, Spent]:
 
 @contextmanager
 def installed(kind: str) -> Iterator[dict[str, str]]:
-    """The skeleton of a plugin of this kind, as if pip had installed it; gives what the server's environment needs for it."""
+    """Install the skeleton of a plugin of this kind for the block. Yield the server's environment variables for it."""
     with tempfile.TemporaryDirectory() as place:
         package = f"djinn_{name_of(kind)}"
         folder = render(name_of(kind), kind, Path(place))
@@ -175,12 +175,12 @@ def installed(kind: str) -> Iterator[dict[str, str]]:
 
 
 def name_of(kind: str) -> str:
-    """Name of the skeleton of this kind here."""
+    """Return the name of the skeleton of this kind."""
     return f"bench_{kind}"
 
 
 def quotient(ours: Spent, reference: Spent) -> Outcome:
-    """Of processor time; in milliseconds what it was made of."""
+    """Return the ratio of processor times; figures are in milliseconds."""
     figures = {
         "ours ms": ours.cpu,
         "reference ms": reference.cpu,
@@ -196,7 +196,7 @@ def new_over_known(program: Program, effort: Effort, **plugin: object) -> Outcom
 
 
 def late_over_early(program: Program, effort: Effort) -> Outcome:
-    """Over what a local step did in the same time: a machine that others use is faster at times."""
+    """Return the late steps divided by early ones, relative to local steps at the same time, because the machine's speed varies."""
     found = varied(program, effort)
     here = found.late_here.cpu / found.early_here.cpu
     compared = quotient(found.late, found.early)
@@ -217,7 +217,7 @@ def fixed_over_local(program: Program, effort: Effort) -> Outcome:
 
 
 def cases_of(program: Program) -> Iterator[Case]:
-    """Cases asked of each program."""
+    """Yield the cases of a program."""
     varying, fixed = OVER_LOCAL.get(program.name, (None, None))
     yield Case(f"{program.name}_new_over_known", NEW, partial(new_over_known, program))
     yield Case(f"{program.name}_late_over_early", LATE, partial(late_over_early, program))
@@ -227,7 +227,7 @@ def cases_of(program: Program) -> Iterator[Case]:
 
 
 def cases_beside(kind: str, chosen: bool = False) -> Iterator[Case]:
-    """Cases asked of the encoder where a skeleton is installed."""
+    """Yield the cases of the encoder with a skeleton installed."""
     name, plugin = f"skeleton_{kind}{'_chosen' * chosen}", {"plugin": kind, "chosen": chosen}
     yield Case(f"{name}_new_over_known", NEW, partial(new_over_known, ENCODER, **plugin))
     yield Case(f"{name}_plans", PLANS, partial(plans, ENCODER, **plugin), unit="")

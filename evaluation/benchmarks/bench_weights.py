@@ -1,9 +1,9 @@
-"""Weights that the server reads itself, with a model that is read locally, and with sessions that read for themselves.
+"""Weights that the server reads, against a locally read model and against sessions without sharing.
 
     python -m evaluation.benchmarks.bench_weights [--json] [--quick] [--case first_token]
 
-A Llama with random weights lies in a cache of the hub in several files. Loading it takes the configuration from another cache, as on a
-client that has no weights. All files are in the page cache of the system.
+A Llama with random weights is in a hub cache in several files. The configuration is in another cache, as on a client
+without weights. All files are in the system's page cache.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ SESSIONS = 8
 
 @contextmanager
 def caches(effort: Effort, share: int = 1) -> Iterator[tuple[Path, Path, int]]:
-    """Two caches of the hub, the server's and the client's, which has no weights; bytes of the model.
+    """Yield the server's and the client's hub cache (the latter without weights), and the bytes of the model.
 
-    `share`: the model's width by this, where a smaller one with as many tensors is wanted.
+    `share`: divides the model's width, for a smaller model with as many tensors.
     """
     width, layers = (64, 2) if effort.small else (1024, 8) if effort.quick else (2048, 8)
     width //= share
@@ -71,26 +71,26 @@ def caches(effort: Effort, share: int = 1) -> Iterator[tuple[Path, Path, int]]:
 
 
 def load(cache: Path, device: str) -> Any:
-    """The model on a device."""
+    """Return the model on a device."""
     options = {"cache_dir": cache, "local_files_only": True, "device_map": device, "dtype": torch.float32}
     return AutoModelForCausalLM.from_pretrained("org/model", **options).eval()
 
 
 def first_token(cache: Path, device: str) -> Any:
-    """Load the model and make its first token; the model."""
+    """Load the model and decode its first token. Return the model."""
     model = load(cache, device)
     next_token(model, device)
     return model
 
 
 def next_token(model: Any, device: str) -> None:
-    """Make one token."""
+    """Decode one token."""
     with torch.no_grad():
         model(PROMPT.to(device)).logits[:, -1].argmax(-1).item()
 
 
 def of_first_token(effort: Effort) -> Outcome:
-    """From nothing to the first token on a server without other clients, over the same locally."""
+    """Return the time to the first token on a server without other clients, divided by the local time."""
     with caches(effort) as (theirs, ours, size), serving.connected("--models", str(theirs), threads=effort.threads):
         local, remote = lambda: first_token(theirs, "cpu") and None, lambda: first_token(ours, REMOTE) and None
         alone = median_of(local, 2)
@@ -99,10 +99,10 @@ def of_first_token(effort: Effort) -> Outcome:
 
 
 def of_second_session(effort: Effort) -> Outcome:
-    """Seconds from nothing until all weights are there, where a session holds the same model already: nothing is read.
+    """Return the seconds to load all weights if another session holds the model: nothing is read.
 
-    The same for a model of a quarter of the width, with as many tensors: what it takes does not grow with their size. The first forward
-    pass does, as it does locally: it is a figure of its own.
+    Also for a model of a quarter of the width: the time does not grow with the size of tensors. The first forward pass does, as
+    locally; it is a separate figure.
     """
     figures: dict[str, float] = {}
     ready = 0.0
@@ -119,14 +119,14 @@ def of_second_session(effort: Effort) -> Outcome:
 
 
 def load_fully(cache: Path) -> Any:
-    """Load the model, and wait until its weights are on the device; the model."""
+    """Load the model, and wait until its weights are on the device. Return it."""
     model = load(cache, REMOTE)
     djinn.synchronize()
     return model
 
 
 def of_bytes(effort: Effort) -> Outcome:
-    """Megabytes through the client, in both directions, for a model and its first token."""
+    """Return the megabytes through the client, both ways, for a model and its first token."""
     with caches(effort) as (theirs, ours, size), serving.connected("--models", str(theirs), threads=effort.threads):
         djinn.init()
         djinn.reset_stats()
@@ -136,7 +136,7 @@ def of_bytes(effort: Effort) -> Outcome:
 
 
 def of_far_client(effort: Effort) -> Outcome:
-    """Round trips of 30 ms that loading takes longer over 100 Mbit/s than over loopback."""
+    """Return the additional time of loading over 100 Mbit/s against loopback, in round trips of 30 ms."""
     with caches(effort) as (theirs, ours, _):
         conditions = Conditions(round_trip=0.03, bits_per_second=1e8)
         with serving.connected("--models", str(theirs), threads=effort.threads):
@@ -149,7 +149,7 @@ def of_far_client(effort: Effort) -> Outcome:
 
 
 def holding(settings: dict[str, Any], cache: Path, loaded: Any, done: Any) -> None:
-    """A client that loads the model and holds it."""
+    """Run a client that loads the model and holds it."""
     torch.set_num_threads(1)
     djinn.shut_down()
     djinn.configure(**settings)
@@ -161,11 +161,11 @@ def holding(settings: dict[str, Any], cache: Path, loaded: Any, done: Any) -> No
 
 
 def of_eight_sessions(effort: Effort) -> Outcome:
-    """Memory that eight sessions of a model take in the executor's process, over what one takes.
+    """Return the memory of eight sessions of a model in the executor, divided by that of one.
 
-    It is the process's proportional set (PSS): its own pages, and those of the model's files, which it alone has mapped.
+    It is the process's proportional set size (PSS): its own pages and the mapped model files.
     """
-    spawning = multiprocessing.get_context("forkserver")  # so that eight do not import everything eight times
+    spawning = multiprocessing.get_context("forkserver")  # so that the eight processes import everything once
     spawning.set_forkserver_preload(["transformers.models.llama", "djinn"])
     environment = {"DJINN_TOKEN": os.urandom(16).hex()}
     with (

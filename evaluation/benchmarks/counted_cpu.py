@@ -1,7 +1,7 @@
-"""A plugin with the device `counted`: the processors, whose allocator is asked for the most bytes that were there at once.
+"""The device `counted`: a CPU device that measures peak memory through PyTorch's allocator.
 
-CPUs have no counter like `torch.cuda.max_memory_allocated`. Before each program this device counts the tensors that there are, and
-while it runs PyTorch's allocator tells of each block that it gives and takes back, those inside of ops too.
+CPUs have no counter like `torch.cuda.max_memory_allocated`. Before each program this device counts the existing
+tensors. During the program, PyTorch's profiler reports each allocation and release, including those inside of ops.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ djinn_api_version = "2.0"
 
 
 class CountedRuntime(CpuRuntime):
-    """The processors; `memory` has the peak of the allocator."""
+    """A CPU runtime whose `memory` includes the allocator's peak."""
 
     keeps_time = True
 
@@ -35,12 +35,12 @@ class CountedRuntime(CpuRuntime):
         self._own = frozenset(_storages())  # tensors of libraries
 
     def memory(self) -> Mapping[str, int]:
-        """Bytes, with `peak`."""
+        """Return bytes by name, including `peak`."""
         return {**super().memory(), "peak": self._peak}
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count while a program runs."""
+        """Return the context that counts during a program."""
         now = sum(size for address, size in _storages().items() if address not in self._own)
         with profile(profile_memory=True) as told:
             began = time.perf_counter()
@@ -52,13 +52,13 @@ class CountedRuntime(CpuRuntime):
             self._peak = max(self._peak, now)
 
     def take_seconds(self) -> float:
-        """Time of programs since this was asked last."""
+        """Return the time of programs since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
 
 class CountedDevice(Device):
-    """`counted:0`."""
+    """The device `counted:0`."""
 
     name = "counted"
 
@@ -67,14 +67,14 @@ class CountedDevice(Device):
         return tuple(attrs.evolve(one, id="counted:0", kind="counted") for one in CpuDevice().discover())
 
     def open(self, index: int) -> DeviceRuntime:
-        """The processors, for this process."""
+        """Open the CPU for this process."""
         del index
         return CountedRuntime()
 
 
 def _storages() -> dict[int, int]:
-    """Bytes of the memory that tensors of this process have, by its address."""
-    gc.collect()  # what is garbage already does not count
+    """Return the bytes of all storages of this process by address."""
+    gc.collect()  # garbage must not count
     found = {}
     for one in gc.get_objects():
         if type(one) is torch.Tensor and one.device.type == "cpu" and one.layout is torch.strided:
@@ -84,7 +84,7 @@ def _storages() -> dict[int, int]:
 
 
 def _changes(events: Sequence[Any]) -> list[int]:
-    """Bytes that were given, or taken back, in the order in which that happened."""
+    """Return the allocated (positive) and released (negative) bytes in order."""
     found, left = [], list(events)
     while left:
         event = left.pop()
@@ -96,5 +96,5 @@ def _changes(events: Sequence[Any]) -> list[int]:
 
 @hookimpl
 def djinn_register_devices() -> list[Device]:
-    """The device."""
+    """Return the device."""
     return [CountedDevice()]

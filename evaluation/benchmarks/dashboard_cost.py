@@ -1,13 +1,13 @@
-"""Cost of an open dashboard: to the executor and the gateway for each update, to decode steps, and with many sessions.
+"""Cost of an open dashboard: for executor and gateway per update, for decode steps, and with many sessions.
 
     python -m evaluation.benchmarks.dashboard_cost [--seconds 100] [--tokens 60]
 
-A server of its own on loopback; a toy model of Llama's kind. The last line is a JSON object.
-`update_executor_ms`, `update_gateway_ms`: processor time of either for each update, of which there is one a second, counted with nothing else to
-do: a tenth of it is the percentage of a core that an open dashboard takes. `step_ratio`: time of a token with a viewer over that of the turn
-beside it without one; `processor_ratio`: the same of the processor time of the program, the executor and the gateway; medians of pairs with 95%
-intervals. The rest is about 1,000 sessions with a day of history, made up: seconds of an update at the server, bytes of an update, and memory of
-the history with as many tenants as are kept.
+A server on loopback with a toy Llama. The last line is a JSON object. `update_executor_ms`, `update_gateway_ms`:
+processor time per update, one update per second, without other work; a tenth of it is the percentage of a core.
+`step_ratio`: time of a token with a viewer divided by the neighbouring turn without; `processor_ratio`: the same for
+processor time of program, executor and gateway. Both are medians of pairs with 95% intervals. The rest uses 1,000
+synthetic sessions with a day of history: seconds and bytes per update, and memory of the history for the maximum number
+of tenants.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from evaluation.benchmarks.paired import ratio_of, take_turns
 from evaluation.served import served
 
 REMOTE = "remote_accelerator:0"
-# Reads the feed between two lines that it is told, and answers each of them.
+# Reads the feed between two input lines, and acknowledges each line.
 _VIEWER = """
 import sys, threading, urllib.request
 url, token = sys.argv[1], sys.stdin.readline().strip()
@@ -60,7 +60,7 @@ while sys.stdin.readline():
 
 
 class Viewer:
-    """A viewer in a process of its own, which reads the feed as it comes."""
+    """A viewer process that reads the feed."""
 
     def __init__(self, url: str, token: str) -> None:
         self._process = subprocess.Popen(
@@ -80,7 +80,7 @@ class Viewer:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        """The page is open inside the block."""
+        """Open the page inside the block."""
         self._say("open")
         self._hear()
         try:
@@ -96,14 +96,14 @@ class Viewer:
 
 
 def free_port() -> int:
-    """A port that nothing listens on."""
+    """Return a free port."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
 
 
 def counted_alone(viewer: Viewer, processes: dict[str, int], seconds: float) -> dict[str, float]:
-    """Milliseconds of processor time for each second with the page open, less those without."""
+    """Return the additional processor milliseconds per second with the page open."""
     spent: dict[tuple[str, bool], float] = {}
     for watched in (False, True):
         with viewer.open() if watched else contextlib.nullcontext():
@@ -115,7 +115,7 @@ def counted_alone(viewer: Viewer, processes: dict[str, int], seconds: float) -> 
 
 
 def measure(seconds: float, tokens: int) -> dict[str, Any]:
-    """Run the server and the program, and take turns."""
+    """Run the server and the program, alternating."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     port = free_port()
@@ -150,7 +150,7 @@ def measure(seconds: float, tokens: int) -> dict[str, Any]:
 
 
 def status(at: int, count: int) -> dict[str, Any]:
-    """A status of that many sessions, on an executor for each tenant that is kept."""
+    """Return a status with this number of sessions, and one executor per kept tenant."""
     kinds = {"weights": 10**9, "caches": 10**8, "activations": 10**6}
     device = {"id": "cpu:0", "name": "a CPU", "memory": 10**11, "pressure": 0}
     sessions = [
@@ -185,7 +185,7 @@ def status(at: int, count: int) -> dict[str, Any]:
 
 
 def many_sessions(count: int = 1000) -> dict[str, float]:
-    """An update with that many sessions, and a day of history of as many tenants as are kept."""
+    """Return figures of an update with this number of sessions, and a day of history for the maximum number of tenants."""
     few = [Sample(float(at), status(at, 2 * TENANTS)) for at in range(2)]
     tracemalloc.start()
     history = History()

@@ -1,11 +1,12 @@
-"""A model of several gigabytes on a server's disk, used by a client in a network namespace of its own, which counts bytes.
+"""A model of several gigabytes on a server's disk, used by a client in a network namespace that counts bytes.
 
     python -m evaluation.benchmarks.far_model [--kind transformers] [--gib 3] [--round-trip-ms 30 --mbit 100]
 
-Needs the right to make network namespaces and memory cgroups (root). The model lies with random weights in sharded safetensors files in the server's
-cache of the hub; the client has its configuration alone, a tenth of the model's size as memory, and as much as disk. Kinds are a Llama
-with tied embeddings, which a first client also publishes and a second one attaches, a pipeline of diffusers (DiT), and a BERT of sentence-transformers. The
-same is computed locally. One JSON object on the last line; exits with 1 where results differ or 2 MB were exceeded.
+Needs the right to make network namespaces and memory cgroups (root). The model has random weights in sharded
+safetensors files in the server's hub cache. The client has only its configuration, a tenth of the model's size as
+memory, and as much disk. Kinds: a Llama with tied embeddings, which a first client publishes and a second one attaches;
+a diffusers pipeline (DiT); a BERT of sentence-transformers. Results are compared with a local run. The last line is a
+JSON object; the exit status is 1 if results differ or more than 2 MB were transferred.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAME = "djinn-far"
 MOST_BYTES = 2_000_000
 SHARD_BYTES = 700_000_000
-START_SECONDS = 600  # for the server's executor, on a busy machine
+START_SECONDS = 600  # timeout for the server's executor on a busy machine
 HEAD = """
 import json, sys, time, warnings, torch
 warnings.simplefilter("ignore")
@@ -93,13 +94,13 @@ WAYS = {"transformers": ("publish", "attach"), "diffusers": ("load",), "sentence
 
 
 def write_shards(folder: Path, stem: str, model: torch.nn.Module) -> int:
-    """Random weights for a model on the meta device, in bfloat16, in several files with an index; their bytes."""
+    """Write random bfloat16 weights of a meta model to several files with an index. Return their bytes."""
     pool = torch.randn((64 << 20) + 8191).mul_(0.02).to(torch.bfloat16)
     shards: list[dict[str, torch.Tensor]] = [{}]
     places: dict[str, int] = {}
     size = total = 0
     for number, (name, one) in enumerate(model.state_dict().items()):
-        if name == "lm_head.weight":  # it is the embedding
+        if name == "lm_head.weight":  # tied to the embedding
             continue
         if size + one.numel() * 2 > SHARD_BYTES and shards[-1]:
             _write_shard(folder, stem, len(shards), shards[-1])
@@ -129,7 +130,7 @@ def _write_shard(folder: Path, stem: str, number: int, tensors: dict[str, torch.
 
 
 def make_llama(folder: Path, gib: float) -> int:
-    """A Llama, and its bytes."""
+    """Write a Llama, and return its bytes."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     width = 2048
@@ -150,7 +151,7 @@ def make_llama(folder: Path, gib: float) -> int:
 
 
 def make_pipeline(folder: Path, gib: float) -> int:
-    """A pipeline of a large transformer over few latents and a small decoder of images, and its bytes."""
+    """Write a pipeline of a large transformer over few latents and a small image decoder. Return its bytes."""
     from diffusers import AutoencoderKL, DDIMScheduler, DiTPipeline, DiTTransformer2DModel
 
     sizes = {"block_out_channels": [32], "latent_channels": 4, "sample_size": 8}
@@ -185,7 +186,7 @@ def make_pipeline(folder: Path, gib: float) -> int:
 
 
 def make_encoder(folder: Path, gib: float) -> int:
-    """A BERT with a tokenizer of a few words, and its bytes."""
+    """Write a BERT with a tokenizer of a few words, and return its bytes."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
@@ -213,7 +214,7 @@ MAKERS = {"transformers": make_llama, "diffusers": make_pipeline, "sentence_tran
 
 
 def make_caches(folder: Path, kind: str, gib: float, client: Path) -> tuple[Path, int]:
-    """The server's cache of the hub, and the bytes of the model; `client` becomes a cache of all but the weights."""
+    """Make the server's hub cache. Return it with the bytes of the model. `client`: receives a cache without weights."""
     server = folder / "server"
     snapshot = server / "models--org--model" / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)
@@ -225,14 +226,14 @@ def make_caches(folder: Path, kind: str, gib: float, client: Path) -> tuple[Path
 
 
 def passed() -> int:
-    """Bytes that went through the interface so far, in both directions."""
+    """Return the bytes through the interface so far, in both directions."""
     folder = Path("/sys/class/net") / links.near_interface() / "statistics"
     return sum(int((folder / f"{way}_bytes").read_text()) for way in ("rx", "tx"))
 
 
 @contextmanager
 def limited(nbytes: int) -> Iterator[list[str]]:
-    """The beginning of a command that runs in a memory cgroup of so many bytes."""
+    """Yield a command prefix that limits memory by a cgroup."""
     root = Path("/sys/fs/cgroup")
     modern = (root / "cgroup.controllers").exists()
     group = (root if modern else root / "memory") / NAME
@@ -246,7 +247,7 @@ def limited(nbytes: int) -> Iterator[list[str]]:
 
 @contextmanager
 def small_disk(folder: Path, nbytes: int) -> Iterator[None]:
-    """A file system of so many bytes at a folder."""
+    """Mount a file system of this size at a folder."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={nbytes}", "djinn-far", str(folder)], check=True)
     try:
         yield
@@ -255,7 +256,7 @@ def small_disk(folder: Path, nbytes: int) -> Iterator[None]:
 
 
 def client(command: list[str], kind: str, arguments: tuple[str, str, str], env: Mapping[str, str]) -> dict[str, Any]:
-    """The answer of the program, with the bytes that went over the network meanwhile."""
+    """Run the program and return its result, with the bytes over the network."""
     before = passed()
     program = HEAD + PROGRAMS[kind] + TAIL
     done = subprocess.run(
@@ -270,7 +271,10 @@ def client(command: list[str], kind: str, arguments: tuple[str, str, str], env: 
 
 
 def run(options: argparse.Namespace, folder: Path, inside: list[str]) -> dict[str, Any]:
-    """Make the model, run the clients and the local program; what they found. `inside`: beginning of a command in the clients' network namespace."""
+    """Make the model, and run the clients and the local program. Return their results.
+
+    `inside`: command prefix for the clients' network namespace.
+    """
     home = folder / "client"
     home.mkdir()
     server_cache, size = make_caches(folder, options.kind, options.gib, folder / "configured")

@@ -1,11 +1,12 @@
-"""Rates that `djinn plan --server` predicts, against those of the models when they run there.
+"""Rates that `djinn plan --server` predicts, against measured rates on the server.
 
     python -m evaluation.benchmarks.fit_speed [--json FILE] [--only llama] [--all] [--calibration FOLDER]
 
-Eight of the models of bench_fit.py (`--all`: all), on a server of this machine with one thread, after `djinn calibrate --processor-time --quick` in a cache directory of
-its own (`--calibration` keeps it for the next time; without a calibration, with `--assumed`, speeds are assumed). Measured is the
-processor time of the executor for a token or a step, the best of several after those that are not counted: on one thread this is the device's
-time, whatever else the machine does. `wall` is the rate that the program saw, with client and network. A ratio above 1: more was predicted.
+Eight models of bench_fit.py (`--all`: all), on a local server with one thread, after `djinn calibrate --processor-time
+--quick` in a separate cache directory (`--calibration` keeps it; `--assumed`: without calibration). The measured value
+is the executor's processor time per token or step, the best of several after a warm-up: on one thread this is the
+device time, independent of other load. `wall` is the rate that the program saw, with client and network. A ratio above
+1 means that too much was predicted.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ from evaluation.benchmarks.serving import connected_by_file
 
 TURNS = 5
 USUAL = ("llama, batch 1", "llama, batch 8", "gpt2", "bert", "vit", "resnet", "llama, AdamW", "resnet, SGD")
-TOKENS = 16  # by which the longer of two generations is longer
+TOKENS = 16  # difference in length of two generations
 
 
 @attrs.frozen
 class Rates(Prediction):
-    """Tokens, inputs or steps a second: predicted, measured on the device, and as the program saw it."""
+    """Tokens, inputs or steps per second: predicted, measured on the device, and seen by the program."""
 
     wall: float
 
 
 def best(run: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of the executor's processor, and of the clock, of a run: the least of several."""
+    """Return the least executor processor seconds and wall seconds of several runs."""
     run()
     run()
     times, found = ThreadTimes(client.executor_process()), []
@@ -56,7 +57,7 @@ def best(run: Callable[[], object]) -> tuple[float, float]:
 
 
 def measured(model: torch.nn.Module, one: Case) -> tuple[float, float]:
-    """Tokens, inputs or steps a second: on the device, and with everything."""
+    """Return tokens, inputs or steps per second: on the device, and in total."""
     model.to(DEVICE).train(one.step == "train")
     inputs = inputs_of(model, one)
     if one.step == "decode":
@@ -92,7 +93,7 @@ def measured(model: torch.nn.Module, one: Case) -> tuple[float, float]:
 
 
 def calibrate(folder: Path) -> None:
-    """Measure this machine, unless that was done."""
+    """Calibrate this machine, if that was not done."""
     if not any(folder.rglob("calibration/*")):
         command = [sys.executable, "-m", "djinn_core.cli", "calibrate", "--processor-time", "--quick"]
         subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)

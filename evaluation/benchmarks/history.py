@@ -1,10 +1,10 @@
-"""A history of benchmarks, a line of JSON for each run of `make bench`, and what got slower since the last release.
+"""History of benchmarks: one JSON line per run of `make bench`, and regressions since the last release.
 
     python -m evaluation.benchmarks.history [--file evaluation/benchmarks/history.jsonl]
 
-Runs are compared with those of the last release on the same kind of machine and with the same effort. All values are
-better the smaller they are. What differs by no more than runs of one release differ from each other is noise; few runs say little
-about that, so it is assumed to be ASSUMED_DEVIATION until they say something else.
+Runs are compared with those of the last release on the same kind of machine and with the same effort. Smaller values
+are better. Differences within the spread of one release's runs are noise. With few runs the deviation is assumed to be
+ASSUMED_DEVIATION until runs show another one.
 """
 
 from __future__ import annotations
@@ -25,12 +25,10 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 FILE = HERE / "history.jsonl"
-LEAST_NOISE = 0.05  # of a value: even medians of several rounds differ by that
-ASSUMED_DEVIATION = 0.05  # standard deviation of a value, as if ASSUMED_RUNS differences had shown it
+LEAST_NOISE = 0.05  # minimum noise: even medians of several rounds differ by this share
+ASSUMED_DEVIATION = 0.05  # prior standard deviation of a value, with the weight of ASSUMED_RUNS differences
 ASSUMED_RUNS = 2
-DEVIATIONS = (
-    4.0  # what differs by more is no chance: at most two cases in a hundred, however few runs show the deviation
-)
+DEVIATIONS = 4.0  # standard deviations above which a difference counts: at most two false alarms in a hundred cases
 AFTER = "after "
 
 
@@ -39,10 +37,10 @@ class BenchRun:
     """One run.
 
     Attributes:
-        commit: what was measured; with a `+` behind it where files had changed since.
-        release: the version that it is, or will be; with `after ` before it where that was released before.
-        machine: what kind of machine it ran on, and with which PyTorch: values of others are no comparison.
-        effort: the arguments that shorten runs.
+        commit: the measured commit, with a `+` if files had changed.
+        release: its version, or the coming version; `after X` if X was already released.
+        machine: kind of machine and version of PyTorch. Values of other machines are not compared.
+        effort: arguments that shorten runs.
         values: by subject and case.
     """
 
@@ -56,7 +54,7 @@ class BenchRun:
 
 @attrs.frozen
 class Slower:
-    """A case that got slower: its value now, the median of the last release, and what of that is noise."""
+    """A regression: the value, the median of the last release, and the noise."""
 
     case: str
     now: float
@@ -65,7 +63,7 @@ class Slower:
 
 
 def this_run(release: str, effort: str, values: Mapping[str, float]) -> BenchRun:
-    """The run that has just ended, of the commit that is checked out."""
+    """Return the run of the present commit that has just ended."""
     commit = _git("rev-parse", "--short=12", "HEAD") or "unknown"
     changed = "+" if _git("status", "--porcelain", "--untracked-files=no", "--", ":/", f":!{FILE.name}") else ""
     machine = f"{platform.machine()}, {os.cpu_count()} processors, torch {torch.__version__}"
@@ -80,7 +78,7 @@ def this_run(release: str, effort: str, values: Mapping[str, float]) -> BenchRun
 
 
 def _of_release(version: str) -> str:
-    """The version of a commit before or at its tag; `after ` it where the tag is behind the commit."""
+    """Return the version of a commit before or at its tag; `after VERSION` if the tag is behind it."""
     tagged = _git("rev-list", "-n", "1", f"v{version}")
     is_behind = tagged and tagged == _git("merge-base", tagged, "HEAD") != _git("rev-parse", "HEAD")
     return AFTER + version if is_behind else version
@@ -95,7 +93,7 @@ def _git(*arguments: str) -> str:
 
 
 def read(file: Path) -> list[BenchRun]:
-    """The runs, the oldest first; none where there is no file."""
+    """Return the runs, oldest first; none without a file."""
     if not file.exists():
         return []
     return [BenchRun(**json.loads(line)) for line in file.read_text().splitlines() if line.strip()]
@@ -109,7 +107,7 @@ def add(file: Path, run: BenchRun) -> None:
 
 
 def last_release(runs: Sequence[BenchRun], now: BenchRun) -> list[BenchRun]:
-    """The runs of the release before `now`, with which it can be compared; the oldest first."""
+    """Return the comparable runs of the last release before `now`, oldest first."""
     kind = now.machine, now.effort
     alike = [one for one in runs if (one.machine, one.effort) == kind and one.release not in {now.release, ""}]
     released = [one for one in alike if not one.release.startswith(AFTER)]
@@ -117,7 +115,7 @@ def last_release(runs: Sequence[BenchRun], now: BenchRun) -> list[BenchRun]:
 
 
 def noise(known: Sequence[float]) -> float:
-    """The share of the median of earlier results by which a value may be larger by chance."""
+    """Return the share of the median by which a value may be larger by chance."""
     middle = statistics.median(known)
     if middle <= 0:
         return LEAST_NOISE
@@ -127,7 +125,7 @@ def noise(known: Sequence[float]) -> float:
 
 
 def slower(before: Sequence[BenchRun], now: BenchRun) -> list[Slower]:
-    """The cases that got slower beyond noise, the most first."""
+    """Return the regressions beyond noise, largest first."""
     found = []
     for case, value in now.values.items():
         known = [one.values[case] for one in before if case in one.values]
@@ -137,7 +135,7 @@ def slower(before: Sequence[BenchRun], now: BenchRun) -> list[Slower]:
 
 
 def report(runs: Sequence[BenchRun], now: BenchRun) -> str:
-    """The cases that got slower, in words."""
+    """Return the regressions as text."""
     before = last_release(runs, now)
     if not before:
         return "history: no release before this one was measured on such a machine with this effort: nothing to compare with"

@@ -1,12 +1,13 @@
-"""Slow links on one machine: a server in a network namespace of its own, behind a delay and a limit of bandwidth.
+"""Slow links on one machine: a server in a network namespace behind a delay and a bandwidth limit.
 
     with connected_over(round_trip=0.03) as link: ...    # remote_accelerator is over there
-    python -m evaluation.benchmarks.links --delay 0.015             # the bridge between two namespaces; started by `namespace`
+    python -m evaluation.benchmarks.links --delay 0.015             # the bridge between two namespaces; started by
+        `namespace`
 
-Where namespaces are permitted (to root, or under `unshare -rn`), packets cross a veth pair, or, if there is a delay, a
-bridge in user space between two TUN devices (many kernels lack `netem`); `tbf` limits the bandwidth. So TCP behaves as
-over a real link, and the client goes to the executor's own listener. Elsewhere a relay in user space passes a TCP stream
-on, later and not too fast; then the gateway passes frames on as well, as behind any tunnel.
+If namespaces are permitted (to root, or under `unshare -rn`), packets cross a veth pair. With a delay they cross a
+user-space bridge between two TUN devices, because many kernels lack `netem`. `tbf` limits the bandwidth. So TCP behaves
+as over a real link, and the client reaches the executor's own listener. Otherwise a user-space relay delays and
+throttles a TCP stream; then the gateway relays frames, as behind any tunnel.
 """
 
 from __future__ import annotations
@@ -33,18 +34,20 @@ from pathlib import Path
 
 import attrs
 
-SUBNET = f"10.{200 + os.getpid() // 250 % 50}.{os.getpid() % 250}"  # several may run at a time
+SUBNET = (
+    f"10.{200 + os.getpid() // 250 % 50}.{os.getpid() % 250}"  # unique per process, because several may run at a time
+)
 CLIENT, SERVER, MOVED = f"{SUBNET}.1", f"{SUBNET}.2", f"{SUBNET}.3"
 MTU = 9000
 BURST_BYTES = 256 << 10
 PINGS = 20
 START_SECONDS = 30.0
-# Sockets in the file system lead past every network: those of either end are made where the other does not see them.
+# Sockets in the file system bypass networks, so each end hides its own from the other.
 _WITH_FILES_OF_ITS_OWN = 'mount -t tmpfs tmpfs "$0" && TMPDIR="$0" exec "$@"'
 # linux/if_tun.h
 _TUNSETIFF = 0x400454CA
 _TUN_WITHOUT_HEADER = 0x1001
-# Answers 64 bytes with as many, for ever.
+# Echoes messages of 64 bytes.
 _ECHO = """
 import socket, sys
 listener = socket.create_server((sys.argv[1], 0))
@@ -59,10 +62,10 @@ while True:
 
 @attrs.frozen
 class Conditions:
-    """Parameters of a link: seconds there and back, bits a second each way (None: as fast as it goes), and those of one connection.
+    """Parameters of a link: round trip in seconds, bits per second each way (None: unlimited), also per connection.
 
-    The latter is what providers do: it needs `bits_per_second` and namespaces. Connections whose clients' ports are alike share it.
-    `loss` is the share of packets that get lost each way. It needs namespaces and a round trip.
+    A limit per connection is what providers apply. It needs `bits_per_second` and namespaces. Connections whose client ports have
+    equal low bits share it. `loss` is the share of lost packets each way. It needs namespaces and a round trip.
     """
 
     round_trip: float = 0.0
@@ -73,7 +76,7 @@ class Conditions:
 
 @attrs.frozen
 class Link:
-    """A link that exists. `how` says by what means; `measured` is its round trip in seconds, by a raw socket."""
+    """An existing link. `how`: its implementation. `measured`: its round trip in seconds, by a raw socket."""
 
     how: str
     measured: float
@@ -81,7 +84,7 @@ class Link:
 
 @contextmanager
 def connected_over(conditions: Conditions, *arguments: str, threads: int = 1, **settings: object) -> Iterator[Link]:
-    """`remote_accelerator` is a server at the other end of such a link, as long as the block lasts; `settings` are this process's."""
+    """Run a server at the other end of such a link as `remote_accelerator`. `settings`: of this process."""
     import djinn
     from evaluation.served import served
 
@@ -114,7 +117,7 @@ def connected_over(conditions: Conditions, *arguments: str, threads: int = 1, **
 
 @contextmanager
 def measured(prefix: list[str], host: str, way: Callable[[int], tuple[str, int]]) -> Iterator[float]:
-    """The median round trip of 64 bytes to a socket that `way` leads to."""
+    """Yield the median round trip of 64 bytes to a socket behind `way`."""
     command = [*prefix, sys.executable, "-c", _ECHO, host]
     echo = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -135,7 +138,7 @@ def measured(prefix: list[str], host: str, way: Callable[[int], tuple[str, int]]
 
 
 def permitted() -> bool:
-    """True if this process may make network namespaces and devices."""
+    """Return True if this process may make network namespaces and devices."""
     if not all(shutil.which(tool) for tool in ("ip", "tc", "unshare", "nsenter")) or not Path("/dev/net/tun").exists():
         return False
     pair = ["ip", "link", "add", "djprobe0", "type", "veth", "peer", "name", "djprobe1"]
@@ -145,7 +148,7 @@ def permitted() -> bool:
 
 @contextmanager
 def namespace(conditions: Conditions) -> Iterator[list[str]]:
-    """Prefix of a command that makes it run at `SERVER`, while this process is at `CLIENT`."""
+    """Yield a command prefix for programs at `SERVER`, while this process is at `CLIENT`."""
     holder = subprocess.Popen(["unshare", "-n", "sleep", "infinity"])
     bridge = None
     elsewhere = tempfile.mkdtemp(prefix="djinn-elsewhere-")
@@ -170,17 +173,17 @@ def namespace(conditions: Conditions) -> Iterator[list[str]]:
 
 
 def near_interface() -> str:
-    """Name of the network interface of `namespace` at this process's end."""
+    """Return the name of this process's network interface of `namespace`."""
     return f"djc{os.getpid()}"
 
 
 def hidden_from(there: list[str]) -> dict[str, str]:
-    """The environment of a server at this end whose sockets the other end of `namespace`, which gave `there`, cannot see."""
+    """Return the environment of a local server whose sockets the other end of `namespace` (`there`) cannot see."""
     return {"TMPDIR": there[-1]}
 
 
 def change(bits_per_second: float, there: list[str]) -> None:
-    """The link of `namespace`, which gave `there`, has another bandwidth from now on; it had a limit before."""
+    """Change the bandwidth of the link of `namespace` (`there`), which had a limit before."""
     for name, prefix in ((near_interface(), []), (f"djs{os.getpid()}", there)):
         _do(*prefix, "tc", "qdisc", "change", "dev", name, "root", "tbf", *_limit(bits_per_second))
 
@@ -196,7 +199,7 @@ def cut(*, up: bool) -> None:
 
 
 def move() -> str:
-    """Give this process's end of `namespace` another address, as on another network. Return the address."""
+    """Change the address of this process's end of `namespace`, as on another network. Return the address."""
     _do("ip", "addr", "flush", "dev", near_interface())
     _do("ip", "addr", "add", f"{MOVED}/24", "dev", near_interface())
     return MOVED
@@ -228,7 +231,7 @@ def _raise(name: str, address: str, conditions: Conditions, inside: list[str], c
 
 
 def _divide(name: str, conditions: Conditions, inside: list[str], clients_port: str) -> None:
-    """Give each connection its own limit, by five bits of its client's port (systems give out even ones)."""
+    """Limit each connection separately, by five bits of its client port (systems assign even ones)."""
     _do(*inside, "tc", "qdisc", "add", "dev", name, "root", "handle", "1:", "htb", "default", "10")
     _add_class(name, "1:", "1:1", conditions.bits_per_second, inside)
     for bits in range(32):
@@ -273,7 +276,7 @@ def _open_tun(name: str) -> int:
 
 
 class Delay:
-    """Passes on what `read` gives to `write`, each piece `seconds` later and at most `rate` bytes a second."""
+    """Pass data from `read` to `write`, each piece `seconds` later, at most `rate` bytes per second."""
 
     def __init__(
         self, read: Callable[[], bytes], write: Callable[[bytes], object], seconds: float, rate: float
@@ -285,7 +288,7 @@ class Delay:
             threading.Thread(target=role, daemon=True).start()
 
     def _take(self) -> None:
-        free = 0.0  # when the link has sent what came so far
+        free = 0.0  # time at which the link has sent all data so far
         while True:
             data = self._read()
             now = time.monotonic()
@@ -294,7 +297,7 @@ class Delay:
             self._came.release()
             if not data:
                 return
-            if free - now > 0.05:  # a sender is to wait, not memory to fill up
+            if free - now > 0.05:  # block the sender instead of filling memory
                 time.sleep(free - now)
 
     def _give(self) -> None:
@@ -310,7 +313,7 @@ class Delay:
 
 
 def bridge(names: list[str], delay: float, loss: float) -> None:
-    """Packets from one device to the other and back, each as much later. `loss`: share of packets that are dropped."""
+    """Forward packets between two devices, each delayed. `loss`: share of dropped packets."""
     here, there = (_open_tun(name) for name in names)
     Delay(partial(os.read, here, 1 << 16), partial(_put, there, random.Random(1), loss), delay, 0.0)
     Delay(partial(os.read, there, 1 << 16), partial(_put, here, random.Random(2), loss), delay, 0.0)
@@ -323,11 +326,11 @@ def _put(device: int, draw: random.Random, loss: float, packet: bytes) -> None:
         if draw.random() >= loss:
             os.write(device, packet)
     except OSError:
-        return  # the device is not up yet, or not any more: a packet is lost, as packets are
+        return  # the device is down: the packet is lost
 
 
 def relayed(stack: ExitStack, conditions: Conditions, port: int) -> tuple[str, int]:
-    """The address of a relay, in a process of its own, to that port of this machine."""
+    """Start a relay process to that port of this machine. Return its address."""
     rate = (conditions.bits_per_second or 0.0) / 8
     command = [
         sys.executable,
@@ -344,7 +347,7 @@ def relayed(stack: ExitStack, conditions: Conditions, port: int) -> tuple[str, i
 
 
 def relay(port: int, delay: float, rate: float) -> None:
-    """Pass TCP connections on to that port of this machine."""
+    """Relay TCP connections to that port of this machine."""
     listener = socket.create_server(("127.0.0.1", 0))
     print(listener.getsockname()[1], flush=True)
     while True:
@@ -363,7 +366,7 @@ def _pass(sock: socket.socket, data: bytes) -> None:
         else:
             sock.shutdown(socket.SHUT_WR)
     except OSError:
-        return  # the other end hung up; its own direction says so
+        return  # the other end hung up; its own direction handles that
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
-"""Harness of the benchmarks: cases with bars, interleaved runs, a row for each case as soon as it is done, JSON at the end.
+"""Harness of the benchmarks: cases with bars, alternating runs, a row per finished case, JSON at the end.
 
-    python -m evaluation.benchmarks.bench_<subject> [--json] [--quick] [--case a,b] [--rounds 5] [--threads 1] [--save folder]
+    python -m evaluation.benchmarks.bench_<subject> [--json] [--quick] [--case a,b] [--rounds 5] [--threads 1] [--save
+        folder]
 
-A script lists its cases and hands them to `main`. A case measures one thing and returns an `Outcome`: one number to
-compare with the bar, and what it was made of. `compare` is how a reference and ours take turns. `--small` uses the
-smallest sizes and one round: it shows that a script works, not how fast anything is, and gives no verdicts.
+A script lists its cases and passes them to `main`. A case measures one thing and returns an `Outcome`: a number to
+compare with the bar, and the figures behind it. `compare` alternates a reference and Djinn. `--small` uses the smallest
+sizes and one round: it tests the script, measures nothing, and gives no verdicts.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ import torch
 Run = Callable[[], object]
 Clock = Callable[[], float]
 QUICK_ROUNDS = 2
-SUFFERS = 1.03  # a reference that takes so much longer beside ours than alone is told apart
+SUFFERS = 1.03  # factor above which a reference that is slower beside Djinn than alone is reported
 
 
 class CannotMeasureError(Exception):
-    """This machine cannot measure the case; the text says why."""
+    """This machine cannot measure the case. The text says why."""
 
 
-NOT_MEASURED = "not_measured"  # in the JSON: why by key, for keys that are null
+NOT_MEASURED = "not_measured"  # JSON key of the reasons for null values
 
 
 @attrs.frozen
@@ -41,10 +42,10 @@ class Effort:
     """Effort of a measurement: rounds, threads, and sizes.
 
     Attributes:
-        rounds: how often reference and ours take turns.
-        threads: of PyTorch, on either side.
-        quick: fewer calls in a round.
-        small: the smallest sizes.
+        rounds: number of alternations of reference and Djinn.
+        threads: PyTorch threads on either side.
+        quick: True for fewer calls per round.
+        small: True for the smallest sizes.
     """
 
     rounds: int = 5
@@ -53,13 +54,13 @@ class Effort:
     small: bool = False
 
     def times(self, usual: int) -> int:
-        """Calls in a round, where `usual` are meant."""
+        """Return the calls per round; `usual`: the default."""
         return min(usual, 2) if self.small else max(2, usual // 4) if self.quick else usual
 
 
 @attrs.frozen
 class Outcome:
-    """Result of a case: `value` goes beside the bar, `figures` are what it was made of (units in their names)."""
+    """Result of a case: `value` is compared with the bar, `figures` are the numbers behind it, with units in their names."""
 
     value: float
     figures: Mapping[str, float] = attrs.field(factory=dict)
@@ -67,10 +68,9 @@ class Outcome:
 
 @attrs.frozen
 class Case:
-    """Something to measure. `bar` is the largest value that is good enough, None where nothing was promised.
+    """A measurement. `bar`: the maximum acceptable value; None without a bar.
 
-    `keys` are the figures that stand in the JSON by their own names, beside the case's value by its name; null where it could
-    not be measured.
+    `keys`: figures with their own names in the JSON, beside the case's value; null if not measured.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Case:
 
 @attrs.frozen
 class Compared:
-    """Medians in seconds a call, and the median of the ratios within a round. `alone` is the reference by itself."""
+    """Medians in seconds per call, and the median of the ratios within a round. `alone`: the reference without Djinn running."""
 
     reference: float
     ours: float
@@ -90,15 +90,15 @@ class Compared:
     alone: float
 
     def outcome(self, **more: float) -> Outcome:
-        """As it is printed, in milliseconds."""
+        """Return the outcome in milliseconds."""
         figures = {"alone ms": self.alone * 1e3, "reference ms": self.reference * 1e3, "ours ms": self.ours * 1e3}
-        if self.reference > SUFFERS * self.alone:  # then the ratio flatters us
+        if self.reference > SUFFERS * self.alone:  # then the ratio is too favourable
             figures["reference over alone"] = self.reference / self.alone
         return Outcome(self.ratio, figures | more)
 
 
 def median_of(run: Run, times: int, clock: Clock = time.perf_counter) -> float:
-    """The median time of a call, in seconds."""
+    """Return the median time of a call in seconds."""
     found = []
     for _ in range(times):
         start = clock()
@@ -108,9 +108,9 @@ def median_of(run: Run, times: int, clock: Clock = time.perf_counter) -> float:
 
 
 def compare(reference: Run, ours: Run, effort: Effort, times: int, alone: float) -> Compared:
-    """Let the two take turns, each first in every other round. `alone` is what the reference took with nothing beside it.
+    """Alternate reference and Djinn, each first in every other round. `alone`: the reference's time by itself.
 
-    The caller has run both until nothing was new to them.
+    The caller has warmed up both.
     """
     calls = effort.times(times)
     found: dict[str, list[float]] = {"reference": [], "ours": []}
@@ -125,7 +125,7 @@ def compare(reference: Run, ours: Run, effort: Effort, times: int, alone: float)
 
 @contextmanager
 def threads_of_torch(count: int) -> Iterator[None]:
-    """PyTorch uses `count` threads here."""
+    """Set PyTorch's threads to `count` in the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -135,7 +135,7 @@ def threads_of_torch(count: int) -> Iterator[None]:
 
 
 def main(title: str, cases: Sequence[Case], arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    """Measure the cases that the command line asks for; ends the program with 1 where one of them broke."""
+    """Measure the cases named on the command line. Exit with 1 if one failed."""
     options = _options(title, cases, arguments)
     rounds = 1 if options.small else options.rounds or (QUICK_ROUNDS if options.quick else 5)
     effort = Effort(rounds, options.threads, options.quick, options.small)
@@ -158,7 +158,7 @@ def main(title: str, cases: Sequence[Case], arguments: Sequence[str] | None = No
 
 
 def _values(cases: Sequence[Case], found: Mapping[str, Outcome], missing: Mapping[str, str]) -> dict[str, Any]:
-    """Results as JSON: by case, and by the keys of cases; where one was asked for and not measured, null, and why."""
+    """Return the results as JSON: by case, and by the keys of cases; null with a reason if not measured."""
     values: dict[str, Any] = {name: outcome.value for name, outcome in found.items()}
     why = {key: missing[case.name] for case in cases if case.name in missing for key in (case.name, *case.keys)}
     for case in cases:
@@ -185,7 +185,7 @@ def _options(title: str, cases: Sequence[Case], arguments: Sequence[str] | None)
 
 
 def _meant(name: str, case: Case, cases: Sequence[Case]) -> bool:
-    """True if a name on the command line is the case's, or a prefix of it if no case has that name."""
+    """Return True if a name on the command line selects the case: its name, or a prefix if no case has that name."""
     if not name or name == case.name:
         return True
     return case.name.startswith(f"{name}_") and all(name != other.name for other in cases)
@@ -210,7 +210,7 @@ def _measure(case: Case, effort: Effort, found: dict[str, Outcome], missing: dic
 
 
 def verdict(case: Case, outcome: Outcome, effort: Effort) -> str:
-    """`met` or `missed`, where there is a bar and the case was measured in earnest."""
+    """Return `met` or `missed`, if the case has a bar and was fully measured."""
     if case.bar is None or effort.small:
         return "     "
     return "met  " if outcome.value <= case.bar else "missed"

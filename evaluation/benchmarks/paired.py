@@ -35,7 +35,7 @@ ALLOWED_RATIO = 1.02
 WIDEST_INTERVAL = 0.03  # a wider interval could hide a slowdown of 5 %
 PROGRAMS = Path(__file__).with_name("paired_programs.py")
 CASES = ("first_use", "record", "decode", "wait", "train")
-QUADRUPLES = 4  # (before, after, after, before) turns of a program per pair of processes
+QUADRUPLES = 4  # turns (before, after, after, before) of a program per pair of processes
 
 
 @attrs.frozen
@@ -59,13 +59,13 @@ class Ratio:
 
 @attrs.frozen
 class Pairs:
-    """Seconds of pairs of turns without and with something: of the clock on the wall, and of all processors together."""
+    """Pairs of times without and with something: wall time, and processor time of all processes."""
 
     wall: list[tuple[float, float]] = attrs.field(factory=list)
     processors: list[tuple[float, float]] = attrs.field(factory=list)
 
     def milliseconds(self, steps: int) -> float:
-        """Median of a step without it."""
+        """Return the median milliseconds of a step without it."""
         return 1e3 * statistics.median(without for without, _ in self.wall) / steps
 
 
@@ -75,7 +75,7 @@ def processor_seconds(processes: Sequence[int]) -> float:
 
 
 def ratio_of(pairs: Sequence[tuple[float, float]]) -> Ratio:
-    """Ratio of turns with something to their neighbours without it."""
+    """Return the ratio of turns with something to their neighbours without."""
     found = np.array([with_it / without for without, with_it in pairs])
     picked = np.random.default_rng(0).integers(0, len(found), (RESAMPLES, len(found)))
     low, high = np.quantile(np.median(found[picked], axis=1), (0.025, 0.975))
@@ -89,7 +89,7 @@ def take_turns(
     processes: Sequence[int],
     seconds: float,
 ) -> Pairs:
-    """Pairs of runs in blocks of either kind, for about so long; each block begins with a run that is not counted."""
+    """Run alternating blocks for about this many seconds. Each block begins with an uncounted run."""
     found, end = Pairs(), time.perf_counter() + seconds
     while time.perf_counter() < end or len(found.wall) < 2:
         pair: dict[int, tuple[float, float]] = {}
@@ -251,7 +251,7 @@ def _print_instructions(before: Path, after: Path, cases: Sequence[str]) -> None
     print(f"{'program':12}{'instructions before':>22}{'after / before':>16}  no more than 2 % slower")
     for case in cases:
         if case == "first_use":
-            continue  # valgrind would simulate imports of PyTorch for an hour
+            continue  # valgrind would take an hour to simulate the imports of PyTorch
         with tempfile.TemporaryDirectory() as folder:
             one, other = (count_instructions(checkout, case, Path(folder)) for checkout in (before, after))
         print(

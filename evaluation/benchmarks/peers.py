@@ -1,13 +1,14 @@
-"""A token of the toy GPT by other means, each in a process of its own: `python -m evaluation.benchmarks.peers rpc` prints JSON.
+"""A token of the toy GPT by other libraries, each in a separate process: `python -m evaluation.benchmarks.peers rpc`.
 
     local       eager PyTorch, for comparison
-    rpc         every op a synchronous call with remote handles, written as small as it honestly goes
-    torch_rpc   a process of torch.distributed.rpc that holds the model
-    ray         a Ray actor that holds the model and is asked for one token after the other
+    rpc         every op as a synchronous call with remote handles, in a minimal implementation
+    torch_rpc   a torch.distributed.rpc process that holds the model
+    ray         a Ray actor that holds the model and is called per token
     mycelya     mycelya-torch, its executor in this process
     monarch     a Monarch actor that holds the model
 
-What is not installed says so. All run the same loop over a growing cache; torch.distributed.rpc, Ray and Monarch where the model is.
+Prints JSON, or what is not installed. All run the same loop over a growing cache; torch.distributed.rpc, Ray and
+Monarch run it next to the model.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ KEY = b"benchmark"
 
 
 class NotInstalled(Exception):
-    """The text says what is missing."""
+    """A missing requirement, named by the text."""
 
 
 def toy() -> torch.nn.Module:
@@ -47,7 +48,7 @@ def toy() -> torch.nn.Module:
 
 @torch.no_grad()
 def decoding(model: torch.nn.Module, given: torch.Tensor) -> Iterator[int]:
-    """Greedy tokens, for ever: the cache begins again when it is long."""
+    """Yield greedy tokens forever. A long cache starts anew."""
     while True:
         out = model(given, use_cache=True)
         for _ in range(TOKENS):
@@ -56,11 +57,11 @@ def decoding(model: torch.nn.Module, given: torch.Tensor) -> Iterator[int]:
             out = model(token, past_key_values=out.past_key_values, use_cache=True)
 
 
-# --- every op a call ---------------------------------------------------------------------------------------------
+# --- one call per op -------------------------------------------------------------------------------------------------
 
 
 class Remote(torch.Tensor):
-    """A tensor of the other process: its metadata, and a handle."""
+    """A tensor of the other process: its metadata and a handle."""
 
     connection: Connection
 
@@ -90,7 +91,7 @@ class Remote(torch.Tensor):
 
 
 class Handle(tuple):  # noqa: SLOT001 - small is what it is to be
-    """`(handle, shape, stride, dtype)` on the way."""
+    """The message form `(handle, shape, stride, dtype)`."""
 
 
 def pack(value: Any) -> Any:
@@ -108,7 +109,7 @@ def unpack(value: Any) -> Any:
 
 
 def rpc_server(listener: Listener) -> None:
-    """Runs one op after the other."""
+    """Run ops one after the other."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     values: dict[int, torch.Tensor] = {}
     number = itertools.count()
@@ -142,7 +143,7 @@ def rpc_server(listener: Listener) -> None:
 
 
 def rpc(beside: Callable[..., Any] | None = None) -> Callable[[], object]:
-    """`beside` makes what the server runs in; a process, if it is not given."""
+    """Return the decoder. `beside` starts the server; by default in a process."""
     listener = Listener(("127.0.0.1", 0), authkey=KEY)
     beside = beside or multiprocessing.get_context("fork").Process
     beside(target=rpc_server, args=(listener,), daemon=True).start()
@@ -164,7 +165,7 @@ def rpc(beside: Callable[..., Any] | None = None) -> Callable[[], object]:
     return lambda: next(steps)
 
 
-# --- others ------------------------------------------------------------------------------------------------------
+# --- other libraries ----------------------------------------------------------------------------------------------
 
 
 def local() -> Callable[[], object]:
@@ -293,7 +294,7 @@ def main() -> None:
     sys.stdout.flush()
     for process in multiprocessing.active_children():
         process.kill()
-    os._exit(0)  # without what libraries like to say when they end
+    os._exit(0)  # skips the exit messages of libraries
 
 
 if __name__ == "__main__":

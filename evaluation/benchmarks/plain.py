@@ -1,4 +1,4 @@
-"""Baselines of the transports: hand-written socket loops. Both ends send back what comes."""
+"""Baselines of the transports: hand-written socket loops that echo."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 from djinn.hooks import TlsOptions
 
 SMALL_BYTES = 64
-CHUNK_BYTES = 1 << 20  # what made a plain aiohttp loop fastest
+CHUNK_BYTES = 1 << 20  # the fastest size for a plain aiohttp loop
 
 
 def fresh(size: int) -> memoryview:
-    """Memory that was never touched."""
+    """Return untouched memory."""
     return memoryview(np.empty(size, np.uint8))
 
 
@@ -27,7 +27,7 @@ def receive_exactly(sock: socket.socket, view: memoryview) -> None:
 
 
 class RawSocket:
-    """`sendmsg` and `recv_into` on a blocking TCP or Unix socket: the floor."""
+    """`sendmsg` and `recv_into` on a blocking TCP or Unix socket: the lower bound."""
 
     def __init__(self, family: int) -> None:
         self.family = family
@@ -77,7 +77,7 @@ class RawSocket:
 
 
 class RawTls(RawSocket):
-    """The same under TLS over TCP."""
+    """The same over TLS."""
 
     def __init__(self, tls: TlsOptions) -> None:
         super().__init__(socket.AF_INET)
@@ -95,7 +95,7 @@ class RawTls(RawSocket):
 
 
 def contexts(tls: TlsOptions) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """A client's, which accepts any certificate, and a server's."""
+    """Return a client context that accepts any certificate, and a server context."""
     client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
     assert tls.certificate is not None
@@ -104,7 +104,7 @@ def contexts(tls: TlsOptions) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 
 class PlainAiohttp:
-    """POST in chunks from a generator, read by chunks into memory of the right size; the answer likewise."""
+    """POST in chunks from a generator, read in chunks into memory of the right size; the reply likewise."""
 
     def __init__(self, tls: TlsOptions | None = None) -> None:
         self.done = threading.Event()
@@ -164,7 +164,7 @@ class PlainAiohttp:
 
 
 async def fill(view: memoryview, stream) -> None:
-    """Read what comes into `view`."""
+    """Read from `stream` until `view` is full."""
     while len(view):
         data = await stream.readany()
         view[: len(data)] = data

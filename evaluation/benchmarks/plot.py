@@ -1,8 +1,9 @@
-"""The results in `evaluation/benchmarks/results` as a picture and a table in the documents.
+"""Picture and table of the results in `evaluation/benchmarks/results`, for the documents.
 
-    python -m evaluation.benchmarks.plot [--results folder] [--picture evaluation/results/benchmarks.svg] [--page evaluation/results/benchmarks.md]
+    python -m evaluation.benchmarks.plot [--results folder] [--picture evaluation/results/benchmarks.svg] [--page
+        evaluation/results/benchmarks.md]
 
-Each line is a case with a bar: how far its value is from the bar, which is 1. Needs matplotlib.
+Each line is a case with a bar: its value relative to the bar, which is 1. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from evaluation import ROOT
 RESULTS = ROOT / "evaluation" / "results"
 BEGIN, END = "<!-- results: written by evaluation/benchmarks/plot.py -->", "<!-- end of results -->"
 MET, MISSED = "#2a7f62", "#c0392b"
-LEAST = 0.01  # what is far below its bar is drawn here
+LEAST = 0.01  # smaller values are drawn here
 
 Rows = list[dict[str, Any]]
 
 
 def rows_in(folder: Path) -> Rows:
-    """Every case, with the subject that it belongs to."""
+    """Return every case with its subject."""
     rows = []
     for file in sorted(folder.glob("bench_*.json")):
         found = json.loads(file.read_text())
@@ -33,11 +34,11 @@ def rows_in(folder: Path) -> Rows:
 
 
 def draw(rows: Rows, picture: Path) -> None:
-    """Value over bar, on a logarithmic axis."""
+    """Draw value over bar on a logarithmic axis."""
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "djinn"  # the same results, the same file
+    mpl.rcParams["svg.hashsalt"] = "djinn"  # deterministic output
     from matplotlib import pyplot as plt
 
     barred = [row for row in rows if row["bar"]]
@@ -65,7 +66,7 @@ def written(row: dict[str, Any], key: str) -> str:
 
 
 def table(rows: Rows) -> str:
-    """Markdown: every case, what it was made of, and the verdict."""
+    """Return a Markdown table: every case, its figures, and the verdict."""
     lines = ["| subject | case | value | at most | | made of |", "| --- | --- | --- | --- | --- | --- |"]
     for row in rows:
         verdict = "" if row["bar"] is None else "met" if row["value"] <= row["bar"] else "**missed**"

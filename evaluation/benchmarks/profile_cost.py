@@ -1,12 +1,13 @@
-"""Cost of `djinn.profile()`: decode steps and training steps with and without it, in pairs of short turns.
+"""Cost of `djinn.profile()`: decode and training steps with and without it, in short alternating turns.
 
     python -m evaluation.benchmarks.profile_cost [--seconds 28] [--case decode,wide,train] [--parts]
 
-The embedded executor of this machine. `decode`: tokens of a toy model of Llama's kind. `wide`: of one of the width of GPT-2 small. `train`: steps
-of a small network with AdamW. For each: milliseconds of a step, how many times as long it takes with a profile, the same of the
-processor time of client and executor, and with `ops=True`; with 95% intervals. The bar is 1.05. Takes `--seconds` for each case, and half of it for
-`ops=True`. `--parts` measures what a profile does one by one instead: ops timed, modules noted, executors that tell times, submissions and waits
-kept. The last line is a JSON object. `off_ns`: nanoseconds of the attribute tests that a submission costs without a profile.
+Uses a local executor. `decode`: tokens of a toy Llama. `wide`: tokens of a model of GPT-2 small's width. `train`: steps
+of a small network with AdamW. For each: milliseconds per step, the ratio with a profile, the ratio of processor time of
+client and executor, and both with `ops=True`, with 95% intervals. The bar is 1.05. Takes `--seconds` per case, and half
+of it for `ops=True`. `--parts` measures the parts of a profile separately: timed ops, recorded modules, executor times,
+recorded submissions and waits. The last line is a JSON object. `off_ns`: nanoseconds of the attribute tests of a
+submission without a profile.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ REMOTE = "remote_accelerator:0"
 
 
 def decoding(tokens: int) -> Callable[[], object]:
-    """Tokens of a toy model of Llama's kind."""
+    """Return a decoder of a toy Llama."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8}
@@ -41,7 +42,7 @@ def decoding(tokens: int) -> Callable[[], object]:
 
 
 def wide_decoding(tokens: int) -> Callable[[], object]:
-    """Tokens of a model that is as wide and as deep as GPT-2 small."""
+    """Return a decoder of a model as wide and deep as GPT-2 small."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     return _generation(GPT2LMHeadModel(GPT2Config(vocab_size=2000, bos_token_id=0, eos_token_id=1)), tokens)
@@ -60,7 +61,7 @@ def _generation(model: torch.nn.Module, tokens: int) -> Callable[[], object]:
 
 
 def training(steps: int) -> Callable[[], object]:
-    """Steps of a small network, each with a wait."""
+    """Return steps of a small network, each with a wait."""
     model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)]).to(REMOTE)
     optimizer = torch.optim.AdamW(model.parameters())
     x = torch.randn(32, 64, device=REMOTE)
@@ -77,7 +78,7 @@ def training(steps: int) -> Callable[[], object]:
 
 
 class ModuleTimes(Tap):
-    """Modules are noted when they are entered and left."""
+    """Tap that records entries and exits of modules."""
 
     def __init__(self) -> None:
         self.kept: list[object] = []
@@ -89,7 +90,7 @@ class ModuleTimes(Tap):
 
 @contextmanager
 def timed_ops() -> Iterator[None]:
-    """Each op is timed, and nothing else is done."""
+    """Time each op in the block."""
     ops.time_ops(True)
     try:
         yield
@@ -98,13 +99,13 @@ def timed_ops() -> Iterator[None]:
 
 
 def noted_modules() -> AbstractContextManager[None]:
-    """Modules are noted when they are entered and left."""
+    """Record entries and exits of modules in the block."""
     return taps.subscribed(ModuleTimes())
 
 
 @contextmanager
 def told_times() -> Iterator[None]:
-    """The executor tells times with its answers."""
+    """Have the executor report times in the block."""
     session = client.context.session
     assert session is not None
     (executor,) = session.executors.here
@@ -116,7 +117,7 @@ def told_times() -> Iterator[None]:
 
 
 def kept_submissions() -> AbstractContextManager[None]:
-    """Submissions and waits are kept."""
+    """Record submissions and waits in the block."""
     return taps.subscribed(Recording(ops=False))
 
 
@@ -158,7 +159,7 @@ def main() -> None:
         figures[f"{name}_ms"] = pairs.milliseconds(count)
         for key, ratio in zip(("", "processor_", "ops_"), ratios, strict=True):
             figures[f"{name}_{key}ratio"] = ratio.middle, ratio.low, ratio.high
-    # Where nothing is recorded, a submission looks for taps in four places.
+    # Without a profile, a submission looks for taps in four places.
     looked = "from djinn_client.interception.tap import taps"
     figures["off_ns"] = 4 * timeit.timeit("taps.sent", looked, number=10**6) * 1e3
     print(json.dumps(figures))

@@ -1,8 +1,8 @@
-"""All benchmarks, one after the other, and a picture of what they found: `make bench`, `make bench ARGS=--quick`.
+"""Run all benchmarks, and draw a picture: `make bench`, `make bench ARGS=--quick`.
 
-Arguments are handed to every script; with `--json` the last line is one object of all values. Figures are kept in
-`evaluation/benchmarks/results` (or `--save`), which git ignores; `plot.py` draws from there. Each run is a line of `history.jsonl`, and what got
-slower since the last release is told at the end (`history.py`).
+Arguments are passed to every script; with `--json` the last line is one object with all values. Figures are in
+`evaluation/benchmarks/results` (or `--save`), which git ignores; `plot.py` reads them. Each run adds a line to
+`history.jsonl`, and regressions since the last release are printed at the end (`history.py`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
     else:
         subprocess.run([sys.executable, str(HERE / "plot.py"), "--results", options.save], check=False)
     values = values_in(results, [script for script in scripts if _written(results, script) != old[script]])
-    if "--small" not in rest:  # which measures nothing
+    if "--small" not in rest:  # a run with `--small` measures nothing
         run = history.this_run(djinn.__version__, " ".join(rest), values)
         print(history.report(history.read(options.history), run))
         history.add(options.history, run)
@@ -57,13 +57,13 @@ def main() -> None:
 
 
 def _written(folder: Path, script: Path) -> int:
-    """Time at which a script has written its results last; 0: never. Scripts that can measure nothing here leave those of another run."""
+    """Return the time of a script's last results; 0: never. A script that measured nothing leaves the results of an earlier run."""
     file = folder / f"{script.stem}.json"
     return file.stat().st_mtime_ns if file.exists() else 0
 
 
 def values_in(folder: Path, scripts: list[Path]) -> dict[str, float]:
-    """Every case's value, by subject and name."""
+    """Return every case's value by subject and name."""
     values = {}
     for script in scripts:
         file = folder / f"{script.stem}.json"

@@ -1,7 +1,7 @@
 """A convolutional network on two executors: a stream of batches, and one large batch.
 
-Each executor computes for as long as it takes; what this process does for a batch (some 3 ms) has to find its time beside them
-where two cores are all there are. Beside what is chosen the stream is timed in two stages, which the policy `pinned` forces.
+On two cores, the client's work for a batch (about 3 ms) competes with the executors. Besides the chosen placement, the
+stream is timed in two stages, which the policy `pinned` forces.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WAYS = {"one": (1, "single"), "two": (2, "cost_based"), "stages": (2, "pinned")}
 
 
 def convolutions(effort: Effort) -> torch.nn.Module:
-    """A network in evaluation whose layers take about the same time."""
+    """Return a network in evaluation whose layers take about the same time."""
     torch.manual_seed(0)
     width, layers = (24, 2) if effort.small else (64, 12)
     stages: list[torch.nn.Module] = [torch.nn.Conv2d(3, width, 3, padding=1)]
@@ -34,14 +34,14 @@ def convolutions(effort: Effort) -> torch.nn.Module:
 
 
 def in_halves(model: torch.nn.Module) -> dict[str, str]:
-    """Pins for the children of a model: the first half on one executor, the rest on the other."""
+    """Return pins for the children of a model: the first half on one executor, the rest on the other."""
     names = [name for name, _ in model.named_children()]
     return {name: "0" if turn < len(names) // 2 else "1" for turn, name in enumerate(names)}
 
 
 @contextmanager
 def placed(way: str, model: torch.nn.Module, threads: int, **settings: Any) -> Iterator[torch.nn.Module]:
-    """The model on executors of this machine."""
+    """Move the model to local executors for the block."""
     count, policy = WAYS[way]
     pins = in_halves(model) if policy == "pinned" else {}
     djinn.shut_down()
@@ -56,14 +56,14 @@ def placed(way: str, model: torch.nn.Module, threads: int, **settings: Any) -> I
 
 @torch.no_grad()
 def stream(model: torch.nn.Module, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Results for batches that are not awaited one by one."""
+    """Return results of batches without waiting for each."""
     made = [model(batch.to(REMOTE)).to("cpu", non_blocking=True) for batch in batches]
     return [one + 0 for one in made]
 
 
 @torch.no_grad()
 def at_once(model: torch.nn.Module, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Results for all of them as one large batch."""
+    """Return results of one large batch."""
     return list(model(torch.cat(list(batches)).to(REMOTE)).cpu().split(len(batches[0])))
 
 
@@ -74,7 +74,7 @@ def timed(
     effort: Effort,
     **settings: Any,
 ) -> dict[str, float]:
-    """Median seconds of a run in each way, in turns; every way gives the results of local PyTorch."""
+    """Return median seconds of a run in each way, alternating. Every way must give the results of local PyTorch."""
     model = convolutions(effort)
     batches = [torch.randn(4, 3, 64, 64) for _ in range(count)]
     with torch.no_grad():
@@ -83,7 +83,7 @@ def timed(
     for turn in range(effort.rounds):
         for way in ways if turn % 2 else reversed(ways):
             with placed(way, model, effort.threads, **settings) as ours:
-                for _ in range(3):  # until plans are made and copies are where they are used
+                for _ in range(3):  # until plans are made and copies are in place
                     for mine, other in zip(run(ours, batches), expected, strict=True):
                         torch.testing.assert_close(mine, other)
                 found[way].append(median_of(partial(run, ours, batches), effort.times(4)))
@@ -91,21 +91,21 @@ def timed(
 
 
 def cnn(effort: Effort) -> Outcome:
-    """Throughput of one executor over that of two, for a stream of batches."""
+    """Return the throughput of one executor divided by that of two, for a stream of batches."""
     took = timed(tuple(WAYS), stream, BATCHES, effort)
     figures = {f"{way} ms": seconds * 1e3 for way, seconds in took.items()}
     return Outcome(took["two"] / took["one"], figures | {"cnn_pipeline_speedup": took["one"] / took["two"]})
 
 
 def large_batch(effort: Effort) -> Outcome:
-    """One batch on two executors over one: each does a part of it. Batch norms are folded on both sides."""
+    """Return the time of one batch on two executors divided by one. Batch norms are folded on both sides."""
     took = timed(("one", "two"), at_once, 4, effort, exact=False)
     figures = {f"{way} ms": seconds * 1e3 for way, seconds in took.items()}
     return Outcome(took["two"] / took["one"], figures | {"cnn_large_batch_ratio": took["two"] / took["one"]})
 
 
 class Transitions(torch.nn.Module):
-    """Transitions between the blocks of a DenseNet, and a head that is averaged."""
+    """Transitions between the blocks of a DenseNet, and an averaged head."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Transitions(torch.nn.Module):
 
 @torch.no_grad()
 def pool_first(effort: Effort) -> Outcome:
-    """A forward pass with poolings before what they leave little of, over the same as it was written, on one executor."""
+    """Return a forward pass with poolings moved forward, divided by the original, on one executor."""
     torch.manual_seed(0)
     model = Transitions(8 if effort.small else 64).eval()
     batch = torch.randn(4, 3, 112, 112)

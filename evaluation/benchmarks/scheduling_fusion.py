@@ -1,7 +1,6 @@
-"""Fewer ops for the same work: a forward pass with batch norms folded, decoding with projections fused, over the same without.
+"""Fewer ops for the same work: batch norms folded, decoding with fused projections, against the original.
 
-Time is the executor's own, as its answers say: a token of a small Llama takes the client longer to record than the executor to
-compute, so the time until a result arrives would be the client's.
+Times are the executor's own: recording a token of a small Llama takes the client longer than the executor computes.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Run = Callable[[torch.nn.Module], torch.Tensor]
 
 @contextmanager
 def placed(model: torch.nn.Module, threads: int, exact: bool) -> Iterator[torch.nn.Module]:
-    """The model on one executor; what does not pay is left in, so that it is seen."""
+    """Move the model to one executor. Slower variants stay on, so that they show."""
     djinn.shut_down()
     djinn.configure(executors=1, threads=threads, exact=exact, disable=("adaptive",))
     try:
@@ -34,7 +33,7 @@ def placed(model: torch.nn.Module, threads: int, exact: bool) -> Iterator[torch.
 
 
 def executed(run: Callable[[], object], times: int) -> float:
-    """Seconds that the executor took for a run, the median of several."""
+    """Return the executor's median seconds of a run."""
     found = []
     for _ in range(times):
         before = djinn.stats()["server_execute_us"]
@@ -45,7 +44,7 @@ def executed(run: Callable[[], object], times: int) -> float:
 
 @torch.no_grad()
 def ratio(model: torch.nn.Module, run: Run, effort: Effort, times: int) -> tuple[float, float]:
-    """Seconds without and with what may round otherwise; results are those of local PyTorch."""
+    """Return the seconds without and with inexact optimizations; results must match local PyTorch."""
     expected = run(model)
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for turn in range(effort.rounds):
@@ -58,7 +57,7 @@ def ratio(model: torch.nn.Module, run: Run, effort: Effort, times: int) -> tuple
 
 
 def folding(effort: Effort) -> tuple[float, float]:
-    """A network of convolutions, each with a batch norm."""
+    """Return times of a convolutional network with batch norms."""
     torch.manual_seed(0)
     width, layers = (8, 2) if effort.small else (64, 12)
     stages: list[torch.nn.Module] = [torch.nn.Conv2d(3, width, 3, padding=1)]
@@ -70,7 +69,7 @@ def folding(effort: Effort) -> tuple[float, float]:
 
 
 def projections(effort: Effort) -> tuple[float, float]:
-    """Greedy decoding: query, key and value, and gate and up, of one row and small weights."""
+    """Return times of greedy decoding: query, key and value, and gate and up, of one row and small weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -93,7 +92,7 @@ def projections(effort: Effort) -> tuple[float, float]:
 
 
 def fusion(effort: Effort) -> Outcome:
-    """The worse of the two."""
+    """Return the worse of the two."""
     unfolded, folded = folding(effort)
     apart, fused = projections(effort)
     figures = {

@@ -1,8 +1,8 @@
-"""A limit on an executor's memory: what a program takes without one, and how long it takes with 60 % of that.
+"""Memory limit of an executor: peak memory without a limit, and time with 60 % of it.
 
-Peaks are those of the executor's process as the kernel counts them (the high-water mark of its resident memory, without what it
-had before the program began), so that what ops take beside their results is in them. The executor's own count of what tensors
-take is beside it. Both ways take turns, each in an executor of its own, and results are those of local PyTorch.
+Peaks are resident high-water marks of the executor process, minus those before the program, so workspace of ops is
+included. The executor's own count of tensors is beside them. Both ways alternate in separate executors, and results
+must match local PyTorch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Step = Callable[[], torch.Tensor]
 
 @attrs.frozen
 class Ran:
-    """Figures of one executor: bytes beyond the first, bytes of tensors, seconds of a step, processor time, recomputations."""
+    """Figures of one executor: additional bytes, bytes of tensors, seconds per step, processor time, recomputations."""
 
     peak: int
     tensors: int
@@ -41,14 +41,14 @@ class Ran:
 
 
 def executor_process() -> int:
-    """The executor that was started for this program."""
+    """Return the process of this program's executor."""
     executor = client.context.opened[0].executor
     assert executor is not None
     return executor.process_id
 
 
 def memory_of(process: int, what: str) -> int:
-    """A line of what the kernel tells of a process, in bytes."""
+    """Return a line of the kernel's memory status of a process, in bytes."""
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except OSError as error:
@@ -57,14 +57,14 @@ def memory_of(process: int, what: str) -> int:
 
 
 def processor_time(process: int) -> float:
-    """Seconds that a process has computed."""
+    """Return the processor seconds of a process."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
 def executor(limit: int, threads: int) -> Iterator[int]:
-    """An executor with a limit in bytes (0: none) that has loaded what ops need; its process."""
+    """Run an executor with a limit in bytes (0: none) and warmed-up ops. Yield its process."""
     djinn.shut_down()
     djinn.configure(threads=threads, memory_gib=limit / 2**30 if limit else None)
     try:
@@ -86,7 +86,7 @@ def encoder(effort: Effort) -> nn.Module:
 
 
 def training(effort: Effort, device: str) -> Step:
-    """A step of training an encoder with Adam."""
+    """Train an encoder with Adam."""
     model = encoder(effort).to(device)
     optimizer = torch.optim.Adam(model.parameters(), 1e-4)
     torch.manual_seed(1)
@@ -103,7 +103,7 @@ def training(effort: Effort, device: str) -> Step:
 
 
 def inference(effort: Effort, device: str) -> Step:
-    """Batches through an encoder whose weights take most of the memory."""
+    """Run batches through an encoder. Weights take most of the memory."""
     torch.manual_seed(0)
     width, layers = (64, 2) if effort.small else (1024, 6)
     layer = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True)
@@ -118,7 +118,7 @@ def inference(effort: Effort, device: str) -> Step:
 
 
 def run(make: Callable[[Effort, str], Step], effort: Effort, limit: int, steps: int) -> Ran:
-    """So many steps on an executor of their own; the first two, in which everything is planned, are not timed."""
+    """Run steps on a separate executor; the first two, which plan, are not timed."""
     with executor(limit, effort.threads) as process:
         before = memory_of(process, "VmRSS")
         Path(f"/proc/{process}/clear_refs").write_text("5")
@@ -137,7 +137,7 @@ def run(make: Callable[[Effort, str], Step], effort: Effort, limit: int, steps: 
 
 
 def compared(make: Callable[[Effort, str], Step], effort: Effort, rounds: int) -> dict[str, float]:
-    """Without a limit and with one, in turns; figures of both."""
+    """Return figures without and with a limit, alternating."""
     steps = effort.times(8)
     local = make(effort, "cpu")
     for _ in range(steps + 2):
@@ -171,7 +171,7 @@ def compared(make: Callable[[Effort, str], Step], effort: Effort, rounds: int) -
 
 
 def memory(effort: Effort) -> Outcome:
-    """Time of a step within 60 % of the memory, over one without a limit; the worse of training and inference."""
+    """Return the time of a step with 60 % of the memory, divided by one without a limit; the worse of training and inference."""
     rounds = 1 if effort.small or effort.quick else 3
     found = {"training": compared(training, effort, rounds), "inference": compared(inference, effort, rounds)}
     slow = {name: figures["s under the limit"] / figures["s"] for name, figures in found.items()}

@@ -1,11 +1,11 @@
-"""Predicted against measured time of whole schedules on two executors: the simulator's word, checked.
+"""Predicted against measured time of whole schedules on two executors: a check of the simulator.
 
-The device is calibrated in the same run, as `djinn calibrate` does. Programs of several kinds and sizes are placed by several
-policies, run until their plan is known, and timed from the moment when their first part is sent until the last executor has
-answered, less what a program without ops takes. What was predicted is `simulate` of that very plan, with measured links.
+The device is calibrated in the same run. Programs of several kinds and sizes are placed by several policies, and run
+until their plan is cached. The measured time is from sending the first part to the last reply, minus that of a program
+without ops. The predicted time is `simulate` of the same plan with measured links.
 
-Each executor gets a core of its own, as on a machine of its own: two that begin at once are often put on one core by Linux, and stay there
-for milliseconds.
+Each executor is bound to a core, as on separate machines: Linux often puts two new processes on one core for
+milliseconds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HALVES = (("first", "0"), ("second", "1"))
 
 @attrs.frozen
 class Program:
-    """Something to run: `build` makes a model and its inputs; both run here, for the result, and there."""
+    """A program: `build` makes a model and its inputs; it runs locally, for the result, and remotely."""
 
     name: str
     build: Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]
@@ -49,14 +49,14 @@ class Program:
 
 @attrs.frozen
 class Way:
-    """Settings under which programs are placed and scheduled."""
+    """Settings for placement and scheduling."""
 
     settings: Mapping[str, object]
     programs: tuple[Program, ...]
 
 
 class Halves(nn.Module):
-    """Two halves, the second of which works with what the first makes; `parts` inputs follow each other."""
+    """Two halves in sequence; `parts` inputs follow each other."""
 
     def __init__(self, half: Callable[[], nn.Module], parts: int = 1) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Halves(nn.Module):
 
 
 class Branches(nn.Module):
-    """Two branches, and what makes one of them."""
+    """Two branches whose results are combined."""
 
     def __init__(self, branch: Callable[[], nn.Module], width: int) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def llama(width: int, layers: int, tokens: int) -> Program:
 
 
 class Hidden(nn.Module):
-    """A model of transformers, of which the last hidden state counts."""
+    """A transformers model that returns its last hidden state."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ def ways(small: bool) -> tuple[Way, ...]:
 
 @attrs.define
 class Watch(Observer):
-    """Notes when the first part of a program left and when the last answer came."""
+    """Records when the first part of a program was sent and when the last reply came."""
 
     name = "watch"
     events = frozenset({"submitted", "completed"})
@@ -185,7 +185,7 @@ class Watch(Observer):
             self.ended = event.seconds
 
     def seconds_of(self, step: Step) -> float:
-        """From the first part of what `step` records to the last answer."""
+        """Return the seconds from the first sent part of `step` to the last reply."""
         djinn.synchronize()
         kept = step()
         self.began = self.ended = 0.0
@@ -196,7 +196,7 @@ class Watch(Observer):
 
 @attrs.define
 class Compared:
-    """One program: its plan, the step that runs it, and what was measured of it, in seconds."""
+    """One program: its plan, its step, and the measured seconds."""
 
     name: str
     result: PipelineResult
@@ -212,7 +212,7 @@ class Compared:
         return abs(self.predicted() - self.seconds) / self.seconds
 
     def predicted(self) -> float:
-        """Simulated time of the plan, whose inputs are in their places."""
+        """Return the simulated time of the plan with inputs in place."""
         placement = self.result.placement
         assert placement is not None
         resident = {v: placement.values[v] for v in self.result.graph.inputs}
@@ -221,7 +221,7 @@ class Compared:
 
 @contextmanager
 def calibrations_of_its_own() -> Iterator[None]:
-    """Neither use nor change the calibrations of devices, inside the block."""
+    """Isolate the stored calibrations of devices inside the block."""
     before = os.environ.get("XDG_CACHE_HOME")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
@@ -235,7 +235,7 @@ def calibrations_of_its_own() -> Iterator[None]:
 
 
 def calibrate(effort: Effort) -> None:
-    """Measure the device behind one executor, for all cost models, and keep it for what comes."""
+    """Calibrate the device of an executor for all cost models, and store the result."""
     open_session(executors=1, threads=effort.threads)
     models = calibrated_models(client.registry().cost_models)
     if not models:
@@ -251,7 +251,7 @@ def calibrate(effort: Effort) -> None:
 
 @torch.no_grad()
 def begun(program: Program, watch: Watch) -> Compared:
-    """The program on the executors that are connected, checked, and run until its plan is known."""
+    """Start a program on the connected executors, check it, and run it until its plan is cached."""
     torch.manual_seed(0)
     model, inputs = program.build()
     model = model.eval()
@@ -271,7 +271,7 @@ def begun(program: Program, watch: Watch) -> Compared:
 
 
 def own_cores() -> None:
-    """Give each executor a core of its own, where there are as many and the platform can."""
+    """Bind each executor to a core, if there are enough cores and the platform supports it."""
     processes = [psutil.Process(number) for number in executor_processes()]
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cores) >= len(processes):
@@ -281,7 +281,7 @@ def own_cores() -> None:
 
 
 def compared(way: Way, effort: Effort) -> list[Compared]:
-    """Run the programs of one way in turns, and take off what a program without ops takes."""
+    """Run the programs of one way, alternating, and subtract the time of a program without ops."""
     djinn.shut_down()
     djinn.configure(executors=2, threads=effort.threads, **way.settings)
     djinn.init()
@@ -297,7 +297,7 @@ def compared(way: Way, effort: Effort) -> list[Compared]:
 
 
 def r2_log(found: Sequence[Compared]) -> float:
-    """Share of the variance of the logarithm of measured times that is predicted."""
+    """Return R² of the logarithm of the predictions."""
     measured = [math.log(one.seconds) for one in found]
     left = sum((m - math.log(one.predicted())) ** 2 for m, one in zip(measured, found, strict=True))
     spread = sum((m - statistics.fmean(measured)) ** 2 for m in measured)
@@ -305,7 +305,7 @@ def r2_log(found: Sequence[Compared]) -> float:
 
 
 def predicted(effort: Effort) -> Outcome:
-    """The median error of all predictions, as a fraction of what was measured."""
+    """Return the median relative error of all predictions."""
     try:
         with calibrations_of_its_own():
             if not effort.small:

@@ -1,7 +1,7 @@
-"""A long prompt on two executors over one: chunks of its rows beside each other, keys and values sent on.
+"""Prefill of a long prompt on two executors against one: chunks of rows run concurrently, keys and values are sent on.
 
-Every run has another prompt of the same length; logits are those of local PyTorch within its tolerances, and what is generated from
-the caches afterwards are the same tokens.
+Every run has a new prompt of the same length. Logits must match local PyTorch within tolerances, and tokens generated
+from the caches must be equal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WAYS = {"one": (1, "single"), "two": (2, "cost_based")}
 
 
 def llama(effort: Effort) -> torch.nn.Module:
-    """A language model whose prefill takes hundreds of milliseconds on one thread."""
+    """Return a language model whose prefill takes hundreds of milliseconds on one thread."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -41,7 +41,7 @@ def llama(effort: Effort) -> torch.nn.Module:
 
 @contextmanager
 def placed(way: str, model: torch.nn.Module, threads: int) -> Iterator[torch.nn.Module]:
-    """The model on executors of this machine, which may round otherwise than local PyTorch."""
+    """Move the model to local executors, with inexact optimizations allowed."""
     count, policy = WAYS[way]
     djinn.shut_down()
     djinn.configure(executors=count, threads=threads, placement_policy=policy, exact=False)
@@ -54,13 +54,13 @@ def placed(way: str, model: torch.nn.Module, threads: int) -> Iterator[torch.nn.
 
 
 def between() -> int:
-    """Bytes that executors have sent to each other."""
+    """Return the bytes that executors have sent to each other."""
     return int(executor_figures().get("peer_bytes", 0))
 
 
 @torch.no_grad()
 def prefill(effort: Effort) -> Outcome:
-    """Until the last token's logits are here, on two executors over one."""
+    """Return the time to the last token's logits on two executors, divided by one."""
     length = 256 if effort.small else 768
     model = llama(effort)
     prompts = iter([torch.randint(1, 1000, (1, length)) for _ in range(200)])

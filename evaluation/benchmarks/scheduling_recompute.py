@@ -1,8 +1,8 @@
-"""Computing a value again or sending it: both ways forced, beside what is chosen, over a slow and a fast link between executors.
+"""Recompute or send: both ways forced, against the choice, over a slow and a fast link between executors.
 
-Two networks stand on two executors and use what a third one makes on the first of them: 4 MB that come of 65 kB, in fewer
-milliseconds than the second executor has work of its own before. At 100 Mbit/s sending takes ten times as long as computing, at 10 Gbit/s
-a tenth. Then the fast link becomes a slow one while a session uses it.
+Two networks on two executors use the result of a third network on the first: 4 MB made from 65 kB, in less time than
+the second executor's own earlier work. At 100 Mbit/s sending takes ten times as long as computing, at 10 Gbit/s a
+tenth. Then the fast link becomes slow during a session.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WARM = 3
 
 
 class Forced:
-    """The optimization, computing again whatever can be."""
+    """The optimization, forced to recompute everything possible."""
 
     djinn_api_version = "2.0"
 
@@ -46,7 +46,7 @@ WAYS: dict[str, tuple[object, ...]] = {"sent": (), "computed": (Forced(),), "cho
 
 
 class Right(torch.nn.Module):
-    """Reads the results of both."""
+    """Combines the results of both."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Right(torch.nn.Module):
 
 
 class Towers(torch.nn.Module):
-    """The result of `made` is used by `left`, and by `right` together with that of `own`."""
+    """`left` uses the result of `made`; `right` uses it together with the result of `own`."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Towers(torch.nn.Module):
 
 @attrs.frozen
 class Servers:
-    """One here, one at the other end of a link."""
+    """One local server, and one behind a link."""
 
     urls: Sequence[str]
     token: str
@@ -87,7 +87,7 @@ class Servers:
 
     @contextmanager
     def pooled(self, way: str) -> Iterator[None]:
-        """A session over both, in which values are sent or computed again."""
+        """Open a session over both, with values forced to be sent or recomputed."""
         djinn.shut_down()
         djinn.configure(
             plugins=[*PLUGINS, *WAYS[way]],
@@ -119,7 +119,7 @@ def two_servers(bits_per_second: float, threads: int) -> Iterator[Servers]:
 
 
 class Work:
-    """The model and its inputs, here and there; each run over there is compared with what local PyTorch makes."""
+    """The model and its inputs on both sides; each remote run is compared with local PyTorch."""
 
     def __init__(self, side: int) -> None:
         torch.manual_seed(0)
@@ -129,7 +129,7 @@ class Work:
 
     @contextmanager
     def moved(self) -> Iterator[Callable[[], None]]:
-        """A run, while the model is over there."""
+        """Yield a run while the model is remote."""
         ours, there = self.model.to(REMOTE), [g.to(REMOTE) for g in self.given]
 
         def run() -> None:
@@ -140,7 +140,7 @@ class Work:
 
 
 def computes(run: Callable[[], None]) -> bool:
-    """True if the latest plans recompute something, after a few runs."""
+    """Return True if the latest plans recompute values, after a few runs."""
     with client.record_plans() as plans:
         for _ in range(WARM):
             run()
@@ -149,7 +149,7 @@ def computes(run: Callable[[], None]) -> bool:
 
 @torch.no_grad()
 def recomputation(effort: Effort) -> Outcome:
-    """Time of the chosen way over that of the other one, where that is worst; and how a change of the link is followed."""
+    """Return the time of the chosen way divided by the other, where that is worst, and the adaptation to a link change."""
     work = Work(16 if effort.small else 45)
     figures: dict[str, float] = {}
     worst = 0.0
@@ -171,7 +171,7 @@ def recomputation(effort: Effort) -> Outcome:
 
 
 def following(work: Work, effort: Effort) -> int:
-    """Number of runs until what was sent is recomputed, once the fast link has become a slow one."""
+    """Return the number of runs until sent values are recomputed after the link became slow."""
     with two_servers(FAST, effort.threads) as servers, servers.pooled("chosen"), work.moved() as run:
         for _ in range(WARM):
             run()

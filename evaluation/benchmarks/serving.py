@@ -1,4 +1,4 @@
-"""This process as the client of a server of its own over loopback TCP, with one thread as the local reference."""
+"""A server over loopback TCP with this process as its client, with one thread as the local reference."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ def connected(
     environment: Mapping[str, str] | None = None,
     **settings: object,
 ) -> Iterator[None]:
-    """`remote_accelerator` is a server of its own over TCP, as long as the block lasts.
+    """Run a server over TCP as `remote_accelerator` during the block.
 
-    `by` gives, for the server's URL, one that leads there by another way, such as a slow link. `environment` is the server's,
-    `settings` are this process's.
+    `by`: maps the server's URL to another route, such as a slow link. `environment`: of the server. `settings`: of this process.
     """
     options = ("--store-gib", "0", *arguments)
     with served(*options, threads=threads, environment=environment) as server, by(server.tcp) as url:
@@ -40,7 +39,7 @@ def connected(
 def connected_by_file(
     *arguments: str, device: str = "cpu", environment: Mapping[str, str] | None = None
 ) -> Iterator[Path]:
-    """A server, and this process as its client, as long as the block lasts; gives a connection file of it, for commands."""
+    """Run a server with this process as its client. Yield its connection file, for commands."""
     with served(*arguments, device=device, environment=environment) as server:
         djinn.shut_down()
         djinn.configure(servers=[server.tcp], token=server.token)

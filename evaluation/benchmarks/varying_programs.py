@@ -1,4 +1,4 @@
-"""The programs of `bench_varying.py`: each trains or infers on tensors whose sizes change from step to step."""
+"""The programs of `bench_varying.py`: each trains or infers on tensors with changing sizes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ANCHORS, CLASSES, WORDS = 8, 3, 500
 
 @attrs.frozen
 class Program:
-    """A program that meets many sizes.
+    """A program with many sizes.
 
     Attributes:
-        start: puts it on a device and returns a step, which takes a size and returns what a user would print.
-        sizes: all that it meets.
-        fixed: the size that it is run with where sizes do not vary.
-        usual: the size of nine steps in ten, where only the last batch of a pass over the data differs.
-        fetched: after how many steps its result is wanted.
+        start: moves it to a device and returns a step, which takes a size and returns a printable result.
+        sizes: all sizes.
+        fixed: the size for runs with one size.
+        usual: the size of nine steps in ten, if only the last batch of an epoch differs.
+        fetched: number of steps between fetches of the result.
     """
 
     name: str
@@ -35,13 +35,13 @@ class Program:
     fetched: int = 10
 
     def halves(self, known: int) -> tuple[list[Size], list[Size]]:
-        """Up to so many sizes to begin with, and as many as there are left in the other half for later, each spread over all."""
+        """Return up to `known` initial sizes, and as many later sizes from the other half, each spread over all."""
         mixed = list(self.sizes)
         random.Random(0).shuffle(mixed)
         return mixed[::2][:known], mixed[1::2]
 
     def drawn(self, among: Sequence[Size], seed: int) -> Iterator[Size]:
-        """Sizes as they come step by step."""
+        """Yield random sizes step by step."""
         draw = random.Random(seed)
         for number in itertools.count(1):
             yield self.usual if self.usual and number % 10 else draw.choice(among)
@@ -65,7 +65,7 @@ def _training(model: torch.nn.Module, device: str, loss_of: Callable[[Size], tor
 
 
 def encoder(device: str) -> Step:
-    """Three layers of width 32, batch 4; the length varies."""
+    """Run three layers of width 32, batch 4, with varying length."""
     torch.manual_seed(0)
     layers = [torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True) for _ in range(3)]
     model, numbers = torch.nn.Sequential(*layers), _numbers()
@@ -75,7 +75,7 @@ def encoder(device: str) -> Step:
 
 
 class Block(torch.nn.Module):
-    """A layer of a GPT."""
+    """A GPT layer."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Block(torch.nn.Module):
 
 
 class Gpt(torch.nn.Module):
-    """A GPT of four layers, as people write it by hand."""
+    """A hand-written GPT of four layers."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Gpt(torch.nn.Module):
 
 
 def gpt(device: str) -> Step:
-    """A training step of a small GPT; batch and length."""
+    """Train a small GPT with varying batch and length."""
     torch.manual_seed(0)
     model, numbers = Gpt(), _numbers()
 
@@ -131,7 +131,7 @@ def _convolutions() -> torch.nn.Sequential:
 
 
 def _overlaps(these: torch.Tensor, those: torch.Tensor) -> torch.Tensor:
-    """Intersection over union of each of these boxes with each of those."""
+    """Return the intersection over union of each pair of boxes."""
     low, high = torch.maximum(these[:, None, :2], those[:, :2]), torch.minimum(these[:, None, 2:], those[:, 2:])
     common = (high - low).clamp(min=0).prod(2)
     areas = [(boxes[:, 2:] - boxes[:, :2]).prod(1) for boxes in (these, those)]
@@ -139,7 +139,7 @@ def _overlaps(these: torch.Tensor, those: torch.Tensor) -> torch.Tensor:
 
 
 def detection(device: str) -> Step:
-    """Two images of one size, each with another number of boxes; every place of the last map guesses a box and a class."""
+    """Train on two images of one size with varying numbers of boxes; every cell of the last map predicts a box and a class."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(_convolutions(), torch.nn.Conv2d(32, 4 + CLASSES, 1))
     numbers = _numbers()
@@ -166,7 +166,7 @@ def detection(device: str) -> Step:
 
 
 def convolution(device: str) -> Step:
-    """A training step of a small convolutional network, batch 4; height and width."""
+    """Train a small convolutional network, batch 4, with varying height and width."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         _convolutions(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(32, 10)
@@ -192,7 +192,7 @@ def _inference(model: torch.nn.Module, device: str, of: Callable[[object], torch
 
 
 def bert(device: str) -> Step:
-    """A forward pass of BERT, six layers of width 128; batch and length."""
+    """Run a forward pass of BERT (six layers of width 128) with varying batch and length."""
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)
@@ -203,7 +203,7 @@ def bert(device: str) -> Step:
 
 
 def llama(device: str) -> Step:
-    """The next word by a small Llama; batch and length."""
+    """Predict the next token with a small Llama, with varying batch and length."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
