@@ -1,4 +1,4 @@
-"""A bad network: a relay between client and server that loses frames, breaks connections, and stops passing anything on."""
+"""A bad network: a relay between client and server that loses frames, breaks connections and stalls."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from urllib.parse import urlsplit
 _PREFIX_OF_NOTES = 9
 _PREFIX = struct.Struct("<4sHHIIQ")
 
-# What becomes of the n-th frame (from 1) of all connections in one direction.
+# fates of the n-th frame (from 1) over all connections in one direction
 PASS, LOSE, BREAK, HALF, GARBLE = "pass", "lose", "break", "half", "garble"
 Fate = Callable[[int], str]
 
 
 def all_pass(_: int) -> str:
-    """A good network."""
+    """Return PASS: a good network."""
     return PASS
 
 
 class BadNetwork:
-    """Stands between a client and a server. Single frames have a fate where their address is `tcp://`.
+    """A relay between a client and a server. Frames have individual fates with a `tcp://` address.
 
     Attributes:
-        up, down: what becomes of frames to the server and from it; may be replaced at any time.
-        sent: bytes that clients have put on the wire, whatever became of them.
-        connections: how many there were so far.
+        up, down: fates of frames to and from the server; may be replaced at any time.
+        sent: bytes that clients have sent, including lost ones.
+        connections: number of connections so far.
     """
 
     def __init__(self, url: str) -> None:
@@ -50,19 +50,19 @@ class BadNetwork:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def part(self, seconds: float) -> None:
-        """Pass nothing on for a while, and break nothing; returns at once."""
+        """Stall for a while without breaking connections; returns at once."""
         self._passing.clear()
         threading.Timer(seconds, self._passing.set).start()
 
     def break_all(self) -> None:
-        """Break every connection that there is."""
+        """Break every connection."""
         with self._lock:
             sockets, self._sockets = self._sockets, []
         for one in sockets:
             _reset(one)
 
     def close(self) -> None:
-        """Let no connection through any more."""
+        """Refuse all connections from now on."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -94,7 +94,9 @@ class BadNetwork:
 
     def _pass_frame(self, source: socket.socket, target: socket.socket, way: str, prefix: bytes, rest: int) -> None:
         with self._lock:
-            self._counts[way] += rest > _PREFIX_OF_NOTES  # notes pass: their loss is as that of what follows
+            self._counts[way] += (
+                rest > _PREFIX_OF_NOTES
+            )  # notes always pass: a lost note is like the loss of the next frame
             fate = (self.up if way == "up" else self.down)(self._counts[way]) if rest > _PREFIX_OF_NOTES else PASS
         if fate == BREAK:
             self._end(source, target)
@@ -130,7 +132,7 @@ class BadNetwork:
 
 
 def _reset(one: socket.socket) -> None:
-    """End a connection as a router does that has forgotten it: what is under way is lost."""
+    """Reset a connection like a router that has lost its state: data in flight is lost."""
     with contextlib.suppress(OSError):
         one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         one.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Servers and executors that programs use while something kills them."""
+"""Servers and executors for programs, and functions that kill them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,14 @@ from djinn_client.runtime.connecting.servers import ask_servers
 from evaluation.served import SECONDS, Server, served, start_server
 
 TOKEN = "the same for all of these servers, and long enough for it"
-EXCHANGING = {"placement_policy": "round_robin", "disable": ("local", "recomputation")}  # nearly every value travels
+EXCHANGING = {
+    "placement_policy": "round_robin",
+    "disable": ("local", "recomputation"),
+}  # settings under which nearly every value is transferred
 
 
 def kill(processes: Iterable[int]) -> None:
-    """Kill processes at once."""
+    """Kill processes with SIGKILL."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
@@ -37,7 +40,7 @@ def kill(processes: Iterable[int]) -> None:
 
 @contextlib.contextmanager
 def using(**settings: object) -> Iterator[None]:
-    """`remote_accelerator` has these settings."""
+    """Use these settings for `remote_accelerator`."""
     with configured(threads=1, **settings):
         djinn.init()
         yield
@@ -45,7 +48,7 @@ def using(**settings: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_server(folder: Path, *options: str, **settings: object) -> Iterator[Server]:
-    """`remote_accelerator` is a server that keeps its state and its store in `folder`."""
+    """Use a server with its state and weight store in `folder`."""
     environment = {"XDG_CACHE_HOME": str(folder / "cache")}
     kept = ("--state-dir", str(folder / "state"), "--store", str(folder / "store"))
     with served(*kept, *options, folder=folder, environment=environment) as server:
@@ -56,14 +59,14 @@ def one_server(folder: Path, *options: str, **settings: object) -> Iterator[Serv
 
 @contextlib.contextmanager
 def two_devices(folder: Path) -> Iterator[None]:
-    """`remote_accelerator` is two executors of one server, which exchange values."""
+    """Use two executors of one server, which exchange values."""
     with one_server(folder, "--device", "all", **EXCHANGING):
         yield
 
 
 @contextlib.contextmanager
 def two_servers(folder: Path) -> Iterator[None]:
-    """`remote_accelerator` is the executors of two servers, which exchange values."""
+    """Use executors of two servers, which exchange values."""
     with contextlib.ExitStack() as stack:
         urls = []
         for place in (folder / "first", folder / "second"):
@@ -74,7 +77,7 @@ def two_servers(folder: Path) -> Iterator[None]:
 
 
 def executors() -> list[int]:
-    """The processes of the executors that this program uses, once they are ready."""
+    """Return the processes of this program's executors once they are ready."""
     while True:
         found = [status for status in ask_servers(client.settings()).values() if not isinstance(status, Exception)]
         ready = {one.process for status in found for one in status.executors if one.state == "ready"}
@@ -84,31 +87,31 @@ def executors() -> list[int]:
 
 
 def any_of(processes: Sequence[int], chance: random.Random) -> list[int]:
-    """One of the processes, or all of them."""
+    """Return one of the processes, or all."""
     return chance.choice([*([one] for one in processes), [*processes]])
 
 
 def an_executor(chance: random.Random) -> Callable[[], object]:
-    """Kill one executor of the server or servers in use, or all."""
+    """Return a function that kills one executor of the servers in use, or all."""
     chosen = any_of(executors(), chance)
     return lambda: kill(chosen)
 
 
 def an_executor_of_its_own(chance: random.Random) -> Callable[[], object]:
-    """Kill one executor that this program has started for itself, or all."""
+    """Return a function that kills one of this program's own executors, or all."""
     chosen = any_of(executor_processes(), chance)
     return lambda: kill(chosen)
 
 
 @attrs.define
 class RestartedServer:
-    """`djinn serve` at a fixed port, which is killed and started again with the same arguments.
+    """`djinn serve` at a fixed port that can be killed and restarted with the same arguments.
 
     Attributes:
         options: further options of `djinn serve`.
-        environment: variables of it.
-        starter: starts a process, as `start` of `served.start_server`.
-        starts: how often it was started.
+        environment: its environment variables.
+        starter: function that starts a process, as `start` of `served.start_server`.
+        starts: number of starts.
     """
 
     folder: Path
@@ -126,7 +129,7 @@ class RestartedServer:
         return self.folder / "state"
 
     def start(self) -> Server:
-        """Start it, and wait until clients can connect."""
+        """Start the server, and wait until clients can connect."""
         options = ["--port", str(self.port), "--without-transport", "http", "--drain-seconds", "0"]
         options += ["--state-dir", str(self.state), "--store", str(self.folder / "store"), *self.options]
         environment = {"XDG_CACHE_HOME": str(self.folder / "cache")} | self.environment
@@ -135,7 +138,7 @@ class RestartedServer:
         return self.server
 
     def kill(self, *others: int, number: signal.Signals = signal.SIGKILL) -> None:
-        """Kill the gateway and other processes at once, and wait for the end of the gateway."""
+        """Kill the gateway and other processes, and wait for the end of the gateway."""
         assert self.server is not None
         for process in (self.server.process.pid, *others):
             with contextlib.suppress(ProcessLookupError):
@@ -143,31 +146,31 @@ class RestartedServer:
         self.server.process.wait(SECONDS)
 
     def restart(self, *others: int, number: signal.Signals = signal.SIGKILL) -> None:
-        """Kill the gateway and other processes, and begin to start it again in a thread; returns once it was killed."""
+        """Kill the gateway and other processes, then restart in a thread. Return once the gateway was killed."""
         self.join()
         self.kill(*others, number=number)
         self._starting = threading.Thread(target=self.start, daemon=True)
         self._starting.start()
 
     def join(self) -> None:
-        """Wait until a restart has ended."""
+        """Wait until a restart has finished."""
         if self._starting is not None:
             self._starting.join()
             self._starting = None
 
     def stop(self) -> None:
-        """Stop it."""
+        """Stop the server."""
         self.join()
         if self.server is not None:
             self.server.stop()
 
     def gateway(self, _: random.Random) -> Callable[[], object]:
-        """Kill the gateway and start it again."""
+        """Return a function that kills and restarts the gateway."""
         self.join()
         return self.restart
 
     def gateway_and_executors(self, _: random.Random) -> Callable[[], object]:
-        """As `gateway`, with all executors at the same time."""
+        """Return a function that kills the gateway and all executors, and restarts the gateway."""
         self.join()
         others = executors()
         return lambda: self.restart(*others)
@@ -175,7 +178,7 @@ class RestartedServer:
 
 @contextlib.contextmanager
 def restartable(folder: Path, *options: str, **settings: object) -> Iterator[RestartedServer]:
-    """`remote_accelerator` is a server that can be restarted. `settings`: further settings of this program."""
+    """Use a server that can be restarted. `settings`: further settings of this program."""
     server = RestartedServer(folder, options)
     started = server.start()
     try:
@@ -188,12 +191,12 @@ def restartable(folder: Path, *options: str, **settings: object) -> Iterator[Res
 
 @attrs.define
 class Pair:
-    """Two servers that keep nothing. One has the session, and the other one stands by."""
+    """Two servers without persistent state: one has the session, the other stands by."""
 
     servers: dict[str, RestartedServer]
 
     def the_one_in_use(self, _: random.Random) -> Callable[[], object]:
-        """Kill the server that has the session, with its executor; both servers run before."""
+        """Return a function that kills the server with the session, and its executor, while both servers run."""
         for server in self.servers.values():
             assert server.server is not None
             if server.server.process.poll() is not None:
@@ -205,7 +208,7 @@ class Pair:
 
 @contextlib.contextmanager
 def pair(folder: Path) -> Iterator[Pair]:
-    """`remote_accelerator` is one of two servers."""
+    """Use one of two servers."""
     with contextlib.ExitStack() as stack:
         servers = {}
         for name in ("first", "second"):
@@ -224,8 +227,8 @@ class Tally:
 
     Attributes:
         different: runs with another result than an undisturbed one. raised: runs that raised an exception.
-        resumed: runs in which the session was continued over another connection, with several executors on each of them.
-        recovery: seconds for which each run took longer than an undisturbed one.
+        resumed: runs in which the session resumed over a new connection, for each of several executors.
+        recovery: additional seconds of each run over an undisturbed one.
     """
 
     kills: int = 0
@@ -235,7 +238,7 @@ class Tally:
     recovery: list[float] = attrs.field(factory=list)
 
     def figures(self) -> dict[str, float]:
-        """All counts, and the median time of recovery."""
+        """Return all counts, and the median recovery time."""
         counts = {name: float(getattr(self, name)) for name in ("kills", "different", "raised", "resumed")}
         return counts | {"recovery_s": round(statistics.median(self.recovery), 2)}
 
@@ -247,7 +250,7 @@ class Tally:
 
 
 def resumed() -> int:
-    """How often the session was continued over other connections; with several executors, the least of them.
+    """Return how often the session resumed over new connections; with several executors, the minimum.
 
     0 for connections with a standby server, which do not count this.
     """
@@ -260,8 +263,8 @@ def disturb(
     chance: random.Random,
     choose: Callable[[random.Random], Callable[[], object]],
 ) -> Tally:
-    """Run a program `kills` times. At a random moment of each run, call what `choose` chose before this run."""
-    program()  # its templates are sent now, and the next run takes the usual time
+    """Run a program `kills` times. At a random moment of each run, call the function that `choose` returned before it."""
+    program()  # sends its templates again, so that the next run takes the usual time
     started = time.monotonic()
     expected = program()
     usual = time.monotonic() - started

@@ -1,4 +1,4 @@
-"""Executors that are killed while they write files: checkpoints that they save, and idle sessions that they move to disk."""
+"""Executors that are killed while they write files: checkpoints, and idle sessions moved to disk."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ WEIGHTS = "file:weights.safetensors"
 
 @attrs.define
 class FileKills:
-    """Kills of the executor at random moments, and the files on the disk after each.
+    """Kills of the executor at random moments, with a check of the files on disk after each.
 
     Attributes:
-        folder: the server's, with its journals and, under `saved`, its checkpoints.
-        halfway: kills that came in the middle of writing a file.
-        whole: checkpoints that were whole. broken: those that were not, or had tensors of two steps.
+        folder: the server's folder, with its journals and, under `saved`, its checkpoints.
+        halfway: number of kills during the write of a file.
+        whole: number of valid checkpoints. broken: number of invalid ones, or with tensors of two steps.
     """
 
     folder: Path
@@ -43,7 +43,7 @@ class FileKills:
     broken: list[str] = attrs.field(factory=list)
 
     def figures(self) -> dict[str, int]:
-        """All counts."""
+        """Return all counts."""
         return {"halfway": self.halfway, "whole": self.whole, "broken": len(self.broken)}
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class FileKills:
         )
 
     def executor(self, _: random.Random) -> Callable[[], object]:
-        """Kill the executor, and look at the files."""
+        """Return a function that kills the executor and checks the files."""
         (process,) = executors()
         return lambda: self._kill(process)
 
@@ -66,7 +66,7 @@ class FileKills:
         return {one for one in self.folder.rglob("*") if UNFINISHED in one.name or one.suffix == ".new"}
 
     def look(self) -> None:
-        """Read all checkpoints as any program does, by safetensors; each has one step."""
+        """Read all checkpoints with safetensors; each must have one step."""
         for file in sorted((self.folder / "saved").rglob("*.safetensors")):
             if UNFINISHED in file.name:
                 continue
@@ -76,16 +76,16 @@ class FileKills:
 
 
 def problem_of(file: Path) -> str:
-    """The problem of a checkpoint whose tensors all have the number of one step; empty if there is none."""
+    """Return the problem of a checkpoint; empty if all its tensors have the number of one step."""
     try:
-        with file.open("rb") as opened:  # one version: it may be replaced at any time
+        with file.open("rb") as opened:  # open once, because the file may be replaced at any time
             (length,) = struct.unpack("<Q", opened.read(8))
             ends = [one["data_offsets"][1] for name, one in json.loads(opened.read(length)).items() if name[0] != "_"]
             size = os.fstat(opened.fileno()).st_size
             link = f"/proc/self/fd/{opened.fileno()}"
             with safe_open(link, "pt") as found:
                 steps = {float(end) for name in found.keys() for end in found.get_tensor(name).aminmax()}  # noqa: SIM118
-    except Exception as error:  # whatever a reader of it raises
+    except Exception as error:  # a reader may raise anything
         return f"{type(error).__name__}: {error}"
     if size != 8 + length + max(ends):
         return f"{size} bytes, and {max(ends)} of tensors"
@@ -93,7 +93,7 @@ def problem_of(file: Path) -> str:
 
 
 class Numbered(torch.nn.Module):
-    """A model whose parameters all have the number of the step."""
+    """A model whose parameters all equal the number of the step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Numbered(torch.nn.Module):
 
 
 def saving() -> list[float]:
-    """Save a model and its state in each step in both ways; the sum that each file has at the end."""
+    """Save a model and its state in each step in both ways. Return the final sum of each file."""
     model = Numbered().to(REMOTE)
     for step in range(1, STEPS + 1):
         with torch.no_grad():
@@ -116,7 +116,7 @@ def saving() -> list[float]:
 
 
 def moving() -> list[float]:
-    """Change values in place, beside weights that are read, and wait each time until the idle session is on disk."""
+    """Change values in place, beside weights, and wait each time until the idle session is on disk."""
     ones = {"weight": torch.ones(LENGTH).to(REMOTE)}
     djinn.save_weights(ones, WEIGHTS)
     held = torch.zeros(TENSORS * LENGTH).to(REMOTE)
@@ -134,12 +134,10 @@ def wait_until_gone() -> None:
     """Wait until no session has values on the device."""
     until = time.monotonic() + GONE_SECONDS
     while time.monotonic() < until:
-        statuses = ask_servers(client.settings()).values()  # of each address, where one does not answer
+        statuses = ask_servers(client.settings()).values()  # one for each address
         if (status := next((one for one in statuses if not isinstance(one, Exception)), None)) is not None:
             sessions = [one for executor in status.executors for one in executor.sessions]
-            if all(
-                one.disk and not one.memory for one in sessions
-            ):  # none is there after a kill: the client waits here
+            if all(one.disk and not one.memory for one in sessions):  # after a kill there is no executor, so wait
                 return
         time.sleep(0.02)
     raise TimeoutError("an idle session stays on its device")

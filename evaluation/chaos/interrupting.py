@@ -1,4 +1,4 @@
-"""Ctrl-C at random moments of ordinary work, and a second one up to two seconds later; what came of each."""
+"""Ctrl-C at random moments of ordinary work, and a second one up to two seconds later."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import djinn
 from djinn_client.runtime import client
 
 DEVICE = "remote_accelerator:0"
-SECOND_SECONDS = 2.0  # within which the second one comes
+SECOND_SECONDS = 2.0  # maximum delay of the second Ctrl-C
 UPLOAD_BYTES = 48 << 20
 
 
 @attrs.define
 class Trial:
-    """One press, or two: seconds until each was raised, and until the executor had nothing left to do."""
+    """One or two presses of Ctrl-C: seconds until each was raised, and until the executor was idle."""
 
     work: str
     moment: float
@@ -31,7 +31,7 @@ class Trial:
 
 
 class Works:
-    """Programs that never end by themselves, by name."""
+    """Endless programs by name."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -43,7 +43,7 @@ class Works:
         self.fresh = 0
 
     def training(self) -> Iterator[None]:
-        """Steps of a small transformer."""
+        """Train a small transformer."""
         while True:
             x = torch.randn(8, 32, 64).to(DEVICE)
             self.optimizer.zero_grad()
@@ -54,7 +54,7 @@ class Works:
             yield
 
     def generation(self) -> Iterator[None]:
-        """Tokens, each of which needs the one before."""
+        """Generate tokens, each from the previous one."""
         tokens = torch.zeros(1, 1, 64, device=DEVICE)
         while True:
             with torch.no_grad():
@@ -64,7 +64,7 @@ class Works:
             yield
 
     def upload(self) -> Iterator[None]:
-        """Large tensors, behind work that keeps the executor busy."""
+        """Upload large tensors behind work that keeps the executor busy."""
         while True:
             for _ in range(20):
                 self.matrix @ self.matrix
@@ -72,7 +72,7 @@ class Works:
             yield
 
     def planning(self) -> Iterator[None]:
-        """Programs of a structure that was never seen."""
+        """Run programs of new structures."""
         while True:
             self.fresh += 1
             x = torch.ones(4, device=DEVICE)
@@ -84,7 +84,7 @@ class Works:
             yield
 
     def waiting(self) -> Iterator[None]:
-        """One program that takes long."""
+        """Run one long program."""
         while True:
             product = self.matrix
             for _ in range(4000):
@@ -94,7 +94,7 @@ class Works:
 
 
 def trials(count: int, seed: int, longest: float = 3.0) -> Iterator[Trial]:
-    """Trials at random moments; each begins where the one before has left the session."""
+    """Yield trials at random moments. Each continues the session of the previous one."""
     chance, works = random.Random(seed), Works()
     kept = {n: torch.full((100 + n,), float(n)).to(DEVICE) for n in range(20)}
     djinn.synchronize()
@@ -134,7 +134,7 @@ def _run(trial: Trial, program: Callable[[], Iterator[None]], second: float) -> 
                 next(steps)
         except KeyboardInterrupt:
             caught.append(time.monotonic())
-        while thread.is_alive() or time.monotonic() - pressed[-1] < 0.2:  # the second one comes in the middle of this
+        while thread.is_alive() or time.monotonic() - pressed[-1] < 0.2:  # the second press comes during this wait
             torch.ones(2, device=DEVICE).sum().item()
     except KeyboardInterrupt:
         caught.append(time.monotonic())
@@ -153,7 +153,7 @@ def _run(trial: Trial, program: Callable[[], Iterator[None]], second: float) -> 
 
 
 def _wrong_of(kept: dict[int, torch.Tensor]) -> str:
-    """Faults in tensors that were finished before; empty where there are none."""
+    """Return faults of tensors that were finished before; empty without any."""
     for number, tensor in kept.items():
         if tensor.tolist() != [float(number)] * (100 + number):
             return f"tensor {number} is not what it was"

@@ -1,4 +1,4 @@
-"""Programs that are disturbed while they run. Each returns its results and a hash of all of its state."""
+"""Programs that are disturbed while they run. Each returns its results and a hash of all state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Program = Callable[[Callable[[int], object]], object]
 
 
 def digest_of_state() -> str:
-    """Return a hash of every tensor on the device that this program can reach, and of the random state there and here."""
+    """Return a hash of all reachable tensors on the device, and of the remote and local random state."""
     gc.collect()
     found = []
     for one in gc.get_objects():
@@ -28,7 +28,7 @@ def digest_of_state() -> str:
 
 
 def train(at: Callable[[int], object]) -> object:
-    """Train with dropout, AdamW and updates in place for 40 steps; `at` is called with the number of each step."""
+    """Train with dropout, AdamW and in-place updates for 40 steps. `at` is called with the number of each step."""
     torch.manual_seed(5)
     layers = [torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(32, 4)]
     model = torch.nn.Sequential(*layers).to(REMOTE)
@@ -50,7 +50,7 @@ def train(at: Callable[[int], object]) -> object:
 
 
 def sample(at: Callable[[int], object]) -> object:
-    """Sample tokens with a KV cache that grows by `cat`; `at` is called with the number of each token."""
+    """Sample tokens with a KV cache that grows by `cat`. `at` is called with the number of each token."""
     torch.manual_seed(6)
     embedding, out = (torch.randn(64, 32) * 0.5).to(REMOTE), torch.randn(32, 64).to(REMOTE)
     query, key, value = ((torch.randn(32, 32) * 0.3).to(REMOTE) for _ in range(3))
@@ -67,7 +67,7 @@ def sample(at: Callable[[int], object]) -> object:
 
 
 def generate(_: Callable[[int], object]) -> object:
-    """Greedy decoding of a small Llama of transformers, whose cache is part of the state."""
+    """Decode greedily with a small Llama of transformers. The cache is part of the state."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -81,7 +81,7 @@ def generate(_: Callable[[int], object]) -> object:
 
 
 def upload(at: Callable[[int], object]) -> object:
-    """Upload tensors of 2 to 8 MiB, in frames of 4 MiB, and write to them; `at` is called with the number of each."""
+    """Upload tensors of 2 to 8 MiB, in frames of 4 MiB, and write to them. `at` is called with the number of each."""
     torch.manual_seed(7)
     held = []
     for number in range(4):

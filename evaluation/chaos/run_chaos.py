@@ -1,13 +1,14 @@
-"""Kills executors and breaks networks under real programs, and compares results with undisturbed runs.
+"""Kill executors and break networks under real programs, and compare results with undisturbed runs.
 
     python -m evaluation chaos [--kills 100] [--seed 0] [--quick] [--only ROW ...] [--json]
 
-Each row kills something in each program of `programs.PROGRAMS`, at a moment drawn evenly over the program's duration, and compares results, hashes
-of all tensors and the random state with an undisturbed run. Killed are: the executor of a server; one of two executors that exchange values, or
-both, of one server and of two; executors that a program has started for itself, also without journals, and while others join and leave; a server
-with its executor, while another server stands by; the gateway of a server, which is started again, alone, with its executor, and with two
-executors. Other rows kill an executor that saves checkpoints or moves an idle session to disk, and lose frames and connections over a relay.
-Prints a table, and with --json one object on the last line.
+Each row disturbs each program of `programs.PROGRAMS` at a uniformly random moment, and compares results, hashes of all
+tensors and the random state with an undisturbed run. Rows kill: the executor of a server; one of two executors that
+exchange values, or both, of one server and of two; a program's own executors, also without journals, and while
+executors join and leave; a server with its executor while another server stands by; the gateway, which is restarted,
+alone, with its executor, and with two executors. Other rows kill an executor that saves checkpoints or moves an idle
+session to disk, and lose frames and connections through a relay. Prints a table, and with --json one object on the last
+line.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from evaluation.chaos.disturbing import (
 from evaluation.chaos.programs import PROGRAMS, REMOTE, Program
 from evaluation.served import Server
 
-FRAMES_BETWEEN = 48  # of 4 MiB: three chunks of 64 MiB
+FRAMES_BETWEEN = 48  # frames of 4 MiB between resets: three chunks of 64 MiB
 
 
 def disturb_all(
@@ -53,7 +54,7 @@ def disturb_all(
     programs: Mapping[str, Program] = PROGRAMS,
     at: Callable[[int], object] = lambda _: None,
 ) -> dict[str, float]:
-    """Disturb programs `kills` times in all. Print and return the outcomes, under names that begin with `prefix`."""
+    """Disturb programs `kills` times in total. Print and return the outcomes, under names that begin with `prefix`."""
     report: dict[str, float] = {}
     for number, (name, program) in enumerate(programs.items()):
         share = (kills + len(programs) - 1 - number) // len(programs)
@@ -65,7 +66,7 @@ def disturb_all(
 
 
 def updates(server: Server, count: int) -> dict[str, float]:
-    """Additions in place over a network that loses every seventh frame, and stops for five seconds; the sum must be exact."""
+    """Add in place over a network that loses every seventh frame and stalls for five seconds. The sum must be exact."""
     network = BadNetwork(server.tcp)
     with using(servers=[network.url], token=server.token, disable=("local",)):
         total, one = torch.zeros(1, dtype=torch.float64, device=REMOTE), torch.ones(1, dtype=torch.float64).to(REMOTE)
@@ -85,10 +86,10 @@ def updates(server: Server, count: int) -> dict[str, float]:
 
 
 def upload(server: Server, nbytes: int) -> dict[str, float]:
-    """An upload whose connection is reset in every third chunk: bytes that were sent over bytes that there are."""
+    """Upload while the connection is reset in every third chunk. Return sent bytes divided by the tensor's bytes."""
     network = BadNetwork(server.tcp)
     with using(servers=[network.url], token=server.token, disable=("local",)):
-        source = torch.randint(0, 256, (nbytes,), dtype=torch.uint8)  # which nothing compresses
+        source = torch.randint(0, 256, (nbytes,), dtype=torch.uint8)  # incompressible
         network.sent = 0
         network.up = lambda n: HALF if n % FRAMES_BETWEEN == 0 else PASS
         held = source.to(REMOTE)
@@ -105,13 +106,13 @@ Row = Callable[[Options, random.Random, Path], dict[str, float]]
 
 
 def one_executor(options: Options, chance: random.Random, folder: Path) -> dict[str, float]:
-    """The executor of a server is killed."""
+    """Kill the executor of a server."""
     with one_server(folder):
         return disturb_all("", options.kills, chance, an_executor)
 
 
 def two_executors(options: Options, chance: random.Random, folder: Path) -> dict[str, float]:
-    """One of two executors that exchange values is killed, or both."""
+    """Kill one of two executors that exchange values, or both."""
     with two_devices(folder / "one"):
         report = disturb_all("devices_", (options.kills + 1) // 2, chance, an_executor)
     with two_servers(folder / "two"):
@@ -119,19 +120,19 @@ def two_executors(options: Options, chance: random.Random, folder: Path) -> dict
 
 
 def own_executor(options: Options, chance: random.Random, _: Path) -> dict[str, float]:
-    """The executor is killed that this program has started for itself."""
+    """Kill this program's own executor."""
     with using():
         return disturb_all("own_", (options.kills + 1) // 2, chance, an_executor_of_its_own)
 
 
 def own_pool(options: Options, chance: random.Random, _: Path) -> dict[str, float]:
-    """Of two executors without journals one is killed, or both; the log of this program brings them back."""
+    """Kill one of two executors without journals, or both. This program's log recovers them."""
     with using(executors=2, placement_policy="round_robin", recover=False, standby=["engine"]):
         return disturb_all("standby_", (options.kills + 1) // 2, chance, an_executor_of_its_own)
 
 
 def scaled(options: Options, chance: random.Random, _: Path) -> dict[str, float]:
-    """Executors join and leave during training, and one of them is killed, or all."""
+    """Let executors join and leave during training, and kill one of them, or all."""
     changes = {7: 3, 17: 1, 27: 2}
     with using(executors=2, placement_policy="round_robin"):
         scale = lambda step: step in changes and djinn.scale(executors=changes[step])
@@ -141,16 +142,16 @@ def scaled(options: Options, chance: random.Random, _: Path) -> dict[str, float]
 
 
 def another_server(options: Options, chance: random.Random, folder: Path) -> dict[str, float]:
-    """A server is killed with its executor; another one stands by."""
+    """Kill a server with its executor while another server stands by."""
     with pair(folder) as servers:
         return disturb_all("failover_", (options.kills + 1) // 2, chance, servers.the_one_in_use)
 
 
 def _while_writing(name: str, options: Options, chance: random.Random, folder: Path, *flags: str) -> dict[str, float]:
-    """Kill the executor at random moments of a program of `files.PROGRAMS`, which has the executor write files."""
+    """Kill the executor at random moments of a program of `files.PROGRAMS`, in which it writes files."""
     (folder / "saved").mkdir()
     kept = ("--save-weights", str(folder / "saved"), "--lease-seconds", "1200", *flags)
-    with one_server(folder, *kept), contextlib.chdir(folder):  # where pointer files lie
+    with one_server(folder, *kept), contextlib.chdir(folder):  # folder of pointer files
         found = files.FileKills(folder)
         tally = disturb(files.PROGRAMS[name], options.kills, chance, found.executor)
         found.look()
@@ -159,17 +160,17 @@ def _while_writing(name: str, options: Options, chance: random.Random, folder: P
 
 
 def saves(options: Options, chance: random.Random, folder: Path) -> dict[str, float]:
-    """The executor is killed while it saves checkpoints."""
+    """Kill the executor while it saves checkpoints."""
     return _while_writing("save", options, chance, folder)
 
 
 def moves(options: Options, chance: random.Random, folder: Path) -> dict[str, float]:
-    """The executor is killed while it moves an idle session to disk, and back."""
+    """Kill the executor while it moves an idle session to disk and back."""
     return _while_writing("move", options, chance, folder, "--idle-minutes", "0.005")
 
 
 def networks(options: Options, _: random.Random, folder: Path) -> dict[str, float]:
-    """Networks that lose frames and reset connections."""
+    """Use networks that lose frames and reset connections."""
     with one_server(folder) as server:
         report = updates(server, 1000 if options.quick else 10_000)
         report |= upload(server, (256 if options.quick else 1024) << 20)
@@ -179,19 +180,19 @@ def networks(options: Options, _: random.Random, folder: Path) -> dict[str, floa
 
 
 def restarted(options: Options, chance: random.Random, folder: Path) -> dict[str, float]:
-    """The gateway is killed and started again."""
+    """Kill and restart the gateway."""
     with restartable(folder) as server:
         return disturb_all("restart_", (options.kills + 1) // 2, chance, server.gateway)
 
 
 def restarted_both(options: Options, chance: random.Random, folder: Path) -> dict[str, float]:
-    """The gateway and the executor are killed at the same time, and the gateway is started again."""
+    """Kill the gateway and the executor at the same time, and restart the gateway."""
     with restartable(folder) as server:
         return disturb_all("restart_both_", (options.kills + 4) // 5, chance, server.gateway_and_executors)
 
 
 def restarted_pool(options: Options, chance: random.Random, folder: Path) -> dict[str, float]:
-    """The gateway of two executors that exchange values is killed and started again."""
+    """Kill and restart the gateway of two executors that exchange values."""
     with restartable(folder, "--device", "all", **EXCHANGING) as server:
         return disturb_all("restart_pool_", (options.kills + 9) // 10, chance, server.gateway)
 
@@ -213,7 +214,7 @@ ROWS: dict[str, Row] = {
 
 
 def main() -> None:
-    """Run the rows that are asked for, and print the outcomes."""
+    """Run the requested rows, and print the outcomes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,14 +1,15 @@
-"""Plants faults in the devices of a server at random ops, and checks who is told, who goes on, and what memory is left.
+"""Inject faults into a server's devices at random ops; check error reports, unaffected sessions and leaked memory.
 
     python -m evaluation device-faults [--faults 100] [--seed 0] [--only sticky hang out_of_memory] [--json]
 
-A server has two devices that behave like GPUs (`plugins/fakegpu`), with a journal. Two programs share the first device, one has the second.
-Each uses an op that the others do not. A fault is planted in one device at such an op, or at any kernel. Every program then runs a round,
-whose results must equal those of a CPU bit for bit, or be an error that names the fault.
+A server has two devices that behave like GPUs (`plugins/fakegpu`), with a journal. Two programs share the first device,
+one has the second. Each uses an op that the others do not. A fault is injected into one device at such an op, or at any
+kernel. Every program then runs a round, whose results must be bitwise equal to those of a CPU, or be an error that
+names the fault.
 
-A session that is told of an error makes its tensors anew. After each fault comes a round without one. It must succeed everywhere, on
-executors that are ready, with as much device memory as before. A table, and with --json one object on the last line. Exits with 1 if
-anything was otherwise.
+A session that gets an error makes its tensors anew. After each fault comes a round without one. It must succeed
+everywhere, on ready executors, with as much device memory as before. Prints a table, and with --json one object on the
+last line. Exits with 1 on any violation.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from djinn_fakegpu.library import build
 from djinn_fakegpu.remote_control import RemoteControl
 
 KINDS: Final = ("sticky", "hang", "out_of_memory")
-OWN: Final = ("sin", "cos", "atan")  # ops that one program each uses
+OWN: Final = ("sin", "cos", "atan")  # the op that only one program uses, for each program
 SHARED: Final = ("aten::mm", "aten::add", "aten::mul", "aten::cat", "aten::_softmax", "aten::")
-ROUNDS: Final = 6  # in which a planted fault must have happened
+ROUNDS: Final = 6  # rounds in which an injected fault must occur
 HANG_SECONDS: Final = 1
-LEAVING_SECONDS: Final = 60  # in which sessions whose programs have ended free their memory
+LEAVING_SECONDS: Final = 60  # timeout for sessions of ended programs to free their memory
 
 PROGRAM: Final = """
 import gc, json, sys
@@ -86,7 +87,7 @@ for line in sys.stdin:
 
 
 class Client:
-    """A program in a process of its own, on one of the devices."""
+    """A program in a separate process on one of the devices."""
 
     def __init__(self, python: Forks, environment: Mapping[str, str], server: Server, own: str, device: int) -> None:
         self.own, self.device = own, device
@@ -96,16 +97,16 @@ class Client:
         assert self._line() == "ready"
 
     def begin(self, number: int) -> None:
-        """Have it run a round."""
+        """Start a round."""
         self.process.stdin.write(f"{number}\n")
         self.process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        """What came of the round: `error` and `message`, or whether the results are `equal`."""
+        """Return the outcome of the round: `error` and `message`, or whether the results are `equal`."""
         return json.loads(self._line())
 
     def close(self) -> None:
-        """Let it end, and with it its session."""
+        """End the process and its session."""
         with self.process:
             self.process.stdin.close()
             self.process.wait(300)
@@ -118,7 +119,7 @@ class Client:
 
 @attrs.frozen
 class Planted:
-    """A fault. `victim`: number of the client that alone uses the op; None if several do. `twice`: the op is tried again in vain."""
+    """A fault. `victim`: number of the only client that uses the op; None if several do. `twice`: the op's retry fails, too."""
 
     kind: str
     op: str
@@ -130,7 +131,7 @@ class Planted:
 
 @attrs.define
 class Tally:
-    """Outcomes of all faults of a kind. `problems`: what must not be."""
+    """Outcomes of all faults of a kind. `problems`: violations."""
 
     faults: int = 0
     told: int = 0
@@ -139,13 +140,13 @@ class Tally:
     problems: Counter[str] = attrs.field(factory=Counter)
 
     def figures(self) -> dict[str, int]:
-        """Numbers by name."""
+        """Return numbers by name."""
         counted = {"faults": self.faults, "told": self.told, "named": self.named, "told_nobody": self.told_nobody}
         return counted | {"problems": self.problems.total()}
 
 
 def draw(kind: str, chance: random.Random) -> Planted:
-    """A fault of this kind at a random op."""
+    """Return a fault of this kind at a random op."""
     device = chance.randrange(2)
     twice = kind == "out_of_memory" and chance.random() < 0.5
     if kind == "out_of_memory":
@@ -160,7 +161,7 @@ class Bench:
     """A server with two devices, and three programs on them."""
 
     def __init__(self, python: Forks, environment: Mapping[str, str], folder: Path) -> None:
-        build()  # on a busy machine it takes longer than an executor may take to start
+        build()  # built now, because it may take longer than the start timeout of an executor
         file = folder / "connection.json"
         command = ["-m", "djinn_core.cli", "serve", "--connection-file", file, "--threads", "1"]
         command += ["--device", "fakegpu:0", "--device", "fakegpu:1", "--hang-seconds", HANG_SECONDS]
@@ -174,7 +175,7 @@ class Bench:
         self._memory = self._allocated()
 
     def close(self) -> list[int]:
-        """End everything. Return the bytes that were left on each device without sessions."""
+        """End everything. Return the bytes left on each device without sessions."""
         for client in self.clients:
             client.close()
         deadline = time.monotonic() + LEAVING_SECONDS
@@ -184,18 +185,18 @@ class Bench:
         return left
 
     def processes(self) -> list[int]:
-        """The processes of the executors."""
+        """Return the executor processes."""
         return [control.process() for control in self.controls]
 
     def round(self) -> list[dict[str, Any]]:
-        """Have all programs run a round at the same time."""
+        """Run a round in all programs at the same time."""
         self._number += 1
         for client in self.clients:
             client.begin(self._number)
         return [client.answer() for client in self.clients]
 
     def suffer(self, fault: Planted, tally: Tally) -> None:
-        """Plant a fault, let the programs run until it has happened, and count what came of it."""
+        """Inject a fault, run the programs until it has occurred, and count the outcome."""
         control, before = self.controls[fault.device], self.processes()
         for _ in range(1 + fault.twice):
             control.inject(fault.kind, fault.op, after=fault.after)
@@ -237,7 +238,7 @@ class Bench:
             tally.named += self._names(fault, answers[number], tally)
 
     def _names(self, fault: Planted, answer: Mapping[str, str], tally: Tally) -> bool:
-        """Return True if the message names one op, and that is the right one."""
+        """Return True if the message names exactly one op, the right one."""
         message = answer["message"]
         if fault.kind == "out_of_memory":
             if answer["error"] != "RemoteOutOfMemoryError" and "memory" not in message:
@@ -259,7 +260,7 @@ class Bench:
 def suffer_all(
     python: Forks, environment: Mapping[str, str], folder: Path, faults: Sequence[Planted]
 ) -> dict[str, Tally]:
-    """Plant faults one after the other. Return what came of them, by kind."""
+    """Inject faults one after the other. Return the outcomes by kind."""
     tallies = {kind: Tally() for kind in dict.fromkeys(fault.kind for fault in faults)}
     bench = Bench(python, environment, folder)
     try:
@@ -276,7 +277,7 @@ def suffer_all(
 
 
 def main() -> None:
-    """Plant all faults and say what came of it."""
+    """Inject all faults and report the outcomes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--faults", type=int, default=100, help="of each kind")
     parser.add_argument("--seed", type=int, default=0)

@@ -26,7 +26,7 @@ from prepared_python import Forks, PreparedPython
 from servers import Server, start_server
 
 OPTIONS: Final = ("--threads", "1", "--drain-seconds", "1", "--most-sessions", "1", "--lease-seconds", "600")
-LONGEST_SECONDS: Final = 1.5  # of a program's work
+LONGEST_SECONDS: Final = 1.5  # maximum duration of a program's work
 
 PROGRAM = """
 import signal, sys, threading, time
@@ -88,7 +88,7 @@ class _Program:
     work: str
     end: str
     moment: float
-    process: Any  # what `Forks.start_talking` returns
+    process: Any  # result of `Forks.start_talking`
 
     def enter(self) -> float:
         """Let the program connect. Return the seconds until it had a session."""

@@ -1,10 +1,11 @@
-"""Many idle sessions on an executor that has memory for three, which is killed while they go and come back.
+"""Many idle sessions on an executor with memory for three, which is killed while they move to disk and back.
 
     python -m evaluation idle [--sessions 20] [--mib 32] [--rounds 3] [--kills 4] [--seed 0] [--limit] [--json]
 
-Each session is a program of its own that holds a tensor and changes it in place when it is told to. In each round every one is told,
-in random order, after the values of all that are there went to disk; at random moments the executor is killed. With `--limit` the
-executor has a memory limit, and values make room one by one. A table, and with --json one object on the last line.
+Each session is a program that holds a tensor and changes it in place on command. In each round all get the command in
+random order, after the values of all sessions were moved to disk. At random moments the executor is killed. With
+`--limit` the executor has a memory limit, and values are evicted one by one. Prints a table, and with --json one object
+on the last line.
 """
 
 from __future__ import annotations
@@ -46,20 +47,20 @@ for line in sys.stdin:
 
 
 def executor_of(server: Server) -> ExecutorStatus:
-    """The executor as the server describes it."""
+    """Return the executor's status from the server."""
     (status,) = ask_servers(server.settings()).values()
     assert isinstance(status, Status), status
     return status.executors[0]
 
 
 def gone(server: Server) -> bool:
-    """True if no session that the executor has now has values on its device."""
+    """Return True if no session has values on the executor's device."""
     sessions = executor_of(server).sessions
     return bool(sessions) and all(one.disk and one.memory < MIB for one in sessions)
 
 
 def expected(number: int, mib: int, step: int) -> list[int]:
-    """The sums after so many steps: of all, and of the first half."""
+    """Return the expected sums after this number of steps: of all elements, and of the first half."""
     count = mib * 2**18
     period = sum(range(1000))
     sums = []
@@ -71,7 +72,7 @@ def expected(number: int, mib: int, step: int) -> list[int]:
 
 
 def kill_at_random(server: Server, draw: random.Random, seconds: float) -> threading.Timer:
-    """Kill the executor within so many seconds."""
+    """Kill the executor within this number of seconds."""
 
     def kill() -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -83,7 +84,7 @@ def kill_at_random(server: Server, draw: random.Random, seconds: float) -> threa
 
 
 def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Run the rounds; figures of what happened."""
+    """Run the rounds, and return the figures."""
     draw = random.Random(options.seed)
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
@@ -108,7 +109,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             for step in range(1, options.rounds + 1):
                 if not options.limit:
                     wait_for(lambda: gone(server), "idle sessions to give way")
-                    time.sleep(2)  # for the allocator
+                    time.sleep(2)  # let the allocator settle
                 most = max(most, psutil.Process(executor_of(server).process).memory_full_info().uss - base)
                 for number in draw.sample(range(options.sessions), options.sessions):
                     timer = kill_at_random(server, draw, 1.5) if turn in kills else None
@@ -139,7 +140,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Parse the command line, run, and end with 1 if a value was wrong."""
+    """Parse the command line, run, and exit with 1 if a value was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("sessions", 20), ("mib", 32), ("rounds", 3), ("kills", 4), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)

@@ -1,4 +1,7 @@
-"""Ctrl-C at random moments, as a command: `python -m evaluation interrupts`. Says for each kind of work how soon it was raised, and the executor idle."""
+"""Command `python -m evaluation interrupts`: Ctrl-C at random moments.
+
+Reports per kind of work the delay of the exception and of the idle executor.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from evaluation.chaos.interrupting import Trial, trials
 @click.option("--idle-seconds", default=1.0, help="Within which the executor has to be idle afterwards.")
 @click.option("--json", "file", type=click.Path(path_type=Path), help="Where to write the results.")
 def main(presses: int, seed: int, server: str, raised_seconds: float, idle_seconds: float, file: Path | None) -> None:
-    """Press Ctrl-C, and again; exit with 1 where one came late or something was lost."""
+    """Press Ctrl-C repeatedly. Exit with 1 if one took too long or state was lost."""
     signal.signal(signal.SIGINT, raise_outside_torch)
     djinn.configure(threads=1, **({"servers": [server]} if server else {}))
     found: dict[str, list[Trial]] = defaultdict(list)

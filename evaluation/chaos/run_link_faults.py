@@ -1,10 +1,10 @@
-"""A loop that reads a value in each step, over a link between network namespaces that loses packets, goes down or changes.
+"""A loop that reads a value in each step, over a link between network namespaces with packet loss, outages or changes.
 
     python -m evaluation link-faults [--json] [--round-trip-ms 45] [--cases sleep,moved]
 
-The client is a process that adds one to a tensor of the server and reads the tensor in each step, so an addition that is lost or done
-twice is seen. A client that lost its session would end with an error. Each case reports
-the median step before and after the fault, the longest step, and whether all values are right. Needs root.
+The client is a process that adds one to a server tensor and reads it in each step, so a lost or repeated addition is
+visible. A client that lost its session would fail. Each case reports the median step before and after the fault, the
+longest step, and whether all values are right. Needs root.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from evaluation import ROOT
 from evaluation.benchmarks import links, serving
 
 TOKEN = "evaluation-link-faults"
-STEPS, BEFORE = 60, 20  # in all, and before the fault
-UPLOAD_FLOATS = 64 << 10  # of each step
+STEPS, BEFORE = 60, 20  # number of steps in total and before the fault
+UPLOAD_FLOATS = 64 << 10  # floats per step
 SECONDS = 240
 CLIENT = """
 import json, sys, time, torch, djinn
@@ -48,12 +48,12 @@ for step in range(steps):
 
 @attrs.frozen
 class Case:
-    """Something that happens to a link or to its client.
+    """A fault of a link or its client.
 
     Attributes:
-        conditions: of the link from the beginning on.
+        conditions: initial conditions of the link.
         fault: called after some steps with the client's process id.
-        floats: numbers that each step uploads.
+        floats: number of floats that each step uploads.
     """
 
     title: str
@@ -100,7 +100,7 @@ def cases(round_trip: float) -> dict[str, Case]:
 
 
 def run(case: Case) -> dict[str, Any]:
-    """Run the loop, with the fault after some steps."""
+    """Run the loop with the fault after some steps."""
     with links.namespace(case.conditions) as inside, tempfile.TemporaryDirectory() as cache:
         network = ["--host", links.SERVER, "--insecure-plaintext-on-network", "--store-gib", "0"]
         with serving.server(*network, prefix=inside, environment={"DJINN_TOKEN": TOKEN}) as file:

@@ -1,10 +1,10 @@
-"""Kills executors, actors and nodes of a Ray cluster under real programs, and compares results with local ones.
+"""Kill executors, actors and nodes of a Ray cluster under real programs, and compare results with local ones.
 
     python -m evaluation ray-kills --kills 100 --only node
 
-One cluster on this machine, one executor. Each run of a program (a greedy `generate()` of a small Llama, training with AdamW)
-is disturbed by one SIGKILL, at a moment drawn evenly over its undisturbed duration. Nodes are raylets; journals are on a folder
-that all share. One JSON object on the last line.
+One cluster on this machine, one executor. Each run of a program (greedy `generate()` of a small Llama, training with
+AdamW) gets one SIGKILL at a uniformly random moment of its undisturbed duration. Nodes are raylets; journals are in a
+shared folder. The last line is a JSON object.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from djinn.testing import open_connections
 
 REMOTE = "remote_accelerator:0"
 STORE = 80 << 20
-NODES = 2  # that may be killed
+NODES = 2  # number of nodes that may be killed
 
 
 def generation() -> Callable[[str], object]:
@@ -88,7 +88,7 @@ def kill_actor(cluster: Cluster) -> None:
 
 
 def kill_process(number: Callable[[], int | None]) -> None:
-    """Kill a process, when it has a number: a signal to 0, which one has that is about to start, would go to this program's group."""
+    """Kill a process once it has an id. An id of 0, of a process about to start, would signal this process group."""
     until = time.monotonic() + 60
     while not (process := number()):
         if time.monotonic() > until:
@@ -139,7 +139,7 @@ def main() -> None:
 
 
 def mine() -> list[psutil.Process]:
-    """Processes of the cluster that this one has started."""
+    """Return processes of the cluster that this process started."""
     return [one for one in psutil.process_iter(["cmdline", "environ"]) if "RAY_JOB_ID" in (one.info["environ"] or {})]
 
 
