@@ -1,4 +1,4 @@
-"""Random clusters and programs, and a simple check of what a plan holds and computes on each device, written for the tests alone."""
+"""Random clusters and programs, and an independent check of a plan's memory and ops on each device."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class AllOnTheFirst(PlacementPolicy):
 
 
 class Scattered(PlacementPolicy):
-    """A policy that decides at random."""
+    """A random policy."""
 
     name = "scattered"
 
@@ -71,7 +71,7 @@ class Scattered(PlacementPolicy):
 
 
 class Workspaces(CostModel):
-    """A cost model that says what products take beside their operands: as much as their first operand."""
+    """A cost model in which products need workspace as large as their first operand."""
 
     name = "workspaces"
     operations = frozenset({"mm"})
@@ -81,7 +81,7 @@ class Workspaces(CostModel):
 
 
 def workspace(graph, node):
-    """Bytes that a node takes while it runs, beside what it reads and makes."""
+    """Return the workspace bytes of a node."""
     return size(graph, node.inputs[0]) if node.operation == "mm" else 0
 
 
@@ -92,7 +92,7 @@ REGISTRY = Registry(
 
 
 def random_program(chance):
-    """Stretches of layers in one dtype each, with casts between them, writes in place, views, random numbers and what is kept."""
+    """Return segments of layers in different dtypes, with casts, in-place writes, views, random numbers and kept values."""
     builder = ProgramBuilder()
     rows = chance.choice((1, 8, 128))
     width = chance.choice((16, 64, 256))
@@ -124,7 +124,7 @@ def random_program(chance):
 
 
 def random_request(chance, graph, most=5, kinds=("cuda", "cuda", "cpu")):
-    """Devices, at most `most`: some are nearly full, some lack dtypes or ops, some are unknown; some inputs live somewhere."""
+    """Return a request with at most `most` devices: some nearly full, some without dtypes or ops, some unknown; some inputs resident."""
     whole = sum(sizes(graph).values())
     shares = (0, 0, 0.02, 0.1, 0.3, 0.6, 1.0, 1.5, 4.0)
     devices = []
@@ -168,7 +168,7 @@ def random_request(chance, graph, most=5, kinds=("cuda", "cuda", "cpu")):
 
 
 def size(graph, value, *, since=False):
-    """Bytes from where a value begins to where it ends in its memory; with `since`, from where the memory begins."""
+    """Return the bytes between the first and last element of a value; with `since`, from the start of its memory."""
     meta = graph.meta(value)
     if not math.prod(meta.shape):
         return 0
@@ -177,7 +177,7 @@ def size(graph, value, *, since=False):
 
 
 def sizes(graph):
-    """Bytes by storage."""
+    """Return the bytes by storage."""
     found = Counter()
     for value in (*graph.inputs, *(v for node in graph.nodes for v in node.outputs)):
         found[storage_of(value)] = max(found[storage_of(value)], size(graph, value, since=True))
@@ -185,12 +185,12 @@ def sizes(graph):
 
 
 def broken(result, request):
-    """Constraints that a plan violates, in words: memory, limits, dtypes or ops of a device; empty where it keeps to all of them."""
+    """Return the constraints that a plan violates (memory, limits, dtypes or ops), as text."""
     return [*cannot_run(result, request), *too_full(result, request)]
 
 
 def cannot_run(result, request):
-    """Ops that a plan runs where they, or one of their dtypes, are not."""
+    """Return the ops that run on a device without the op or one of its dtypes."""
     graph, found, replace = result.graph, [], result.plan.replace
     by_id = {d.id: d for d in request.topology.devices}
     for decision in result.placement.decisions:
@@ -204,7 +204,7 @@ def cannot_run(result, request):
 
 
 def waiting(steps, receiver, at):
-    """Values that may have come to a device before it takes step `at`: all others go on as far as they can without it."""
+    """Return the values that may have arrived before step `at`, if all other devices are as far ahead as possible."""
     turns, mail, moved = dict.fromkeys(steps, 0), Counter(), True
     while moved:
         moved = False
@@ -223,15 +223,15 @@ def waiting(steps, receiver, at):
 
 
 def too_full(result, request):
-    """Devices on which a plan holds more than there is room for."""
+    """Return the devices whose memory a plan exceeds."""
     graph, placement, found = result.graph, result.placement, []
     by_id = {d.id: d for d in request.topology.devices}
-    held = {d: defaultdict(dict) for d in by_id}  # by device and memory: bytes by value
+    held = {d: defaultdict(dict) for d in by_id}  # by device and memory, bytes by value
     total = Counter()  # by device
     before = {v: d for v, d in request.resident.items() if v in graph.inputs}
 
     def change(device, memory, value, nbytes):
-        """A value looks into memory, or does so no more (`nbytes` is None); the memory is what the largest of its values needs."""
+        """Add or remove (`nbytes` None) a value of a memory. The memory counts its largest value."""
         values = held[device][memory]
         total[device] -= max(values.values(), default=0)
         values.pop(value, None) if nbytes is None else values.update({value: nbytes})
@@ -258,7 +258,7 @@ def too_full(result, request):
         most, is_host = bytes_on(device), by_id[device].kind == "cpu"
         for at, step in enumerate(steps):
             beside = 0
-            if is_host and len(result.schedule.steps) > 1:  # transfers wait in memory that is the device's own
+            if is_host and len(result.schedule.steps) > 1:  # transfers wait in the device's own memory
                 come = waiting(result.schedule.steps, device, at)
                 beside = sum(size(graph, v) for v in come if placement.values.get(v) != device)
                 most = max(most, bytes_on(device) + beside)
@@ -269,7 +269,7 @@ def too_full(result, request):
             if isinstance(step, Send):
                 most = max(most, bytes_on(device) + beside + (size(graph, step.value) if is_host else 0))
                 if placement.values.get(step.value) == step.target and before.get(step.value) == device:
-                    for value in list(held[device][storage_of(step.value)]):  # it moves, with all that looks into it
+                    for value in list(held[device][storage_of(step.value)]):  # it moves with all of its views
                         change(device, storage_of(step.value), value, None)
             if isinstance(step, Upload | Receive):
                 hold(device, step.value)
@@ -287,11 +287,11 @@ def too_full(result, request):
 
 
 def fits_somewhere(graph, request):
-    """True if one device could hold a whole program with nothing freed: then a plan must be found."""
+    """Return True if one device can hold the whole program without frees: then a plan must be found."""
     used = {str(graph.meta(v).dtype)[len("torch.") :] for v in (*graph.inputs, *graph.outputs)}
     used |= {str(graph.meta(v).dtype)[len("torch.") :] for node in graph.nodes for v in node.outputs}
     whole = sum(sizes(graph).values()) + max(workspace(graph, node) for node in graph.nodes)
-    if request.resident or request.copies:  # then what is there cannot always go elsewhere
+    if request.resident or request.copies:  # resident values cannot always move
         return False
     return any(
         (d.memory_free is None or d.memory_free >= whole)
@@ -305,7 +305,7 @@ def fits_somewhere(graph, request):
 
 @attrs.define
 class Tally:
-    """Outcome of all clusters: plans that were made, of which fallbacks made some, programs that fit nowhere, and faults."""
+    """Outcome of all clusters: plans, plans of fallbacks, infeasible programs, and faults."""
 
     plans: int = 0
     fallen_back: int = 0
@@ -314,7 +314,7 @@ class Tally:
     faults: list[str] = attrs.field(factory=list)
 
     def told(self):
-        """In words."""
+        """Return the outcome as text."""
         return (
             f"{self.plans:,} plans, {self.spread:,} over several devices, {self.fallen_back:,} by another policy than was asked "
             f"for; {self.refused:,} refused; {len(self.faults):,} faults"
@@ -322,7 +322,7 @@ class Tally:
 
 
 def search(seed, count, policies=POLICIES):
-    """Plan `count` random programs for random clusters, each with every policy."""
+    """Plan `count` random programs for random clusters with every policy."""
     tally = Tally()
     for number in range(seed, seed + count):
         chance = random.Random(number)
@@ -332,7 +332,7 @@ def search(seed, count, policies=POLICIES):
 
 
 def ask(tally, name, graph, request, policies):
-    """Plan a program with each policy, and check what comes of it."""
+    """Plan a program with each policy, and check the results."""
     for policy in policies:
         asked = attrs.evolve(request, placement_policy=policy.name)
         try:

@@ -1,4 +1,4 @@
-"""All placements of small programs, one after the other, to compare with: is there one that fits?"""
+"""Exhaustive placement of small programs, for comparison."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from djinn_core.planning.stages.estimate import estimate
 from djinn_core.planning.stages.steps import write_steps
 from evaluation.clusters.clusters import FLOATS, POLICIES, REGISTRY, broken, random_request, size, too_full
 
-LEAVES = 6_000  # placements that are looked at, before a program counts as unknown
+LEAVES = 6_000  # maximum number of examined placements; beyond it, a program counts as unknown
 
 
 def small_program(chance):
-    """At most eight ops: products, sums of what was made before, casts, repetitions, writes in place and random numbers."""
+    """Return at most eight ops: products, sums of earlier results, casts, repetitions, in-place writes, random numbers."""
     builder, width = ProgramBuilder(), chance.choice((16, 32))
     first = builder.input(chance.choice((4, 64)), width, dtype=chance.choice(FLOATS[:2]))
     made = [first]
@@ -49,7 +49,7 @@ def small_program(chance):
 
 
 class Pieces:
-    """Units of memory that have to be together: those that one op makes or writes, and all that draws random numbers."""
+    """Memories that must share a device: those that one op makes or writes, and all random ops."""
 
     def __init__(self, graph):
         self.of = {}
@@ -71,9 +71,9 @@ class Pieces:
 
 
 def exists(graph, request, pinned=None):
-    """True if one of all placements fits, run in the order of the program; False if none does; None if there are too many to look at.
+    """Return True if a placement fits in program order, False if none does, None if there are too many.
 
-    `pinned`: by node the device on which it has to be.
+    `pinned`: required device by node.
     """
     pieces, ids = Pieces(graph), [d.id for d in request.topology.devices]
     names = list(dict.fromkeys(map(pieces.find, pieces.memory)))
@@ -126,7 +126,7 @@ def exists(graph, request, pinned=None):
 
 
 def may_be_on(graph, request, name, device, pieces):
-    """True if a device has the ops and dtypes of a piece, and the dtypes of inputs of it that would come there."""
+    """Return True if a device has the ops and dtypes of a piece, and the dtypes of inputs that would be uploaded for it."""
     one = request.topology.device(device)
     for node in graph.nodes:
         if pieces.find(storage_of((*node.outputs, *node.writes)[0])) != name:
@@ -143,9 +143,8 @@ class Compared:
     """Outcome of comparing policies with all placements.
 
     Attributes:
-        feasible, infeasible, unknown: programs for which a placement exists, for which none does, and of which too many would have
-            to be looked at.
-        faults: where a policy did not end with a placement although there is one, or exceeded something.
+        feasible, infeasible, unknown: number of programs with a placement, without one, and with too many placements.
+        faults: policies that found no placement although there is one, or exceeded a limit.
     """
 
     feasible: int = 0
@@ -154,7 +153,7 @@ class Compared:
     faults: list[str] = attrs.field(factory=list)
 
     def told(self):
-        """In words."""
+        """Return the outcome as text."""
         return (
             f"a placement exists for {self.feasible:,}, none for {self.infeasible:,}, too many to look at all for "
             f"{self.unknown:,}; {len(self.faults):,} faults"
@@ -162,7 +161,7 @@ class Compared:
 
 
 def compare(seed, count, policies=POLICIES):
-    """Plan `count` small programs for random clusters of up to three devices with every policy, and look at all placements."""
+    """Plan `count` small programs for random clusters of up to three devices with every policy, and examine all placements."""
     tally = Compared()
     for number in range(seed, seed + count):
         chance = random.Random(number)

@@ -1,10 +1,10 @@
-"""Random clusters for programs of the zoo, random programs and small ones, with every placement policy.
+"""Random clusters for programs of the zoo, random programs and small programs, with every placement policy.
 
     python -m evaluation clusters [--zoo 1000] [--clusters 200] [--small 300] [--models gpt2,llama] [--seed 0] [--json]
 
-No plan may exceed what a device has, or run where an op or a dtype is not; the tests' own check (`clusters.py`) looks. For small
-programs all placements are looked at (`exhaustive.py`): where one fits, each policy has to end with one. With --json one object on
-the last line. Ends with status 1 where something is wrong. On one core it takes some ten minutes.
+No plan may exceed a device's memory, or run an op on a device without the op or dtype; `clusters.py` checks this
+independently. For small programs all placements are examined (`exhaustive.py`): if one fits, each policy must find one.
+With --json the last line is an object. Exits with 1 on a violation. Takes about ten minutes on one core.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from evaluation.clusters.clusters import search
 from evaluation.clusters.exhaustive import compare
 from evaluation.clusters.zoo_clusters import ZOO, record, search_zoo
 
-MODELS = 60  # of the zoo, evenly taken
+MODELS = 60  # number of models, evenly sampled from the zoo
 
 
 def main() -> int:
-    """Search, and say what was found."""
+    """Search, and report the outcome."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--zoo", type=int, default=1000, help="clusters for programs of the zoo, two policies each")
     parser.add_argument("--clusters", type=int, default=200, help="clusters for random programs, all policies each")

@@ -1,4 +1,6 @@
-"""Programs of the models in `evaluation/zoo` for random clusters: evaluation and a training step of each, recorded without a server."""
+"""Programs of the models in `evaluation/zoo` for random clusters: an evaluation and a training step each, recorded
+without a server.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,20 @@ from evaluation.clusters.clusters import POLICIES, Tally, ask, random_request
 from evaluation.zoo.catalogue import ZOO
 from evaluation.zoo.likeness import loss_of, moved
 
-EACH = 2  # policies that plan a program for a cluster
+EACH = 2  # number of policies per cluster
 REMOTE = "remote_accelerator:0"
 
 
 @attrs.define
 class Programs:
-    """Programs that were recorded, by name; and models that need data while they run, of which nothing can be recorded without a server."""
+    """Recorded programs by name, and models that need data and cannot be recorded without a server."""
 
     graphs: dict = attrs.field(factory=dict)
     left_out: list = attrs.field(factory=list)
 
 
 def record(names=None):
-    """The programs of all models, or of those that are named."""
+    """Return the programs of all models, or of the named ones."""
     found = Programs()
     for name in names or ZOO:
         torch.manual_seed(0)
