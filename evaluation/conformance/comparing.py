@@ -1,4 +1,4 @@
-"""Does the same thing here and there, and compares what became of it: results or exceptions."""
+"""Runs the same program on two devices, and compares results or exceptions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from evaluation.conformance.samples import DEVICE
 
 SEED = 7
 
-# For a dtype, how far results may be apart; None where only their metadata can be compared.
+# tolerance by dtype; None if only metadata can be compared
 Tolerance = Callable[[torch.dtype], tol | None]
 
-# Their results are whatever the memory held before: only the metadata can be compared.
+# Results are uninitialised memory: only metadata can be compared.
 UNINITIALISED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
 
-# Where autograd takes another formula for tensors of a subclass than for others, one that does not look at data: gradients
-# round elsewhere and may lie in memory otherwise.
+# Autograd uses a different, data-independent formula for tensor subclasses: gradients may differ in rounding and
+# layout.
 OTHER_FORMULAS = frozenset(
     {
         "prod",
@@ -35,7 +35,7 @@ OTHER_FORMULAS = frozenset(
 )
 NARROW = {torch.bfloat16: tol(5e-3, 5e-2), torch.float16: tol(1e-3, 4e-3)}
 
-# The kinds of exceptions that callers tell apart, the narrower ones first.
+# Exception types that callers distinguish, narrower ones first.
 KINDS = (
     torch.linalg.LinAlgError,
     NotImplementedError,
@@ -53,17 +53,17 @@ KINDS = (
 
 
 def kind_of(error: BaseException) -> str:
-    """The name of the narrowest kind that the exception is of."""
+    """Return the name of the narrowest type of the exception."""
     return next(kind.__name__ for kind in KINDS if isinstance(error, kind))
 
 
 @attrs.frozen
 class Outcome:
-    """Outcome of a program: its results (remote ones fetched), or the exception.
+    """Outcome of a program: its fetched results, or the exception.
 
     Attributes:
-        results: tensors with their metadata, and numbers. layouts: of each result, as its own device showed it.
-        error: the exception. late: whether it was raised by the fetch, not by the op.
+        results: tensors with metadata, and numbers. layouts: layout of each result on its own device.
+        error: the exception. late: True if the fetch raised it, not the op.
     """
 
     results: tuple[Any, ...] = ()
@@ -73,13 +73,13 @@ class Outcome:
 
 
 def outcome_of(program: Callable[[str], Any], device: str) -> Outcome:
-    """Run `program` on a device from the same seed."""
+    """Run `program` on a device with the fixed seed."""
     torch.manual_seed(SEED)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             with torch.device(device):
-                # Detached together: one program and one round trip, where each `.cpu()` by itself would take one.
+                # Fetched together in one round trip.
                 results = tuple(
                     t.detach() if isinstance(t, torch.Tensor) else t for t in pytree.tree_leaves(program(device))
                 )
@@ -97,14 +97,14 @@ def outcome_of(program: Callable[[str], Any], device: str) -> Outcome:
 
 
 def _forget_failures(device: str) -> None:
-    """Whatever else failed belongs to this program, not to the next."""
+    """Drop other failures, so that they do not count for the next program."""
     if device == DEVICE:
         with contextlib.suppress(Exception):
             djinn.synchronize()
 
 
 def layout_of(result: Any) -> Any:
-    """Device and memory layout of a result, without the strides of dimensions that have no step."""
+    """Return the device and memory layout of a result, without strides of dimensions of size 1."""
     if not isinstance(result, torch.Tensor):
         return type(result)
     if result.layout != torch.strided:
@@ -116,10 +116,10 @@ def layout_of(result: Any) -> Any:
 
 
 def check_same(expected: Outcome, actual: Outcome, tolerance: Tolerance) -> None:
-    """Compare what became of a program here and there.
+    """Compare two outcomes of a program.
 
     Raises:
-        AssertionError: it differs.
+        AssertionError: they differ.
     """
     if actual.error is not None and expected.error is None:
         raise actual.error
@@ -163,7 +163,7 @@ def _readable(layout: Any) -> str:
 
 
 def tolerance_of(op: OpInfo) -> Tolerance:
-    """PyTorch's own: `assert_close`'s for the dtype, or the wider one that the entry declares for CPUs."""
+    """Return PyTorch's tolerance: `assert_close`'s for the dtype, or the wider one of the entry for CPUs."""
     declared: dict[torch.dtype, list[tol]] = {}
     for decorator in op.decorators:
         if getattr(decorator, "device_type", None) in {None, "cpu"}:

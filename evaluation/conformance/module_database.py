@@ -1,4 +1,4 @@
-"""PyTorch's databases of modules and optimizers as programs to run here and there."""
+"""PyTorch's databases of modules and optimizers as programs for comparison."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ STEPS = 4
 
 
 def tolerance(dtype: torch.dtype) -> tol:
-    """Sums in another order differ in the last bits, and a layer is many sums."""
+    """Return a tolerance for layers, which sum in another order."""
     return tol(2e-5, 2e-4) if dtype == torch.float32 else tol(1e-7, 1e-7)
 
 
 def modules() -> Iterator[ModuleInfo]:
-    """All entries."""
+    """Return all entries."""
     return iter(module_db)
 
 
 def check_module(module: ModuleInfo, *, samples: int | None) -> Verdict:
-    """Compare outputs, buffers, gradients of parameters and inputs, in training and in evaluation, and errors."""
+    """Compare outputs, buffers, gradients of parameters and inputs in training and evaluation, and errors."""
     return judge(module.name, _module_programs(module, samples), tolerance)
 
 
@@ -58,7 +58,7 @@ def _module_program(module: ModuleInfo, sample: ModuleInput, dtype: torch.dtype,
             built = module.module_cls(*made.args, **made.kwargs).to(dtype).train(training)
             given = copy.deepcopy((sample.forward_input.args, sample.forward_input.kwargs))
             if any(isinstance(p, torch.nn.UninitializedParameter) for p in built.parameters()):
-                built(*given[0], **given[1])  # lazy modules learn their shapes
+                built(*given[0], **given[1])  # lazy modules infer their shapes
         args, kwargs = pytree.tree_map(Copies(device).value, (sample.forward_input.args, sample.forward_input.kwargs))
         return _run(built.to(device), args, kwargs)
 
@@ -79,12 +79,12 @@ def _run(module: torch.nn.Module, args: Any, kwargs: Any) -> list[Any]:
 
 
 def optimizers() -> Iterator[OptimizerInfo]:
-    """Entries for dense gradients."""
+    """Return the entries for dense gradients."""
     return (optimizer for optimizer in optim_db if not optimizer.only_supports_sparse_grads)
 
 
 def check_optimizer(optimizer: OptimizerInfo, *, samples: int | None) -> Verdict:
-    """Compare parameters and losses after a few steps, with every implementation that PyTorch has."""
+    """Compare parameters and losses after a few steps, with every implementation in PyTorch."""
     return judge(optimizer.optim_cls.__name__, _optimizer_programs(optimizer, samples), tolerance)
 
 

@@ -1,4 +1,4 @@
-"""PyTorch's own operator database as programs to run here and there, one way of calling ops after the other."""
+"""PyTorch's operator database as programs for comparison, in several ways of calling ops."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from evaluation.conformance.verdicts import Program, Programs, Verdict, judge
 
 
 def entries() -> Iterator[OpInfo]:
-    """All entries."""
+    """Return all entries."""
     return iter(op_db)
 
 
 def name_of(op: OpInfo) -> str:
-    """The entry's full name."""
+    """Return the entry's full name."""
     return op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
 
 
 def first_dtype(op: OpInfo) -> torch.dtype:
-    """float32, or the first that the CPU has for the entry."""
+    """Return float32, or the first CPU dtype of the entry."""
     known = op.supported_dtypes("cpu") or {torch.float32}
     return torch.float32 if torch.float32 in known else min(known, key=str)
 
@@ -36,18 +36,18 @@ def first_dtype(op: OpInfo) -> torch.dtype:
 def samples_of(
     op: OpInfo, count: int | None, dtype: torch.dtype | None = None, *, gradients: bool = False
 ) -> Iterator[SampleInput]:
-    """The first samples of an entry (None: all of them)."""
-    # Not `op.sample_inputs`, which seeds every device before each sample and formats a stack trace for each.
+    """Return the first samples of an entry (None: all)."""
+    # `op.sample_inputs` would seed every device and format a stack trace for each sample.
     torch.manual_seed(SEED)
     made = op.sample_inputs_func(op, "cpu", dtype or first_dtype(op), requires_grad=gradients)
     return itertools.islice(iter(made), count)
 
 
-# --- programs: what is done with one sample on one device -------------------------------------------------------------
+# --- programs for one sample on one device ----------------------------------------------------------------------------
 
 
 def forward(op: OpInfo, sample: SampleInput, dress: Callable[..., Any] | None = None) -> Program:
-    """The op as it is called."""
+    """Return the plain call of the op."""
 
     def program(device: str) -> Any:
         given = copies(op, device, **({"dressed": dress} if dress else {})).sample(sample)
@@ -57,7 +57,7 @@ def forward(op: OpInfo, sample: SampleInput, dress: Callable[..., Any] | None = 
 
 
 def gradient(op: OpInfo, sample: SampleInput, function: Callable[..., Any] | None = None) -> Program:
-    """The op, and what its backward pass makes of ones."""
+    """Return the op and its backward pass with gradients of ones."""
 
     def program(device: str) -> Any:
         given = copies(op, device).sample(sample)
@@ -81,7 +81,7 @@ def _gradients(outputs: list[Any], sample: SampleInput) -> list[torch.Tensor | N
 
 
 def in_place(op: OpInfo, sample: SampleInput, dress: Callable[..., Any] | None = None) -> Program:
-    """The in-place variant: what it returns is its input, and nothing else is written."""
+    """Return the in-place variant. Only its input may be written, and its result must be that input."""
 
     def program(device: str) -> Any:
         given = copies(op, device, **({"dressed": dress} if dress else {})).sample(sample)
@@ -94,12 +94,12 @@ def in_place(op: OpInfo, sample: SampleInput, dress: Callable[..., Any] | None =
 
 
 def in_place_gradient(op: OpInfo, sample: SampleInput) -> Program:
-    """The backward pass through the in-place variant."""
+    """Return the backward pass through the in-place variant."""
     return gradient(op, sample, lambda given, *args, **kwargs: op.inplace_variant(given.clone(), *args, **kwargs))
 
 
 def out(op: OpInfo, sample: SampleInput, make: Callable[[torch.Tensor], torch.Tensor]) -> Program:
-    """The op with `out=`, for which `make` makes a tensor after each result."""
+    """Return the op with `out=`. `make` makes a tensor from each result."""
 
     def program(device: str) -> Any:
         given = copies(op, device).sample(sample)
@@ -146,7 +146,7 @@ OUT_TENSORS = {
 }
 
 
-# --- ways of calling: all programs of one entry ----------------------------------------------------------------------
+# --- ways of calling --------------------------------------------------------------------------------------------------
 
 
 def forwards(op: OpInfo, count: int | None) -> Programs:
@@ -199,7 +199,7 @@ def dtypes(op: OpInfo, count: int | None) -> Programs:
                 yield f"{dtype}, sample {number} with gradient", gradient(op, sample)
 
 
-# The CPU's own kernel reads memory as it is, without a look at the bit, and returns wrong numbers.
+# The CPU kernel ignores the neg bit and returns wrong numbers.
 CPU_IGNORES_NEG = frozenset({"nn.functional.max_pool1d"})
 
 
@@ -228,7 +228,7 @@ WAYS: dict[str, Callable[[OpInfo, int | None], Programs]] = {
 def check(op: OpInfo, way: str, *, samples: int | None) -> Verdict:
     """Compare an entry, called in one way."""
     tolerance = tolerance_of(op)
-    if way == "op_db out=":  # what is written to a wider tensor was computed in the dtype of the sample
+    if way == "op_db out=":  # a wider `out` tensor gets results that were computed in the sample's dtype
         tolerance = _at_least(tolerance(first_dtype(op)), tolerance)
     return judge(name_of(op), WAYS[way](op, samples), tolerance)
 

@@ -1,6 +1,6 @@
-"""PyTorch's operator, module and optimizer databases, here and remotely: `python -m evaluation conformance`.
+"""PyTorch's operator, module and optimizer databases, local and remote: `python -m evaluation conformance`.
 
-Prints a table and, with `--json FILE`, writes it; ends with 1 where something is wrong that is not left out by name.
+Prints a table, with `--json FILE` also to a file. Exits with 1 on a difference that is not listed as left out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from evaluation.conformance.op_database import WAYS, check, entries
 from evaluation.conformance.samples import INDEX, LOCAL
 from evaluation.conformance.verdicts import LEFT_OUT, Verdict
 
-# How many samples of each entry (and dtype) are compared; None: all.
+# samples of each entry (and dtype); None: all
 SAMPLES: dict[str, int | None] = {
     "op_db forward": None,
     "op_db gradient": None,
@@ -39,13 +39,13 @@ SAMPLES: dict[str, int | None] = {
     "module_db": None,
     "optim_db": None,
 }
-CHUNK = 9  # entries that a process takes at a time
+CHUNK = 9  # entries per process
 TITLE = "the same here and on remote_accelerator: results, layouts, dtypes, and exceptions by their type"
 
 
 @attrs.frozen
 class Work:
-    """Some entries of one database, by their positions."""
+    """Entries of one database by position."""
 
     database: str
     positions: tuple[int, ...]
@@ -61,7 +61,7 @@ def _judge(work: Work) -> tuple[str, list[Verdict]]:
             verdict = check_module(list(modules())[position], samples=samples)
         else:
             verdict = check_optimizer(list(optimizers())[position], samples=samples)
-        verdicts.append(attrs.evolve(verdict, error=None))  # not every exception can be pickled
+        verdicts.append(attrs.evolve(verdict, error=None))  # some exceptions cannot be pickled
     return work.database, verdicts
 
 
@@ -72,7 +72,7 @@ def _few(samples: int | None) -> int | None:
 
 @attrs.frozen
 class Choice:
-    """Configuration to compare with: so many executors as one, placed by a policy. `samples`: at most so many of each entry."""
+    """Configuration: number of executors, placement policy, and maximum samples per entry."""
 
     executors: int = 1
     policy: str = ""
@@ -100,7 +100,7 @@ def _work(only: str) -> list[Work]:
 
 
 def run(only: str, processes: int, choice: Choice, console: Console) -> dict[str, list[Verdict]]:
-    """The verdicts of each database whose name contains `only`, less the entries that have nothing of the kind."""
+    """Return the verdicts of each database whose name contains `only`, without inapplicable entries."""
     verdicts: dict[str, list[Verdict]] = {}
     work = _work(only)
     with (
@@ -117,7 +117,7 @@ def run(only: str, processes: int, choice: Choice, console: Console) -> dict[str
 
 
 def rows_of(verdicts: dict[str, list[Verdict]]) -> list[dict[str, Any]]:
-    """One row a database, as it is printed."""
+    """Return one row per database for the table."""
     rows = []
     for name, judged in verdicts.items():
         counts = Counter(v.outcome for v in judged)
@@ -133,7 +133,7 @@ def rows_of(verdicts: dict[str, list[Verdict]]) -> list[dict[str, Any]]:
 
 
 def report(verdicts: dict[str, list[Verdict]], console: Console) -> dict[str, Any]:
-    """Print what became of the entries; the same as a value for JSON."""
+    """Print the verdicts. Return them as JSON values."""
     rows = rows_of(verdicts)
     table = Table(*rows[0], title=TITLE)
     for row in rows:
@@ -158,7 +158,7 @@ def report(verdicts: dict[str, list[Verdict]], console: Console) -> dict[str, An
 
 
 def main() -> int:
-    """Run all databases and print what became of them."""
+    """Run all databases and print the verdicts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the table to this file, too")
     parser.add_argument("--only", default="", help="databases whose name contains this")
@@ -171,7 +171,7 @@ def main() -> int:
     options = parser.parse_args()
     console = Console()
     started = time.monotonic()
-    os.environ |= {INDEX: str(options.index), LOCAL: options.local}  # for the processes that run begins
+    os.environ |= {INDEX: str(options.index), LOCAL: options.local}  # for child processes
     choice = Choice(options.executors, options.policy, options.samples)
     verdicts = run(options.only, options.processes, choice, console)
     result = report(verdicts, console)

@@ -1,4 +1,4 @@
-"""Copies of samples on a device: here for what the CPU says, there for what is compared with it."""
+"""Copies of samples on a device: locally for the reference, remotely for the comparison."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import torch
 from torch.testing._internal.opinfo.core import SampleInput
 from torch.utils import _pytree as pytree
 
-INDEX = "CONFORMANCE_INDEX"  # a variable that `run_databases.py` sets for its processes
+INDEX = "CONFORMANCE_INDEX"  # environment variable that `run_databases.py` sets for its processes
 DEVICE = f"remote_accelerator:{os.environ.get(INDEX, '0')}"
-LOCAL = "CONFORMANCE_LOCAL"  # likewise: the device here, such as cuda:0
+LOCAL = "CONFORMANCE_LOCAL"  # environment variable with the local device, such as cuda:0
 HERE = os.environ.get(LOCAL, "cpu")
 
-# Arguments that PyTorch wants on the CPU whatever the device, as it does for CUDA.
+# Arguments that PyTorch requires on the CPU for every device.
 ON_THE_CPU: dict[str, Callable[[torch.Tensor], bool]] = {"tensor_split": lambda tensor: not tensor.is_floating_point()}
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as it is."""
+    """Return the tensor unchanged."""
     return tensor
 
 
 def lazily_conjugated(tensor: torch.Tensor) -> torch.Tensor:
-    """The same elements, with the conj bit set where they are complex."""
+    """Return the elements with the conj bit set if they are complex."""
     return tensor.conj().resolve_conj().conj() if tensor.is_complex() and tensor.layout == torch.strided else tensor
 
 
 def lazily_negated(tensor: torch.Tensor) -> torch.Tensor:
-    """The same elements, with the neg bit set where they are of a float or complex dtype that can be negated."""
+    """Return the elements with the neg bit set if their dtype can be negated."""
     negatable = tensor.is_complex() or (tensor.is_floating_point() and tensor.itemsize > 1)
     if not negatable or tensor.layout != torch.strided:
         return tensor
@@ -39,18 +39,18 @@ def lazily_negated(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def with_gaps(tensor: torch.Tensor) -> torch.Tensor:
-    """The same elements, every second one of a larger tensor."""
+    """Return the elements as every second element of a larger tensor."""
     wide = torch.zeros(*tensor.shape, 2, dtype=tensor.dtype, device=tensor.device)
     return wide.select(-1, 0).copy_(tensor)
 
 
 @attrs.define
 class Copies:
-    """Copies samples to a device; tensors that share memory go on sharing it, with the same layout.
+    """Copies samples to a device, preserving layouts and shared memory.
 
     Attributes:
-        dressed: what is done to each copied tensor that is an input of the op.
-        stays: which tensors are copied to the CPU, whatever the device.
+        dressed: function applied to each copied input tensor of the op.
+        stays: returns True for tensors that are copied to the CPU.
     """
 
     device: str
@@ -60,7 +60,7 @@ class Copies:
     tensors: dict[int, torch.Tensor] = attrs.field(factory=dict)
 
     def sample(self, sample: SampleInput) -> SampleInput:
-        """The sample with tensors and devices copied."""
+        """Return the sample with tensors and devices copied."""
         given, args, kwargs = pytree.tree_map(self.value, (sample.input, sample.args, sample.kwargs))
         copied = SampleInput(given, args=args, kwargs=kwargs, output_process_fn_grad=sample.output_process_fn_grad)
         if "device" in copied.kwargs:
@@ -68,7 +68,7 @@ class Copies:
         return copied
 
     def value(self, value: Any) -> Any:
-        """One argument."""
+        """Return a copied argument."""
         if isinstance(value, torch.Tensor):
             if id(value) not in self.tensors:
                 device = "cpu" if self.stays(value) else self.device
@@ -81,7 +81,7 @@ class Copies:
         return value
 
     def tensor(self, tensor: torch.Tensor, device: str) -> torch.Tensor:
-        """One tensor: its whole storage is copied, once."""
+        """Return a copied tensor. Its whole storage is copied once."""
         given = tensor.detach()
         if given.layout != torch.strided or given.is_quantized or given.is_conj() or given.is_neg():
             return given.to(device, copy=True)
@@ -97,5 +97,5 @@ class Copies:
 
 
 def copies(op: Any, device: str, dressed: Callable[[torch.Tensor], torch.Tensor] = plain) -> Copies:
-    """Copying of an entry's samples to a device."""
+    """Return the copier for an entry's samples to a device."""
     return Copies(device, ON_THE_CPU.get(op.name, lambda _: False), dressed)

@@ -11,10 +11,10 @@ import attrs
 from evaluation.conformance.comparing import Tolerance, check_same, outcome_of
 from evaluation.conformance.samples import DEVICE, HERE
 
-# The entries that the CPU runs and the remote device does not, and why. One that starts to be right must be taken off.
+# Entries that work on the CPU but not on the remote device, with reasons. An entry that works must be removed.
 LEFT_OUT: dict[str, str] = {}
 
-# What is done with one sample on the device that it is given: what it returns is compared.
+# Runs one sample on the given device, and returns the results to compare.
 Program = Callable[[str], Any]
 Programs = Iterator[tuple[str, Program]]
 
@@ -24,10 +24,10 @@ class Verdict:
     """Verdict on one entry.
 
     Attributes:
-        outcome: `passed`, `failed`, `left out`, or `none` where the entry has nothing of the kind.
-        reason: what differed first, or why it is left out. error: the exception that goes with it.
-        samples: how many samples were compared. wrong: how many of them differed.
-        refused: for how many both sides raised the same. late: how many of those the remote side raised at the fetch.
+        outcome: `passed`, `failed`, `left out`, or `none` if the entry is inapplicable.
+        reason: the first difference, or the reason for leaving it out. error: the related exception.
+        samples: number of compared samples. wrong: number of differing samples.
+        refused: number for which both sides raised the same error. late: number of those raised remotely at the fetch.
     """
 
     name: str
@@ -41,9 +41,9 @@ class Verdict:
 
 
 def judge(name: str, programs: Iterable[tuple[str, Program]], tolerance: Tolerance) -> Verdict:
-    """Run programs, each with a name of its own, here and there, and compare what became of them."""
+    """Run named programs on both devices, and compare the outcomes."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # samples are made while they are asked for
+        warnings.simplefilter("ignore")  # samples are generated lazily
         return _judge(name, programs, tolerance)
 
 
