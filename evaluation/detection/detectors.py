@@ -1,4 +1,6 @@
-"""Detection models of torchvision: small ones with random weights, two images of different sizes, and three objects in each."""
+"""Detection models of torchvision: small ones with random weights, for two images of different sizes with three objects
+each.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ SMALL = {"num_classes": 5, "min_size": 64, "max_size": 96}
 
 
 class Detector(nn.Module):
-    """A detection model whose losses have their sum as `loss`."""
+    """A detection model with the sum of its losses as `loss`."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -37,7 +39,7 @@ def backbone() -> nn.Module:
 
 
 def anchors(*sizes: tuple[float, ...]) -> detection.anchor_utils.AnchorGenerator:
-    """Anchors of these sizes for each map of `backbone`."""
+    """Return anchors of these sizes for each feature map of `backbone`."""
     return detection.anchor_utils.AnchorGenerator(sizes, ((0.5, 1.0, 2.0),) * len(sizes))
 
 
@@ -60,7 +62,7 @@ def retinanet() -> nn.Module:
 
 def ssd() -> nn.Module:
     make = detection.ssdlite320_mobilenet_v3_large
-    # With more candidates torchvision removes boxes of the CPU class by class, which orders equal scores differently.
+    # With more candidates, torchvision's CPU code removes boxes class by class, which orders equal scores differently.
     return make(weights=None, weights_backbone=None, num_classes=5, score_thresh=0.0, topk_candidates=200)
 
 
@@ -73,7 +75,7 @@ def inputs() -> Inputs:
 
 
 def masks(height: int, width: int) -> torch.Tensor:
-    """The boxes as masks."""
+    """Return the boxes as masks."""
     made = torch.zeros(len(BOXES), height, width, dtype=torch.uint8)
     for mask, (left, top, right, bottom) in zip(made, BOXES.tolist(), strict=True):
         mask[top:bottom, left:right] = 1

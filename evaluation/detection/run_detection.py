@@ -1,12 +1,13 @@
-"""torchvision on the remote device: its detection models, or its own op tests. Needs torchvision: `python -m evaluation torchvision`.
+"""torchvision on the remote device: its detection models, or its op tests.
+
+Needs torchvision: `python -m evaluation torchvision`.
 
     python -m evaluation torchvision [--only faster_rcnn,ssd] [--json FILE]
     python -m evaluation torchvision --tests SOURCE [ARGUMENTS OF PYTEST ...]
 
-Each model is evaluated and trained for one step, here and on a server in a process of its own. Detections, losses, gradients and parameters are
-compared. With `--tests`, the tests of `test/test_ops.py` in the unpacked SOURCE of torchvision run that are written for CUDA, on the remote device.
-
-Ends with 1 if a model is not equal to local or a test fails.
+Each model is evaluated and trained for one step, locally and on a server process. Detections, losses, gradients and
+parameters are compared. With `--tests`, the CUDA tests of `test/test_ops.py` in torchvision's unpacked SOURCE run on
+the remote device. Exits with 1 if a model differs or a test fails.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from evaluation.zoo.likeness import REMOTE, compare
 from evaluation.zoo.run_zoo import report, show
 from evaluation.zoo.serving import serving
 
-# What stands for words of the tests about CUDA.
+# Replacements of words about CUDA in the tests.
 WORDS = {
     '"cuda"': f'"{REMOTE}"',
     "torch.cuda.amp.autocast()": 'torch.autocast("remote_accelerator")',
     "@needs_cuda": "",
     ", marks=pytest.mark.needs_cuda": "",
 }
-CHOSEN = "(remote or autocast or cuda_grads) and not autocast_cpu and not nms_float16"  # CPUs have no such kernel
+CHOSEN = "(remote or autocast or cuda_grads) and not autocast_cpu and not nms_float16"  # CPUs lack this kernel
 
 
 def main() -> int:
@@ -57,7 +58,7 @@ def main() -> int:
 
 
 def run_tests(source: Path, arguments: list[str]) -> int:
-    """Run torchvision's op tests that are written for CUDA, on the remote device; the exit status of pytest."""
+    """Run torchvision's CUDA op tests on the remote device. Return the exit status of pytest."""
     with tempfile.TemporaryDirectory() as name:
         shutil.copytree(source / "test", folder := Path(name, "test"), ignore=shutil.ignore_patterns("assets"))
         for file in (folder / "test_ops.py", folder / "common_utils.py"):
