@@ -17,7 +17,7 @@ ABSENT = "(nothing)"
 
 @attrs.frozen
 class Difference:
-    """One property of one place that differs after one statement (its number; the last number is the end)."""
+    """A property of a tensor that differs after a statement (its number; the last number is the end)."""
 
     statement: int
     place: str
@@ -35,7 +35,7 @@ def _short(value: Any) -> str:
     return text if len(text) < 300 else text[:300] + "..."
 
 
-# Whether elements that are not equal are near enough.
+# returns True if unequal elements are close enough
 Close = Callable[[torch.Tensor, torch.Tensor], bool]
 
 
@@ -43,12 +43,12 @@ def differences(
     statements: Sequence[str], here: Sequence[Facts], there: Sequence[Facts], close: Close | None = None
 ) -> Iterator[Difference]:
     """Yield where the remote device differs from the CPU, the earliest first. Known differences are left out."""
-    before: dict[tuple[str, str], tuple[Any, Any]] = {}  # what differed last, and goes on being so
-    offsets: set[int] = set()  # versions that are known to differ by so much; views have those of their base
+    before: dict[tuple[str, str], tuple[Any, Any]] = {}  # the last difference, which persists
+    offsets: set[int] = set()  # known version offsets of storages; views share those of their base
     for number, (want, got) in enumerate(zip(here, there, strict=True)):
         source = statements[number] if number < len(statements) else ""
         differing: dict[tuple[str, str], tuple[Any, Any]] = {}
-        if want == got:  # nearly always
+        if want == got:  # the usual case
             before = differing
             continue
         for key in [*want, *(k for k in got if k not in want)]:
@@ -80,7 +80,7 @@ def differences(
 
 @attrs.frozen
 class Found:
-    """First difference of a program, and the run that showed it (1: its calls are new, 2: they are known)."""
+    """First difference of a program, and the run that showed it (1: with new calls, 2: with cached calls)."""
 
     run: int
     difference: Difference
@@ -97,7 +97,7 @@ def first_difference(
     extra: Names | None = None,
     close: Close | None = None,
 ) -> Found | None:
-    """Run a program on the CPU and twice on the remote device. `expected`: facts of the CPU, if it has run there."""
+    """Run a program on the CPU and twice on the remote device. `expected`: facts from an earlier run on the CPU."""
     here = run(statements, "cpu", extra) if expected is None else expected
     forget()
     for number in (1, 2):

@@ -1,4 +1,4 @@
-"""List of known differences from the CPU, with reasons. An entry that nothing needs any more is reported."""
+"""Known differences from the CPU, with reasons. Unused entries are reported."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import attrs
 
 @attrs.frozen
 class Known:
-    """A kind of difference: the property, patterns of the statement and of the two sides, and the reason why it stays.
+    """A kind of difference: the property, patterns of the statement and of both sides, and the reason to keep it.
 
     Attributes:
-        after_error: the statement must have raised on both sides. ends: the rest of the program cannot be compared.
+        after_error: True if the statement must have raised on both sides. ends: True if the rest cannot be compared.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Entries of PyTorch's operator databases as programs, with inputs that lie in memory in several ways."""
+"""Entries of PyTorch's operator databases as programs, with inputs in several memory layouts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SEED = 7
 CALL = "result = call(op, inputs)"
 PROGRAM = ("inputs = copied()", CALL, "gradients = differentiate(result, inputs)")
 IN_PLACE = ("inputs = copied()", "with torch.no_grad(): result = call(op.inplace_variant, inputs)")
-# `out=` is the input itself, or begins one element after it.
+# `out=` is the input itself, or starts one element after it.
 OUT = (
     "inputs, out = copied_with_out()",
     "with torch.no_grad(): result = call(op, inputs, out=out)",
@@ -82,13 +82,13 @@ VARIANTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-# The CPU's own kernels read memory that is not theirs, and end the process.
+# CPU kernels that read out of bounds and crash the process.
 CRASHES = frozenset({("nn.functional.pdist", "empty")})
 
 
 @attrs.frozen
 class OpProgram:
-    """A call of an op: its name, statements, and what they need besides. `close`: whether elements are near enough."""
+    """A call of an op: its name, statements and names. `close`: returns True if elements are close enough."""
 
     name: str
     statements: tuple[str, ...]
@@ -125,7 +125,7 @@ def _samples(op: OpInfo, count: int) -> Iterator[SampleInput]:
     dtype = first_dtype(op)
     options = {"num_input_tensors": [3]} if isinstance(op, ForeachFuncInfo) else {}
     differentiable = op.supports_autograd and dtype.is_floating_point
-    # Not `op.sample_inputs`, which seeds every device before each sample and formats a stack trace for each.
+    # `op.sample_inputs` would seed every device and format a stack trace for each sample.
     yield from itertools.islice(op.sample_inputs_func(op, "cpu", dtype, differentiable, **options), count)
 
 

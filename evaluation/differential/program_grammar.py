@@ -11,9 +11,9 @@ import torch
 from evaluation.differential.program_runs import Facts, Runner
 
 HOLE = re.compile(r"\{([a-z]+)(\d*)(?::([a-z]+\d*))?\}")
-LARGEST = 400  # elements of a tensor that a program goes on with
-HELD = 10  # tensors that a program goes on with
-WILD = 0.03  # of the holes are filled by anything, so that ops are refused, too
+LARGEST = 400  # maximum elements of a kept tensor
+HELD = 10  # maximum number of kept tensors
+WILD = 0.03  # share of holes filled arbitrarily, so that some ops are rejected
 
 MAKE = """
 {n} = torch.arange({size}, device=D)
@@ -485,7 +485,7 @@ torch.rand(3, device=D)
 {n} = torch.poisson({f}.detach().abs())
 """
 
-# How often a statement of each kind is taken.
+# relative frequency of each kind of statement
 KINDS = {
     "MAKE": 3, "VIEW": 5, "POINTWISE": 5, "REDUCE": 3, "COMBINE": 2, "CAST": 2, "INDEX": 3, "WRITE": 7, "OUT": 2,
     "FOREACH": 1, "AUTOGRAD": 5, "OPTIMIZE": 1, "READ": 2, "THREADS": 1, "RANDOM": 1,
@@ -500,7 +500,7 @@ class Generator:
         self.rng = random.Random(seed)
         self.runner = Runner("cpu")
         self.count = 0
-        self.taken: set[str] = set()  # what another hole of the same kind is filled with
+        self.taken: set[str] = set()  # names in other holes of the same kind
 
     def program(self) -> tuple[list[str], list[Facts]]:
         """Return the statements, and the facts on the CPU after each and at the end."""
@@ -542,9 +542,9 @@ class Generator:
                 picked[match[0]] = HOLES[kind](self, *arguments)
             return picked[match[0]]
 
-        # {{ and }} are braces of the program
+        # {{ and }} are literal braces
         text = template.replace("{{", "\0").replace("}}", "\1")
-        # what holes refer to is picked first, wherever it stands
+        # holes with references are filled first
         for match in HOLE.finditer(text):
             if match[3] and f"{{{match[3]}}}" not in picked:
                 fill(HOLE.fullmatch(f"{{{match[3]}}}"))  # type: ignore[arg-type]
@@ -563,7 +563,7 @@ class Generator:
         wild = self.rng.random() < WILD
         names = [n for n, t in self.tensors() if n not in self.taken and (wild or fits(t))]
         if names:
-            # newer ones more often
+            # prefer newer ones
             return names[min(int(self.rng.triangular(0, len(names), len(names))), len(names) - 1)]
         return otherwise
 
@@ -614,7 +614,7 @@ class Generator:
         size = self.named(name).shape[dim] if name in self.runner.names and self.named(name).dim() else 1
         size = max(size, 1)
         places = [self.rng.randrange(size) for _ in range(self.rng.choice((1, 2, 2)))]
-        places = sorted(set(places))  # the same place twice has no order
+        places = sorted(set(places))  # duplicate indices have no defined order
         if self.rng.random() < 0.3:
             fitting = [
                 n

@@ -24,7 +24,7 @@ from djinn_client.interception.dispatch import forget_what_was_learnt
 
 REMOTE = "remote_accelerator:0"
 
-# The kinds of exceptions that callers tell apart, the narrower ones first.
+# Exception types that callers distinguish, narrower ones first.
 KINDS = (
     torch.linalg.LinAlgError,
     NotImplementedError,
@@ -41,10 +41,10 @@ KINDS = (
     Exception,
 )
 
-# What a program finds besides `torch`, `nn`, `F`, `D` and `in_threads`: a function of the device for each name.
+# Further names of a program, each made by a function of the device.
 Names = Mapping[str, Callable[[str], Any]]
 
-# By place (a name, or a part of what it holds) and property. The place "" is the statement itself.
+# By place (a name, or a part of its value) and property. The place "" is the statement itself.
 Facts = dict[tuple[str, str], Any]
 
 
@@ -190,7 +190,7 @@ class Runner:
         for name, look in LOOKS.items():
             try:
                 looks[name] = look(tensor)
-            except Exception as error:  # of a view whose base was written in a way that autograd does not allow
+            except Exception as error:  # for example a view whose base was written illegally under autograd
                 looks[name] = str(error)
         base = tensor._base
         if base is not None:
@@ -214,12 +214,12 @@ def _steps(tensor: torch.Tensor) -> list[int | None]:
 def _gradient(tensor: torch.Tensor) -> Any:
     try:
         grad = tensor.grad if tensor.is_leaf else None
-    except Exception:  # as `is_leaf`
+    except Exception:  # as for `is_leaf`
         return None
     return None if grad is None else (tuple(grad.shape), grad.dtype, grad.requires_grad)
 
 
-# What can be seen of a tensor without its elements.
+# Properties of a tensor without its elements.
 LOOKS: dict[str, Callable[[torch.Tensor], Any]] = {
     "device": lambda t: t.device.type.replace("remote_accelerator", "cpu"),
     "shape": lambda t: tuple(t.shape),
@@ -260,10 +260,7 @@ def _parts(held: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 @attrs.frozen(eq=False)
 class Raised:
-    """Exception: its narrowest common base class, and its text.
-
-    Two are equal if their kinds are and the texts, of which only PyTorch's own are compared.
-    """
+    """Exception: its narrowest common base class, and its text. Two are equal if their types and PyTorch's own texts are equal."""
 
     kind: str
     text: str
@@ -308,5 +305,5 @@ def run(statements: Sequence[str], device: str, extra: Names | None = None) -> l
 
 
 def forget() -> None:
-    """Clear what inference learnt, so that the next run of a program is its first."""
+    """Clear learnt inference, so that the next run of a program is like its first."""
     forget_what_was_learnt()

@@ -32,10 +32,10 @@ from evaluation.differential.differences import first_difference, smallest
 from evaluation.differential.op_programs import entries, programs
 from evaluation.differential.program_grammar import generated
 
-CHUNK = 20  # programs or entries that a process takes at a time
-SAMPLES = 1  # of each entry, in each way of lying in memory
+CHUNK = 20  # programs or entries per process
+SAMPLES = 1  # samples of each entry and layout
 
-# Where programs run: of 8 seeds, 6 on one executor, one in pieces, and one on two executors in turns.
+# Settings by seed: of 8 seeds, 6 use one executor, one sends small pieces, and one alternates two executors.
 SETTINGS: dict[str, dict[str, Any]] = {
     "one executor": {},
     "pieces": {},
@@ -74,7 +74,7 @@ _current: dict[str, Any] = {}
 
 def _start() -> None:
     torch.set_num_threads(1)
-    # kernels warn on stderr, here and on executors; what Djinn logs is looked at
+    # kernels warn on stderr, but Djinn's log is checked
     log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
     os.dup2(log.fileno(), 2)
     _current["log"] = log
@@ -134,7 +134,7 @@ def run(works: Sequence[Work], processes: int) -> tuple[list[Finding], Counter[s
         for future in as_completed(futures):
             try:
                 found, counts = future.result()
-            except Exception as error:  # a process that died takes the others along
+            except Exception as error:  # a process that died ends the others
                 work = futures[future]
                 found, counts = [Finding(f"{work.numbers}", work.settings, "crash", repr(error), ())], Counter()
             needed += counts
