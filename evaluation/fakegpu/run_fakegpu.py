@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 REMOTE: Final = "remote_accelerator:0"
 MIB: Final = 1 << 20
-PIECE_MIB: Final = 256  # of one transfer
-LINK, FLOPS = 25e9, 1e12  # a second, of the simulated hardware: ops that compute beside an upload take little real time
-# The most that a figure may be.
+PIECE_MIB: Final = 256  # MiB per transfer
+LINK, FLOPS = 25e9, 1e12  # simulated rates per second: compute that overlaps an upload takes little real time
+# maximum of each figure
 BARS: Final = {
     "decode_syncs_per_token": 1.0,
     "decode_d2h_bytes_per_token": 64.0,
@@ -47,9 +47,9 @@ Figures = dict[str, float]
 
 @contextmanager
 def serving(folder: Path, environment: Mapping[str, str]) -> Iterator[Server]:
-    """Run a server on `fakegpu` with its defaults, but for snapshots. `RemoteControl(folder)` reaches its device."""
+    """Run a server on `fakegpu` with defaults except snapshots. `RemoteControl(folder)` reaches its device."""
     command: list[object] = ["-m", "djinn_core.cli", "serve", "--connection-file", folder / "connection.json"]
-    # A snapshot of a session reads its values, at a time that nobody can tell.
+    # Snapshots would read values at unpredictable times.
     command += ["--device", "fakegpu", "--threads", "1", "--snapshot-seconds", "3600"]
     server = started(fresh_python, command, folder, {**environment, "DJINN_PLUGIN_FAKEGPU_CONTROL": str(folder)})
     try:
@@ -154,7 +154,7 @@ def transfer_figures(mib: int) -> Figures:
 
 
 def overlap_figures(mib: int, control: RemoteControl) -> Figures:
-    """Upload `mib` MiB beside as much compute, on the simulated clock: the time of both over the longer of both."""
+    """Upload `mib` MiB beside as much compute, in simulated time: the total divided by the longer of both."""
     control.configure(link=LINK, flops=FLOPS)
     square = torch.zeros(512, 512).to(REMOTE)
     products = round(mib * MIB / LINK / (2 * 512**3 / FLOPS))
