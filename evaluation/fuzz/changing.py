@@ -1,4 +1,4 @@
-"""Changes of what clients say that keep it well-formed, most of them: other numbers, ops, operands, shapes, handles."""
+"""Mutations of client messages that mostly stay well-formed: other numbers, ops, operands, shapes, handles."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ replace = msgspec.structs.replace
 
 
 def changed(frame: Frame, draw: random.Random) -> Frame:
-    """A frame like this one, which differs in a place or a few."""
+    """Return the frame with one or a few changes."""
     message, way = decode(frame.head), draw.random()
     if way < 0.03:
         return Frame(encode(generated(draw.choice(OTHERS), draw)))
@@ -106,7 +106,7 @@ def _other_first_slots(submit: Submit, draw: random.Random) -> Submit:
 
 
 def _other_inputs(submit: Submit, draw: random.Random) -> Submit:
-    """Values that the session has, bound elsewhere."""
+    """Return the submission with other inputs bound."""
     assert submit.first is not None
     handles = messages_handles(submit.first.inputs)
     if len(handles) > 1:
@@ -158,7 +158,7 @@ def _other_template(submit: Submit, draw: random.Random) -> Submit:
 
 
 def _reordered(template: Template, draw: random.Random) -> Template:
-    """With two operands that are each other's."""
+    """Return the template with two operands swapped."""
     references = list(template.references)
     if len(references) > 1:
         a, b = draw.randrange(len(references)), draw.randrange(len(references))
@@ -167,7 +167,7 @@ def _reordered(template: Template, draw: random.Random) -> Template:
 
 
 def _other_form(form: Form, draw: random.Random) -> Form:
-    """Of another op, with other constants, or with operands and slots elsewhere; as many of each, so that references fit."""
+    """Return a form with another op, other constants, or reordered operands and slots, of the same number."""
     way = draw.random()
     if way < 0.4:
         return replace(form, op=draw.choice(NAMES))
@@ -213,7 +213,7 @@ def _other_constant(argument: Any, draw: random.Random) -> Any:
 
 
 def _changed_upload(upload: UploadPart, frame: Frame, draw: random.Random) -> Frame:
-    """Other bytes, mostly; other layouts, which end the session where they do not fit."""
+    """Return an upload with other bytes or, sometimes, an invalid layout, which ends the session."""
     way, body = draw.random(), frame.body
     if way < 0.5:
         data = bytearray(body[0])
@@ -221,7 +221,7 @@ def _changed_upload(upload: UploadPart, frame: Frame, draw: random.Random) -> Fr
             if data:
                 data[draw.randrange(len(data))] = draw.choice((0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)))
         return Frame(frame.head, [data])
-    if way < 0.7:  # seen otherwise, within what came
+    if way < 0.7:  # another layout within the received bytes
         count = upload.size // 4
         shape = draw.choice(((count,), (1, count), (count, 1), (0, 3), (), (2, 2)))
         stride = draw.choice((tuple([1] * len(shape)), tuple([0] * len(shape))))
@@ -243,14 +243,14 @@ def _changed_upload(upload: UploadPart, frame: Frame, draw: random.Random) -> Fr
 
 
 def messages_handles(packed: tuple[int, ...]) -> list[int]:
-    """Handles that were packed."""
+    """Return the unpacked handles."""
     from djinn_core.wire.binding_delta import unpack_handles
 
     return unpack_handles(packed)
 
 
 def pack(handles: Sequence[int]) -> tuple[int, ...]:
-    """Handles, packed."""
+    """Return the packed handles."""
     from djinn_core.wire.binding_delta import pack_handles
 
     return pack_handles(handles)

@@ -1,9 +1,9 @@
-"""Gives one target malformed inputs, and stops at the first that it does not take as it should.
+"""Feed one target malformed inputs, until it mishandles one.
 
     python -m evaluation.fuzz.decoding TARGET --inputs 1000000 [--seed 0] [--random]
 
-Guided by coverage where `atheris` is installed (`--random`: not even then). The last line is a JSON object. An input is a bug where the
-target raises what it must not, takes more than a second of processor time, or memory that it does not give back.
+Coverage-guided if `atheris` is installed, unless `--random` is given. The last line is a JSON object. An input is a bug
+if the target raises an undeclared exception, takes more than a second of processor time, or leaks memory.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from typing import Any
 import attrs
 
 SLOW_SECONDS = 1.0
-GROWTH_BYTES = 16 << 20  # of resident memory by one input
-LONGEST = 1 << 16  # bytes of an input
+GROWTH_BYTES = 16 << 20  # maximum growth of resident memory by one input
+LONGEST = 1 << 16  # maximum bytes of an input
 BUGS_LIMIT = 20
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Return the resident bytes of this process."""
     with Path("/proc/self/statm").open() as figures:
         return int(figures.read().split()[1]) * resource.getpagesize()
 
 
 @attrs.define
 class Trial:
-    """Gives a target inputs, and keeps account."""
+    """Feeds inputs to a target and records results."""
 
     read: Callable[[bytes], object]
     allowed: tuple[type[Exception], ...]
@@ -52,7 +52,7 @@ class Trial:
     peak: int = 0
 
     def give(self, data: bytes) -> str | None:
-        """Give it one input; what is wrong, if anything."""
+        """Feed one input. Return the problem, or None."""
         self.inputs += 1
         started = time.thread_time()
         wrong = None
@@ -79,7 +79,7 @@ class Trial:
         self.peak = max(self.peak, now)
 
     def result(self, target: str, guided: bool) -> dict[str, Any]:
-        """Report of a run."""
+        """Return the report of a run."""
         seconds = time.monotonic() - self.began
         return {
             "target": target,
@@ -95,7 +95,7 @@ class Trial:
 
 
 def inputs_at_random(seeds: list[bytes], codec: Any, draw: random.Random) -> Iterator[bytes]:
-    """Mutations of seeds, and now and then of mutations."""
+    """Yield mutations of seeds, and sometimes of earlier mutations."""
     from evaluation.fuzz.mutating import mutated
 
     pool = list(seeds)
@@ -109,7 +109,7 @@ def inputs_at_random(seeds: list[bytes], codec: Any, draw: random.Random) -> Ite
 
 
 def run_at_random(name: str, count: int, seed: int) -> dict[str, Any]:
-    """Mutations without guidance."""
+    """Run unguided mutations."""
     from evaluation.fuzz.targets import TARGETS
 
     target, draw = TARGETS[name](), random.Random(seed)
@@ -121,7 +121,7 @@ def run_at_random(name: str, count: int, seed: int) -> dict[str, Any]:
 
 
 def run_guided(name: str, count: int, seed: int) -> None:
-    """Mutations guided by coverage; prints the result and ends the process."""
+    """Run coverage-guided mutations. Print the result and end the process."""
     import atheris
 
     with atheris.instrument_imports(
@@ -147,7 +147,7 @@ def run_guided(name: str, count: int, seed: int) -> None:
     def mutate(data: bytes, most: int, seed: int) -> bytes:
         if seed % 4 == 0:
             return atheris.Mutate(data, most)
-        if seed % 4 == 1:  # what C reads leaves no trace, so that good inputs would be forgotten
+        if seed % 4 == 1:  # C code has no coverage, so the fuzzer would forget good inputs
             data = seeds[seed // 4 % len(seeds)]
         return mutated(data, random.Random(seed), target.codec)[:most]
 

@@ -1,4 +1,4 @@
-"""Messages of every type with any content that their types allow."""
+"""Random messages of every type."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEPTH = 6
 
 
 def message_types() -> tuple[type[msgspec.Struct], ...]:
-    """Every type that `decode` returns."""
+    """Return every type that `decode` returns."""
     return typing.get_args(messages.AnyMessage)
 
 
@@ -31,7 +31,7 @@ def _described(kind: Any) -> inspect.Type:
 
 
 def generated(kind: Any, draw: random.Random) -> Any:
-    """A value of a type."""
+    """Return a random value of a type."""
     return _value(_described(kind), draw, 0)
 
 
@@ -75,7 +75,7 @@ def _plain(kind: inspect.Type, draw: random.Random) -> Any:
 
 
 def _within(kind: inspect.IntType | inspect.FloatType, numbers: tuple[Any, ...], draw: random.Random) -> Any:
-    """One of the numbers, or the bound itself, that the type's bounds allow."""
+    """Return one of the numbers, or a bound, within the type's bounds."""
     least, most = kind.ge if kind.ge is not None else kind.gt, kind.le if kind.le is not None else kind.lt
     fitting = [n for n in numbers if (least is None or n >= least) and (most is None or n <= most)]
     return draw.choice(fitting or [least if least is not None else most])

@@ -1,4 +1,4 @@
-"""Tensors at the edge of protected memory: a kernel that reads or writes beyond them is stopped at once."""
+"""Tensors at the edge of protected memory: out-of-bounds accesses of kernels crash at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 PAGE = mmap.PAGESIZE
-ROOM = 4 * PAGE  # bytes of one tensor, at most
+ROOM = 4 * PAGE  # maximum bytes of one tensor
 _C = ctypes.CDLL(None, use_errno=True)
 _C.mmap.restype = ctypes.c_void_p
 _C.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -18,7 +18,7 @@ _C.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class GuardedMemory:
-    """Some places of memory between guard pages, taken in turn."""
+    """Slots of memory between guard pages, used in turn."""
 
     def __init__(self, places: int = 24) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -36,11 +36,11 @@ class GuardedMemory:
     @classmethod
     @functools.cache
     def shared(cls) -> GuardedMemory:
-        """One for the process, which forked children have copies of."""
+        """Return the memory of the process, which forked children inherit."""
         return cls()
 
     def place(self, tensor: torch.Tensor, at_end: bool) -> torch.Tensor:
-        """A tensor like `tensor`, whose memory ends (or begins) where memory does; itself where it is too large."""
+        """Return a copy of `tensor` at the end (or start) of a slot; a tensor that is too large is returned unchanged."""
         storage = tensor.untyped_storage()
         size = storage.nbytes()
         if not 0 < size <= ROOM or tensor.is_conj() or tensor.is_neg():
@@ -53,7 +53,7 @@ class GuardedMemory:
         return empty.set_(octets.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def place_all(self, value: Any, at_end: bool) -> Any:
-        """Every tensor in an argument."""
+        """Move every tensor in an argument."""
         if isinstance(value, torch.Tensor):
             return self.place(value, at_end)
         if isinstance(value, list | tuple):

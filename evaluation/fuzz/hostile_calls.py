@@ -1,4 +1,4 @@
-"""Calls of the entries of PyTorch's operator database, with some of their arguments replaced by hostile ones."""
+"""Calls of entries of PyTorch's operator database with some hostile arguments."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
 
 REMOTE = "remote_accelerator:0"
-# Nothing that a machine might just have memory for: an executor that the system kills is no finding.
+# No size that a machine might just have memory for: an executor killed by the system is not a finding.
 SIZES = (0, 1, 2, 3, -1, -7, 1 << 44, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 1 << 70, -(1 << 63), -(1 << 70))
 COUNTS = (0, 1, 2, 64, 65, 128, 129, 300, 1000, 5000, 100_000)
 NUMBERS = (*SIZES, 0.5, -0.0, 1e308, float("nan"), float("inf"), 1j, complex("nan"), True, None, "text", 10**40)
 TEXTS = ("", "floor", "x" * 300, "é" * 70_000, "\ud800", "\0", "a,b->c" * 9000)
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.uint8, torch.complex64, torch.bfloat16, torch.float64)
-SAMPLES = 4  # of an entry and a dtype
-LARGEST = 4096  # elements of a sample's tensors together
-# For the power -2**63 PyTorch's own loop does not end, on no device.
+SAMPLES = 4  # samples per entry and dtype
+LARGEST = 4096  # maximum elements of a sample's tensors in total
+# PyTorch's own loop for the power -2**63 never ends.
 LEFT_OUT = frozenset({"linalg.matrix_power", "matrix_power"})
 
 Pool = Sequence[torch.Tensor]
 
 
 def many(rng: random.Random) -> int:
-    """A length of a list; seldom the largest, as an error message shows each element."""
+    """Return a list length; seldom the largest, because an error message shows each element."""
     return COUNTS[-1] if rng.random() < 0.02 else rng.choice(COUNTS[:-1])
 
 
 def nested(depth: int) -> Any:
-    """A list in a list in a list."""
+    """Return a nested list."""
     value: Any = 1
     for _ in range(depth):
         value = [value]
@@ -42,20 +42,20 @@ def nested(depth: int) -> Any:
 
 @functools.cache
 def entries() -> tuple[OpInfo, ...]:
-    """The entries that are called."""
+    """Return the called entries."""
     return tuple(op for op in op_db if op.name not in LEFT_OUT)
 
 
 @functools.cache
 def samples_of(position: int, dtype: torch.dtype) -> tuple[Any, ...]:
-    """Some samples of an entry, on the CPU; none where it has none of that dtype."""
+    """Return some samples of an entry on the CPU; none for an unsupported dtype."""
     op = entries()[position]
     state = torch.get_rng_state()
     torch.manual_seed(position)
     try:
         made = op.sample_inputs_func(op, "cpu", dtype, requires_grad=False)
         return tuple(s for s in itertools.islice(made, SAMPLES) if _elements((s.input, s.args, s.kwargs)) <= LARGEST)
-    except Exception:  # the entry has its own reasons
+    except Exception:  # the entry may raise anything
         return ()
     finally:
         torch.set_rng_state(state)
@@ -70,7 +70,7 @@ def _elements(value: Any) -> int:
 
 
 def remote(value: Any) -> Any:
-    """A sample's argument on the device."""
+    """Return a sample's argument on the device."""
     if isinstance(value, torch.Tensor):
         return value.detach().to(REMOTE) if value.layout == torch.strided and not value.is_quantized else value
     if isinstance(value, (list, tuple)):
@@ -80,7 +80,8 @@ def remote(value: Any) -> Any:
     return torch.device(REMOTE) if isinstance(value, torch.device) or value == "cpu" else value
 
 
-# --- hostile values in place of one argument ---------------------------------------------------------------------------
+# --- hostile values for one argument
+# -----------------------------------------------------------------------------------
 
 
 def _filled(rng: random.Random, value: torch.Tensor) -> torch.Tensor:
@@ -122,7 +123,7 @@ HOSTILE_TENSORS: tuple[Callable[[random.Random, torch.Tensor], Any], ...] = (
 
 
 def hostile_list(rng: random.Random, value: list[Any]) -> Any:
-    """In place of a list or tuple."""
+    """Return a hostile value for a list or tuple."""
     way = rng.randrange(8)
     if way == 0:
         return []
@@ -142,7 +143,7 @@ def hostile_list(rng: random.Random, value: list[Any]) -> Any:
 
 
 def hostile(rng: random.Random, value: Any) -> Any:
-    """In place of an argument."""
+    """Return a hostile value for an argument."""
     if isinstance(value, torch.Tensor):
         return rng.choice(HOSTILE_TENSORS)(rng, value)
     if isinstance(value, (list, tuple)):
@@ -157,7 +158,7 @@ def hostile(rng: random.Random, value: Any) -> Any:
     return rng.choice((*NUMBERS, *SIZES, [], nested(17), rng.choice(TEXTS)))
 
 
-# Names of arguments that many ops have, and what is added where a call lacks them.
+# Common argument names, and values to add if a call lacks them.
 ADDED: tuple[tuple[str, Callable[[random.Random, torch.Tensor], Any]], ...] = (
     ("dim", lambda rng, one: rng.choice((*SIZES, [0, 0], list(range(65)), nested(3)))),
     ("dtype", lambda rng, one: rng.choice(DTYPES)),
@@ -170,7 +171,7 @@ ADDED: tuple[tuple[str, Callable[[random.Random, torch.Tensor], Any]], ...] = (
 
 
 def changed(rng: random.Random, given: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
-    """The arguments with one to three of them replaced, left out or added."""
+    """Return the arguments with one to three replaced, removed or added."""
     positional, named = [given, *args], dict(kwargs)
     for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
         way = rng.random()
@@ -192,16 +193,16 @@ def changed(rng: random.Random, given: Any, args: Sequence[Any], kwargs: dict[st
 
 
 def variant_of(rng: random.Random, op: OpInfo) -> Callable[..., Any]:
-    """One of the ways to call an entry."""
+    """Return one of the variants of an entry."""
     ways = [op.op, op.op, op.inplace_variant, op.method_variant, op.operator_variant]
     return rng.choice([way for way in ways if way is not None])
 
 
 def call(rng: random.Random, pool: Pool = ()) -> tuple[str, Callable[[], Any]]:
-    """Name and call of an entry. Tensors of `pool` take the place of some operands, and may be written.
+    """Return name and call of an entry. Tensors of `pool` replace some operands, and may be written.
 
     Raises:
-        Exception: making a hostile tensor is a hostile call itself.
+        Exception: creating a hostile tensor may itself raise.
     """
     position = rng.randrange(len(entries()))
     op = entries()[position]

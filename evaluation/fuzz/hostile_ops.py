@@ -1,10 +1,10 @@
-"""Ops with hostile arguments, beside tensors that have to stay as they are, and programs of hundreds of such ops.
+"""Ops with hostile arguments beside tensors that must stay unchanged, and programs of hundreds of such ops.
 
     python -m evaluation hostile-ops [--ops 10000] [--seed 0] [--first 0]
 
-An op may raise what it likes. A bug is: a session that is lost, or would have to be recovered, a tensor that is not what it
-was, a process that dies, and an op that takes longer than five minutes. Each op depends on the seed and its number alone, so that
-`--first NUMBER --ops 1` does it again. The last line is a JSON object.
+An op may raise anything. Bugs are: a lost or recovered session, a changed tensor, a dead process, and an op that takes
+longer than five minutes. Each op depends only on the seed and its number, so `--first NUMBER --ops 1` repeats it. The
+last line is a JSON object.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from djinn_core.errors import RemoteError, SessionLost
 from evaluation.fuzz.hostile_calls import COUNTS, NUMBERS, REMOTE, SIZES, TEXTS, call, nested
 
 CHECKED_EVERY = 50
-PROGRAM_EVERY = 500  # ops; then a program
+PROGRAM_EVERY = 500  # ops between programs
 PROGRAM_OPS = 250
-POOL = 12  # tensors of a program that its ops may be given
-SECONDS = 300.0  # for one op, or one program, on a machine that does other things besides
-DATA_BYTES = 4 << 30  # that a process may have: what is asked for beyond is refused, and never fills the machine
+POOL = 12  # tensors of a program that its ops may use
+SECONDS = 300.0  # timeout for one op or program on a busy machine
+DATA_BYTES = 4 << 30  # memory limit of a process: larger requests fail instead of filling the machine
 Make = Callable[[random.Random, torch.Tensor], Any]
 
 
 def sizes(rng: random.Random) -> Any:
-    """A shape: short, long, nested, of the wrong type."""
+    """Return a shape: short, long, nested, or of the wrong type."""
     kind = rng.randrange(6)
     if kind == 0:
         return [1] * rng.choice(COUNTS[:-1])
@@ -58,7 +58,7 @@ def sizes(rng: random.Random) -> Any:
 
 
 def tensors(rng: random.Random, one: torch.Tensor) -> list[torch.Tensor]:
-    """A list of tensors, which may be long."""
+    """Return a list of tensors, which may be long."""
     return [one] * rng.choice(COUNTS)
 
 
@@ -109,22 +109,22 @@ MAKES: tuple[Make, ...] = (
 
 
 class Witnesses:
-    """Tensors that no op is given, and what they have to be."""
+    """Tensors that no op gets, with their expected contents."""
 
     def __init__(self) -> None:
         self.expected = [torch.arange(4.0), torch.arange(6).reshape(2, 3).mT, torch.tensor([True, False])]
         self.there = [one.to(REMOTE) for one in self.expected]
-        self.there.append(self.there[0] * 2)  # made by an op
+        self.there.append(self.there[0] * 2)  # result of an op
         self.expected.append(self.expected[0] * 2)
 
     def check(self, where: str) -> None:
-        """Raise AssertionError where one is not as it was."""
+        """Raise AssertionError if a tensor has changed."""
         for expected, there in zip(self.expected, self.there, strict=True):
             assert torch.equal(there.cpu(), expected), f"a tensor has changed by {where}"
 
 
 def one_op(rng: random.Random) -> None:
-    """One hostile op; sometimes its results are fetched, or differentiated."""
+    """Run one hostile op; sometimes fetch or differentiate its results."""
     if rng.random() < 0.2:
         made = rng.choice(MAKES)(rng, torch.arange(4.0).to(REMOTE))
     else:
@@ -140,12 +140,12 @@ def one_op(rng: random.Random) -> None:
 
 
 def program(rng: random.Random, raised: Counter[str]) -> None:
-    """Hundreds of ops without a fetch, each given what those before it made; then everything is fetched."""
+    """Run hundreds of ops on each other's results, then fetch everything."""
     pool = [torch.rand(3, 4).to(REMOTE), torch.arange(12).reshape(3, 4).to(REMOTE), torch.eye(4).to(REMOTE)]
     beyond = torch.tensor([99]).to(REMOTE)
     for _ in range(PROGRAM_OPS):
         try:
-            if rng.random() < 0.1:  # fails on the executor
+            if rng.random() < 0.1:  # an op that fails on the executor
                 rng.choice(pool).index_fill_(0, beyond, 1)
                 continue
             _, do = call(rng, pool)
@@ -166,11 +166,11 @@ def program(rng: random.Random, raised: Counter[str]) -> None:
 
 
 def run(ops: int, seed: int, first: int = 0, note: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
-    """So many ops; how many were done, and what was raised.
+    """Run ops. Return their number, and the raised exceptions.
 
     Raises:
-        AssertionError: a tensor is not what it was.
-        SessionLost: the session is.
+        AssertionError: a tensor has changed.
+        SessionLost: the session was lost.
     """
     witnesses = Witnesses()
     session = open_session()
@@ -188,7 +188,7 @@ def run(ops: int, seed: int, first: int = 0, note: Callable[[int], None] = lambd
                 one_op(rng)
         except SessionLost as error:
             raise SessionLost(f"{where}: {error}") from error
-        except Exception as error:  # whatever it says of the op
+        except Exception as error:  # an op may raise anything
             raised[type(error).__name__] += 1
         if number % CHECKED_EVERY == 0 or number == first + ops - 1 or number % PROGRAM_EVERY == PROGRAM_EVERY // 2:
             witnesses.check(where)
@@ -201,7 +201,7 @@ def run(ops: int, seed: int, first: int = 0, note: Callable[[int], None] = lambd
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """Do all ops from `first` on, in a process that may die; what was found comes out as lines of JSON."""
+    """Run all ops from `first` on in a process that may die. Findings are printed as JSON lines."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_DATA, (DATA_BYTES, DATA_BYTES))
@@ -228,7 +228,7 @@ def work(arguments: argparse.Namespace) -> None:
 
 
 def supervise(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Have processes do all ops, one after the other where they die."""
+    """Run all ops in processes, and continue after a process dies."""
     bugs: list[str] = []
     totals: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
@@ -252,7 +252,7 @@ def supervise(arguments: argparse.Namespace) -> dict[str, Any]:
             assert process.stdout is not None
             for line in process.stdout:
                 if not line.startswith(b"{"):
-                    continue  # an op has printed
+                    continue  # printed by an op
                 found = json.loads(line)
                 totals.update({key: found[key] for key in ("ops", "programs", "raised") if key in found})
                 kinds.update(found.get("kinds", {}))
@@ -271,7 +271,7 @@ def supervise(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The full form."""
+    """Run the full form."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--ops", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,9 +1,10 @@
-"""Mutations of what real clients sent, for a live executor behind a gateway; a witness beside them that must not notice.
+"""Mutations of real clients' frames for a live executor behind a gateway, with an undisturbed witness beside them.
 
     python -m evaluation.fuzz.live [--mutations 100000] [--connections 3] [--seed 0] [--keep DIRECTORY]
 
-The last line is a JSON object. A bug is: the executor or the gateway dies, or says that it failed itself; more than a second of processor time
-for one submission; memory that is not given back; a wrong answer to the witness. What was sent last is kept in DIRECTORY.
+The last line is a JSON object. Bugs are: the executor or the gateway dies or reports an internal error; more than a
+second of processor time for one submission; leaked memory; a wrong result of the witness. The last sent frames are
+stored in DIRECTORY.
 """
 
 from __future__ import annotations
@@ -58,12 +59,12 @@ SECONDS = 120.0
 SHORT_SECONDS = 0.1
 WAITING = (BlobOffer, AwaitTransfer, TransferHeader, SendValues)
 SLOW_SECONDS = 1.0
-DATA_BYTES = 1 << 30  # that an executor may have: what is asked for beyond is refused, and never fills the machine
-# In the gateway and in each executor.
+DATA_BYTES = 1 << 30  # memory limit of an executor: larger requests fail instead of filling the machine
+# limits the gateway and each executor
 LIMIT = f"import resource\nresource.setrlimit(resource.RLIMIT_DATA, ({DATA_BYTES}, {DATA_BYTES}))\n"
 GROWTH_BYTES = 64 << 20
 LEASE_SECONDS = 2
-WARM_UP = 2000  # mutations before memory is looked at
+WARM_UP = 2000  # mutations before memory is measured
 INTERNAL = frozenset(
     {
         "AttributeError",
@@ -79,7 +80,7 @@ INTERNAL = frozenset(
 
 @contextlib.contextmanager
 def serving() -> Iterator[Server]:
-    """A server of its own; no memory but its own can be used up."""
+    """Run a server with a memory limit."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         token = _frequent_guest(folder / "tokens.json")
@@ -99,7 +100,7 @@ def serving() -> Iterator[Server]:
 
 
 def _frequent_guest(path: Path) -> str:
-    """A token that may connect as often as it likes: sessions break all the time here."""
+    """Return a token without connection limit, because sessions break all the time here."""
     with change_table(path) as change:
         table, _, token = create(change.table, "fuzz", 0.0)
         change.table = msgspec.structs.replace(table, quotas={"fuzz": Quota(connections_a_minute=1 << 20)})
@@ -108,7 +109,7 @@ def _frequent_guest(path: Path) -> str:
 
 @attrs.define
 class Talk:
-    """A session spoken frame by frame, as clients do that number them."""
+    """A session spoken frame by frame with numbered frames, as clients do."""
 
     connection: Connection
     process: int
@@ -119,19 +120,19 @@ class Talk:
 
     @classmethod
     def begin(cls, url: str, token: str, transports: tuple[Transport, ...]) -> Talk:
-        """Through the gateway to the executor."""
+        """Connect through the gateway to the executor."""
         reached = reach_executor(Reachable((url,), token, transports, SECONDS), "")
         return cls(reached.connection, reached.attached.process, reached.attached.lease > 0)
 
     def send(self, frame: Frame) -> None:
-        """The next frame."""
+        """Send the next frame."""
         self.sent += 1
         if self.numbered:
             frame = Frame(Prefix(self.sent % 2**32, self.taken).encode() + frame.head, frame.body)
         self.connection.send(frame)
 
     def receive(self) -> Any:
-        """The next message, and its buffers."""
+        """Return the next message with its buffers."""
         while True:
             frame = self.connection.receive(self.seconds)
             head = frame.head
@@ -143,7 +144,7 @@ class Talk:
             return decode(head), frame.body
 
     def close(self) -> None:
-        """Say goodbye where that is possible."""
+        """Send `Goodbye` if possible, and close."""
         with contextlib.suppress(DjinnError):
             self.send(Frame(encode(Goodbye())))
         self.connection.close()
@@ -151,7 +152,7 @@ class Talk:
 
 @attrs.define
 class Findings:
-    """Events so far."""
+    """Findings so far."""
 
     mutations: int = 0
     completed: int = 0
@@ -163,7 +164,7 @@ class Findings:
     lock: threading.Lock = attrs.field(factory=threading.Lock)
 
     def bug(self, what: str, frames: list[Frame], keep: Path | None) -> None:
-        """Note it; with what was sent."""
+        """Record a bug with the sent frames."""
         with self.lock:
             new = what[:80] not in self.bugs
             self.bugs.setdefault(what[:80], []).append(what[:600])
@@ -175,19 +176,19 @@ class Findings:
 
 
 def processor_seconds(process: int) -> float:
-    """Resource use of a process."""
+    """Return the processor seconds of a process."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident(process: int) -> tuple[int, int]:
-    """Bytes of a process in memory, and those of them that are its own: not of files, which come in as kernels are run for the first time."""
+    """Return the resident bytes of a process, and its own part without mapped files, which grow as kernels first run."""
     _, pages, files, *_ = map(int, Path(f"/proc/{process}/statm").read_text().split())
     return pages * resource.getpagesize(), (pages - files) * resource.getpagesize()
 
 
 class Mutator:
-    """One connection after the other, each with a session in which some frames differ from what a client sent."""
+    """Opens one connection after the other, each with a session of partly mutated frames."""
 
     def __init__(
         self,
@@ -202,7 +203,7 @@ class Mutator:
         self.draw = random.Random(seed)
 
     def run(self, until: int) -> None:
-        """Until so many mutations were sent by all."""
+        """Run until all mutators have sent this number of mutations."""
         while self.found.mutations < until:
             try:
                 self.session()
@@ -213,7 +214,7 @@ class Mutator:
                 return
 
     def session(self) -> None:
-        """A session until it breaks, or has gone on for long enough."""
+        """Run a session until it breaks or is long enough."""
         name = self.draw.choice(tuple(self.recorded))
         frames = self.recorded[name]
         talk = Talk.begin(self.server.tcp, self.server.token, self.transports)
@@ -229,7 +230,7 @@ class Mutator:
             talk.close()
 
     def _script(self, frames: list[Frame]) -> Iterator[tuple[Frame, bool]]:
-        """Frames to send: a client's recorded ones, slightly mutated; then its submissions again, mutated."""
+        """Yield frames to send: a client's recorded frames, slightly mutated, then its submissions again, mutated."""
         for frame in frames:
             upload = isinstance(decode(frame.head), UploadPart)
             if self.draw.random() < (0.02 if upload else 0.4):
@@ -254,10 +255,10 @@ class Mutator:
             message = decode(frame.head)
         except DjinnError:
             if isinstance(decode_partially(frame.head, ""), UnreadableUpload | UnreadableHints):
-                return sequence  # told where the value is used, or nowhere
-            return self._answer(talk, sent)  # to be told why
+                return sequence  # an error appears where the value is used, or never
+            return self._answer(talk, sent)  # receive the reason
         if isinstance(message, WAITING):
-            talk.seconds = SHORT_SECONDS  # what they wait for does not come
+            talk.seconds = SHORT_SECONDS  # the awaited values never arrive
         return self._answer(talk, sent) if isinstance(message, Submit) else sequence
 
     def _answer(self, talk: Talk, sent: list[Frame]) -> int:
@@ -311,7 +312,7 @@ class Mutator:
 
 
 def died_soon(process: int) -> bool:
-    """True if a process whose connection was closed without a message has died. It dies somewhat later than its sockets close."""
+    """Return True if a process that closed a connection without a message dies. It dies shortly after its sockets close."""
     stat = Path(f"/proc/{process}/stat")
     for _ in range(10):
         with contextlib.suppress(OSError):
@@ -323,7 +324,7 @@ def died_soon(process: int) -> bool:
 
 
 def shown(frame: Frame) -> str:
-    """A frame in few words."""
+    """Return a short description of a frame."""
     with contextlib.suppress(DjinnError):
         message = decode(frame.head)
         template = getattr(message, "template", None)
@@ -335,7 +336,7 @@ def shown(frame: Frame) -> str:
 
 
 class Witness(threading.Thread):
-    """Runs a program undisturbed, again and again, in one session, and compares."""
+    """Repeats a program in an undisturbed session, and compares results."""
 
     def __init__(self, server: Server, transports: Any, frames: list[Frame], found: Findings) -> None:
         super().__init__(daemon=True)
@@ -343,7 +344,7 @@ class Witness(threading.Thread):
         self.rounds, self.over = 0, threading.Event()
 
     def run(self) -> None:
-        """Until told to stop."""
+        """Run until told to stop."""
         expected: list[bytes] | None = None
         while not (self.rounds and self.over.wait(0.2)):
             try:
@@ -357,7 +358,7 @@ class Witness(threading.Thread):
             self.rounds += 1
 
     def once(self) -> list[bytes]:
-        """The bytes of all that is fetched."""
+        """Return the bytes of all fetched values."""
         talk, fetched = Talk.begin(self.server.tcp, self.server.token, self.transports), []
         with contextlib.closing(talk):
             for frame in self.frames:
@@ -373,7 +374,7 @@ class Witness(threading.Thread):
 def run(
     mutations: int, connections: int, seed: int, keep: Path | None = None, programs: Sequence[Program] = PROGRAMS
 ) -> dict[str, Any]:
-    """Everything; the result."""
+    """Run everything, and return the result."""
     found = Findings()
     registry = load_registry(Selection(disable=frozenset({"local"})), builtins=builtin_plugins(), kinds={"transports"})
     with serving() as server:
@@ -392,7 +393,7 @@ def run(
         witness.over.set()
         witness.join(SECONDS)
         if mutations > WARM_UP:
-            time.sleep(LEASE_SECONDS + 2)  # until sessions are gone whose connections broke
+            time.sleep(LEASE_SECONDS + 2)  # until sessions with broken connections have expired
         probe = Talk.begin(server.tcp, server.token, registry.transports)
         after = (*resident(probe.process), *resident(server.process.pid))
         probe.close()
@@ -429,7 +430,7 @@ def _together(works: list[Any]) -> None:
 
 
 def keep_log(server: Server, keep: Path | None) -> None:
-    """Log of the server."""
+    """Return the server's log."""
     if keep is not None:
         (keep / "log").write_bytes(server.log[-(1 << 22) :].encode())
 

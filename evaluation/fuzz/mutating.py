@@ -1,4 +1,4 @@
-"""Small changes: of bytes that mean nothing, and of MessagePack or JSON that stays MessagePack or JSON."""
+"""Small mutations of arbitrary bytes, and of MessagePack or JSON that stays well-formed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ WORDS = (
 
 
 def changed_bytes(data: bytes, draw: random.Random) -> bytes:
-    """`data` with one to four places changed."""
+    """Return `data` with one to four changes."""
     out = bytearray(data)
     for _ in range(draw.choice((1, 1, 2, 4))):
         _change(out, draw)
@@ -55,7 +55,7 @@ def changed_bytes(data: bytes, draw: random.Random) -> bytes:
 
 
 def _change(out: bytearray, draw: random.Random) -> None:
-    # The beginning, where lengths and types are, is hit as often as all the rest.
+    # The beginning, with lengths and types, is changed as often as all the rest.
     end = min(len(out), 40) if draw.random() < 0.5 else len(out)
     at, way = draw.randrange(end + 1), draw.randrange(7)
     if way == 0 and at < len(out):
@@ -77,7 +77,7 @@ def _change(out: bytearray, draw: random.Random) -> None:
 
 
 def changed_tree(tree: Any, draw: random.Random, times: int = 1) -> Any:
-    """A tree of lists, dicts and scalars with some nodes changed; a copy as far as it differs."""
+    """Return a tree of lists, dicts and scalars with some nodes changed; changed parts are copied."""
     for _ in range(times):
         places = list(_places(tree))
         if not places:
@@ -103,7 +103,7 @@ def _replaced(tree: Any, path: tuple[Any, ...], change: Callable[[Any], Any]) ->
 
 
 def _other(node: Any, draw: random.Random) -> Any:
-    if draw.random() < 0.1:  # of another type
+    if draw.random() < 0.1:  # another type
         return draw.choice((None, True, 0, -1, 1.5, "", b"", [], {}, [[[]]], draw.choice(INTERESTING)))
     if isinstance(node, bool):
         return not node
@@ -141,12 +141,12 @@ def _other_list(items: list[Any], draw: random.Random) -> list[Any]:
 
 
 def nested(depth: int) -> bytes:
-    """Arrays in arrays."""
+    """Return nested arrays."""
     return b"\x91" * depth + b"\xc0"
 
 
 def mutated(data: bytes, draw: random.Random, codec: Any) -> bytes:
-    """`data` changed as bytes, or as what it says. `codec`: `msgspec.msgpack`, `msgspec.json` or None."""
+    """Return `data` mutated as bytes or as its decoded value. `codec`: `msgspec.msgpack`, `msgspec.json` or None."""
     if codec is not None and draw.random() < 0.6:
         with contextlib.suppress(msgspec.MsgspecError, UnicodeError, ValueError, RecursionError, TypeError):
             return codec.encode(changed_tree(codec.decode(data), draw, draw.choice((1, 1, 2, 4))))

@@ -1,4 +1,4 @@
-"""Arguments for ops: those of real calls, mutated a little, and arbitrary ones."""
+"""Arguments for ops: mutated real calls, and random ones."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last)
 
 
 def tensor(draw: random.Random, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Any tensor, of any strides."""
+    """Return a random tensor with random strides."""
     shape = draw.choice(SHAPES) if shape is None else tuple(shape)
     dtype = dtype or draw.choice(FLOATING if draw.random() < 0.6 else INTEGRAL)
     generator = torch.Generator().manual_seed(draw.getrandbits(32))
@@ -82,7 +82,7 @@ def _list(draw: random.Random, kind: str, theme: Any) -> list[Any]:
 
 
 def argument(draw: random.Random, kind: str, theme: Any) -> Any:
-    """A value of a type of schemas. `theme`: shape and dtype that most tensors of the call have."""
+    """Return a value of a schema type. `theme`: shape and dtype of most tensors of the call."""
     if kind.startswith("Optional["):
         return None if draw.random() < 0.4 else argument(draw, kind[9:-1], theme)
     if kind.startswith("List["):
@@ -103,7 +103,7 @@ def argument(draw: random.Random, kind: str, theme: Any) -> Any:
 
 
 def special(draw: random.Random, name: str) -> Any:
-    """A value for arguments that schemas call `int`, and PyTorch something else."""
+    """Return a value for arguments that schemas call `int` although they are enumerations."""
     if name == "dtype" or name.endswith("_dtype"):
         return draw.choice((*FLOATING, *INTEGRAL))
     if name == "memory_format":
@@ -112,7 +112,7 @@ def special(draw: random.Random, name: str) -> Any:
 
 
 def call(draw: random.Random, name: str) -> Call:
-    """Arguments that the schema of an overload allows."""
+    """Return random arguments that an overload's schema allows."""
     packet, overload = split_name(name)
     schema = torch_private.schema_named(f"aten::{packet}", "" if overload == "default" else overload)
     theme = (draw.choice(SHAPES), draw.choice((*FLOATING, *INTEGRAL)))
@@ -131,7 +131,7 @@ def call(draw: random.Random, name: str) -> Call:
 
 
 def changed(draw: random.Random, given: Call) -> Call:
-    """A real call, with one to three arguments others than they were."""
+    """Return a real call with one to three changed arguments."""
     positional, keywords = list(given[0]), dict(given[1])
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         places: list[Any] = [*range(len(positional)), *keywords]
@@ -187,6 +187,6 @@ def _other_tensor(draw: random.Random, value: torch.Tensor) -> torch.Tensor:
         return tensor(draw, shape, value.dtype)
     if way < 0.65:
         return tensor(draw, shape, draw.choice((*FLOATING, *INTEGRAL)))
-    if way < 0.9:  # other content, where that is what kernels look at
+    if way < 0.9:  # other contents, for ops that read them
         return tensor(draw, shape, value.dtype)
     return tensor(draw)

@@ -1,9 +1,9 @@
-"""Names of ops that a server did not allow, in every spelling, over a real connection.
+"""Names of disallowed ops, in every spelling, over a real connection.
 
     python -m evaluation op-names [--tries 100000] [--seed 0]
 
-Each name is the op of a template of its own. A bug is a submission that does not fail, a session that ends, and an allowed op that fails
-afterwards. The last line is a JSON object.
+Each name is the op of a separate template. Bugs are a submission that does not fail, a session that ends, and an
+allowed op that fails afterwards. The last line is a JSON object.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ PARTS = (
 
 
 def hostile_names(allowed: frozenset[str], count: int, seed: int) -> Iterator[str]:
-    """Names that are not among `allowed`: parts put together, and allowed names in other spellings. None is an op of `aten`."""
+    """Yield names that are not in `allowed`: combinations of parts, and allowed names in other spellings. None is an op of `aten`."""
     draw, sources = random.Random(seed), sorted(allowed)
     while count:
         name = _put_together(draw) if draw.random() < 0.5 else _respelt(draw, draw.choice(sources))
@@ -123,7 +123,7 @@ class Talk:
 
 @contextlib.contextmanager
 def talking(url: str, token: str) -> Iterator[Talk]:
-    """A session on the server at `url`."""
+    """Yield a session on the server at `url`."""
     transports = load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"}).transports
     reached = reach_executor(Server((url,), token, transports, SECONDS), "")
     try:
@@ -143,7 +143,7 @@ def try_names(talk: Talk, count: int, seed: int) -> Counter[str]:
 
 @contextlib.contextmanager
 def _serving() -> Iterator[tuple[str, str]]:
-    """URL and token of a server that allows the Python ops of `MODULE`."""
+    """Yield URL and token of a server that allows the Python ops of `MODULE`."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "fuzz_names_ops.py").write_text(MODULE)

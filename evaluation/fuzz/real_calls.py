@@ -1,4 +1,4 @@
-"""Calls of ops as PyTorch's own database of operators makes them, backward passes included."""
+"""Calls of ops in PyTorch's operator database, including backward passes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
-LARGEST = 4096  # elements of a tensor that is kept
+LARGEST = 4096  # maximum elements of a kept tensor
 
 
 class Calls(TorchDispatchMode):
-    """Keeps some calls of each overload, with copies of their tensors."""
+    """Records some calls of each overload, with copies of their tensors."""
 
     def __init__(self, each: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def _copy(value: Any) -> Any:
 
 
 def database_calls(each: int = 8, samples: int = 4) -> dict[str, list[Call]]:
-    """Some calls of each overload that the database reaches."""
+    """Return some calls of each overload that the database reaches."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     mode = Calls(each)
@@ -61,7 +61,7 @@ def database_calls(each: int = 8, samples: int = 4) -> dict[str, list[Call]]:
 
 def _run(info: Any, dtype: torch.dtype, samples: int, mode: Calls) -> None:
     differentiable = dtype.is_floating_point and info.supports_autograd
-    with contextlib.suppress(Exception):  # calls are what is wanted, not results
+    with contextlib.suppress(Exception):  # results do not matter
         for i, sample in enumerate(info.sample_inputs("cpu", dtype, requires_grad=differentiable)):
             if i >= samples:
                 break

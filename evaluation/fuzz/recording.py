@@ -1,4 +1,4 @@
-"""Seed corpus: the frames that clients send in sessions of real programs, from the first after admission to the last."""
+"""Seed corpus: frames of clients in sessions of real programs, from admission to end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Program = Callable[[], object]
 
 @contextmanager
 def recorded(url: str, token: str) -> Iterator[list[Frame]]:
-    """A session of its own in the block, and in the list what it sends."""
+    """Open a session for the block. The list receives its frames."""
     djinn.shut_down()
     djinn.configure(servers=[url], token=token, disable=("local",), threads=1)
     djinn.init()
@@ -42,7 +42,7 @@ def recorded(url: str, token: str) -> Iterator[list[Frame]]:
 
 
 def llama() -> None:
-    """Prefill and a few tokens of a tiny model."""
+    """Run prefill and a few tokens of a tiny model."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -52,7 +52,7 @@ def llama() -> None:
 
 
 def training() -> None:
-    """Steps of Adam, with dropout, embeddings, normalizations and two losses."""
+    """Run steps of Adam with dropout, embeddings, normalizations and two losses."""
     torch.manual_seed(3)
     layers = (
         torch.nn.Embedding(8, 6),
@@ -73,7 +73,7 @@ def training() -> None:
 
 
 def images() -> None:
-    """Convolutions, poolings and batch norms, forward and backward."""
+    """Run convolutions, poolings and batch norms, forward and backward."""
     convolution = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.ReLU())
     model = torch.nn.Sequential(convolution, torch.nn.MaxPool2d(2), torch.nn.AdaptiveAvgPool2d(1)).to(REMOTE)
     model(torch.rand(2, 2, 8, 8).to(REMOTE)).sum().backward()
@@ -82,7 +82,7 @@ def images() -> None:
 
 
 def indexing() -> None:
-    """Indexes, gathers, scatters, sorts, and what depends on data."""
+    """Run indexing, gathers, scatters, sorts, and data-dependent ops."""
     values = torch.arange(24.0).view(4, 6).to(REMOTE)
     rows = torch.tensor([0, 2, 3]).to(REMOTE)
     values[rows, :2].cpu()
@@ -95,7 +95,7 @@ def indexing() -> None:
 
 
 def views() -> None:
-    """Views of views, writes through them, memory that grows."""
+    """Run nested views, writes through them, and growing memory."""
     base = torch.zeros(4, 6).to(REMOTE)
     base.view(2, 12)[:, ::3].add_(1)
     base.as_strided((3, 3), (6, 2), 1).mul_(2)
@@ -106,7 +106,7 @@ def views() -> None:
 
 
 def randomness() -> None:
-    """Seeds, generators and distributions."""
+    """Run seeds, generators and distributions."""
     torch.manual_seed(5)
     generator = torch.Generator(device=REMOTE).manual_seed(9)
     drawn = torch.rand(4, device=REMOTE, generator=generator) + torch.randn(4, device=REMOTE)
@@ -117,7 +117,7 @@ def randomness() -> None:
 
 
 def mathematics() -> None:
-    """Factorizations, transforms, lists of tensors, complex numbers."""
+    """Run factorizations, transforms, lists of tensors, complex numbers."""
     square = torch.eye(3).to(REMOTE) * 2 + torch.rand(3, 3).to(REMOTE)
     torch.linalg.inv(square).cpu()
     torch.fft.rfft(square).abs().cpu()
@@ -132,7 +132,7 @@ PROGRAMS: tuple[Program, ...] = (views, indexing, randomness, mathematics, image
 
 
 def sessions(url: str, token: str, programs: Sequence[Program]) -> dict[str, list[Frame]]:
-    """Frames sent by each program."""
+    """Return the frames of each program."""
     found = {}
     for program in programs:
         with recorded(url, token) as frames:

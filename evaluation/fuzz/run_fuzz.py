@@ -1,11 +1,11 @@
-"""Malformed inputs for everything that reads bytes from elsewhere, mutations of real work for a live executor, bad arguments for ops.
+"""Malformed inputs for all decoders, mutations of real work for a live executor, bad arguments for ops.
 
     python -m evaluation fuzz [--inputs 10000000] [--mutations 1000000] [--calls 100] [--processes 2] [--seed 0]
                                   [--keep DIRECTORY] [--json]
 
-`--calls` are for each allowed op; 0 leaves a part out. What a live executor was sent before a bug, and its log, are kept in DIRECTORY. With
---json one object on the last line. Ends with status 1 where there are bugs. On two idle cores the default takes about an hour: inputs 5 to 10
-minutes, mutations 30 to 50, calls 5. Inputs are guided by coverage where `atheris` is installed.
+`--calls` is per allowed op; 0 skips a part. Frames before a bug and the log of a live executor are stored in DIRECTORY.
+With --json the last line is an object. Exits with 1 on bugs. On two idle cores the default takes about an hour: inputs
+5 to 10 minutes, mutations 30 to 50, calls 5. Inputs are coverage-guided if `atheris` is installed.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from evaluation.fuzz.targets import TARGETS
 
 GUIDED = importlib.util.find_spec("atheris") is not None
 TERABYTE = 1 << 40
-# Where the rules are many, so are the inputs.
+# more inputs for decoders with more rules
 WEIGHTS = {"frames": 4, "messages": 4, "templates": 3, "uploads": 2}
 
 
 def decode(inputs: int, processes: int, seed: int) -> dict[str, Any]:
-    """All targets, each in processes of its own."""
+    """Run all targets, each in separate processes."""
     total = sum(WEIGHTS.get(name, 1) for name in TARGETS)
     shares = {name: inputs * WEIGHTS.get(name, 1) // total + 1 for name in TARGETS}
     began = time.monotonic()
@@ -79,7 +79,7 @@ def _target(name: str, count: int, seed: int) -> dict[str, Any]:
 
 
 def claims() -> dict[str, int]:
-    """By how many bytes resident memory grows where a terabyte is announced: by a frame, an upload, compressed data, a transfer."""
+    """Return the growth of resident memory if a terabyte is announced: by a frame, an upload, compressed data, a transfer."""
     upload = UploadPart(5, "uint8", (TERABYTE,), (1,), TERABYTE)
     item = Item(TERABYTE, (View(5, "uint8", (TERABYTE,), (1,)),))
     prefix = struct.pack("<4sHHIIQQ", b"DJNF", 1, 0, 0, 1, TERABYTE, TERABYTE)
@@ -103,13 +103,13 @@ def claims() -> dict[str, int]:
 
 
 def live(mutations: int, processes: int, seed: int, keep: Path | None) -> dict[str, Any]:
-    """Mutations of real work, on a server of its own."""
+    """Run mutations of real work on a separate server."""
     command = ["-m", "evaluation.fuzz.live", "--mutations", str(mutations), "--connections", str(processes + 1)]
     return _outcome([*command, "--seed", str(seed), *(["--keep", str(keep)] if keep is not None else [])])
 
 
 def ops(calls: int, seed: int) -> dict[str, Any]:
-    """So many calls of each op that programs may contain."""
+    """Run this number of calls of each allowed op."""
     return _outcome(["-m", "evaluation.fuzz.run_ops", "--calls", str(calls), "--seed", str(seed)])
 
 

@@ -1,8 +1,8 @@
-"""Calls every allowed op with changed and with random arguments, in processes that may crash, and says which do.
+"""Calls every allowed op with mutated and random arguments in processes that may crash, and reports crashes.
 
     python -m evaluation.fuzz.run_ops [--calls 200] [--seed 0] [--match EXPRESSION] [--unchecked] [--json FILE]
 
-Tensors lie at the edge of memory, so that reading beyond them is a crash. `--unchecked` leaves out the executor's own checks.
+Tensors lie at the edge of memory, so out-of-bounds reads crash. `--unchecked` disables the executor's own checks.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ HEAP_BYTES = 1 << 30
 
 
 class Rehearsal:
-    """Calls of one op, each known by its number alone."""
+    """Calls of one op, each determined by its number."""
 
     def __init__(self, name: str, real: list[Call], seed: int, calls: int, function: Callable[..., Any]) -> None:
         self.name, self.real, self.seed, self.calls, self.function = name, real, seed, calls, function
 
     def arguments(self, number: int) -> Call:
-        """Of call `number`."""
+        """Return the arguments of call `number`."""
         draw = random.Random(f"{self.seed} {self.name} {number}")
         given = changed(draw, draw.choice(self.real)) if self.real and draw.random() < 0.8 else call(draw, self.name)
         guards = GuardedMemory.shared()
@@ -50,7 +50,7 @@ class Rehearsal:
         return guards.place_all(given[0], at_end), {k: guards.place_all(v, at_end) for k, v in given[1].items()}
 
     def perform(self, number: int) -> bool:
-        """True if the call returned."""
+        """Return True if the call returned."""
         positional, keywords = self.arguments(number)
         try:
             with torch.inference_mode():
@@ -65,7 +65,7 @@ class Rehearsal:
 
 
 def rehearse(rehearsal: Rehearsal, progress: mmap.mmap) -> tuple[list[tuple[int, str]], int]:
-    """The calls that end the process (number, signal), and how many returned."""
+    """Return the crashing calls (number, signal), and the number of calls that returned."""
     crashes: list[tuple[int, str]] = []
     number = returned = 0
     while number < rehearsal.calls:
@@ -105,7 +105,7 @@ def _child(rehearsal: Rehearsal, first: int, progress: mmap.mmap) -> None:
 
 
 def described(value: Any) -> str:
-    """An argument in few words."""
+    """Return a short description of an argument."""
     if isinstance(value, torch.Tensor):
         content = f" {value.flatten()[:8].tolist()}" if not value.dtype.is_floating_point and value.numel() < 64 else ""
         return f"{str(value.dtype)[6:]}{list(value.shape)}/{list(value.stride())}{content}"

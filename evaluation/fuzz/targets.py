@@ -1,4 +1,4 @@
-"""Fuzz targets: decoders of bytes from elsewhere. Each is given any bytes and may raise only its declared exceptions."""
+"""Fuzz targets: decoders of external bytes. Each takes any bytes and may raise only its declared exceptions."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ _DECODERS: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 @attrs.frozen
 class Target:
-    """One reader.
+    """One decoder.
 
     Attributes:
         read: takes any bytes.
-        seeds: what it should be able to read.
-        codec: what the bytes are written in, where they are: `msgspec.msgpack` or `msgspec.json`.
-        allowed: what it may raise.
+        seeds: valid inputs.
+        codec: encoding of the bytes, if any: `msgspec.msgpack` or `msgspec.json`.
+        allowed: declared exceptions.
     """
 
     read: Callable[[bytes], object]
@@ -92,7 +92,7 @@ class Target:
 
 
 def typed(data: bytes, kind: Any) -> Any:
-    """`data` as MessagePack of a type; what does not fit it is refused as messages are."""
+    """Decode `data` as MessagePack of a type. Errors are those of messages."""
     if kind not in _DECODERS:
         _DECODERS[kind] = msgspec.msgpack.Decoder(kind)
     try:
@@ -321,7 +321,7 @@ def _upload_seeds(draw: random.Random) -> list[bytes]:
 
 @attrs.frozen
 class _OneFile(WeightSource):
-    """The weight source that has this file alone."""
+    """A weight source with one file."""
 
     file: MemoryFile
     name: str = "file"
@@ -341,7 +341,7 @@ FORMATS = (Safetensors(), Checkpoints(), Gguf())
 
 
 def _weights(suffix: str) -> Callable[[bytes], None]:
-    """Open such a file and read the beginning and the end of each tensor, as an executor does for a client."""
+    """Return a target that opens such a file and reads the start and end of each tensor, as an executor does."""
 
     def read(data: bytes) -> None:
         file = MemoryFile(data, f"model{suffix}")
@@ -363,7 +363,7 @@ def _some_tensors() -> dict[str, torch.Tensor]:
 
 
 def _checkpoint_seeds(draw: random.Random) -> list[bytes]:
-    """Archives of `torch.save`; most of what is wrong with one must not be found by a checksum, of which readers check none."""
+    """Return archives of `torch.save` without checksums, so that corrupt ones are not rejected early."""
     tensors = _some_tensors()
     found = []
     for saved in (tensors, {"model": tensors | {"t": tensors["a"].t()}, "step": 3, "name": "x"}):
@@ -394,7 +394,7 @@ _LEADS = (
 
 
 def _folders() -> Callable[[bytes], None]:
-    """Open addresses in a tree of folders, files and links into and out of what may be read, which the input describes."""
+    """Return a target that opens addresses in a generated tree of folders, files and links into and out of the permitted folder."""
     root = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)).resolve()
     models, secret = root / "models", root / "other" / "secret.safetensors"
     file, hidden = save({"a": torch.ones(2)}), save({"secret": torch.ones(2)})
