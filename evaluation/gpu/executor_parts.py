@@ -1,6 +1,6 @@
 """Parts of the GPU report that need an executor process and no client: they run without a compiler, in seconds.
 
-An executor is compared with plain PyTorch on the same device. `run_gpu.py` starts each part in a process of its own:
+An executor is compared with plain PyTorch on the same device. `run_gpu.py` starts each part in a separate process:
 
     python -m evaluation.gpu.executor_parts PART --device cuda:0 --to FILE
 """
@@ -39,12 +39,12 @@ from evaluation.gpu.frames import (
 from evaluation.gpu.part_process import Found, NotRun, run_part
 
 MIB: Final = 1 << 20
-PINNED_BYTES: Final = 64 * MIB  # two halves of a ring of 32 MiB each
-SLOW: Final = 1.5  # times the time of plain PyTorch
+PINNED_BYTES: Final = 64 * MIB  # two halves of the ring of 32 MiB each
+SLOW: Final = 1.5  # maximum time relative to plain PyTorch
 
 
 def on_gpu(device: str) -> bool:
-    """True for a GPU, on which sizes are real and times mean something."""
+    """Return True for a GPU, on which sizes are realistic and times meaningful."""
     return device.startswith("cuda")
 
 
@@ -68,11 +68,11 @@ class Model:
 
     @classmethod
     def sized_for(cls, device: str) -> Model:
-        """Return a model whose decoding is bound by kernel launches on a GPU, and a tiny one elsewhere."""
+        """Return a model whose decoding is launch-bound on a GPU, and a tiny one otherwise."""
         return cls(12, 768, 512) if on_gpu(device) else cls(2, 32, 64)
 
     def weights(self) -> list[Tensor]:
-        """Return the embedding, then six matrices a layer."""
+        """Return the embedding and six matrices per layer."""
         torch.manual_seed(0)
         shapes = [(self.width, self.width)] * 4 + [(self.width, 4 * self.width), (4 * self.width, self.width)]
         return [
@@ -85,7 +85,7 @@ class Model:
         return [torch.tensor([7]), torch.tensor([0]), *caches, *self.weights()]
 
     def decode(self, state: Sequence[Tensor]) -> None:
-        """Put the next token in place of the token."""
+        """Replace the token by the next one."""
         token, position, *rest = state
         caches, (table, *matrices) = rest[: 2 * self.layers], rest[2 * self.layers :]
         x = functional.embedding(token, table)
@@ -103,14 +103,14 @@ class Model:
         position.add_(1)
 
     def train_state(self) -> list[Tensor]:
-        """Return tokens, labels (some to be ignored), the last loss, the weights and their momenta."""
+        """Return tokens, labels (some ignored), the last loss, the weights and their momenta."""
         tokens = torch.arange(self.length) * 7 % self.vocabulary
         labels = torch.where(tokens % 5 == 0, -100, (tokens + 1) % self.vocabulary)
         weights = self.weights()
         return [tokens, labels, torch.zeros(()), *weights, *map(torch.zeros_like, weights)]
 
     def train(self, state: Sequence[Tensor]) -> None:
-        """Change the weights, their momenta and the loss. The square matrices are layers of a perceptron."""
+        """Update the weights, their momenta and the loss. The square matrices are layers of a perceptron."""
         tokens, labels, last_loss, *rest = state
         weights, momenta = rest[: len(rest) // 2], rest[len(rest) // 2 :]
         table, *matrices = leaves = [weight.detach().requires_grad_() for weight in weights]
@@ -127,13 +127,13 @@ class Model:
 
 
 def many_ops(count: int, state: Sequence[Tensor]) -> None:
-    """`count` ops on one element: nothing but the cost of issuing them."""
+    """Run `count` ops on one element, to measure issue cost."""
     for _ in range(count):
         state[0].add_(1)
 
 
 def products(count: int, device: str) -> Step:
-    """Return a program of `count` matrix products, each after the one before; on an H200 a product takes about 0.2 s. It changes one number."""
+    """Return a program of `count` dependent matrix products; on an H200 a product takes about 0.2 s. It changes one number."""
     size = 16384 if on_gpu(device) else 512
 
     def step(state: Sequence[Tensor]) -> None:
@@ -147,15 +147,15 @@ def products(count: int, device: str) -> Step:
 
 
 def blocks(nbytes: int) -> Recorded:
-    """Return a program that makes a block of bytes of 1. It is given any tensor."""
+    """Return a program that allocates `nbytes` bytes of value 1. Its input can be any tensor."""
     return recorded(lambda state: [torch.ones(nbytes, dtype=torch.uint8, device=state[0].device)], [torch.zeros(1)])
 
 
-# --- running them ---------------------------------------------------------------------------------------------------------
+# --- execution --------------------------------------------------------------------------------------------------------
 
 
 def prepared(client: Client, step: Step, state: Sequence[Tensor]) -> tuple[Recorded, list[int]]:
-    """Upload the state and return the recorded program with the handles of its inputs."""
+    """Upload the state. Return the recorded program with the handles of its inputs."""
     return recorded(step, state), [client.upload(tensor) for tensor in state]
 
 
@@ -175,7 +175,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def seconds_each(run: Callable[[], object], times: int) -> float:
-    """Return the seconds of a call that ends when the device has done its work: the least of three rounds."""
+    """Return the seconds of a call that ends when the device is done: the least of three rounds."""
     run()
     found = []
     for _ in range(3):
@@ -208,7 +208,7 @@ def beside_plain(device: str, plain: Callable[[], object], remote: Callable[[], 
 
 
 def issuing(device: str) -> Found:
-    """Time per op that the executor issues, beside plain PyTorch."""
+    """Measure the issue time per op, against plain PyTorch."""
     place, ops = plain_device(device), 1000
     here = [torch.zeros(1, device=place)]
 
@@ -224,19 +224,21 @@ def issuing(device: str) -> Found:
 
 
 def decode_steps(device: str) -> Found:
-    """Tokens that are fetched one by one."""
+    """Measure tokens that are fetched one by one."""
     model = Model.sized_for(device)
     return compared(device, model.decode, model.decode_state(), fetched=1)
 
 
 def train_steps(device: str) -> Found:
-    """Training steps, from which nothing is fetched."""
+    """Measure training steps without fetches."""
     model = Model.sized_for(device)
     return compared(device, model.train, model.train_state(), fetched=0)
 
 
 def compared(device: str, step: Step, state: Sequence[Tensor], fetched: int) -> Found:
-    """Compare values after two steps, count hidden synchronisations in ten, and time steps. `fetched`: how many tensors of the state a step returns.
+    """Compare values after two steps, count hidden synchronisations in ten, and time steps.
+
+    `fetched`: number of tensors of the state that a step returns.
 
     Raises:
         AssertionError: values differ, or the executor waited for the device other than for an event.
@@ -273,7 +275,7 @@ def compared(device: str, step: Step, state: Sequence[Tensor], fetched: int) -> 
 
 
 def transfers(device: str) -> Found:
-    """Bandwidth beside pinned copies of plain PyTorch, page-locked memory, and an upload beside compute."""
+    """Measure bandwidth against pinned copies of plain PyTorch, page-locked memory, and an upload beside compute."""
     place = plain_device(device)
     data = torch.randint(0, 255, ((512 if on_gpu(device) else 32) * MIB,), dtype=torch.uint8)
     pinned = data if place.type == "cpu" else data.pin_memory()
@@ -315,7 +317,7 @@ def transfers(device: str) -> Found:
 
 
 def device_time(device: str) -> Found:
-    """Times that the executor tells of ops: those of device events, which agree with plain PyTorch's."""
+    """Compare the op times that the executor reports from device events with those of plain PyTorch."""
     needs_accelerator(device)
     place, step = plain_device(device), products(10, device)
     here = [torch.zeros((), device=place)]
@@ -337,7 +339,7 @@ def device_time(device: str) -> Found:
         told = sum(memoryview(reply.times.ops).cast("f")[1::2])
     agrees = (
         0.5 * plain < told < 2 * plain if on_gpu(device) else told > 0
-    )  # elsewhere kernels take no longer than issuing them
+    )  # on other devices, kernels take no longer than their issue
     assert agrees, f"the executor's events tell {told:.6f} s, and plain PyTorch's {plain:.6f} s"
     return {
         "plain s": round(plain, 4),
@@ -347,7 +349,7 @@ def device_time(device: str) -> Found:
 
 
 def slow_fetch(device: str) -> Found:
-    """A session that waits for its result, and another one on the same GPU that issues a small op meanwhile."""
+    """Measure a session that waits for its result, and another one on the same GPU that issues a small op meanwhile."""
     needs_accelerator(device)
     with executor(device) as process, closing(Client(process)) as long, closing(Client(process)) as short:
         program, inputs = prepared(long, products(10, device), [torch.zeros(())])
@@ -356,7 +358,7 @@ def slow_fetch(device: str) -> Found:
         short.run(small, given)
         began = time.perf_counter()
         long.submit(program, inputs, fetch=inputs)
-        time.sleep(0.02)  # so that it has its turn
+        time.sleep(0.02)  # so that the other session gets its turn
         short.submit(small, given)
         short.answer()
         other = time.perf_counter() - began
@@ -369,7 +371,7 @@ def slow_fetch(device: str) -> Found:
 
 
 def exhausted(device: str) -> Found:
-    """Memory runs out: values are evicted and come back, and an allocation that can never fit costs its op alone."""
+    """Exhaust memory: values are evicted and restored, and an impossible allocation fails only its op."""
     needs_accelerator(device)
     unit = memory_of(device) // 64
     with session(device) as client:
@@ -381,7 +383,7 @@ def exhausted(device: str) -> Found:
             client.answer()
             return handles
 
-        for number in range(20, 26):  # the cached blocks do not fit later
+        for number in range(20, 26):  # sizes that cached blocks do not fit later
             run(None, free=run(blocks(number * unit), start))
         large = run(blocks(40 * unit), start)
         other = run(blocks(40 * unit), start)
@@ -399,21 +401,21 @@ def exhausted(device: str) -> Found:
 
 
 def device_assert(device: str) -> Found:
-    """An index out of range in a kernel: the executor says which op, ends at once, and the next one works."""
+    """Trigger a device-side assert: the executor names the op and ends at once, and its replacement works."""
     state = [torch.tensor([3, 99]), torch.ones(10, 4)]
     return lost(device, lambda state: [functional.embedding(*state)], state, "embedding")
 
 
 def hung_kernel(device: str) -> Found:
-    """A kernel that takes longer than `hang_seconds`: the executor ends, and the next one works."""
+    """Run a kernel longer than `hang_seconds`: the executor ends, and its replacement works."""
     return lost(device, products(60, device), [torch.zeros(())], "hang", hanging="aten::mm")
 
 
 def lost(device: str, step: Step, state: Sequence[Tensor], expected: str, hanging: str = "") -> Found:
-    """Run a program that costs the executor, and another one on the executor in its place. `hanging`: the op that hangs on `fakegpu`.
+    """Run a program that kills the executor, then one on its replacement. `hanging`: the op that hangs on `fakegpu`.
 
     Raises:
-        AssertionError: the executor goes on, it does not say what is expected, or the next one does not work.
+        AssertionError: the executor survives, the message differs, or the replacement fails.
     """
     needs_accelerator(device)
     with TemporaryDirectory() as folder, executor(device, folder, hang_seconds=1.0) as process:
@@ -425,7 +427,7 @@ def lost(device: str, step: Step, state: Sequence[Tensor], expected: str, hangin
                 RemoteControl(Path(folder)).inject("hang", hanging)
             client.submit(program, inputs, synchronize=True)
             began = time.perf_counter()
-            with suppress(Exception):  # of a connection that breaks
+            with suppress(Exception):  # errors of a broken connection
                 client.failure()
         while process.alive and time.perf_counter() - began < 20:
             time.sleep(0.02)
@@ -442,7 +444,7 @@ def lost(device: str, step: Step, state: Sequence[Tensor], expected: str, hangin
 
 
 def graph_capture(device: str) -> Found:
-    """A graph of a decode step as the executor runs it: replays make the tokens of plain PyTorch."""
+    """Capture a decode step as a graph in the executor: replays give the tokens of plain PyTorch."""
     needs_accelerator(device)
     place, model = plain_device(device), Model.sized_for(device)
     from djinn_core.hookspecs.devices import DeviceRuntime
@@ -480,7 +482,7 @@ def graph_capture(device: str) -> Found:
 
 
 def replay_library(device: str) -> Found:
-    """Build the library with which executors issue ops. Without it Python issues them."""
+    """Build the library with which executors issue ops. Without it, Python issues them."""
     from djinn_server.running.native_replay import LIBRARY
 
     try:
@@ -490,7 +492,7 @@ def replay_library(device: str) -> Found:
 
 
 def native_library(device: str) -> Found:
-    """Build the client's device for the PyTorch that is here."""
+    """Build the client's device for the installed PyTorch."""
     options: dict[str, Any] = {"capture_output": True, "text": True}
     load = [sys.executable, "-c", "import djinn_native; djinn_native.load()"]
     if subprocess.run(load, check=False, **options).returncode == 0:
@@ -511,5 +513,5 @@ PARTS: dict[str, Callable[[str], Found]] = {
 }  # fmt: skip
 
 if __name__ == "__main__":
-    become_server("executor")  # so that nothing that imports `djinn` registers its device here
+    become_server("executor")  # so that importing `djinn` does not register its device here
     sys.exit(run_part(PARTS, __doc__))

@@ -1,7 +1,7 @@
-"""An executor process, driven by frames: neither Djinn's device nor a compiler is needed.
+"""An executor process driven by frames, without Djinn's device and compiler.
 
-A program is a function that changes tensors in place and may return new ones. It runs on tensors of any device; `recorded` runs it on meta
-tensors and makes a template of the ops that PyTorch dispatched.
+A program is a function that changes tensors in place and may return new ones. It runs on tensors of any device.
+`recorded` runs it on meta tensors and makes a template of the dispatched ops.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from djinn_server.launch.process import ExecutorProcess
 
 Step = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor] | None]
 SECONDS: Final = 60.0
-UPLOAD_BYTES: Final = 4 << 20  # of one frame
+UPLOAD_BYTES: Final = 4 << 20  # bytes per frame
 _COUNTED: Final = "device_synchronizations of ", "device_synchronizations at "
 WATCHED: Final = "evaluation.gpu.watched_devices"
 
 
 @attrs.frozen
 class Recorded:
-    """A template whose inputs are the tensors that the program was given, in their order.
+    """A template whose inputs are the program's tensors, in order.
 
     Attributes:
-        slots: the numbers among its arguments. digest: names the template.
+        slots: numbers among its arguments. digest: digest of the template.
     """
 
     template: messages.Template
@@ -53,7 +53,7 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, given: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self.numbers: dict[tuple[Any, ...], int] = {}
-        self.kept: list[torch.Tensor] = []  # so that no storage has the address of another
+        self.kept: list[torch.Tensor] = []  # keeps storages alive, so that addresses are unique
         self.forms: dict[Form, int] = {}
         self.code: list[int] = []
         self.references: list[int] = []
@@ -99,7 +99,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return a key of a live tensor. Autograd's copies of a tensor that it saved have the same."""
+    """Return a key of a live tensor. Copies that autograd saved have the same key."""
     place = tensor.untyped_storage()._cdata, tensor.storage_offset()
     return (*place, tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
@@ -182,7 +182,7 @@ class Client:
         return self.answer()[1]
 
     def time_ops(self) -> None:
-        """Have replies tell when each op ran."""
+        """Have replies report the times of each op."""
         self._ask(TimingsRequest(ops=True))
 
     def figures(self) -> dict[str, int]:
@@ -214,7 +214,7 @@ class Client:
 
 
 def hidden_synchronizations(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """Return how often an executor waited for its device between two readings of its figures, other than for events, by cause."""
+    """Return how often an executor waited for its device between two readings, other than for events, by cause."""
     grown = {name: after[name] - before.get(name, 0) for name in after if name.startswith(_COUNTED)}
     return {name.removeprefix("device_"): n for name, n in grown.items() if n and not name.endswith(" of an event")}
 
@@ -225,15 +225,15 @@ def _failure(reply: Any) -> str:
 
 
 def memory_of(device: str) -> int:
-    """Return how many bytes of an accelerator's memory an executor may use: little, so that it soon runs out."""
+    """Return the bytes of accelerator memory that an executor may use: little, so that it soon runs out."""
     return (6 << 30) if device.startswith("cuda") else (256 << 20)
 
 
 @contextlib.contextmanager
 def executor(device: str, control: str = "", **config: Any) -> Iterator[ExecutorProcess]:
-    """An executor process with `ExecutorConfig(**config)`, on a device that counts.
+    """Run an executor process with `ExecutorConfig(**config)`, on a counting device.
 
-    `control`: folder for a socket of `fakegpu`, at which `RemoteControl` plants faults.
+    `control`: folder for a socket of `fakegpu`, through which `RemoteControl` injects faults.
     """
     plugins = (WATCHED, "fakegpu") if device.startswith("fakegpu") else (WATCHED,)
     settings = {"memory_mib": memory_of(device) >> 20, "control": control}
@@ -247,6 +247,6 @@ def executor(device: str, control: str = "", **config: Any) -> Iterator[Executor
 
 @contextlib.contextmanager
 def session(device: str) -> Iterator[Client]:
-    """A session of an executor process of its own."""
+    """Open a session of a new executor process."""
     with executor(device) as process, contextlib.closing(Client(process)) as client:
         yield client

@@ -17,13 +17,13 @@ class NotRun(Exception):
 
 
 def needs_gpu(device: str, what: str) -> None:
-    """Raise `NotRun` on a device that is no GPU."""
+    """Raise `NotRun` on a device that is not a GPU."""
     if not device.startswith("cuda"):
         raise NotRun(f"{what} need a GPU")
 
 
 def run_part(parts: Mapping[str, Callable[[str], Found]], about: str | None) -> int:
-    """Run the part that the command line names, and write its row to a file. A part whose `slow` says something is slow."""
+    """Run the named part, and write its row to a file. A part whose `slow` is set is slow."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("part", choices=parts)
     parser.add_argument("--device", required=True)

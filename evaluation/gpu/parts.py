@@ -1,7 +1,7 @@
-"""Parts of `make test-gpu`: each does one thing on a server with the device, and returns what it found.
+"""Parts of `make test-gpu`: each tests one feature on a server with the device, and returns findings.
 
-A part raises if something is wrong, and `NotRun` if it cannot be tried here. Programs are run on the device itself and through Djinn
-on an executor with the same device, and compared. `run_gpu.py` starts each part in a process of its own:
+A part raises on a fault, and raises `NotRun` if it cannot run here. Programs run on the device directly and through
+Djinn on an executor with the same device, and are compared. `run_gpu.py` starts each part in a separate process:
 
     python -m evaluation.gpu.parts PART --device cuda:0 --to FILE
 """
@@ -42,7 +42,7 @@ def fetched(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def train(device: str, steps: int = 5) -> dict[str, torch.Tensor]:
-    """A convolutional net with dropout off, Adam."""
+    """Train a convolutional net with Adam, without dropout."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten())
     model.append(nn.Linear(256, 10))
@@ -58,7 +58,7 @@ def train(device: str, steps: int = 5) -> dict[str, torch.Tensor]:
 
 
 def gpt2(device: str, **config: object) -> nn.Module:
-    """GPT-2 with random weights."""
+    """Return GPT-2 with random weights."""
     try:
         from transformers import GPT2Config, GPT2LMHeadModel
     except ImportError:
@@ -68,14 +68,14 @@ def gpt2(device: str, **config: object) -> nn.Module:
 
 
 def generate(device: str) -> dict[str, torch.Tensor]:
-    """24 tokens, greedily."""
+    """Generate 24 tokens greedily."""
     model = gpt2(device, n_layer=4, n_embd=256, n_head=4, vocab_size=2000)
     given = torch.arange(1, 17)[None].to(device)
     return fetched({"tokens": model.generate(given, max_new_tokens=24, do_sample=False, pad_token_id=0)})
 
 
 def sample(device: str) -> dict[str, torch.Tensor]:
-    """Random numbers, from a seed and from a generator."""
+    """Draw random numbers from a seed and from a generator."""
     torch.manual_seed(3)
     generator = torch.Generator(device=device).manual_seed(4)
     return fetched({
@@ -87,7 +87,7 @@ def sample(device: str) -> dict[str, torch.Tensor]:
 
 
 def half(device: str) -> dict[str, torch.Tensor]:
-    """Attention and products under autocast, forward and backward."""
+    """Run attention and products under autocast, forward and backward."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(64, 4, dropout=0.0, batch_first=True).to(device)
     inputs = torch.randn(4, 32, 64).to(device)
@@ -99,12 +99,12 @@ def half(device: str) -> dict[str, torch.Tensor]:
 
 
 def compared(program: Callable[[str], dict[str, torch.Tensor]], device: str) -> Found:
-    """Compare a program on the device here with the same through Djinn.
+    """Compare a program on the local device with the same through Djinn.
 
     Raises:
         AssertionError: a result is not within PyTorch's tolerances.
     """
-    here = "cpu" if device.startswith("fakegpu") else device  # a process has one PrivateUse1 device
+    here = "cpu" if device.startswith("fakegpu") else device  # a process can have only one PrivateUse1 device
     expected, actual = program(here), program(REMOTE)
     assert expected.keys() == actual.keys()
     bitwise = sum(torch.equal(expected[name], actual[name]) for name in expected)
@@ -114,10 +114,10 @@ def compared(program: Callable[[str], dict[str, torch.Tensor]], device: str) -> 
 
 
 def raised(run: Callable[[], object]) -> Exception:
-    """The exception that a call raises.
+    """Return the exception that a call raises.
 
     Raises:
-        AssertionError: it raised none.
+        AssertionError: the call raised none.
     """
     try:
         run()
@@ -127,7 +127,7 @@ def raised(run: Callable[[], object]) -> Exception:
 
 
 def still_works() -> None:
-    """Compute something and look at it."""
+    """Compute a value and check it."""
     assert (torch.ones(8, device=REMOTE) + 1).sum().item() == 16
 
 
@@ -135,7 +135,7 @@ def still_works() -> None:
 
 
 def devices(device: str) -> Found:
-    """The device's name, its memory and its version of PyTorch, as the client sees them; `djinn doctor`."""
+    """Report the device's name, memory and PyTorch version as the client sees them; run `djinn doctor`."""
     with serving(device=device) as file:
         properties = torch.get_device_module(REMOTE).get_device_properties(REMOTE)
         environment = os.environ | {"DJINN_CONNECTION_FILE": str(file)}
@@ -152,31 +152,31 @@ def devices(device: str) -> Found:
 
 
 def training(device: str) -> Found:
-    """A training run, here and there."""
+    """Compare a training run."""
     with serving(device=device):
         return compared(train, device)
 
 
 def generation(device: str) -> Found:
-    """Greedy decoding with a growing KV cache."""
+    """Compare greedy decoding with a growing KV cache."""
     with serving(device=device):
         return compared(generate, device)
 
 
 def randomness(device: str) -> Found:
-    """Random numbers from a seed: those of the device here."""
+    """Compare random numbers from a seed."""
     with serving(device=device):
         return compared(sample, device)
 
 
 def autocast(device: str) -> Found:
-    """bfloat16 under autocast."""
+    """Compare bfloat16 under autocast."""
     with serving(device=device):
         return compared(half, device)
 
 
 def numeric_settings(device: str) -> Found:
-    """Results under `set_float32_matmul_precision` and deterministic algorithms: those of the device here under the same."""
+    """Compare results under `set_float32_matmul_precision` and deterministic algorithms."""
 
     def product(where: str) -> dict[str, torch.Tensor]:
         torch.manual_seed(0)
@@ -199,7 +199,7 @@ def numeric_settings(device: str) -> Found:
 
 
 def streams(device: str) -> Found:
-    """Streams and events: order, waiting, times."""
+    """Test streams and events: order, waits, times."""
     with serving(device=device):
         module = torch.get_device_module(REMOTE)
         side, start, end = module.Stream(), module.Event(enable_timing=True), module.Event(enable_timing=True)
@@ -218,7 +218,7 @@ def streams(device: str) -> Found:
 
 
 def copies(device: str) -> Found:
-    """A tensor of 256 MiB up and down, pinned and not; byte by byte the same."""
+    """Copy a tensor of 256 MiB both ways, pinned and not, and compare the bytes."""
     data = torch.randint(0, 255, (256 * MIB,), dtype=torch.uint8)
     found: Found = {}
     with serving(device=device):
@@ -236,7 +236,7 @@ def copies(device: str) -> Found:
 
 
 def memory_figures(device: str) -> Found:
-    """`memory_allocated` and its like: grow and shrink with tensors; the peak stays."""
+    """Test `memory_allocated` and similar: they grow and shrink with tensors; the peak stays."""
     with serving(device=device):
         module = torch.get_device_module(REMOTE)
         before = module.memory_allocated()
@@ -256,7 +256,7 @@ def memory_figures(device: str) -> Found:
 
 
 def out_of_memory(device: str) -> Found:
-    """An op that can never fit raises what it raises on the device here (`torch.OutOfMemoryError`), and the session goes on."""
+    """Test that an impossible allocation raises `torch.OutOfMemoryError` as locally, and the session continues."""
     with serving(device=device):
         kept = torch.arange(1000, device=REMOTE)
         local, error = (
@@ -269,7 +269,7 @@ def out_of_memory(device: str) -> Found:
 
 
 def filling(device: str) -> Found:
-    """The device is filled in steps until nothing fits; what is there is right, and after freeing there is room again."""
+    """Fill the device in steps; contents stay right, and freed memory is usable."""
     needs_gpu(device, "limits of the device's own memory")
     with serving(device=device):
         free, _ = torch.get_device_module(REMOTE).mem_get_info()
@@ -292,7 +292,7 @@ def filling(device: str) -> Found:
 
 
 def asserts(device: str) -> Found:
-    """An index out of range inside a kernel: the op's error; what the session and a further one can do afterwards."""
+    """Trigger an index out of range in a kernel: check the op's error, and what this and another session can do afterwards."""
     with serving(device=device) as file:
         rows = torch.arange(40.0, device=REMOTE).reshape(10, 4)
         wrong = torch.tensor([3, 99], device=REMOTE)
@@ -313,7 +313,7 @@ def asserts(device: str) -> Found:
 
 
 def compiling(compiler: str, device: str) -> Found:
-    """A model that runs often, compiled by the server: equal results, and how often something compiled ran."""
+    """Run a hot model that the server compiles: results are equal; count compiled runs."""
     torch.manual_seed(0)
     model = nn.Sequential(
         *[layer for _ in range(8) for layer in (nn.Linear(256, 256), nn.GELU(), nn.LayerNorm(256))]
@@ -341,18 +341,18 @@ def compiling(compiler: str, device: str) -> Found:
 
 
 def inductor(device: str) -> Found:
-    """`djinn serve --compile inductor`."""
+    """Test `djinn serve --compile inductor`."""
     return compiling("inductor", device)
 
 
 def cudagraphs(device: str) -> Found:
-    """`djinn serve --compile cudagraphs`."""
+    """Test `djinn serve --compile cudagraphs`."""
     needs_gpu(device, "CUDA graphs")
     return compiling("cudagraphs", device)
 
 
 def tensorrt(device: str) -> Found:
-    """`djinn serve --compile tensorrt`."""
+    """Test `djinn serve --compile tensorrt`."""
     needs_gpu(device, "TensorRT's engines")
     try:
         import torch_tensorrt  # noqa: F401 - asked for, to know if it works here
@@ -362,7 +362,7 @@ def tensorrt(device: str) -> Found:
 
 
 def spill(device: str) -> Found:
-    """Values of three times the memory limit: spilled, restored, unchanged."""
+    """Test values of three times the memory limit: spilled, restored, unchanged."""
     with serving("--memory-gib", "0.25", device=device):
         held = [torch.full((16 * MIB,), float(number), device=REMOTE) for number in range(12)]
         for number, tensor in enumerate(held):
@@ -373,7 +373,7 @@ def spill(device: str) -> Found:
 
 
 def idle(device: str) -> Found:
-    """A session that is idle: its values go to the host's memory, and come back."""
+    """Test an idle session: its values move to host memory and back."""
     with serving("--idle-minutes", "0.05", device=device):
         held = torch.arange(16.0 * MIB, device=REMOTE)
         before = held[-1].item()
@@ -384,7 +384,7 @@ def idle(device: str) -> Found:
 
 
 def ray(device: str) -> Found:
-    """An executor on a Ray cluster of this machine."""
+    """Test an executor on a local Ray cluster."""
     try:
         import ray as _  # noqa: F401 - asked for, to know if it works here
     except ImportError:
@@ -396,7 +396,7 @@ def ray(device: str) -> Found:
 
 
 def weights(device: str) -> Found:
-    """Weights that the server reads from a file: equal to those read here."""
+    """Compare weights that the server reads from a file with local ones."""
     try:
         from safetensors.torch import save_file
     except ImportError:
@@ -412,7 +412,7 @@ def weights(device: str) -> Found:
 
 
 def cuda_names(device: str) -> Found:
-    """A script written for CUDA, with `djinn run`."""
+    """Run a CUDA script with `djinn run`."""
     with serving(device=device) as file:
         environment = os.environ | {"DJINN_CONNECTION_FILE": str(file)}
         command = [sys.executable, "-m", "djinn_core.cli", "run", str(ROOT / "examples" / "cuda_matmul.py")]
@@ -422,7 +422,7 @@ def cuda_names(device: str) -> Found:
 
 
 def two_clients(device: str) -> Found:
-    """Two programs on one device at a time, each with the results that it has alone."""
+    """Run two programs on one device concurrently; results equal those of separate runs."""
     code = (
         "import torch\n"
         "from evaluation.gpu import parts\n"
@@ -442,7 +442,7 @@ def two_clients(device: str) -> Found:
 
 
 def crash(device: str) -> Found:
-    """The executor is killed during a session: the session goes on with another one, or says what is lost."""
+    """Kill the executor during a session: the session continues, or the error names the loss."""
     with serving(device=device):
         x = torch.arange(1000.0, device=REMOTE)
         assert x.sum().item() == 499_500
@@ -459,7 +459,7 @@ def crash(device: str) -> Found:
 
 
 def calibration(device: str) -> Found:
-    """`djinn calibrate --quick`: speeds that were measured, for predictions."""
+    """Run `djinn calibrate --quick`."""
     with serving(device=device) as file:
         environment = os.environ | {"DJINN_CONNECTION_FILE": str(file)}
         command = [sys.executable, "-m", "djinn_core.cli", "calibrate", "--quick", "--json"]
@@ -469,7 +469,7 @@ def calibration(device: str) -> Found:
 
 
 def demo(device: str) -> Found:
-    """`djinn demo`: embeddings, generation and training, equal to the same on the CPU here."""
+    """Run `djinn demo`: results equal those of the local CPU."""
     command = [sys.executable, "-m", "djinn_core.cli", "demo", "--device", device, "--json"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
@@ -477,7 +477,7 @@ def demo(device: str) -> Found:
 
 
 def databases(device: str) -> Found:
-    """PyTorch's database of ops: two samples of each, here and there."""
+    """Compare two samples of each entry of PyTorch's op database."""
     with tempfile.TemporaryDirectory() as folder, serving(device=device) as file:
         to, environment = (
             Path(folder, "found"),
@@ -497,7 +497,7 @@ def databases(device: str) -> Found:
 
 
 def two_gpus(device: str) -> Found:
-    """All GPUs as one device: a program over two of them, and a tensor that moves from one to the other."""
+    """Use all GPUs as one device: a program over two, and a tensor moved between them."""
     needs_gpu(device, "two GPUs")
     if torch.cuda.device_count() < 2:
         raise NotRun("there is one GPU")
@@ -510,7 +510,7 @@ def two_gpus(device: str) -> Found:
 
 
 def times(device: str) -> Found:
-    """Absolute times: the device used here, and through Djinn over loopback TCP. Medians, in milliseconds."""
+    """Measure times: the device locally, and through Djinn over loopback TCP, as medians in milliseconds."""
     found: Found = {}
     with serving(device=device):
         for name, make in TIMED.items():
@@ -522,7 +522,7 @@ def times(device: str) -> Found:
 
 
 def median(run: Callable[[], object], device: str, times: int = 30) -> float:
-    """The median of calls that end when the device has done its work, in milliseconds."""
+    """Return the median time of calls that end when the device is done, in milliseconds."""
     for _ in range(10):
         run()
     taken = []

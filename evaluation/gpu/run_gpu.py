@@ -1,8 +1,10 @@
-"""Everything that needs a GPU, and a report to send back: `make test-gpu`, or `python tests/gpu/run_gpu.py --quick` in three minutes.
+"""All tests that need a GPU, and a report to send back: `make test-gpu`, or `python tests/gpu/run_gpu.py --quick` in
+three minutes.
 
-Each part is a process of its own with a time limit, so a part that fails, hangs or dies leaves the others. After each part the report is
-written: `report.md` anew, with a summary first, and a line of `report.jsonl`. It has no names of the machine, of its user or of folders. Without a
-GPU nothing runs, and the report lists all parts; `--device fakegpu` and `--device cpu` run the parts that need no GPU, to try the parts themselves.
+Each part runs in a process with a time limit, so a part that fails, hangs or dies does not affect others. After each
+part, `report.md` is rewritten with a summary first, and a line is appended to `report.jsonl`. The report has no names
+of the machine, its user or folders. Without a GPU no part runs, and the report lists all parts. `--device fakegpu` and
+`--device cpu` run the parts that need no GPU, to test the parts themselves.
 """
 
 from __future__ import annotations
@@ -31,25 +33,25 @@ from evaluation import ROOT
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider")
 TELLING_NOTHING = {"localhost", "root", "user", "ubuntu"}
 BROKEN = {"FAILED", "CRASHED", "TIMED OUT"}
-TAIL = 3000  # characters of a log that the report has
+TAIL = 3000  # characters of a log in the report
 PACKAGES = ("djinn", "torch", "triton", "torch-tensorrt", "transformers", "diffusers", "numpy")
 ASKED = "name,driver_version,compute_cap,memory.total,memory.used,pcie.link.gen.current,pcie.link.width.current,mig.mode.current"
 PRIVATE = re.compile(
     r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\b[0-9a-f]{2}(?::[0-9a-f]{2}){5,}|GPU-[0-9a-f-]{8,}"
-    r"|\b(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{40,}"  # tokens have digits and capitals, names of tests have not both
+    r"|\b(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{40,}"  # tokens have digits and capitals; test names do not have both
 )
 
 
 @attrs.frozen
 class Part:
-    """One thing to try.
+    """One part of the report.
 
     Attributes:
-        command: what is run; `{device}` and `{to}` stand for the device and for a file for what was found.
-        covers: what of the documents is said to be untried.
-        seconds: the time limit. quick: that of the short form; 0: the short form leaves the part out.
-        gpu: whether it says nothing without one.
-        client: whether it needs the client's device, and so `native_library`.
+        command: the command; `{device}` and `{to}` stand for the device and the result file.
+        covers: claim of the documents that is otherwise untested.
+        seconds: the time limit. quick: that of the short form; 0: left out of the short form.
+        gpu: True if it is meaningless without a GPU.
+        client: True if it needs the client's device, and so `native_library`.
     """
 
     name: str
@@ -64,7 +66,7 @@ class Part:
 def own(
     name: str, covers: str, seconds: int = 300, *, gpu: bool = False, quick: int = 0, module: str = "parts"
 ) -> Part:
-    """A part of `parts.py`, or of another module beside it."""
+    """Return a part of `parts.py`, or of another module beside it."""
     command = (sys.executable, "-m", f"evaluation.gpu.{module}", name, "--device", "{device}", "--to", "{to}")
     return Part(name, covers, command, seconds, gpu, quick, module == "parts")
 
@@ -73,7 +75,7 @@ executor_part = partial(own, module="executor_parts", quick=45)
 
 
 def of_plugin(folder: str, covers: str) -> Part:
-    """The tests of a plugin, those that skip without a GPU among them."""
+    """Return the tests of a plugin, including those that skip without a GPU."""
     return Part(f"tests of {Path(folder).name}", covers, (*PYTEST, folder), 900, gpu=True)
 
 
@@ -140,7 +142,7 @@ ALL = (
 
 
 def facts() -> dict[str, object]:
-    """Machine and versions, as far as they can be found out."""
+    """Return machine and versions, as far as known."""
     found: dict[str, object] = {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
@@ -168,7 +170,7 @@ def facts() -> dict[str, object]:
 
 
 def why_not(found: Mapping[str, object]) -> str:
-    """The reason why torch can use no GPU here; empty: it can."""
+    """Return the reason why torch can use no GPU here; empty if it can."""
     said = found.get("torch: CUDA, usable, GPUs")
     if not isinstance(said, list):
         return "torch cannot be imported"
@@ -182,7 +184,7 @@ def why_not(found: Mapping[str, object]) -> str:
 
 
 def without_names(text: str) -> str:
-    """A text without folders, the machine's and the user's name, addresses, tokens and serial numbers."""
+    """Return a text without folders, machine and user names, addresses, tokens and serial numbers."""
     folders = {
         str(ROOT): "CHECKOUT",
         sys.prefix: "ENVIRONMENT",
@@ -198,7 +200,7 @@ def without_names(text: str) -> str:
 
 
 def tried(part: Part, device: str, folder: Path, seconds: float) -> dict[str, object]:
-    """Return the row of a part: its verdict and figures, and the last lines of its log unless it passed."""
+    """Return the row of a part: its verdict and figures, and the last log lines unless it passed."""
     to, log = folder / f"{part.name}.json", folder / f"{part.name}.log"
     to.unlink(missing_ok=True)
     command = [word.replace("{device}", device).replace("{to}", str(to)) for word in part.command]
@@ -232,7 +234,7 @@ def tried(part: Part, device: str, folder: Path, seconds: float) -> dict[str, ob
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a part, and the servers that it started and left."""
+    """End a part and its servers."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
@@ -243,7 +245,7 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def ended(status: int | None, to: Path, said: str, seconds: float) -> dict[str, object]:
-    """Result of a part, from its exit status, its file, or what it printed."""
+    """Return the result of a part, from its exit status, result file or output."""
     if status is None:
         return {"result": "TIMED OUT", "why": f"it took more than {seconds:.0f} s"}
     if status < 0:
@@ -255,13 +257,13 @@ def ended(status: int | None, to: Path, said: str, seconds: float) -> dict[str, 
         found = last
     if isinstance(found, dict) and "result" in found:
         return found
-    if isinstance(found, dict) and "summary" in found:  # of the zoo, whose results are long
+    if isinstance(found, dict) and "summary" in found:  # the zoo's results are long
         found = found["summary"]
     return {"result": "FAILED" if status else "passed", "found": found}
 
 
 def summary(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """Lines that say what is broken, slow, fine and was not run."""
+    """Return lines about broken, slow, good and skipped parts."""
     groups = {"broken": BROKEN, "slow": {"slow"}, "fine": {"passed"}, "not run": {"not run"}}
     lines = []
     for group, results in groups.items():
@@ -275,7 +277,7 @@ def summary(rows: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def report(rows: Sequence[Mapping[str, object]], about: Mapping[str, object], device: str) -> str:
-    """The report as Markdown."""
+    """Return the report as Markdown."""
     lines = ["# Djinn on a GPU", "", f"Device: `{device}`.", "", *summary(rows)]
     lines += ["", "| | |", "| --- | --- |", *(f"| {name} | {cell(value)} |" for name, value in about.items())]
     lines += [
@@ -293,14 +295,14 @@ def report(rows: Sequence[Mapping[str, object]], about: Mapping[str, object], de
 
 
 def cell(value: object) -> str:
-    """A value in a table: on one line, and not too long."""
+    """Return a short value on one line for a table."""
     if isinstance(value, dict):
         value = "; ".join(f"{name}: {cell(inner)}" for name, inner in value.items())
     return " ".join(str(value).replace("|", "/").split())[:700]
 
 
 def not_tried(part: Part, device: str, lacking: str, rows: Sequence[Mapping[str, object]]) -> str:
-    """The reason why a part is not run here after these others; empty: it is."""
+    """Return the reason why a part is not run after these rows; empty if it is run."""
     if part.gpu and not device.startswith("cuda"):
         return lacking or "it needs a GPU"
     for row in rows:

@@ -1,7 +1,7 @@
 """The device `watched-cuda`: a plugin for executors of the GPU report.
 
-It is `cuda` with little memory and more memory figures: page-locked memory, and the synchronisations that PyTorch warns of, by place. Djinn waits for events alone,
-and PyTorch does not warn of those.
+It is `cuda` with little memory and further memory figures: page-locked memory, and the synchronisations that PyTorch
+warns of, by place. Djinn waits only for events, of which PyTorch does not warn.
 """
 
 from __future__ import annotations
