@@ -1,9 +1,9 @@
-"""One tenant crashes its executor again and again while another one generates: the other's tokens must be the same.
+"""One tenant crashes its executor repeatedly while another one generates: the other's tokens must stay correct.
 
     python -m evaluation.load.crashing_tenant --crashes 20 --json
 
-Starts a server with two tenants. One kills its executor with a segmentation fault in a loop, as a broken kernel would; the other one
-generates with a small GPT-2 in a loop, and compares its tokens with those that it computed by itself.
+Starts a server with two tenants. One kills its executor with a segmentation fault in a loop, as a broken kernel would.
+The other one generates with a small GPT-2 in a loop, and compares its tokens with locally computed ones.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ while True:
     tokens = generate(model, prompt.to("remote_accelerator:0")).cpu()
     print(int(torch.equal(tokens, expected)), round(time.monotonic() - began, 3), flush=True)
 """
-# The client kills the executor that it is given: what a kernel does that reads where it must not.
+# The client kills its executor, like a kernel that reads out of bounds.
 CRASHING = """
 import os, signal, time, torch, djinn
 from djinn_client.runtime import client
@@ -57,7 +57,7 @@ def djinn(*arguments: str) -> str:
 
 
 def crash_in_a_loop(url: str, token: str, crashes: int, seconds: float) -> int:
-    """Crash the executor until it has crashed often enough or the time is over; returns the number of crashes."""
+    """Crash the executor until the count or the time is reached. Return the number of crashes."""
     command, own = [sys.executable, "-c", CRASHING], plain_environment(DJINN_SERVERS=url, DJINN_TOKEN=token)
     client = subprocess.Popen(command, env=own, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     limit = threading.Timer(seconds, client.kill)

@@ -1,9 +1,10 @@
-"""Idle sessions of one executor: what each takes of the executor's and of the gateway's memory, threads and descriptors.
+"""Idle sessions of one executor: memory, threads and descriptors of executor and gateway per session.
 
     python -m evaluation.load.idle_sessions [--sessions 200] [--json]
 
-The sessions are raw clients in this process: each uploads 4 KiB, has a program run on it, fetches the result, and stays open. They come over TCP and go to the
-executor directly, or, in a second round, through the gateway. Counts and bytes, no times.
+The sessions are raw clients in this process. Each uploads 4 KiB, runs a program on it, fetches the result, and stays
+open. They connect over TCP to the executor directly or, in a second round, through the gateway. Counts and bytes, no
+times.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ SETTLE_SECONDS = 5.0
 
 
 def begin(peer: Peer, *, direct: bool) -> None:
-    """A session that has worked and is idle now."""
+    """Open a session that worked and is now idle."""
     connection, _, _ = peer.begin(direct=direct)
     if direct:
-        peer.open.pop(-2).close()  # to the gateway, as clients do
+        peer.open.pop(-2).close()  # close the gateway's connection, as clients do
     peer.upload(connection, SMALL_BYTES)
     peer.submit(connection)
     connection.receive(leaving.SECONDS)
 
 
 def each(before: Usage, after: Usage, sessions: int) -> dict[str, float]:
-    """Increase of a process's resources, for each session."""
+    """Return the increase of a process's resources per session."""
     return {
         "kib": (after.resident - before.resident) / sessions / 1024,
         "threads": (after.threads - before.threads) / sessions,
@@ -40,7 +41,7 @@ def each(before: Usage, after: Usage, sessions: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run, and print."""
+    """Run and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--sessions", type=int, default=200)
     parser.add_argument("--json", action="store_true")
@@ -50,7 +51,7 @@ def main() -> None:
     found: dict[str, dict[str, float]] = {}
     with served(*limits) as server:
         peer = Peer(server.urls, server.token, "tcp")
-        begin(peer, direct=True)  # the executor runs, and has done this once
+        begin(peer, direct=True)  # warm up the executor
         processes = {"gateway": server.process.pid, "executor": executor_of(server.tcp, server.token)[0]}
         for way, direct in (("direct", True), ("relayed", False)):
             before = {which: usage(process) for which, process in processes.items()}

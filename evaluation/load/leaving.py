@@ -1,11 +1,11 @@
-"""Sessions that are opened and dropped at every stage: the server has afterwards what it had before.
+"""Sessions that are opened and dropped at every stage: afterwards the server must have its initial resources.
 
     python -m evaluation.load.leaving --sessions 1000 --json
 
-Each session ends in another of some twenty ways: closed as it should be, dropped before, within and after each message, reset in the
-middle of an upload, left half open, come back and gone again, or its client, a real one in a process of its own, is killed while it
-generates, uploads or fetches. Then memory, descriptors, threads and files of gateway and executor are compared with what they were
-after a first round. Takes about a minute for 1,000.
+Each session ends in one of about twenty ways: closed properly, dropped before, within or after each message, reset
+during an upload, left half open, resumed and dropped again; or a real client process is killed while it generates,
+uploads or fetches. Then memory, descriptors, threads and files of gateway and executor are compared with those after a
+first round. Takes about a minute for 1,000.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ LEASE_SECONDS: Final = 1.0
 SETTLE_SECONDS: Final = 40.0
 ROUND_SECONDS: Final = 0.1
 QUIET_ROUNDS: Final = 8
-MEMORY_SECONDS: Final = 4.0  # after which freed memory has gone back
-GROWTH_LIMIT: Final = 16 << 20  # bytes of resident memory, of each process
+MEMORY_SECONDS: Final = 4.0  # time for freed memory to return to the system
+GROWTH_LIMIT: Final = 16 << 20  # maximum growth of resident memory per process
 HANDLE: Final = 1 << 32 | 1
 UPLOAD_BYTES: Final = 1 << 20
 
-# Forks a client for each line it reads, which says what to do until it is killed. The parent has PyTorch in memory, and no threads.
+# Forks a client for each input line, which says what to do until it is killed. The parent has PyTorch in memory and no
+# threads.
 CLIENTS = """
 import os, sys, time
 import torch, djinn
@@ -97,23 +98,23 @@ class Usage:
     threads: int
 
     def same(self, before: Usage) -> bool:
-        """True if nothing has changed, memory aside."""
+        """Return True if only memory has changed."""
         return (self.descriptors, self.threads) == (before.descriptors, before.threads)
 
     def fits(self, before: Usage) -> bool:
-        """True if nothing has grown, memory aside."""
+        """Return True if nothing has grown except memory."""
         return self.descriptors <= before.descriptors and self.threads <= before.threads
 
 
 def usage(process: int) -> Usage:
-    """Resources of a process at this moment."""
+    """Return the current resources of a process."""
     lines = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines() if ":" in line)
     descriptors = len(list(Path(f"/proc/{process}/fd").iterdir()))
     return Usage(int(lines["VmRSS"].split()[0]) << 10, descriptors, int(lines["Threads"]))
 
 
 def files_below(*folders: Path) -> set[str]:
-    """Files and folders, but for weights, which are kept on purpose up to a limit."""
+    """Return files and folders, except weights, which are kept up to a limit."""
     return {str(path) for folder in folders for path in folder.rglob("*") if "weights" not in path.parts}
 
 
@@ -127,7 +128,7 @@ def _transports() -> tuple[Any, ...]:
 
 
 class Peer:
-    """A raw client: speaks to the server message by message, and stops anywhere."""
+    """A raw client, which speaks message by message and can stop anywhere."""
 
     def __init__(self, urls: dict[str, str], token: str, scheme: str) -> None:
         self.urls, self.token, self.scheme = urls, token, scheme
@@ -135,7 +136,7 @@ class Peer:
         self._sent = 0
 
     def dial(self, url: str) -> Any:
-        """A connection to an address."""
+        """Return a connection to an address."""
         from djinn_core.hookspecs.transports import Limits
         from djinn_core.protocol.addresses import transport_for
 
@@ -143,7 +144,7 @@ class Peer:
         return self.open[-1]
 
     def hello(self, token: str = "") -> Any:
-        """A connection over which a token was shown."""
+        """Return a connection that has shown its token."""
         from djinn_core.wire.messages import PROTOCOL_VERSION, Hello, encode
 
         connection = self.dial(self.urls[self.scheme])
@@ -151,7 +152,7 @@ class Peer:
         return connection
 
     def attach(self, *, direct: bool, ticket: str = "") -> tuple[Any, Any]:
-        """A connection over which a ticket was shown, and the executor's address."""
+        """Return a connection that has shown its ticket, and the executor's address."""
         from djinn_core.wire.messages import Attach, decode, encode
 
         gateway = self.hello()
@@ -162,7 +163,7 @@ class Peer:
         return connection, url
 
     def begin(self, *, direct: bool = True) -> tuple[Any, Any, str]:
-        """A session that has begun: its connection, what the executor said, and the executor's address."""
+        """Begin a session. Return its connection, the executor's reply, and the executor's address."""
         from djinn_core.wire.messages import decode
 
         connection, url = self.attach(direct=direct)
@@ -185,7 +186,7 @@ class Peer:
         self.say(connection, UploadPart(HANDLE, "float32", (size,), (1,), UPLOAD_BYTES), [bytes(part)])
 
     def submit(self, connection: Any) -> None:
-        """Have something computed from it, and fetched."""
+        """Run a program on the tensor, and fetch the result."""
         from djinn_core.ir.form import Form, Operand
         from djinn_core.wire.binding_delta import pack_handles
         from djinn_core.wire.messages import InitialBindings, Submit, Template
@@ -197,7 +198,7 @@ class Peer:
         self.say(connection, Submit(1, digest=digest_of(given), template=given, first=first, **made))
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close open connections."""
         for connection in self.open:
             connection.close()
         self.open.clear()
@@ -210,7 +211,7 @@ def _frame(head: bytes, body: Any = ()) -> Any:
 
 
 def _reset(connection: Any) -> None:
-    """Have the kernel reset a connection instead of closing it."""
+    """Make the kernel reset a connection instead of closing it."""
     sock = getattr(connection, "_socket", None)
     if isinstance(sock, socket.socket):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -220,67 +221,67 @@ def _reset(connection: Any) -> None:
 
 
 def connected(peer: Peer) -> None:
-    """Says nothing."""
+    """Connect and send nothing."""
     peer.dial(peer.urls[peer.scheme])
 
 
 def half_a_message(peer: Peer) -> None:
-    """Sends a few bytes of a frame, or of a request."""
+    """Send a few bytes of a frame or request."""
     host, port = peer.urls[peer.scheme].rpartition("//")[2].rsplit(":", 1)
     with socket.create_connection((host, int(port)), SECONDS) as sock:
         sock.sendall(b"DJNF\x01\x00\x00" if peer.scheme == "tcp" else b"POST /djinn/v1/open HT")
 
 
 def unread_welcome(peer: Peer) -> None:
-    """Shows its token, and is gone."""
+    """Show the token and leave."""
     peer.hello()
 
 
 def unused_ticket(peer: Peer) -> None:
-    """Is let in, and does not come."""
+    """Get a ticket and do not use it."""
     peer.hello().receive(SECONDS)
 
 
 def wrong_token(peer: Peer) -> None:
-    """Is refused."""
+    """Show a wrong token."""
     peer.hello(secrets.token_urlsafe(32)).receive(SECONDS)
 
 
 def wrong_ticket(peer: Peer) -> None:
-    """Is refused by the executor."""
+    """Show a wrong ticket to the executor."""
     peer.attach(direct=True, ticket=secrets.token_urlsafe(64))[0].receive(SECONDS)
 
 
 def unread_attached(peer: Peer) -> None:
-    """Has a session, and does not know it."""
+    """Begin a session without reading the reply."""
     peer.attach(direct=True)
 
 
 def idle(peer: Peer) -> None:
-    """Has a session, and is gone."""
+    """Begin a session and leave."""
     peer.begin()
 
 
 def relayed(peer: Peer) -> None:
-    """The same through the gateway."""
+    """Begin a session through the gateway and leave."""
     peer.begin(direct=False)
 
 
 def half_an_upload(peer: Peer) -> None:
-    """Is reset in the middle of an upload."""
+    """Reset during an upload."""
     connection, _, _ = peer.begin()
     peer.upload(connection, UPLOAD_BYTES // 2)
     _reset(connection)
 
 
 def relayed_half_an_upload(peer: Peer) -> None:
-    """The same through the gateway."""
+    """Reset during an upload through the gateway."""
     connection, _, _ = peer.begin(direct=False)
     peer.upload(connection, UPLOAD_BYTES // 2)
 
 
 def unwanted_offer(peer: Peer) -> None:
-    """Offers weights, is asked for them, and is gone."""
+    """Offer weights, and leave when they are requested."""
     from djinn_core.wire.messages import BlobOffer
 
     connection, _, _ = peer.begin()
@@ -289,20 +290,20 @@ def unwanted_offer(peer: Peer) -> None:
 
 
 def unread_answer(peer: Peer) -> None:
-    """Asks for something, and does not wait."""
+    """Request a result without waiting for it."""
     connection, _, _ = peer.begin()
     peer.upload(connection)
     peer.submit(connection)
 
 
 def rude(peer: Peer) -> None:
-    """Has its answer, and hangs up."""
+    """Read a result, and hang up."""
     unread_answer(peer)
     peer.open[-1].receive(SECONDS)
 
 
 def polite(peer: Peer) -> None:
-    """Has its answer, says goodbye, and hangs up."""
+    """Read a result, say goodbye, and hang up."""
     from djinn_core.wire.messages import Goodbye
 
     rude(peer)
@@ -310,13 +311,13 @@ def polite(peer: Peer) -> None:
 
 
 def broken(peer: Peer) -> None:
-    """Does not follow the protocol."""
+    """Violate the protocol."""
     connection, _, _ = peer.begin()
     connection.send(_frame(b"\xc1" * 40))
 
 
 def came_back(peer: Peer) -> None:
-    """Comes back to its session, and is gone again."""
+    """Resume the session, and leave again."""
     from djinn_core.wire.messages import encode
     from djinn_core.wire.resume_messages import Resume
 
@@ -330,7 +331,7 @@ def came_back(peer: Peer) -> None:
 
 
 def wrong_secret(peer: Peer) -> None:
-    """Comes back to a session that is not its own."""
+    """Try to resume another client's session."""
     from djinn_core.wire.messages import encode
     from djinn_core.wire.resume_messages import Resume
 
@@ -363,7 +364,7 @@ ENDS: Final[tuple[Callable[[Peer], None], ...]] = (
 
 
 def drop(count: int, urls: dict[str, str], token: str) -> None:
-    """Open and drop so many sessions, over each transport by turns; every tenth connection is left half open for a while."""
+    """Open and drop sessions, alternating transports; every tenth connection stays half open for a while."""
     left: list[Peer] = []
     for n in range(count):
         peer = Peer(urls, token, ("tcp", "http")[n // len(ENDS) % 2])
@@ -379,12 +380,12 @@ def drop(count: int, urls: dict[str, str], token: str) -> None:
         peer.close()
 
 
-# --- clients of their own ---------------------------------------------------------------------------------------
+# --- client processes -------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def zygote(url: str, token: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that forks clients."""
+    """Start a process that forks clients."""
     own = plain_environment(DJINN_SERVERS=url, DJINN_TOKEN=token, DJINN_DISABLE="local")
     command = [sys.executable, "-W", "ignore", "-c", CLIENTS]
     process = subprocess.Popen(command, env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -396,7 +397,7 @@ def zygote(url: str, token: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def kill_clients(process: subprocess.Popen[str], count: int) -> int:
-    """Have so many clients killed at work; how many there were."""
+    """Kill working clients. Return their number."""
     assert process.stdin is not None
     assert process.stdout is not None
     for n in range(count):
@@ -422,7 +423,7 @@ def kill_clients(process: subprocess.Popen[str], count: int) -> int:
 
 
 def executor_of(url: str, token: str) -> tuple[int, int]:
-    """The executor's process, and how many sessions it has."""
+    """Return the executor's process, and its number of sessions."""
     from djinn_client.runtime.connecting.servers import ask_servers
     from djinn_core.settings import Settings
 
@@ -432,7 +433,7 @@ def executor_of(url: str, token: str) -> tuple[int, int]:
 
 
 def settled(processes: tuple[int, int], url: str, token: str, wanted: tuple[Usage, ...] = ()) -> tuple[Usage, ...]:
-    """Resources of the processes once all sessions have ended and they equal `wanted`, or have not changed for a while."""
+    """Return the resources once all sessions have ended and they equal `wanted`, or have not changed for a while."""
     deadline, same = time.monotonic() + SETTLE_SECONDS, 0
     before: tuple[Usage, ...] = ()
     while executor_of(url, token)[1] and time.monotonic() < deadline:
@@ -448,7 +449,7 @@ def settled(processes: tuple[int, int], url: str, token: str, wanted: tuple[Usag
 
 
 def compare(before: tuple[Usage, ...], after: tuple[Usage, ...]) -> dict[str, int]:
-    """Increase of the resources of gateway and executor."""
+    """Return the increase of the resources of gateway and executor."""
     more: dict[str, int] = {}
     for name, old, new in zip(("gateway", "executor"), before, after, strict=True):
         more[f"{name}_descriptors_more"] = new.descriptors - old.descriptors

@@ -1,9 +1,10 @@
-"""Soak test: 20,000 steps of decoding and 2,000 different programs, with a journal; no process's memory grows.
+"""Soak test: 20,000 decode steps and 2,000 different programs with a journal; memory must not grow.
 
     python -m evaluation.load.long_work --steps 20000 --programs 2000 --json
 
-One client of one server, whose sessions are recoverable and whose journal begins again every second. Resident memory of client, gateway and executor, and what the
-server has on disk, are compared between the end of the first quarter and the end. Takes about three minutes.
+One client of one server with recoverable sessions, whose journal is compacted every second. Resident memory of client,
+gateway and executor, and the server's disk usage, are compared between the end of the first quarter and the end. Takes
+about three minutes.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from typing import Any, Final
 
 from evaluation.served import plain_environment, served
 
-GROWTH_LIMIT: Final = 16 << 20  # bytes of each process, and on disk
-LAST_SECONDS: Final = 4.0  # after which journals have begun again, and freed memory has gone back
+GROWTH_LIMIT: Final = 16 << 20  # maximum growth of each process, and on disk
+LAST_SECONDS: Final = 4.0  # time for journals to be compacted, and for freed memory to return to the system
 
-# A client that does as many steps and programs as each line says, and then answers with its process and a sum.
+# A client that runs the steps and programs of each input line, and answers with its process id and a sum.
 CLIENT: Final = """
 import os, sys, torch, djinn
 from torch.nn.functional import scaled_dot_product_attention
@@ -64,18 +65,18 @@ for line in sys.stdin:
 
 
 def resident(process: int) -> int:
-    """Bytes of a process that are in memory."""
+    """Return the resident bytes of a process."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS"))
 
 
 def on_disk(folder: Path) -> int:
-    """Bytes of all files."""
+    """Return the bytes of all files."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.name != "log")
 
 
 class Client:
-    """The client's process, and what it said last."""
+    """The client process, and its last answer."""
 
     def __init__(self, url: str, token: str) -> None:
         own = plain_environment(DJINN_SERVERS=url, DJINN_TOKEN=token, DJINN_DISABLE="local")
@@ -84,7 +85,7 @@ class Client:
         self.process = self._process.pid
 
     def work(self, steps: int, programs: int) -> None:
-        """Have so much done."""
+        """Run this number of steps and programs."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{steps} {programs}\n")
@@ -93,14 +94,14 @@ class Client:
             raise RuntimeError(f"the client ended with {self._process.wait()}")
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(60)
 
 
 def grown(measure: Callable[[], dict[str, int]], client: Client, steps: int, programs: int) -> dict[str, int]:
-    """Growth of each process from the first quarter of the work to its end."""
+    """Return the growth of each process from the first quarter of the work to its end."""
     client.work(steps // 4, programs // 4)
     time.sleep(LAST_SECONDS)
     before = measure()

@@ -1,11 +1,11 @@
-"""Many clients of several tenants at work on one server at once: no client gets a wrong result, and none starves.
+"""Many clients of several tenants on one server: no wrong result, and no starvation.
 
     python -m evaluation.load.many_clients --clients 64 --tenants 8 --minutes 10 --json
 
-Each client is a process with a session of its own, forked from one that has imported PyTorch and not used the device. All
-begin together and repeat requests until the time is over: an inference over weights that stay, an update in place, a training
-step. Each result is compared, bit for bit, with what the same ops give on this machine. Prints how many requests the slowest
-and the fastest client had, what a request took, and what the server's memory did.
+Each client is a process with its own session, forked from one with PyTorch imported. All start together and repeat
+requests until the time is over: inference over resident weights, an in-place update, a training step. Each result is
+compared bitwise with a local one. Prints the requests of the slowest and fastest client, the time per request, and the
+server's memory.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-FAIR = 2.0  # the fastest client may have so many times the requests of the slowest
+FAIR = 2.0  # maximum ratio of requests of the fastest to the slowest client
 WARM_ROUNDS = 2
 START_SECONDS = 900.0
-AT_ONCE = 4  # that begin at the same time
+AT_ONCE = 4  # clients that start concurrently
 
 
 def tenants_of(folder: Path, count: int) -> list[str]:
-    """Tokens of so many tenants, in the table of a server."""
+    """Return tokens of this number of tenants, in a server's table."""
     from djinn_server.launch.token_table import change_table, create
 
     tokens = []
@@ -40,7 +40,7 @@ def tenants_of(folder: Path, count: int) -> list[str]:
 
 
 class Work:
-    """Work of a client, on the device and on this machine; `state` is written in place by each request."""
+    """Work of a client, remote and local. Each request writes `state` in place."""
 
     def __init__(self, device: str, seed: int) -> None:
         import torch
@@ -57,7 +57,7 @@ class Work:
         self.device = device
 
     def request(self, given: Any) -> Any:
-        """One request: predicts, counts, and learns."""
+        """Run one request: inference, update and training."""
         import torch
 
         given = given.to(self.device)
@@ -72,7 +72,7 @@ class Work:
 
 
 def client(number: int, url: str, token: str, warm: Any, barrier: Any, until: Any, results: Any) -> None:
-    """One client's life; what it saw goes into `results`."""
+    """Run a client. `results` receives its findings."""
     import torch
 
     import djinn
@@ -106,7 +106,7 @@ def client(number: int, url: str, token: str, warm: Any, barrier: Any, until: An
 
 
 def resident(process: int) -> dict[int, int]:
-    """Bytes that are resident of a process and of those that it has started, by process."""
+    """Return the resident bytes of a process and its children, by process."""
     found = {}
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
@@ -119,7 +119,7 @@ def resident(process: int) -> dict[int, int]:
 
 
 def run_clients(urls: tuple[str, ...], tokens: list[str], count: int, seconds: float, server: int) -> dict[str, Any]:
-    """The clients' lives, and what the server's memory did meanwhile."""
+    """Run the clients. Return their results, and the growth of the server's memory."""
     forking = multiprocessing.get_context("fork")
     barrier, until, results = forking.Barrier(count + 1), forking.Value("d", float("inf")), forking.SimpleQueue()
     warm = forking.Semaphore(0)
@@ -128,7 +128,7 @@ def run_clients(urls: tuple[str, ...], tokens: list[str], count: int, seconds: f
         forking.Process(target=client, args=(n, urls[n % len(urls)], tokens[n % len(tokens)], *arguments), daemon=True)
         for n in range(count)
     ]
-    # A few at a time, one of each tenant first: what is measured is work, and not how fast processes start.
+    # A few at a time, one of each tenant first, because the start of processes is not measured.
     for number, child in enumerate(children):
         if number >= AT_ONCE:
             warm.acquire(timeout=START_SECONDS)
@@ -149,7 +149,7 @@ def run_clients(urls: tuple[str, ...], tokens: list[str], count: int, seconds: f
 def figures_of(
     seen: list[dict[str, Any]], begin: dict[int, int], end: dict[int, int], seconds: float
 ) -> dict[str, Any]:
-    """Report on the clients."""
+    """Return the report on the clients."""
     took = sorted(second for one in seen for second in one["seconds"]) or [0.0]
     rates = [one["requests"] / seconds for one in seen]
     failures = [one["failure"] for one in seen if one["failure"]]

@@ -1,13 +1,15 @@
-"""`examples/model_server.py` over a server of its own and over the local CPU, under the same load, in turns.
+"""`examples/model_server.py` over a server and over the local CPU, under the same load, alternating.
 
-    python -m evaluation model-server [--clients 8] [--rounds 6] [--seconds 10] [--hidden 512] [--layers 8] [--threads N]
+    python -m evaluation model-server [--clients 8] [--rounds 6] [--seconds 10] [--hidden 512] [--layers 8] [--threads
+        N]
 
-Both model servers run for the whole time, and one of them is loaded at a time: a round has a turn of each. A client sends one request after the
-other: 16 to 64 bytes of prompt and 32 tokens. The ratios are medians over rounds. `p99_ratio` and `throughput_ratio` are remote over local. An
-idle machine is needed; `load_before` says how busy it was. `differing` counts prompts with more than one answer: greedy tokens of random weights can tie.
+Both model servers run all the time, and one of them is loaded at a time; a round has a turn of each. A client sends one
+request after the other: 16 to 64 bytes of prompt and 32 tokens. The ratios are medians over rounds. `p99_ratio` and
+`throughput_ratio` are remote divided by local. Needs an idle machine; `load_before` is the load average before.
+`differing` counts prompts with more than one answer: greedy tokens of random weights can tie.
 
-`--threads` are those of the local model, by default all cores; the executor has one thread, and the remote model server another one. With 6 rounds of
-10 s it takes about three minutes on an idle machine.
+`--threads`: threads of the local model, by default all cores. The executor and the remote model server have one thread
+each. 6 rounds of 10 s take about three minutes on an idle machine.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ MOST_P99, LEAST_THROUGHPUT = 1.1, 1.3
 
 @attrs.frozen
 class Turn:
-    """Requests of one turn: seconds to the first token and in all, tokens a second."""
+    """Requests of one turn: seconds to the first and last token, and tokens per second."""
 
     first: Sequence[float]
     whole: Sequence[float]
@@ -56,26 +58,30 @@ class Turn:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Return a percentile, the next larger value."""
+    """Return a percentile: the next larger value."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
 
 
 def make_model(folder: Path, hidden: int, layers: int) -> None:
-    """Save a Llama with random weights and a tokenizer of bytes."""
+    """Save a Llama with random weights and a byte tokenizer."""
     import torch
     from transformers import ByT5Tokenizer, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     sizes = {"hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": layers}
-    ends = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": None}  # so that each request has all of its tokens
+    ends = {
+        "pad_token_id": 0,
+        "bos_token_id": 2,
+        "eos_token_id": None,
+    }  # so that each request generates all of its tokens
     LlamaForCausalLM(LlamaConfig(vocab_size=384, num_attention_heads=4, **sizes, **ends)).save_pretrained(folder)
     ByT5Tokenizer().save_pretrained(folder)
 
 
 @contextmanager
 def model_server(folder: Path, device: str, threads: int, **variables: str) -> Iterator[str]:
-    """Run the example until the block ends; gives its URL."""
+    """Run the example during the block. Yield its URL."""
     port = free_port()
     command = [sys.executable, "-W", "ignore", str(EXAMPLE), str(folder), device, str(port)]
     process = subprocess.Popen(
@@ -100,7 +106,7 @@ async def request(session: aiohttp.ClientSession, url: str, prompt: str) -> tupl
 
 
 async def wait_until_ready(url: str) -> None:
-    """Wait until the server answers, and let it answer each prompt once."""
+    """Wait until the server answers, then send each prompt once."""
     deadline = time.monotonic() + START_SECONDS
     async with aiohttp.ClientSession() as session:
         while True:
@@ -115,7 +121,7 @@ async def wait_until_ready(url: str) -> None:
 
 
 async def load(url: str, clients: int, seconds: float, answers: dict[str, set[tuple[int, ...]]]) -> Turn:
-    """Send requests from `clients` clients for some seconds. Adds each answer to `answers` of its prompt."""
+    """Send requests from `clients` clients for some seconds. Add each answer to `answers` of its prompt."""
     first, whole, count = list[float](), list[float](), 0
 
     async def client(number: int) -> None:

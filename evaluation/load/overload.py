@@ -1,10 +1,10 @@
-"""A server that is full says so at once, and those that are there go on as they were.
+"""A full server refuses clients at once, without effect on current sessions.
 
     python -m evaluation.load.overload --json
 
-Some clients work on a server that serves no more than those. Then many others try to come in, again and again: with a good token where
-there is no room, and with wrong ones. Prints how long a refusal took, what the others lost by it, and whether the ones that
-were refused for now came in when there was room.
+Some clients work on a server that admits no more. Then many others try to enter repeatedly: with a valid token, and
+with wrong ones. Prints the time of a refusal, the slowdown of the admitted clients, and whether clients with a
+temporary refusal entered once there was room.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any
 from evaluation.load.many_clients import START_SECONDS, Work
 from evaluation.served import served
 
-REFUSAL_P50_SECONDS = 0.25  # of which wrong tokens are made to wait some
-KEEPS = 0.5  # the others keep at least this part of their throughput
+REFUSAL_P50_SECONDS = 0.25  # wrong tokens are delayed
+KEEPS = 0.5  # minimum remaining share of the admitted clients' throughput
 
 
 def at_work(url: str, token: str, count: Any, over: Any) -> None:
-    """A client that goes on until it is over."""
+    """Run a client until it is told to stop."""
     import torch
 
     import djinn
@@ -47,7 +47,7 @@ def at_work(url: str, token: str, count: Any, over: Any) -> None:
 
 
 def refusal(transports: Sequence[Any], url: str, token: str) -> tuple[float, str]:
-    """Time until a refusal, and its kind: `busy` is for now, `refused` for good, `closed` without an answer."""
+    """Return the time until a refusal, and its kind: `busy` is temporary, `refused` final, `closed` without a reply."""
     from djinn_client.runtime.connecting.handshake import Server, reach_executor
     from djinn_core.errors import AccessRefused, ServerBusy, TransportError
 
@@ -64,7 +64,7 @@ def refusal(transports: Sequence[Any], url: str, token: str) -> tuple[float, str
 
 
 def transports_but_local() -> list[Any]:
-    """The ways to a server that clients on other machines have."""
+    """Return the transports of clients on other machines."""
     from djinn_core.registry.builtin_plugins import builtin_plugins
     from djinn_core.registry.registry import load_registry
     from djinn_core.registry.selection import Selection
@@ -74,7 +74,7 @@ def transports_but_local() -> list[Any]:
 
 
 def storm(attempt: Callable[[], tuple[float, str]], threads: int, seconds: float) -> list[tuple[float, str]]:
-    """Answers to many threads that try again and again."""
+    """Return the answers to many threads that retry continuously."""
     until, seen = time.monotonic() + seconds, []
 
     def go() -> None:
@@ -91,7 +91,7 @@ def storm(attempt: Callable[[], tuple[float, str]], threads: int, seconds: float
 
 
 def rate(count: Any, seconds: float) -> float:
-    """Requests a second of those that are at work."""
+    """Return the requests per second of the admitted clients."""
     before = count.value
     time.sleep(seconds)
     return (count.value - before) / seconds
@@ -136,7 +136,7 @@ def measured(options: argparse.Namespace, urls: dict[str, str], token: str) -> d
 
 
 def comes_in(url: str, token: str, over: Any) -> float:
-    """Time that a client that was refused for now waits until it is let in, after the others begin to leave."""
+    """Return the time until a temporarily refused client is admitted after others leave."""
     import torch
 
     import djinn

@@ -1,9 +1,9 @@
-"""Load on servers, one row after the other, and one JSON object of all on the last line.
+"""Load on servers: one row after the other, and a JSON object of all on the last line.
 
     python -m evaluation load                                  # about half an hour
     python -m evaluation load --only clients --minutes 1       # one row, and shorter
 
-Each row is a program of its own and says in its documentation what it does. A row whose verdict is not 1 fails the run.
+Each row is a program that its module documents. A row whose verdict is not 1 fails the run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import attrs
 
 @attrs.frozen
 class Row:
-    """A program, what it is told, and the figure that is 1 where all went well."""
+    """A program, its arguments, and the name of the figure that must be 1."""
 
     program: str
     arguments: Sequence[str] = ()
@@ -27,7 +27,7 @@ class Row:
 
 
 def rows_of(options: argparse.Namespace) -> dict[str, Row]:
-    """The rows by name, as long as `options` say."""
+    """Return the rows by name, with durations from `options`."""
     clients = ["--clients", str(options.clients), "--tenants", str(options.tenants), "--minutes", str(options.minutes)]
     crashing = ["--crashes", str(options.crashes), "--seconds", str(options.seconds)]
     return {
@@ -45,7 +45,7 @@ def rows_of(options: argparse.Namespace) -> dict[str, Row]:
 
 
 def run(row: Row) -> dict[str, object]:
-    """JSON that a row prints; its exit status where it prints none."""
+    """Return the JSON that a row prints; its exit status if it prints none."""
     command = [sys.executable, "-W", "ignore", "-m", f"evaluation.load.{row.program}", *row.arguments, "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     lines = done.stdout.strip().splitlines()

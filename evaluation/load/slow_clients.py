@@ -1,9 +1,9 @@
-"""Five hundred connections that send a byte a second, to each of a server's listeners, while others are served.
+"""Five hundred slow connections, one byte per second, to each of a server's listeners, while other clients work.
 
     python -m evaluation.load.slow_clients --connections 500 --json
 
-Prints when the last of them was closed, and what a client that has a token saw meanwhile, as one JSON object on the last line
-with `--json`.
+Prints when the last of them was closed, and the delays of a client with a token. With `--json` the last line is an
+object.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BEGINNINGS = {
 
 
 def operations_url(server: Server) -> str:
-    """Return where the server says that its operations pages are."""
+    """Return the URL of the operations pages."""
     while "Clients on" not in server.log:
         time.sleep(0.05)
     line = next(line for line in server.log.splitlines() if line.startswith("Operations at "))
@@ -40,7 +40,7 @@ def operations_url(server: Server) -> str:
 
 
 def trickle(url: str, beginning: bytes, count: int) -> dict[str, float]:
-    """Open the connections, send each a byte a second, and see when they are closed."""
+    """Open the connections, send a byte per second on each, and return when they are closed."""
     parts = urlsplit(url)
     selector = selectors.DefaultSelector()
     began = time.monotonic()
@@ -78,7 +78,7 @@ def trickle(url: str, beginning: bytes, count: int) -> dict[str, float]:
 
 
 class Client(threading.Thread):
-    """A client with a token, which goes on computing."""
+    """A client with a token, which works continuously."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(daemon=True)

@@ -1,9 +1,9 @@
-"""Stand-ins for executors: a process that answers what clients say to them, holds no tensors and computes nothing.
+"""Stand-ins for executors: a process that answers clients without tensors and computation.
 
     python -m evaluation.load.stand_ins SOCKET
 
-It shows what a client does with many executors: connect to them, know them, plan for them, hear of them. A submission is answered at
-once with nothing, so programs have to run elsewhere. It ends with its standard input.
+It shows how a client copes with many executors: connections, planning, status. A submission gets an empty reply at
+once, so programs must run elsewhere. The process ends with its standard input.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DEVICE = DeviceInfo("cpu:0", "cpu", "a stand-in", 80 * GIB, 80 * GIB, 1, str(tor
 
 
 def allow_many_sockets() -> None:
-    """Raise the limit of open files to what the machine allows."""
+    """Raise the limit of open files to the maximum."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -62,7 +62,7 @@ def answer(connection: Connection) -> None:
 
 
 def reply_to(message: object) -> Any:
-    """The reply to a message; None if it wants none."""
+    """Return the reply to a message; None if it needs none."""
     match message:
         case Attach(ticket=ticket):
             return Attached(ticket, os.getpid(), DEVICE, DEVICE.torch, instance=ticket, elastic=True)
@@ -78,14 +78,14 @@ def reply_to(message: object) -> Any:
 
 
 class StandIn(ExecutorHandle):
-    """Handle of a stand-in. The engine has all its stand-ins in one process."""
+    """Handle of a stand-in. All stand-ins of the engine share one process."""
 
     def __init__(self, url: str, number: int) -> None:
         self._url, self._number = url, number
         self._over = threading.Event()
 
     def wait_placed(self) -> None:
-        """It has its place."""
+        """Return at once: a stand-in needs no place."""
 
     def call(self, method: str, *arguments: Any, timeout: float) -> Any:
         """Answer as a holder would."""
@@ -98,10 +98,10 @@ class StandIn(ExecutorHandle):
         return json.dumps(_built(Sessions(1, DEVICE, ()))) if method == "status" else ""
 
     def send(self, method: str, *arguments: Any) -> None:
-        """It does nothing."""
+        """Do nothing."""
 
     def wait(self) -> tuple[int, str]:
-        """Wait until it was ended."""
+        """Wait until the stand-in was ended."""
         self._over.wait()
         return 0, "was ended"
 
@@ -127,7 +127,7 @@ def _built(value: object) -> Any:
 
 @contextlib.contextmanager
 def stand_ins(folder: Path) -> Iterator[str]:
-    """A process of stand-ins, as many as are connected to; its address."""
+    """Run a process of stand-ins, one per connection. Yield its address."""
     path = folder / "stand-ins.sock"
     process = subprocess.Popen([sys.executable, __file__, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None

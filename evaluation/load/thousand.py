@@ -1,11 +1,11 @@
-"""A thousand executors, simulated: what a client's own processor time, memory and plans cost with 10, 100 and 1,000 of them.
+"""A client with 10, 100 and 1,000 simulated executors: its processor time, memory and planning time.
 
     python -m evaluation thousand [--json] [--sizes 10,100,1000] [--repeat 3]
 
-All executors but one are stand-ins (`stand_ins.py`): another process answers what the client says to them, and they hold no tensors.
-They are launched, connected and known as executors of a cluster are, over sockets of this machine. The first one is a real executor, on which programs run,
-and which is killed. Times are processor time of the client (user and system), which other work on the machine changes little; medians of
-`--repeat` processes, one for each size and repetition. A table, and with --json one object on the last line.
+All executors but one are stand-ins (`stand_ins.py`): another process answers the client, without tensors. They are
+launched, connected and tracked like executors of a cluster, over local sockets. The first is a real executor, which
+runs programs and is killed. Times are the client's processor time (user and system), medians of `--repeat` processes
+per size. Prints a table, and with --json one object on the last line.
 """
 
 from __future__ import annotations
@@ -61,21 +61,21 @@ ROWS = {
 
 
 def spent(action: Callable[[], object]) -> float:
-    """Seconds of processor time of this process that an action takes."""
+    """Return the processor seconds of this process for an action."""
     before = time.process_time()
     action()
     return time.process_time() - before
 
 
 def memory() -> int:
-    """Bytes of this process in memory."""
+    """Return the resident bytes of this process."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 class MixedEngine(ExecutorEngine):
-    """The engine `stand-ins`: the first executor is a process of this machine, all others are stand-ins."""
+    """The engine `stand-ins`: the first executor is a local process, all others are stand-ins."""
 
     name = "stand-ins"
 
@@ -93,7 +93,7 @@ class MixedEngine(ExecutorEngine):
 
 
 def measured(count: int) -> dict[str, float]:
-    """All figures of a client with `count` executors, in this process."""
+    """Return all figures of a client with `count` executors, measured in this process."""
     allow_many_sockets()
     with tempfile.TemporaryDirectory() as folder, stand_ins(Path(folder)) as url:
         journals = Path(folder) / "journals"
@@ -117,7 +117,7 @@ def _of_a_pool(count: int, engine: MixedEngine) -> dict[str, float]:
     plugin.djinn_register_executors = hookimpl(djinn_register_executors)
     settings = {"engine": "stand-ins", "threads": 1, "placement_policy": "single", "calibrate": False}
     djinn.configure(plugins=["pool", plugin], executors=count, **settings)
-    torch.ones(1, device="remote_accelerator:0")  # what a first op costs is none of the executors'
+    torch.ones(1, device="remote_accelerator:0")  # the cost of the first op does not belong to the executors
     before = memory()
     connect = spent(djinn.init)
     held = memory() - before
@@ -154,7 +154,7 @@ def _of_a_pool(count: int, engine: MixedEngine) -> dict[str, float]:
 
 
 def _death(step: Callable[[], float]) -> tuple[float, float]:
-    """Processor time and time that pass until a program goes on after its executor was killed."""
+    """Return the processor time and the elapsed time until a program continues after its executor was killed."""
     from djinn.testing import executor_processes
 
     os.kill(executor_processes()[0], signal.SIGKILL)
@@ -195,7 +195,7 @@ def planning(count: int) -> float:
 
 
 def main() -> None:
-    """Measure each size in processes of its own."""
+    """Measure each size in separate processes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
     parser.add_argument("--repeat", type=int, default=3)
