@@ -1,8 +1,8 @@
-"""The suite on each version of Python that can be had here; says for each of the others why not.
+"""The test suite on each available version of Python, with reasons for versions that are missing.
 
-A version is had where `python3.X` starts, on the search path or below `--roots` (unpacked Debian roots: `usr/bin/python3.X`, used with
-chroot). For each an environment is made in build/matrix, with the same PyTorch where its index has one for that Python. Where there is
-none, what needs no PyTorch is run: the counts of references and the native stack, which are the interpreter's affair.
+A version is available if `python3.X` starts, on the search path or below `--roots` (unpacked Debian roots:
+`usr/bin/python3.X`, used with chroot). Each gets an environment in build/matrix, with the same PyTorch if its index has
+a build. Without a build, only the checks that need no PyTorch run: reference counts and the native stack.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HOUR = 3600
 
 
 def found(version: str) -> str | None:
-    """The path of that Python; None: there is none, or it does not start (as where a version manager has only its name)."""
+    """Return the path of that Python; None if it is missing or does not start, such as a version manager's shim."""
     for folder in os.get_exec_path():
         path = Path(folder) / f"python{version}"
         if path.exists():
@@ -43,7 +43,7 @@ def found(version: str) -> str | None:
 
 
 def step(command: list[object], log: Path, **options: object) -> bool:
-    """Run a command, what it says at the end of a log; True if it succeeded."""
+    """Run a command with its output appended to a log. Return True on success."""
     with log.open("ab") as output:
         output.write(f"\n$ {' '.join(map(str, command))}\n".encode())
         output.flush()
@@ -54,7 +54,7 @@ def step(command: list[object], log: Path, **options: object) -> bool:
 
 
 def prepared(python: str, version: str, torch: str, log: Path) -> tuple[Path, str]:
-    """An interpreter of an environment with Djinn, and why it is without PyTorch (empty: it has it)."""
+    """Return the interpreter of an environment with Djinn, and the reason for missing PyTorch (empty if present)."""
     folder = BUILD / f"venv-{version}"
     own = folder / "bin" / "python"
     if not own.exists() and not step([python, "-m", "venv", folder], log):
@@ -75,7 +75,7 @@ def prepared(python: str, version: str, torch: str, log: Path) -> tuple[Path, st
 
 
 def tried(version: str, torch: str, tests: list[str]) -> dict[str, object]:
-    """One row: what was run, how it ended, and where it says more."""
+    """Return one row: the tests that ran, the result, and the log file."""
     python = found(version)
     if python is None:
         return {"python": version, "result": "not run", "why": f"there is no python{version} here"}

@@ -1,4 +1,4 @@
-"""Checks of what depends on the interpreter and needs no PyTorch: for versions of Python that PyTorch has no build for."""
+"""Checks of interpreter-dependent code without PyTorch, for versions of Python without a PyTorch build."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_native_stack() -> None:
 
 
 def check_syntax() -> None:
-    """All of Djinn compiles, and nothing of it is deprecated."""
+    """Check that all of Djinn compiles without deprecation warnings."""
     warnings.simplefilter("error")
     for folder in ("djinn", "djinn_core", "djinn_client", "djinn_server", "plugins"):
         for path in (ROOT / folder).rglob("*.py"):
