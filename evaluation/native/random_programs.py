@@ -1,8 +1,9 @@
-"""Random programs of few ops, for the C++ of djinn_native: `python -m evaluation sanitizers` runs 100,000 of them under sanitizers.
+"""Random programs of few ops for the C++ of djinn_native.
 
-Each program makes tensors, views them, writes into them, changes their storages and metadata in place, differentiates them, copies and drops
-them. An op that PyTorch refuses is refused on both devices and left out. Most programs run on the remote device alone; one of
-`COMPARED` runs on the CPU as well, and all tensors of both must be equal.
+`python -m evaluation sanitizers` runs 100,000 under sanitizers. Each program makes tensors, views them, writes into
+them, changes their storages and metadata in place, differentiates, copies and drops them. An op that PyTorch rejects is
+rejected on both devices and skipped. Most programs run only remotely. One in `COMPARED` also runs on the CPU, and all
+tensors must be equal.
 """
 
 # ruff: noqa: PLW0108 - a list of lambdas, each of which may fail
@@ -22,8 +23,8 @@ import djinn  # noqa: F401 - the device
 
 REMOTE: Final = "remote_accelerator:0"
 COMPARED: Final = 20
-HELD: Final = 6  # tensors of a program
-OPS: Final = 20  # at most, of a program
+HELD: Final = 6  # number of tensors of a program
+OPS: Final = 20  # maximum number of ops of a program
 Pool = list[torch.Tensor]
 Action = Callable[[random.Random, Pool, str], torch.Tensor | None]
 
@@ -37,7 +38,7 @@ def _any(rng: random.Random, pool: Pool) -> torch.Tensor:
 
 
 def _first(t: torch.Tensor, count: int) -> torch.Tensor:
-    """Indexes of the first element of the first dimension; remotely, one that is out of range would be an error at the fetch."""
+    """Return indexes of the first element of the first dimension. Out-of-range ones would fail remotely at the fetch."""
     if not t.dim() or not t.shape[0]:
         raise IndexError
     return torch.zeros(count, dtype=torch.int64, device=t.device)
@@ -175,7 +176,7 @@ _REFUSED: Final = (RuntimeError, IndexError, TypeError, ValueError, NotImplement
 
 
 def run(seed: int, device: str) -> tuple[Pool, list[str]]:
-    """The tensors of the program with this number, and the errors of ops that were refused."""
+    """Return the tensors of the program with this seed, and the errors of rejected ops."""
     rng = random.Random(seed)
     pool: Pool = [_made(rng, [], device)]
     refused: list[str] = []
@@ -186,7 +187,7 @@ def run(seed: int, device: str) -> tuple[Pool, list[str]]:
         except _REFUSED as error:
             refused.append(f"{type(error).__name__}: {error}".split("\n")[0][:100])
             made = None
-        # An action may be refused before or after its last draw.
+        # An action may be rejected before or after its last draw.
         rng.setstate(state)
         rng.random()
         if made is not None:
@@ -196,12 +197,12 @@ def run(seed: int, device: str) -> tuple[Pool, list[str]]:
 
 
 def _steps(t: torch.Tensor) -> list[int]:
-    """Strides of the dimensions that have more than one element."""
+    """Return the strides of dimensions with more than one element."""
     return [step for length, step in zip(t.shape, t.stride(), strict=True) if length > 1] if t.numel() else []
 
 
 def _kinds(refused: list[str]) -> list[str]:
-    """Kinds of the errors. That a kernel lacks a dtype is known at the fetch for a few ops."""
+    """Return the kinds of the errors. For a few ops, a missing dtype is known only at the fetch."""
     kinds = [line.split(":")[0] for line in refused]
     return [kind for kind in kinds if kind != "NotImplementedError"]
 
@@ -225,7 +226,7 @@ def check(seed: int) -> None:
 
 
 def run_many(seeds: range, compared: int = COMPARED) -> list[str]:
-    """Run these programs; what differed."""
+    """Run these programs. Return the differences."""
     found: list[str] = []
     for seed in seeds:
         try:
@@ -239,8 +240,8 @@ def run_many(seeds: range, compared: int = COMPARED) -> list[str]:
 
 
 def main() -> None:
-    """Run them as the command line says, in several threads."""
-    os.environ.pop("LD_PRELOAD", None)  # the executor limits its memory, which address sanitizers cannot bear
+    """Run the programs in several threads."""
+    os.environ.pop("LD_PRELOAD", None)  # the executor limits its memory, but address sanitizers need much
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--programs", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)

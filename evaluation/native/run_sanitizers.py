@@ -1,9 +1,9 @@
-"""The C++ of djinn_native and of the server's replay under sanitizers of addresses and undefined behaviour; needs gcc.
+"""The C++ of djinn_native and of the server's replay under address and undefined behaviour sanitizers; needs gcc.
 
-Random programs run on the client's library, and the tests of the replay, which has random templates, on the server's.
+Random programs test the client's library, and the replay's tests with random templates the server's.
 
-python -m evaluation sanitizers [--programs 100000] [--seed 0]
-python -m evaluation sanitizers --program FILE [ARGS]       # another program
+    python -m evaluation sanitizers [--programs 100000] [--seed 0]
+    python -m evaluation sanitizers --program FILE [ARGS]       # another program
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REPLAY_TESTS = (
 
 
 def build() -> None:
-    """Compile a copy of the package with a library of its own."""
+    """Compile a copy of the package with a separate library."""
     environment = {"MAX_JOBS": "2"} | os.environ | SANITIZERS
     command = [sys.executable, "setup.py", "--quiet", "build", "--build-lib", str(LIBRARY)]
     subprocess.run(command, cwd=ROOT / "djinn_native", env=environment, check=True)
@@ -42,7 +42,7 @@ def _library(name: str) -> str:
 
 
 def main() -> int:
-    """Build, and run a program on it."""
+    """Build, and run a program with it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", help="runs in place of random programs and tests of the replay")
     options, arguments = parser.parse_known_args()

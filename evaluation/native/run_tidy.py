@@ -14,7 +14,7 @@ BUILD = NATIVE / "build"
 
 
 def main() -> int:
-    """Check the files that the command line names, or all of them."""
+    """Check the named files, or all."""
     BUILD.mkdir(exist_ok=True)
     flags = [sys.executable, NATIVE / "building" / "compiler_flags.py"]
     (BUILD / "compile_flags.txt").write_bytes(subprocess.run(flags, stdout=subprocess.PIPE, check=True).stdout)
