@@ -1,4 +1,4 @@
-"""Run the notebooks of `examples/`: `python -m evaluation notebooks`. With `--write`, their outputs are those of this run.
+"""Run the notebooks of `examples/`: `python -m evaluation notebooks`. `--write` stores their new outputs.
 
 python -m evaluation notebooks [--write] [NAME ...]
 """
@@ -18,15 +18,15 @@ from nbclient.exceptions import CellExecutionError
 from traitlets.config import Config
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-SECONDS = 600  # for a cell, on a machine that does other things besides
+SECONDS = 600  # timeout per cell on a busy machine
 
 
 def run(file: Path, *, write: bool) -> str:
-    """Run a notebook; why it failed, or an empty text."""
+    """Run a notebook. Return the reason of a failure, or an empty string."""
     notebook = nbformat.read(file, as_version=4)
-    private = Config(KernelManager={"transport": "ipc"})  # and no ports that others can connect to
+    private = Config(KernelManager={"transport": "ipc"})  # without ports for others to connect to
     client = NotebookClient(notebook, config=private, kernel_name="python3", timeout=SECONDS, record_timing=False)
-    # Nothing that the person has configured, nothing from the network, and one thread for each process.
+    # no user configuration, no network, and one thread per process
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
     offline = {"DJINN_CONFIG": os.devnull, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     offline |= {"OMP_NUM_THREADS": "1", "DJINN_THREADS": "1"}
