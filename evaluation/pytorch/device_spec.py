@@ -1,4 +1,4 @@
-"""The device as Hugging Face's tests ask for it (`TRANSFORMERS_TEST_DEVICE_SPEC`)."""
+"""The device in the form of Hugging Face's tests (`TRANSFORMERS_TEST_DEVICE_SPEC`)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ MANUAL_SEED_FN = torch.manual_seed
 
 
 def EMPTY_CACHE_FN() -> None:
-    """Nothing: the executor keeps its memory."""
+    """Do nothing: the executor keeps its memory."""
 
 
 def DEVICE_COUNT_FN() -> int:
-    """Number of devices that the tests may use."""
+    """Return the number of devices for the tests."""
     return 1

@@ -1,4 +1,4 @@
-"""Hugging Face's common model tests for one family, named by `DJINN_TEST_FAMILY`, with a small configuration of our own."""
+"""Hugging Face's common model tests for the family `DJINN_TEST_FAMILY`, with a small configuration."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _text_and_image() -> dict[str, torch.Tensor]:
 
 
 def _image_in_text() -> dict[str, torch.Tensor]:
-    """Tokens that stand for the 16 patches of an image, and text behind them."""
+    """Return tokens for the 16 patches of an image, followed by text."""
     patches = torch.full((3, 16), _IMAGE_TOKEN)
     ids = torch.cat([patches, _text()["input_ids"]], dim=1)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)} | _image()
@@ -56,9 +56,9 @@ def _image_in_text() -> dict[str, torch.Tensor]:
 
 @attrs.frozen
 class Family:
-    """Names of a family's configuration and models, and the fields of the configuration that make it small.
+    """Names of a family's configuration and models, and the fields that make the configuration small.
 
-    `tester` are sizes that differ from those of `Tester`; `case` are attributes by which the mixin leaves tests out or chooses a form.
+    `tester`: sizes that differ from those of `Tester`. `case`: attributes by which the mixin skips or selects tests.
     """
 
     config: str
@@ -73,7 +73,7 @@ _IMAGE_TOKEN = 4
 _TEXT = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 37}
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _DECODER = _TEXT | _TOKENS | {"num_key_value_heads": 2, "max_position_embeddings": 64}
-# Products of groups want rows of whole 16 bytes.
+# Grouped matrix products need rows of a multiple of 16 bytes.
 _EXPERTS = _DECODER | {"intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2}
 _VISION = {
     "hidden_size": 32,
@@ -193,7 +193,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
 
 
 class Tester:
-    """The configuration and inputs, as the mixin asks for them."""
+    """The configuration and inputs for the mixin."""
 
     batch_size, seq_length, is_training = 3, 7, True
     hidden_size, num_hidden_layers, num_attention_heads = 32, 2, 4
@@ -216,7 +216,7 @@ class Tester:
 
 
 def _common_tests() -> type:
-    """The mixin of the source; its source distribution lacks two modules that it imports, whose tests are left out."""
+    """Return the mixin of the source. Its source distribution lacks two imported modules, whose tests are skipped."""
     sys.path.insert(0, SOURCE)
     for module, name in (
         ("exporters.test_export", "ExportTesterMixin"),
@@ -234,7 +234,7 @@ def _common_tests() -> type:
 
 
 def _share_tolerances(test: types.FunctionType) -> None:
-    """Put the device on the list of those that share CUDA's tolerances (1e-7 in half precision for unknown devices, else).
+    """Add the device to the devices that share CUDA's tolerances; unknown ones get 1e-7 in half precision.
 
     Raises:
         LookupError: the source has no such list.
@@ -259,6 +259,6 @@ def _case(name: str) -> type:
     return type(name, (_common_tests(), unittest.TestCase), body)
 
 
-if "TRANSFORMERS_TEST_DEVICE_SPEC" in os.environ:  # a name that is imported from the current directory
+if "TRANSFORMERS_TEST_DEVICE_SPEC" in os.environ:  # a module imported from the current directory
     shutil.copy(Path(__file__).with_name("device_spec.py"), os.environ["TRANSFORMERS_TEST_DEVICE_SPEC"])
 globals()[FAMILY] = _case(FAMILY)

@@ -1,10 +1,10 @@
-"""Reasons why a test passes on the CPU and not on the remote device, by what its traceback says."""
+"""Reasons why a test passes on the CPU but not remotely, by traceback patterns."""
 
 from __future__ import annotations
 
 import re
 
-# The first that is found counts: a pattern, and the reason.
+# The first match counts: (pattern, reason).
 _REASONS = (
     (r"cannot run on [a-z ]+ tensors of", "PyTorch's op for tensors of this layout is not on the list of those that the device has"),
     (r"in test_to_padded_tensor_compile", "the test reads code that inductor made, which makes none for remote tensors"),
@@ -18,14 +18,14 @@ _REASONS = (
     (r"in test_grad_scal", "the test wants a class or a name of the CPU's or CUDA's"),
     (r"in test_advancedindex|all elements of std", "the error depends on data: it is raised at the next sync point"),
 )  # fmt: skip
-# The same for tests that take more than their time.
+# the same for tests that time out
 _SLOW = re.compile(r"in test_linspace|in test_scatter_add_one_dim_deterministic")
 UNKNOWN = "not done"
 _COMPILED = [(re.compile(pattern, re.MULTILINE), reason) for pattern, reason in _REASONS]
 
 
 def reason_of(text: str, outcome: str) -> str:
-    """The reason of a result, from its traceback."""
+    """Return the reason of a result, from its traceback."""
     if outcome == "hangs" and _SLOW.search(text):
         return "60,000 to 1,000,000 single elements, each an op of its own, take more than the limit"
     if outcome != "failed":

@@ -1,4 +1,4 @@
-"""Results of PyTorch's test files, kept from run to run, and their comparison by test."""
+"""Stored results of PyTorch's test files, and their comparison by test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Outcome:
 
 @attrs.define
 class FileResults:
-    """Results of one test file. `tests`: how many the file has; those that were chosen are in `cpu`, those passed there in `remote`."""
+    """Results of one test file. `tests`: number of tests in the file. `cpu`: the selected tests. `remote`: those that passed on the CPU."""
 
     name: str
     tests: int = 0
@@ -35,7 +35,7 @@ class FileResults:
 
     @classmethod
     def read(cls, folder: Path, name: str) -> FileResults:
-        """Results in a folder, or empty ones."""
+        """Return the results in a folder, or empty ones."""
         file = folder / f"{name}.json"
         if not file.exists():
             return cls(name)
@@ -44,25 +44,25 @@ class FileResults:
         return cls(**kept, **outcomes)
 
     def write(self, folder: Path) -> None:
-        """Write them to a folder, in the place of what was there."""
+        """Write the results to a folder, replacing earlier ones."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{self.name}.json").write_text(json.dumps(attrs.asdict(self), indent=1) + "\n")
 
     def passed_on_cpu(self) -> list[str]:
-        """Tests that count."""
+        """Return the tests that count."""
         return [test for test, outcome in self.cpu.items() if outcome.outcome == "passed"]
 
     def compared(self) -> list[tuple[str, Outcome, Outcome]]:
-        """Tests that pass on the CPU and ran on the device, with both results. Tests for the CPU alone skip on the device."""
+        """Return tests that pass on the CPU and ran remotely, with both results. CPU-only tests skip on the device."""
         both = [(t, self.cpu[t], self.remote[t]) for t in self.passed_on_cpu() if t in self.remote]
         return [(t, here, there) for t, here, there in both if there.outcome != "skipped"]
 
     def failures(self) -> list[tuple[str, Outcome]]:
-        """Tests that pass on the CPU and not on the device."""
+        """Return tests that pass on the CPU but not remotely."""
         return [(test, there) for test, _, there in self.compared() if there.outcome != "passed"]
 
     def row(self) -> dict[str, str]:
-        """Line of the table."""
+        """Return the row of the table."""
         compared = self.compared()
         passed = sum(there.outcome == "passed" for _, _, there in compared)
         for_cpu = sum(self.remote[t].outcome == "skipped" for t in self.passed_on_cpu() if t in self.remote)
@@ -85,12 +85,12 @@ class FileResults:
 
 
 def read_all(folder: Path) -> list[FileResults]:
-    """Results of all files in a folder, by name."""
+    """Return the results of all files in a folder, by name."""
     return [FileResults.read(folder, file.stem) for file in sorted(folder.glob("*.json"))]
 
 
 def by_reason(files: Iterable[FileResults]) -> dict[str, dict[str, list[str]]]:
-    """Names of tests that pass on the CPU alone, by reason and file; those that differ in their parameters in one line."""
+    """Return names of tests that pass only on the CPU, by reason and file; parametrized variants share a line."""
     grouped: dict[str, dict[str, list[str]]] = {}
     for file in files:
         for test, there in file.failures():
@@ -103,7 +103,7 @@ _PARAMETERS = re.compile(rf"_cpu((?:_(?:{_DTYPES}))*)$")
 
 
 def folded(tests: Iterable[str]) -> list[str]:
-    """Names without the device, with the dtypes of each behind it."""
+    """Return names without the device, each followed by its dtypes."""
     dtypes: dict[str, list[str]] = {}
     for test in tests:
         found = _PARAMETERS.search(test)
@@ -114,7 +114,7 @@ def folded(tests: Iterable[str]) -> list[str]:
 
 
 def markdown(files: Iterable[FileResults]) -> str:
-    """The table and the exceptions, for the document."""
+    """Return the table and the exceptions as Markdown."""
     files = list(files)
     rows = [file.row() for file in files]
     columns = list(rows[0]) if rows else []
@@ -128,7 +128,7 @@ def markdown(files: Iterable[FileResults]) -> str:
 
 
 def totals(files: Iterable[FileResults]) -> str:
-    """Sums over all files."""
+    """Return totals over all files."""
     compared = [there for file in files for _, _, there in file.compared()]
     passed = sum(there.outcome == "passed" for there in compared)
     share = f" ({100 * passed / len(compared):.2f}%)" if compared else ""
@@ -139,7 +139,7 @@ _OTHER_LAYOUTS = frozenset({"test_sparse", "test_sparse_csr", "test_nestedtensor
 
 
 def estimates(files: Iterable[FileResults]) -> str:
-    """Shares of all tests, by the number of tests that files have, where only some were run."""
+    """Return estimated shares of all tests, weighted by the files' test counts, if only some ran."""
     files = list(files)
     strided = [file for file in files if file.name not in _OTHER_LAYOUTS]
     with_them = f", and {_weighted(files):.2f}% with them" if len(strided) < len(files) else ""
@@ -154,13 +154,13 @@ def _weighted(files: Iterable[FileResults]) -> float:
     for file in files:
         outcomes = [there.outcome for _, _, there in file.compared()]
         if outcomes:
-            tests = file.tests * len(file.passed_on_cpu()) / len(file.cpu)  # of these, some are for the CPU alone
+            tests = file.tests * len(file.passed_on_cpu()) / len(file.cpu)  # some of these are CPU-only
             whole += tests
             passed += tests * outcomes.count("passed") / len(outcomes)
     return 100 * passed / whole if whole else 0.0
 
 
 def as_values(files: Iterable[FileResults]) -> dict[str, Any]:
-    """The same for `--json`."""
+    """Return the results as JSON values."""
     files = list(files)
     return {"files": [file.row() for file in files], "exceptions": by_reason(files), "totals": totals(files)}

@@ -1,11 +1,12 @@
-"""PyTorch's own tests on the remote device and on the CPU, compared by test: `python -m evaluation pytorch DIR test_nn`.
+"""PyTorch's own tests on the remote device and on the CPU, compared by test: `python -m evaluation pytorch DIR
+test_nn`.
 
     python -m evaluation pytorch DIR [test_nn test_torch ...] [--only PATTERN] [--stride 10 --first 3] [--again]
 
-DIR is an unpacked PyTorch source (https://deb.debian.org/debian/pool/main/p/pytorch/ has that of 2.6), which is not part of this
-repository. Each file runs on the device that PyTorch's `instantiate_device_type_tests` makes tests for, over a server of its own;
-tests that hang, crash or lose their session count as failures, and the rest goes on in another process or session. Results are
-kept in a folder, file by file, so that files can be run one at a time; `--table` prints what is there.
+DIR is an unpacked PyTorch source (https://deb.debian.org/debian/pool/main/p/pytorch/ has 2.6), which is not part of
+this repository. Each file runs on the device of PyTorch's `instantiate_device_type_tests`, over a server. Tests that
+hang, crash or lose their session count as failures; the rest continues in another process or session. Results are
+stored by file in a folder, so files can run one at a time; `--table` prints the stored results.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class FileError(Exception):
 
 
 def main() -> int:
-    """Run the files, print the table."""
+    """Run the files and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, help="unpacked PyTorch source")
     parser.add_argument("files", nargs="*", help="such as test_nn")
@@ -96,7 +97,7 @@ def main() -> int:
 
 
 def run_file(file: Path, results: FileResults, options: argparse.Namespace, start: Start = fresh_python) -> None:
-    """Run the tests of a file on the CPU, and those that pass there on the device; `results` take both.
+    """Run the tests of a file on the CPU, and the passing ones remotely. `results` receives both.
 
     `start` starts a process as `subprocess.Popen` does, given the arguments of `python`.
 
@@ -116,14 +117,14 @@ def run_file(file: Path, results: FileResults, options: argparse.Namespace, star
 
 
 def chosen_by(options: argparse.Namespace, count: int) -> str:
-    """Words for the tests that were chosen."""
+    """Return a description of the selected tests."""
     ways = [f"one in {options.stride}"] if options.stride > 1 else []
     return ", ".join([f"{count}", *ways, *([f"`{options.only}`"] if options.only else [])])
 
 
 @contextlib.contextmanager
 def server_environment(start: Start) -> Iterator[tuple[dict[str, str], int]]:
-    """The environment of clients of a server in a process of its own, and its number; it runs as long as the context."""
+    """Run a server during the block. Yield the environment of its clients, and its process id."""
     with tempfile.TemporaryDirectory() as name:
         environment = os.environ | {"DJINN_CONFIG": os.devnull, "OMP_NUM_THREADS": "1"}
         options = ("--threads", "1", "--drain-seconds", "1", "--store-gib", "0")
@@ -143,7 +144,7 @@ def run_worker(
     env: dict[str, str],
     server: int | None = None,
 ) -> dict[str, Any]:
-    """Lines that `worker.py` writes about the tests of a file on a device.
+    """Return the lines that `worker.py` writes about the tests of a file on a device.
 
     Raises:
         FileError: it ends without a result.
@@ -179,7 +180,7 @@ def run_worker(
 
 
 def last_line(text: str) -> str:
-    """The line of a traceback that says what was raised."""
+    """Return the line of a traceback with the exception."""
     lines = [line for line in text.strip().splitlines() if line and not line.startswith((" ", "\t"))]
     raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Lost|Operation|Warning|Failure)\b", line)]
     return (raised or lines or [""])[-1][:300]
@@ -198,7 +199,7 @@ def show(files: Sequence[FileResults], console: Console) -> None:
 
 
 def write_document(files: Sequence[FileResults], project: str) -> None:
-    """Put the results between the markers of the project's document."""
+    """Write the results between the markers of the project's document."""
     document, begin = DOCUMENTS / f"{project}_tests.md", BEGIN.format(project)
     before, _, rest = document.read_text().partition(begin)
     _, _, after = rest.partition(END)

@@ -1,4 +1,4 @@
-"""Stand-ins for what test files of PyTorch 2.6 rely on and later versions do not have any more: names, and how classes derive."""
+"""Shims for names and class hierarchies that test files of PyTorch 2.6 need and later versions lack."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _INTERNAL = "torch.testing._internal"
 
 
 def _once(*_: Any, **__: Any) -> Any:
-    """A decorator that runs a test as it is, where the former one repeated it in a reduced precision that few CPUs have."""
+    """Return a decorator that runs a test once. The former one repeated it in a reduced precision that few CPUs have."""
     return lambda test: test
 
 
@@ -29,15 +29,15 @@ def _of_device_types(name: str) -> Any:
 
 
 def _skip_ops(*given: Any) -> Any:
-    """As `skipOps`, which took the names of a class and a test before the ops."""
+    """Return the former `skipOps`, which took the names of a class and a test before the ops."""
     return _of_device_types("skipOps")(given[-1])
 
 
-# By module and name, functions that make the stand-in.
+# functions that make the shim, by module and name
 _SHIMS: dict[tuple[str, str], Callable[[], Any]] = {
     (f"{_INTERNAL}.common_mkldnn", "bf32_on_and_off"): lambda: _once,
     (f"{_INTERNAL}.common_cuda", "tf32_is_not_fp32"): lambda: lambda: False,
-    (f"{_INTERNAL}.common_nn", "new_module_tests"): list,  # of tests that are not device-generic
+    (f"{_INTERNAL}.common_nn", "new_module_tests"): list,  # tests that are not device-generic
     (f"{_INTERNAL}.common_methods_invocations", "binary_ufuncs_and_refs"): _binary_ufuncs_and_refs,
     (f"{_INTERNAL}.common_methods_invocations", "skip"): lambda: _of_device_types("skip"),
     (f"{_INTERNAL}.common_methods_invocations", "xfail"): lambda: _of_device_types("xfail"),
@@ -47,15 +47,15 @@ _SHIMS: dict[tuple[str, str], Callable[[], Any]] = {
 
 
 def put_in_place(source: str) -> None:
-    """Give PyTorch's modules the stand-ins for names that the text of a test file mentions, where they have no such name."""
+    """Add shims to PyTorch's modules for missing names in the text of a test file."""
     for (module, name), make in _SHIMS.items():
         if name in source and not hasattr(importlib.import_module(module), name):
             setattr(importlib.import_module(module), name, make())
 
 
 def as_now(source: str) -> str:
-    """The text of a test file, with methods that call those of their base also where their class is derived from once more.
+    """Return the text of a test file with explicit base-class calls, so that methods also work in derived classes.
 
-    PyTorch's classes of a device derive from those of a file, and did not in 2.6.
+    PyTorch's device classes derive from those of a file; in 2.6 they did not.
     """
     return source.replace("super(self.__class__, self)", "super()")

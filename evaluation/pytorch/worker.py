@@ -2,9 +2,9 @@
 
     python worker.py ORDER RESULTS
 
-ORDER is a file with the fields of `Order`. The process imports the test file once and runs its tests in children: a test that
-hangs or crashes costs its child, and the next child goes on behind it. Names of tests are those of the CPU on every device,
-so that results can be compared.
+ORDER is a file with the fields of `Order`. The process imports the test file once and runs its tests in children. If a
+test hangs or crashes, only its child ends, and the next child continues. Test names are those of the CPU on every
+device, so that results can be compared.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ import attrs
 import psutil
 
 REMOTE = "remote_accelerator"
-TEXT = 6000  # characters of a traceback that are kept
-TRIES = 3  # children that end before their first test
+TEXT = 6000  # maximum characters of a stored traceback
+TRIES = 3  # maximum number of children that end before their first test
 OWN = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 NOT_MADE = {
     "outcome": "skipped",
     "text": "PyTorch makes this test for the CPU alone, as tests of dtypes that it lists for that",
 }
-GRACE = 30.0  # seconds beyond its limit after which a test that does not react to a signal is killed
+GRACE = 30.0  # seconds after its limit before a test that ignores a signal is killed
 
 
 @attrs.frozen
 class Order:
-    """Tests to run: those that are `named`, or else those that match `only`, every `stride`-th from the `first` on.
+    """Tests to run: those in `named`, or those that match `only`, every `stride`-th from the `first` on.
 
-    A test may take `test_seconds` of processor time, and `patience` times as many on the clock, all together `file_seconds` on the
-    clock. `device_generic`: only tests that PyTorch makes for each device; otherwise every `TestCase` of the file. `server`: the
-    process of the server, whose processor time counts as well.
+    A test may take `test_seconds` of processor time, and `patience` times as long in wall time; all together `file_seconds` of
+    wall time. `device_generic`: only tests that PyTorch makes for each device; otherwise every `TestCase`. `server`: the server
+    process, whose processor time counts as well.
     """
 
     file: str
@@ -64,10 +64,10 @@ class Order:
 
 
 def main() -> None:
-    """Run the tests that are ordered."""
+    """Run the requested tests."""
     order = Order(**json.loads(Path(sys.argv[1]).read_text()))
     results = Path(sys.argv[2])
-    sys.argv = sys.argv[:1]  # PyTorch's test utilities parse the rest otherwise
+    sys.argv = sys.argv[:1]  # PyTorch's test utilities would parse the other arguments
     os.environ["PYTORCH_TESTING_DEVICE_ONLY_FOR"] = "cpu" if order.device == "cpu" else "privateuse1"
     if order.device != "cpu":
         os.environ |= {"TRANSFORMERS_TEST_DEVICE": REMOTE, "TRANSFORMERS_TEST_DEVICE_SPEC": "device_spec.py"}
@@ -85,14 +85,14 @@ def main() -> None:
 
 
 def common_name(name: str) -> str:
-    """The name of a test on the CPU. PyTorch calls the device one or the other, also within one name."""
+    """Return the CPU name of a test. PyTorch uses both device names, also within one name."""
     for device in ("privateuse1", REMOTE):
         name = name.replace(device.upper(), "CPU").replace(f"_{device}", "_cpu")
     return name
 
 
 def load(file: Path) -> Any:
-    """The test file as a module, with stand-ins for names of PyTorch 2.6 that this PyTorch does not have."""
+    """Return the test file as a module, with shims for names of PyTorch 2.6."""
     from evaluation.pytorch.shims import as_now, put_in_place
 
     sys.path.insert(0, str(file.parent))
@@ -109,7 +109,7 @@ def load(file: Path) -> Any:
 
 
 def tests_of(module: Any, device_generic: bool) -> dict[str, unittest.TestCase]:
-    """The tests of a file, or those that PyTorch made for the device, by their common names."""
+    """Return the tests of a file, or those that PyTorch made for the device, by their common names."""
     from torch.testing._internal.common_device_type import DeviceTypeTestBase
 
     base = DeviceTypeTestBase if device_generic else unittest.TestCase
@@ -123,7 +123,7 @@ def tests_of(module: Any, device_generic: bool) -> dict[str, unittest.TestCase]:
 
 
 def run_all(tests: dict[str, unittest.TestCase], chosen: Sequence[str], order: Order) -> dict[str, Any]:
-    """Outcome of each test that there was time for.
+    """Return the outcome of each test within the time limit.
 
     Raises:
         RuntimeError: no test can be run.
@@ -142,7 +142,7 @@ def run_all(tests: dict[str, unittest.TestCase], chosen: Sequence[str], order: O
 
 
 def _run_in_child(tests: Sequence[unittest.TestCase], order: Order, end: float) -> tuple[dict[str, Any], str]:
-    """Outcomes of the first tests, as many as one child comes to, and what it printed."""
+    """Return outcomes of as many tests as one child completes, and its output."""
     outcomes: dict[str, Any] = {}
     current = ""
     reading, writing = os.pipe()
@@ -182,7 +182,7 @@ def _be_child(tests: Sequence[unittest.TestCase], order: Order, writing: int, ou
 
 
 def _lines(reading: int, child: int, end: float, silence: float) -> Iterator[dict[str, Any]]:
-    """Lines that the child writes until it ends; it is killed when it writes nothing for too long, or at `end`."""
+    """Yield lines of the child until it ends. Kill it after `silence` seconds without a line, or at `end`."""
     rest, heard = b"", time.monotonic()
     while True:
         ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # its children may keep the pipe open
@@ -200,18 +200,18 @@ def _lines(reading: int, child: int, end: float, silence: float) -> Iterator[dic
 
 
 class ProcessorTime:
-    """Processor time of this process, of its children that have ended, and of a server with its executors.
+    """Processor time of this process, its ended children, and a server with its executors.
 
-    On a busy machine it stays the same, where the clock does not.
+    Unlike wall time, it does not depend on other load.
     """
 
     def __init__(self, server: int | None) -> None:
         self._server = server
-        self._used: dict[psutil.Process, float] = {}  # by the server's processes, also by those that have ended
+        self._used: dict[psutil.Process, float] = {}  # by server process, including ended ones
         self._find()
 
     def used(self) -> float:
-        """Seconds until now."""
+        """Return the seconds so far."""
         try:
             self._used |= {process: sum(process.cpu_times()[:2]) for process in self._running}
         except psutil.NoSuchProcess:
@@ -228,7 +228,7 @@ def _name(test: unittest.TestCase) -> str:
 
 
 class Reporting(unittest.TestResult):
-    """Results as lines; after each test on the remote device the session must still be there."""
+    """Results as lines. After each remote test the session must still exist."""
 
     def __init__(self, order: Order, writing: int) -> None:
         super().__init__()
@@ -260,7 +260,7 @@ class Reporting(unittest.TestResult):
 
     def addError(self, test: unittest.TestCase, err: Any) -> None:
         self._record(err)
-        if not isinstance(test, unittest.TestCase):  # a class that cannot be set up
+        if not isinstance(test, unittest.TestCase):  # a class whose set-up failed
             case = str(test).rpartition(".")[2].rstrip(")")
             self._say(case=case, setup={"outcome": "failed", "seconds": 0.0, "text": self.text})
 
@@ -287,7 +287,7 @@ class Reporting(unittest.TestResult):
         os.write(self.writing, (json.dumps(what) + "\n").encode())
 
     def _has_session(self) -> bool:
-        """True if a tensor of the session is as it was; modes that a test left on do not matter to this."""
+        """Return True if a tensor of the session is unchanged, regardless of modes that a test left on."""
         import torch
 
         try:
@@ -308,7 +308,7 @@ class Reporting(unittest.TestResult):
             os._exit(1)
 
     def _look_at_limits(self, *_: Any) -> None:
-        """End the process if the test has used its time: it may have been interrupted anywhere."""
+        """End the process if the test is over its limit, because it may have been interrupted anywhere."""
         processor, clock = self.started
         if self.time.used() - processor < self.limit and time.monotonic() - clock < self.longest:
             return
