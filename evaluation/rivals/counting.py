@@ -1,8 +1,8 @@
-"""Counts and seconds of the phases of one program, in a process of its own.
+"""Counts and times of the phases of one program, in a separate process.
 
     python -m evaluation.rivals.counting nanogpt [--small] [--device cpu]
 
-The last line is a JSON object: the figures of each phase by its name. A phase that repeats a step has its figures for all repetitions.
+The last line is a JSON object: the figures of each phase by name. A phase that repeats a step has the totals.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Program:
     """A program of `evaluation.rivals.programs`.
 
     Attributes:
-        title: what tables call the program.
+        title: its name in tables.
         where: its module and function.
-        sizes: arguments of the function, as measured here.
-        small: arguments with which the default test suite counts.
-        device: of the server. `simulated:0` keeps time and computes nothing.
+        sizes: arguments of the function for measurements.
+        small: arguments for the default test suite.
+        device: device of the server. `simulated:0` only predicts time.
     """
 
     title: str
@@ -68,7 +68,7 @@ def count(program: Program, sizes: tuple[int, ...], device: Device) -> dict[str,
     @contextmanager
     def phase(name: str, repetitions: int = 1) -> Iterator[None]:
         before, moments = _counts(remote), _seconds()
-        yield  # a phase reads its last value, so nothing is under way when it ends
+        yield  # a phase reads its last value, so no work is pending at its end
         seconds = {key: value - moments[key] for key, value in _seconds().items()}
         counted = {key: value - before[key] for key, value in _counts(remote).items()}
         found[name] = {"repetitions": repetitions, **seconds, **counted}
@@ -78,7 +78,7 @@ def count(program: Program, sizes: tuple[int, ...], device: Device) -> dict[str,
     if remote:
         import djinn
 
-        djinn.init()  # opening messages are no part of a program
+        djinn.init()  # messages of the connection do not belong to the program
     getattr(importlib.import_module(f"evaluation.rivals.programs.{module}"), function)(device, phase, *sizes)
     return found
 

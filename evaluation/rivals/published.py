@@ -1,4 +1,4 @@
-"""Figures that other projects publish of the programs of `evaluation.rivals`, or of the nearest ones."""
+"""Published figures of other projects for the programs of `evaluation.rivals`, or for similar ones."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ class Published:
     """A figure of another project.
 
     Attributes:
-        program: a name of `counting.PROGRAMS`, or other text for a program without an equivalent here.
-        hardware: what the figure was measured on, and over which link.
+        program: a name of `counting.PROGRAMS`, or text for a program without an equivalent here.
+        hardware: hardware and link of the measurement.
         figure: messages, waits, bytes or seconds, as published.
-        messages: that the client sends, if published.
+        messages: number of messages of the client, if published.
         source: repository and file or thread, with the date of the measurement.
     """
 

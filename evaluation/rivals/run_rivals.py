@@ -1,11 +1,12 @@
-"""Programs that rivals publish, over links of 0, 10, 45 and 116 ms, beside the figures of the rivals.
+"""Programs that rivals publish, over links of 0, 10, 45 and 116 ms, with the rivals' figures.
 
-    python -m evaluation rivals [--json] [--small] [--programs nanogpt,gpt2] [--round-trips-ms 0,45] [--save FILE] [--page]
+    python -m evaluation rivals [--json] [--small] [--programs nanogpt,gpt2] [--round-trips-ms 0,45] [--save FILE]
+        [--page]
 
-Each program runs in a process of its own for each link, with one thread on either side. Servers compute on this machine's
-processors in a network namespace of their own (`evaluation.benchmarks.links`). Llama 7B runs on a simulated device: it computes
-nothing. Clients start with empty caches. If other programs keep the machine busy at the start, seconds are left out of the tables.
-`--page` writes the tables and the picture into the documents.
+Each program runs in a separate process for each link, with one thread on either side. Servers run on this machine in a
+network namespace (`evaluation.benchmarks.links`). Llama 7B runs on a simulated device. Clients start with empty caches.
+If the machine is busy at the start, seconds are left out of the tables. `--page` writes the tables and the picture into
+the documents.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from evaluation.rivals.counting import PROGRAMS, Program
 
 ROUND_TRIPS_MS = (0, 10, 45, 116)
 CLUSTER = Path(__file__).with_name("gpu.toml")
-SECONDS = 600  # for one program
+SECONDS = 600  # timeout for one program
 TOKEN = "evaluation-rivals-token"
 
 
@@ -67,7 +68,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, di
 
 
 def over_link(round_trip_ms: float, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Run the programs over one link. Yield the figures of all programs so far, with the round trip of a raw socket."""
+    """Run the programs over one link. Yield the figures of all programs so far, with a raw socket's round trip."""
     conditions = links.Conditions(round_trip_ms / 1000)
     with ExitStack() as stack:
         inside = stack.enter_context(links.namespace(conditions))
@@ -114,7 +115,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     for trip in trips:
         for link in over_link(trip, options):
             found["links"] = [*before, link]
-            if options.save:  # a later program may fail
+            if options.save:  # saved now, because a later program may fail
                 options.save.write_text(json.dumps(found, indent=1) + "\n")
         before = found["links"]
     return found

@@ -16,7 +16,7 @@ BUSY = (
     "Other programs kept the machine busy, so seconds are left out: they have not been measured on an idle machine yet."
 )
 Figures = Mapping[str, Any]
-SHOWN = {  # the phases of the short table
+SHOWN = {  # phases in the short table
     "nanogpt": "20 iterations",
     "resnet18": "step, batch on the device",
     "gpt2": "second call",
@@ -76,14 +76,14 @@ def _counts(one: Figures) -> list[str]:
 
 
 def _seconds(found: Figures, one: Figures) -> list[str]:
-    """Return seconds of the client's processor and of the clock. A busy machine tells nothing about them."""
+    """Return processor and wall seconds of the client; empty on a busy machine."""
     if found["busy"]:
         return ["-", "-"]
     return [f"{one[key] / one['repetitions']:.3g}" for key in ("client_seconds", "wall_seconds")]
 
 
 def pays(found: Figures) -> str:
-    """Return a table of what a step that reads a value pays over each link, from the ResNet-18 step, as Markdown."""
+    """Return a Markdown table of the cost of a step that reads a value over each link, from the ResNet-18 step."""
     phase = SHOWN["resnet18"]
     heads = ("link", "a step with a read pays", "below this device time a step, it pays more than 10 %")
     if found["busy"]:

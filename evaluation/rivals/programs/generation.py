@@ -1,4 +1,4 @@
-"""Generate 64 tokens greedily with transformers' `generate()`. The weights are made on the device, so that none travel."""
+"""Generate 64 tokens greedily with transformers' `generate()`. Weights are made on the device, so none are uploaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train a ResNet-18; reads each loss. The batch lies on the device, or is uploaded for each step."""
+"""Train a ResNet-18 and read each loss. The batch is resident, or uploaded for each step."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def resnet18() -> nn.Sequential:
 
 
 def run(device: Device, phase: Phase, batch: int, pixels: int) -> None:
-    """Train on one batch that lies on the device, then on new pictures in each step."""
+    """Train on one resident batch, then on new images in each step."""
     model = resnet18().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
