@@ -1,4 +1,4 @@
-"""Ground truth of attention, from configurations and modules: heads, and what it attends to."""
+"""Ground truth of attention, from configurations and modules: heads and attended inputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CROSS = ("cross", "encoder_attn", "EncDecAttention", "encoder_decoder", "encode
 
 
 def facts_of(graph: Graph, runs: Sequence[ModuleRun], index: int, core: int) -> dict[str, object]:
-    """Ground truth of the attention whose weighing is the node `core`, in the run of that index."""
+    """Return the ground truth of the attention with the weighting node `core`, in the run with that index."""
     within = [run for run in runs[index:] if core in run.span]
     modules, paths = [r.module for r in within], ".".join(r.path for r in within)
     said = [m.is_cross_attention for m in modules if isinstance(getattr(m, "is_cross_attention", None), bool)]
@@ -25,7 +25,7 @@ def facts_of(graph: Graph, runs: Sequence[ModuleRun], index: int, core: int) -> 
     facts |= _heads(modules)
     causal = [m.is_causal for m in modules if isinstance(getattr(m, "is_causal", None), bool)]
     queries = _queries(graph, graph.nodes[core], facts.get("heads"))
-    # Some are told at each call, by a mask; then the attribute says no. In encoders it means it.
+    # Some are causal by a mask at each call, although the attribute is False. In encoders the attribute is right.
     if (
         causal
         and queries > 1
@@ -50,7 +50,7 @@ def _heads(modules: Sequence[nn.Module]) -> dict[str, object]:
 
 
 def _stated(modules: Sequence[nn.Module], names: tuple[str, ...]) -> int | None:
-    """The first of these attributes that the innermost module has, or its configuration."""
+    """Return the first of these attributes of the innermost module or its configuration."""
     for module in reversed(modules):
         for source in (module, getattr(module, "config", None)):
             for name in names:
@@ -61,7 +61,7 @@ def _stated(modules: Sequence[nn.Module], names: tuple[str, ...]) -> int | None:
 
 
 def _queries(graph: Graph, weighing: Node, heads: object) -> int:
-    """Return the number of queries, from the shape of what is weighed. Query heads may lie folded beside queries."""
+    """Return the number of queries, from the shape of the weights. Query heads may be folded into queries."""
     shape = graph.meta(weighing.inputs[0]).shape
     folded = "attention" in weighing.operation and isinstance(heads, int) and len(shape) == 4 and shape[1] < heads
     return shape[-2] * shape[1] // heads if folded and isinstance(heads, int) else shape[-2]

@@ -32,7 +32,7 @@ __all__ = ["PLAIN"]
 
 
 def model(name: str, prefix: str, head: str, inputs: Callable[[], Inputs], **settings: Any) -> None:
-    """An entry of transformers, by the names of its classes."""
+    """Add an entry of transformers, by the names of its classes."""
 
     def make() -> tuple[nn.Module, Inputs]:
         return building.pretrained(name, f"{prefix}{head}", f"{prefix}Config", **settings), inputs()
@@ -41,7 +41,7 @@ def model(name: str, prefix: str, head: str, inputs: Callable[[], Inputs], **set
 
 
 def diffused(name: str, kind: str, inputs: Callable[[], Inputs], **settings: Any) -> None:
-    """An entry of diffusers."""
+    """Add an entry of diffusers."""
 
     def make() -> tuple[nn.Module, Inputs]:
         import diffusers
@@ -136,14 +136,14 @@ _LATENT = {"num_attention_heads": 2, "attention_head_dim": 8, "in_channels": 4, 
 
 
 def hidden() -> Inputs:
-    """A latent picture, and what it is to become."""
+    """Return a latent image and its target."""
     given = told(2, 4, 8, 8)
     given["hidden_states"] = given.pop("sample")
     return given
 
 
 def film() -> Inputs:
-    """A latent film, and what it is to become."""
+    """Return a latent video and its target."""
     return {"hidden_states": numbers(2, 4, 2, 8, 8), "timestep": torch.tensor([3, 7]),
             "encoder_hidden_states": numbers(2, 5, 16)}  # fmt: skip
 

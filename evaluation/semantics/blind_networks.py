@@ -1,4 +1,4 @@
-"""Plain torch modules as people write them, that the classifier was not developed on: the smaller half of the part `blind`."""
+"""Hand-written torch modules that the classifier was not developed on: the smaller half of the part `blind`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VOCABULARY, _WIDTH, _HEADS, _LENGTH = 640, 32, 4, 16
 
 
 class CausalSelfAttention(nn.Module):
-    """Attention of a small GPT, with a mask of its own and weights written out."""
+    """Attention of a small GPT with its own mask, decomposed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Up, bent, down."""
+    """Feed-forward network: two linear layers with an activation."""
 
     def __init__(self, inside: int = 4 * _WIDTH, width: int = _WIDTH) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Norms before."""
+    """Pre-norm transformer block."""
 
     def __init__(self, attention: nn.Module, mlp: nn.Module, norm: type[nn.Module]) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Block(nn.Module):
 
 
 class SmallDecoder(nn.Module):
-    """Tokens and places through blocks to scores."""
+    """A small GPT: embeddings, blocks, logits."""
 
     def __init__(self, blocks: list[nn.Module], norm: nn.Module, places: bool) -> None:
         super().__init__()
@@ -70,11 +70,11 @@ class SmallDecoder(nn.Module):
         self.lm_head = nn.Linear(_WIDTH, _VOCABULARY, bias=False)
 
     def get_output_embeddings(self) -> nn.Module:
-        """Layer that turns features into scores of tokens."""
+        """Return the layer that turns features into logits."""
         return self.lm_head
 
     def get_input_embeddings(self) -> nn.Module:
-        """Layer that embeds tokens."""
+        """Return the token embedding."""
         return self.wte
 
     def forward(self, inputs: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
@@ -92,7 +92,7 @@ def _written() -> Inputs:
 
 @plain("decoder")
 def small_gpt() -> tuple[nn.Module, Inputs]:
-    """A GPT in two hundred lines."""
+    """Return a GPT of two hundred lines."""
     blocks: list[nn.Module] = [Block(CausalSelfAttention(), MLP(), nn.LayerNorm) for _ in range(2)]
     return SmallDecoder(blocks, nn.LayerNorm(_WIDTH), places=True), _written()
 
@@ -109,7 +109,7 @@ class RMSNorm(nn.Module):
 
 
 class RotaryAttention(nn.Module):
-    """Rotated by complex numbers; fewer keys than queries."""
+    """Attention with rotary embeddings as complex numbers, and grouped keys."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class RotaryAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """One layer gates another."""
+    """Gated feed-forward network."""
 
     def __init__(self, inside: int = 64) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class FeedForward(nn.Module):
 
 
 class MoE(nn.Module):
-    """The best two of four networks, each with the tokens that chose it, in dense form: all compute, few count."""
+    """Mixture of experts in dense form: all four networks compute, the best two are weighted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,20 +164,20 @@ class MoE(nn.Module):
 
 @plain("decoder")
 def small_llama() -> tuple[nn.Module, Inputs]:
-    """LLaMA's reference code, small."""
+    """Return a small version of LLaMA's reference code."""
     blocks: list[nn.Module] = [Block(RotaryAttention(), FeedForward(), RMSNorm) for _ in range(2)]
     return SmallDecoder(blocks, RMSNorm(_WIDTH), places=False), _written()
 
 
 @plain("decoder")
 def small_mixture() -> tuple[nn.Module, Inputs]:
-    """The same with experts."""
+    """Return the same with experts."""
     blocks: list[nn.Module] = [Block(RotaryAttention(), MoE(), RMSNorm) for _ in range(2)]
     return SmallDecoder(blocks, RMSNorm(_WIDTH), places=False), _written()
 
 
 class MixerBlock(nn.Module):
-    """A network over places, and one over channels."""
+    """MLP-Mixer block: one network over positions, one over channels."""
 
     def __init__(self, places: int, width: int) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ class MixerBlock(nn.Module):
 
 
 class Mixer(nn.Module):
-    """Patches through networks only."""
+    """MLP-Mixer over patches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,12 +208,12 @@ def _seen() -> Inputs:
 
 @plain("vision")
 def mlp_mixer() -> tuple[nn.Module, Inputs]:
-    """MLP-Mixer."""
+    """Return MLP-Mixer."""
     return Wrapped(Mixer()), _seen()
 
 
 class DenseLayer(nn.Module):
-    """Norm and activation before each convolution; the result is put beside what came in."""
+    """Norm and activation before each convolution; the result is concatenated to the input."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ class DenseLayer(nn.Module):
 
 @plain("vision")
 def densenet() -> tuple[nn.Module, Inputs]:
-    """DenseNet."""
+    """Return DenseNet."""
     layers = [nn.Conv2d(3, 16, 7, 2, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     dense = [DenseLayer(16 + 8 * i) for i in range(3)]
     end = [nn.BatchNorm2d(40), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(40, 5)]
@@ -235,7 +235,7 @@ def densenet() -> tuple[nn.Module, Inputs]:
 
 
 class SqueezeExcitation(nn.Module):
-    """Channels are weighed by what all places say of them."""
+    """Channels scaled by a function of all positions."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -247,7 +247,7 @@ class SqueezeExcitation(nn.Module):
 
 
 class Inverted(nn.Module):
-    """Wide, by channel, weighed, narrow (MBConv)."""
+    """Inverted residual (MBConv): expand, depthwise convolution, squeeze-and-excitation, project."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -264,14 +264,14 @@ class Inverted(nn.Module):
 
 @plain("vision")
 def inverted_residuals() -> tuple[nn.Module, Inputs]:
-    """EfficientNet's block."""
+    """Return a network of EfficientNet's blocks."""
     stem = [nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.SiLU()]
     end = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(8, 5)]
     return Wrapped(nn.Sequential(*stem, Inverted(8), Inverted(8), *end)), _seen()
 
 
 class WavenetLayer(nn.Module):
-    """Holes that grow, and a gate."""
+    """Gated convolution with growing dilation."""
 
     def __init__(self, dilation: int) -> None:
         super().__init__()
@@ -286,7 +286,7 @@ class WavenetLayer(nn.Module):
 
 
 class Wavenet(nn.Module):
-    """Sound to what comes next."""
+    """WaveNet: audio to the next sample."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -306,13 +306,13 @@ class Wavenet(nn.Module):
 
 @plain("audio")
 def wavenet() -> tuple[nn.Module, Inputs]:
-    """WaveNet."""
+    """Return WaveNet."""
     labels = torch.arange(2 * 1600).view(2, 1600) % 16
     return Wrapped(Wavenet()), {"inputs": numbers(2, 1, 1600), "labels": labels}
 
 
 class InteractingAttention(nn.Module):
-    """Features attend to each other (AutoInt)."""
+    """Self-attention over features (AutoInt)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -324,7 +324,7 @@ class InteractingAttention(nn.Module):
 
 
 class AutoInt(nn.Module):
-    """Many tables, whose rows attend to each other."""
+    """AutoInt: self-attention over the rows of many tables."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -340,12 +340,12 @@ class AutoInt(nn.Module):
 
 @plain("recommender")
 def autoint() -> tuple[nn.Module, Inputs]:
-    """AutoInt."""
+    """Return AutoInt."""
     return AutoInt(), visits(dense=False)
 
 
 class Residual(nn.Module):
-    """Two convolutions; the time is added between."""
+    """Two convolutions, with the timestep added between."""
 
     def __init__(self, one: int, other: int) -> None:
         super().__init__()
@@ -360,7 +360,7 @@ class Residual(nn.Module):
 
 
 class Denoiser(nn.Module):
-    """Noise and a time to less noise (DDPM)."""
+    """Denoiser of DDPM, with a timestep."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -380,12 +380,12 @@ class Denoiser(nn.Module):
 
 @plain("diffusion")
 def small_denoiser() -> tuple[nn.Module, Inputs]:
-    """DDPM in a hundred lines."""
+    """Return DDPM in a hundred lines."""
     return Denoiser(), {"sample": numbers(2, 3, 16, 16), "timestep": torch.tensor([3, 7])}
 
 
 class Policy(nn.Module):
-    """Action and value for four pictures (A2C)."""
+    """Action and value for four images (A2C)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -407,5 +407,5 @@ class Policy(nn.Module):
 
 @plain("vision")
 def policy() -> tuple[nn.Module, Inputs]:
-    """A player."""
+    """Return the policy network."""
     return Policy(), {"inputs": numbers(2, 4, 40, 40), "labels": torch.tensor([1, 2])}

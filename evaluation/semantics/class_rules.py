@@ -1,7 +1,7 @@
-"""Labels by class: the kinds of modules, told by the names of their classes. The code under test never sees a name.
+"""Labels by class: kinds of modules by the names of their classes. The code under test never sees these names.
 
-The rules are about classes of transformers, diffusers and torch, and of `plain_models`. Where a library's name misleads
-(`NoNorm`, GPT-2's `Conv1D`), the exception stands beside the rule.
+The rules cover classes of transformers, diffusers and torch, and of `plain_models`. If a library's name misleads
+(`NoNorm`, GPT-2's `Conv1D`), the exception is beside the rule.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _MLP = re.compile(r"(MLP|Mlp|FeedForward|FeedForwardNetwork|PositionWiseFF|Perce
 _NOT_NORMS = {"NoNorm"}
 _NOT_MIXERS = {"PatchTSMixer"}
 _MIXTURES = {"GptOssMLP", "DbrxFFN"}
-# They choose attention heads; the paper counts them among mixtures of experts and names them otherwise.
+# They select attention heads. The paper counts them as mixtures of experts, under other names.
 _CHOOSING_HEADS = {"JetMoeTopKGating"}
-# They mix positions by other means than weights over keys.
+# They mix positions without softmax weights over keys.
 _NOT_ATTENTION = {
     "RwkvSelfAttention",
     "KimiLinearDeltaAttention",
@@ -34,99 +34,99 @@ _NOT_ATTENTION = {
     "PatchTSMixerGatedAttention",
     "AutoformerAttention",
     "GatesAttention",
-    "BridgeTowerResidualAttention",  # a block: it has a network and norms
+    "BridgeTowerResidualAttention",  # a block with a network and norms
 }
-# Layers with more than one feed-forward network, or with adapters beside it.
+# Layers with several feed-forward networks, or with adapters beside one.
 _SEVERAL_NETWORKS = {"LiltLayer", "MobileBertLayer", "PegasusXEncoderLayer", "XmodLayer"}
-# One attention by their papers, computed in several softmaxes or in none.
+# One attention according to their papers, computed in several softmaxes or none.
 _IN_PARTS = {
     "BigBirdAttention", "BigBirdPegasusEncoderAttention", "ConvBertAttention", "CosineReweightedAttention", "EfficientAttention",
     "ElementwiseLinearAttention", "LEDEncoderAttention", "LongformerAttention", "NystromformerAttention",
     "PegasusXGlobalLocalAttention", "PerformerAttention", "ReformerAttention", "YosoAttention",
 }  # fmt: skip
-# Feed-forward networks with something unusual within: a convolution, or attention's results beside the hidden layer.
+# Feed-forward networks with unusual parts: a convolution, or attention's results beside the hidden layer.
 _UNUSUAL = {"FluxSingleTransformerBlock", "GLPNLayer", "PvtV2BlockLayer", "SegformerLayer"}
 
 
 def is_attention(module: nn.Module) -> bool:
-    """True if the module is attention: queries, keys, projections, positions and norms, and nothing else."""
+    """Return True if the module is exactly an attention: queries, keys, projections, positions and norms."""
     name = type(module).__name__
     return bool(_ATTENTION.search(name)) and not _WHOLE.search(name) and name not in _NOT_ATTENTION
 
 
 def is_in_parts(module: nn.Module) -> bool:
-    """True if the module is one attention that is computed in several softmaxes, or in none."""
+    """Return True if the module is one attention that is computed in several softmaxes, or in none."""
     return type(module).__name__ in _IN_PARTS
 
 
 def may_be_block(module: nn.Module) -> bool:
-    """True if the class is named a layer or a block."""
+    """Return True if the class name says layer or block."""
     name = type(module).__name__
     return bool(_BLOCK.search(name)) or name == "BridgeTowerResidualAttention"
 
 
 def has_several_networks(block: nn.Module) -> bool:
-    """True if the block has more than one feed-forward network."""
+    """Return True if the block has more than one feed-forward network."""
     return type(block).__name__ in _SEVERAL_NETWORKS
 
 
 def is_norm(module: nn.Module) -> bool:
-    """True if the module is a norm."""
+    """Return True if the module is a norm."""
     name = type(module).__name__
     return bool(_NORM.search(name)) and name not in _NOT_NORMS
 
 
 def is_convolution(module: nn.Module) -> bool:
-    """True if the module is one of torch's convolutions (GPT-2's `Conv1D` is a linear layer)."""
+    """Return True if the module is one of torch's convolutions (GPT-2's `Conv1D` is a linear layer)."""
     return isinstance(module, nn.modules.conv._ConvNd)
 
 
 def is_linear(module: nn.Module) -> bool:
-    """True if the module is one product with a weight."""
+    """Return True if the module is one product with a weight."""
     return isinstance(module, nn.Linear) or type(module).__name__ in {"Conv1D", "FalconLinear", "QuantLinear"}
 
 
 def is_mixture(module: nn.Module) -> bool:
-    """True if the module has a router that chooses among experts."""
+    """Return True if the module has a router that selects experts."""
     name = type(module).__name__
     return bool(_MIXTURE.search(name)) or name in _MIXTURES
 
 
 def chooses_heads(module: nn.Module) -> bool:
-    """True if the module chooses among heads of attention: a mixture of experts or not."""
+    """Return True if the module selects attention heads, which may count as a mixture of experts."""
     return type(module).__name__ in _CHOOSING_HEADS
 
 
 def is_recurrent(module: nn.Module) -> bool:
-    """True if the module passes a state from position to position."""
+    """Return True if the module passes a state from position to position."""
     name = type(module).__name__
     return bool(_RECURRENT.search(name)) and not any(name.startswith(n) for n in _NOT_MIXERS)
 
 
 def is_mlp(module: nn.Module) -> bool:
-    """True if the class is named a feed-forward network."""
+    """Return True if the class name says feed-forward network."""
     return bool(_MLP.search(type(module).__name__))
 
 
 def is_unusual(block: nn.Module) -> bool:
-    """True if the feed-forward network of this block is unique to its model; a pattern may miss it."""
+    """Return True if the block's feed-forward network is unique to its model, so that a pattern may miss it."""
     return type(block).__name__ in _UNUSUAL
 
 
 def is_table(module: nn.Module) -> bool:
-    """True if the module is an embedding."""
+    """Return True if the module is an embedding."""
     return isinstance(module, nn.Embedding)
 
 
 def is_bag(module: nn.Module) -> bool:
-    """True if the module is an embedding bag: PyTorch's class, and classes of `recommender_models`."""
+    """Return True if the module is an embedding bag: PyTorch's class, or one of `recommender_models`."""
     return isinstance(module, nn.EmbeddingBag) or (
         _is_of_recommenders(module) and type(module).__name__.endswith("Pooling")
     )
 
 
 def is_interaction(module: nn.Module) -> bool:
-    """True if the module is a feature interaction; classes of `plain_models`, `recommender_models` and others here."""
+    """Return True if the module is a feature interaction, by the class names of `plain_models` and `recommender_models`."""
     name = type(module).__name__
     named = _is_of_recommenders(module) and name.endswith("Interaction")
     return named or name in {"CrossLayer", "FactorizationMachine", "InteractingAttention"}

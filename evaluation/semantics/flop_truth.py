@@ -1,7 +1,8 @@
-"""FLOPs of the same call here, counted by PyTorch.
+"""FLOPs of the same call on the CPU, counted by PyTorch.
 
-The remote device takes apart what a local CPU has one kernel for: LSTM and GRU, encoder layers in evaluation. PyTorch's
-counter knows neither these kernels on the CPU nor that of attention; without them, both count the same products.
+The remote device decomposes ops that have one kernel on a local CPU: LSTM and GRU, encoder layers in evaluation.
+PyTorch's counter supports neither these CPU kernels nor the attention kernel. Without them, both count the same
+products.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from evaluation.semantics.situations import GENERATION, SEED, backward, optimize
 
 
 def flops_here(model: nn.Module, inputs: Mapping[str, Any], situation: str) -> int:
-    """FLOPs of a forward pass, or of a training step, which is the second: experts may be chosen otherwise then."""
+    """Return the FLOPs of a forward pass, or of the second training step: experts may change after the first."""
     model = _counted_fully(model)
     counter = FlopCounterMode(display=False)
     counter.mod_tracker = _Everywhere()  # type: ignore[assignment]
@@ -42,7 +43,7 @@ def flops_here(model: nn.Module, inputs: Mapping[str, Any], situation: str) -> i
 
 
 def flops_written(model: nn.Module, inputs: Mapping[str, Any], *, apart: bool) -> dict[str, int]:
-    """FLOPs of the prefill and of the second decoding step of `generate()`; `apart`: of a first call of all parts, as `prefill` has it."""
+    """Return the FLOPs of prefill and of the second decode step of `generate()`. `apart`: of a first call of all parts."""
     model = _counted_fully(model).eval()
     counted: list[int] = []
     plain = model.forward
@@ -69,7 +70,7 @@ def flops_written(model: nn.Module, inputs: Mapping[str, Any], *, apart: bool) -
 
 
 def _counted_fully(model: nn.Module) -> nn.Module:
-    """A copy with experts one after the other: the counter knows no products of groups."""
+    """Return a copy that runs experts sequentially, because the counter does not support grouped products."""
     model = copy.deepcopy(model)
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")
@@ -77,7 +78,7 @@ def _counted_fully(model: nn.Module) -> nn.Module:
 
 
 class _Everywhere:
-    """Stands in for the counter's record of modules, which fails where a module has outputs without gradients."""
+    """Replaces the counter's module tracker, which fails for module outputs without gradients."""
 
     parents = frozenset({"Global"})
 

@@ -1,4 +1,4 @@
-"""Ground truth of a recorded program, stated when it was recorded: the types of the labelled zoo."""
+"""Ground truth of a recorded program, known from its recording: the types of the labelled zoo."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from djinn.planning import DataResidency, ExecutionPhase, Modality, Program, Wor
 
 @attrs.define
 class ModuleRun:
-    """One call of a module: which instructions were recorded between its beginning and its end.
+    """One call of a module, with the instructions recorded during it.
 
     Attributes:
-        module: what was called.
-        path: its name in the model; empty for the model itself and for modules that are not part of it.
+        module: the module.
+        path: its name in the model; empty for the model itself and for modules outside of it.
         start, end: the first instruction, and the one after the last.
-        parent: index of the run that it was called in, or None.
+        parent: index of the enclosing run, or None.
     """
 
     module: nn.Module
@@ -29,28 +29,28 @@ class ModuleRun:
 
     @property
     def kind(self) -> str:
-        """The name of the module's class."""
+        """Return the name of the module's class."""
         return type(self.module).__name__
 
     @property
     def span(self) -> range:
-        """The instructions."""
+        """Return the instructions."""
         return range(self.start, self.end)
 
 
 @attrs.frozen
 class Instance:
-    """Something that a pattern ought to find.
+    """A subgraph that a pattern should find.
 
     Attributes:
-        pattern: what it is, in the words of `scoring.NAMES`.
-        core: ids of the nodes that make it what it is; those that a match must cover.
+        pattern: its kind, as in `scoring.NAMES`.
+        core: ids of the nodes that a match must cover.
         span: ids of the nodes that may belong to it; a match lies mostly inside.
-        values: for caches, the storages of its keys and values; empty for others.
-        required: whether not finding it is a mistake. Where the model's modules leave it open, finding it or not is right.
-        facts: what the configuration says of it, in the words of `PatternMatch.details`.
+        values: for caches, the storages of keys and values; otherwise empty.
+        required: True if a miss is an error; False if both answers are right.
+        facts: facts from the configuration, as in `PatternMatch.details`.
         where: path of the module, for people.
-        enough: the share of the core that a match must cover; None where the pattern says it.
+        enough: share of the core that a match must cover; None: the pattern's default.
     """
 
     pattern: str
@@ -65,14 +65,14 @@ class Instance:
 
 @attrs.frozen
 class Truth:
-    """Ground truth of one program. More than one answer is right where the field itself has more than one word.
+    """Ground truth of one program. Several answers are right if the field uses several words.
 
     Attributes:
-        workloads: the workload types that are right.
-        phases: the phases that are right, by node; nodes that are not listed count for nothing.
-        modalities: what a node works on, for nodes that certain inputs lead to.
-        residency: by value, where the harness knows it.
-        instances: what the patterns ought to find.
+        workloads: the right workload types.
+        phases: the right phases by node; other nodes do not count.
+        modalities: modality of nodes that certain inputs lead to.
+        residency: by value, if the harness knows it.
+        instances: subgraphs that patterns should find.
     """
 
     workloads: frozenset[WorkloadType]
@@ -84,11 +84,11 @@ class Truth:
 
 @attrs.frozen
 class Labelled:
-    """A program with what is true of it.
+    """A program with its ground truth.
 
     Attributes:
-        architecture: name of the entry. situation: how the model was called.
-        flops: of the same call here, by `torch.utils.flop_counter`; None where it was not counted.
+        architecture: name of the entry. situation: way of calling the model.
+        flops: of the same local call, by `torch.utils.flop_counter`; None if not counted.
     """
 
     architecture: str

@@ -1,4 +1,4 @@
-"""Instances of patterns to be found in a program, derived from the modules in which its instructions were recorded."""
+"""Expected pattern instances of a program, derived from the modules of its instructions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evaluation.semantics.attention_truth import facts_of
 from evaluation.semantics.ground_truth import Instance, ModuleRun
 from evaluation.semantics.module_runs import ancestors
 
-# The one op of an attention that cannot be done without, fused or not.
+# The essential op of an attention, fused or not.
 WEIGHING = frozenset({
     "_safe_softmax", "_scaled_dot_product_attention_math", "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
@@ -29,11 +29,11 @@ Test = Callable[[nn.Module], bool]
 
 @attrs.define
 class Scene:
-    """A program's nodes and the calls of modules that recorded them.
+    """A program's nodes and module calls.
 
     Attributes:
         graph: the program. runs: the calls.
-        tokens: identities of the modules that look up tokens, where the model says so.
+        tokens: identities of the token embeddings, if the model names them.
     """
 
     graph: Graph
@@ -41,29 +41,29 @@ class Scene:
     tokens: frozenset[int] | None = None
 
     def find(self, test: Test) -> list[int]:
-        """Indices of the runs of modules that pass the test."""
+        """Return the indices of runs whose modules pass the test."""
         return [i for i, run in enumerate(self.runs) if test(run.module)]
 
     def outermost(self, test: Test) -> list[int]:
-        """The same, without those inside one another."""
+        """Return the outermost of these runs."""
         found = set(self.find(test))
         return [i for i in sorted(found) if not any(a in found for a in list(ancestors(self.runs, i))[1:])]
 
     def inside(self, indices: Iterable[int]) -> set[int]:
-        """Ids of the nodes that these runs recorded."""
+        """Return the ids of the nodes that these runs recorded."""
         return {node for i in indices for node in self.runs[i].span}
 
     def ops(self, span: Iterable[int], operations: frozenset[str]) -> frozenset[int]:
-        """Ids of the nodes of `span` that are one of these ops."""
+        """Return the ids of the nodes of `span` with one of these ops."""
         return frozenset(i for i in span if self.graph.nodes[i].operation in operations)
 
     def node(self, index: int) -> Node:
-        """The node of that id."""
+        """Return the node with that id."""
         return self.graph.nodes[index]
 
 
 def instances(scene: Scene) -> tuple[Instance, ...]:
-    """All of them, but for caches and fusion points, which modules do not tell."""
+    """Return all instances, except caches and fusion points, which modules do not show."""
     attentions = tuple(_attentions(scene))
     mixtures = tuple(_mixtures(scene))
     blocks = tuple(_blocks(scene, attentions, mixtures))
@@ -90,7 +90,7 @@ def _attentions(scene: Scene) -> Iterator[Instance]:
 
 
 def _inside_others(scene: Scene) -> Iterator[Instance]:
-    """Nodes that weigh or multiply inside recurrences, and those that pool rows: whether that is attention as well is left open."""
+    """Yield optional instances: attention-like nodes inside recurrences, and nodes that pool rows."""
     others = scene.inside(scene.outermost(rules.is_recurrent)) | scene.inside(scene.outermost(rules.is_bag))
     others |= scene.inside(scene.outermost(rules.is_interaction))
     for node in sorted(scene.ops(others, WEIGHING | PRODUCTS)):
@@ -98,7 +98,7 @@ def _inside_others(scene: Scene) -> Iterator[Instance]:
 
 
 def _in_parts(scene: Scene, run: ModuleRun, softmaxes: frozenset[int]) -> Instance:
-    """One attention computed in several softmaxes or in none: half of them make a match, or of the products of two results."""
+    """Return one attention computed in several softmaxes or none: half of them, or of the products of two results, make a match."""
     given = {storage_of(v) for v in scene.graph.inputs}
     products = frozenset(
         i for i in scene.ops(run.span, PRODUCTS) if not given.intersection(map(storage_of, scene.node(i).inputs))
@@ -108,7 +108,7 @@ def _in_parts(scene: Scene, run: ModuleRun, softmaxes: frozenset[int]) -> Instan
 
 
 def _after_sums(scene: Scene, run: ModuleRun) -> frozenset[int]:
-    """The exponentials of a softmax that is written out: there is a logarithm of a sum of exponentials in the module."""
+    """Return the exponentials of a decomposed softmax, if the module has a logarithm of a sum of exponentials."""
     return frozenset(run.span) if scene.ops(run.span, frozenset({"logsumexp"})) else frozenset()
 
 
@@ -116,12 +116,12 @@ def _mixtures(scene: Scene) -> Iterator[Instance]:
     for index in scene.outermost(rules.is_mixture):
         run = scene.runs[index]
         choice = scene.ops(run.span, _CHOICES) or scene.ops(run.span, frozenset({"max"}))
-        if choice:  # layers of the same class may be dense
+        if choice:  # layers of this class may be dense
             yield Instance("moe", choice, frozenset(run.span), where=run.path)
 
 
 def _blocks(scene: Scene, attentions: Sequence[Instance], mixtures: Sequence[Instance]) -> Iterator[int]:
-    """The innermost layers that hold both an attention and a feed-forward network or mixture of experts."""
+    """Yield the innermost layers with both an attention and a feed-forward network or mixture of experts."""
     within = set(scene.find(rules.is_attention))
     candidates = [
         i
@@ -137,7 +137,7 @@ def _blocks(scene: Scene, attentions: Sequence[Instance], mixtures: Sequence[Ins
 
 
 def _linear(scene: Scene, index: int) -> list[int]:
-    """The linear layers in a run that serve no attention, mixture, norm or recurrence: its feed-forward network."""
+    """Return the linear layers in a run that belong to no attention, mixture, norm or recurrence: its feed-forward network."""
     others = (rules.is_attention, rules.is_mixture, rules.is_norm, rules.is_recurrent)
     found = []
     for i in scene.find(rules.is_linear):
@@ -151,7 +151,7 @@ def _linear(scene: Scene, index: int) -> list[int]:
 
 
 def _perceptrons(scene: Scene, attentions: Sequence[Instance], blocks: Sequence[int]) -> Iterator[Instance]:
-    """The feed-forward networks of each block, and modules that are called one elsewhere; other layers are left open."""
+    """Yield the feed-forward networks of each block, and modules with such a name elsewhere; other layers are optional."""
     taken: set[int] = set()
     attended = {n for a in attentions for n in a.span}
     for index in blocks:
@@ -173,13 +173,13 @@ def _perceptrons(scene: Scene, attentions: Sequence[Instance], blocks: Sequence[
 
 
 def _networks(scene: Scene, block: int) -> Iterator[frozenset[int]]:
-    """The products of each feed-forward network of a block: of each module called so, or of all linear layers together."""
+    """Yield the products of each feed-forward network of a block: of each named module, or of all linear layers together."""
     layers: dict[int, list[int]] = defaultdict(list)
     if rules.has_several_networks(scene.runs[block].module):
         yield from (scene.ops(scene.inside(pair), PRODUCTS) for pair in _pairs(scene, block))
         return
     for i in _linear(scene, block):
-        if not scene.runs[i].path.endswith("temporal_dense"):  # the last layer of TimeSformer's other attention
+        if not scene.runs[i].path.endswith("temporal_dense"):  # the last layer of TimeSformer's temporal attention
             called = [a for a in ancestors(scene.runs, i) if rules.is_mlp(scene.runs[a].module) and a > block]
             layers[called[0] if called else block].append(i)
     named = [i for i in layers if i != block]
@@ -188,7 +188,7 @@ def _networks(scene: Scene, block: int) -> Iterator[frozenset[int]]:
 
 
 def _pairs(scene: Scene, block: int) -> Iterator[tuple[int, int]]:
-    """Pairs of linear layers, one after the other, of which the first widens what the second makes as narrow again."""
+    """Yield pairs of consecutive linear layers, of which the first widens and the second narrows again."""
     layers = _linear(scene, block)
     for one, other in itertools.pairwise(layers):
         first, second = (scene.runs[i].module.weight.shape for i in (one, other))
@@ -197,7 +197,7 @@ def _pairs(scene: Scene, block: int) -> Iterator[tuple[int, int]]:
 
 
 def _left_open(scene: Scene, taken: set[int]) -> Iterator[Instance]:
-    """Linear layers that no rule names: two with an activation between may be called a network or not."""
+    """Yield optional instances of other linear layers: two with an activation between them may count as a network."""
     attention = scene.inside(scene.outermost(rules.is_attention)) | scene.inside(scene.outermost(rules.is_recurrent))
     mixed = scene.inside(scene.outermost(rules.is_mixture))
     core = scene.ops(scene.inside(scene.find(rules.is_linear)) | mixed, PRODUCTS) - taken - attention
@@ -225,7 +225,7 @@ def _convolutions(scene: Scene) -> Iterator[Instance]:
 
 
 def _neighbourhood(scene: Scene, index: int, convolutions: Sequence[int]) -> frozenset[int]:
-    """Nodes recorded in the innermost module that has another convolution as well: norms and activations may lie there."""
+    """Return the nodes of the innermost module with another convolution, where norms and activations may be."""
     for outer in list(ancestors(scene.runs, index))[1:]:
         span = scene.runs[outer].span
         if any(scene.runs[i].start in span for i in convolutions if i != index):
@@ -241,7 +241,7 @@ def _tables(scene: Scene) -> Iterator[Instance]:
             required = scene.tokens is None or id(run.module) in scene.tokens
             yield Instance("embedding", core, frozenset(run.span), required=required, where=run.path)
     inside = scene.inside(scene.find(rules.is_table)) | scene.inside(scene.find(rules.is_bag))
-    for node in scene.ops(range(len(scene.graph.nodes)), frozenset({"embedding"})) - inside:  # code books, for example
+    for node in scene.ops(range(len(scene.graph.nodes)), frozenset({"embedding"})) - inside:  # for example code books
         yield Instance("embedding", frozenset({node}), frozenset({node}), required=False)
 
 

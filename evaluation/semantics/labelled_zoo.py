@@ -1,6 +1,6 @@
-"""The entries of the labelled zoo, how each is called, and in which half it is.
+"""The entries of the labelled zoo, their calls, and their parts.
 
-Models are those of `evaluation/zoo`, and plain ones of `plain_models`; those of the part `blind` are in `blind_models`.
+Models are those of `evaluation/zoo` and of `plain_models`; those of the part `blind` are in `blind_models`.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _SEED = "2026-11-21"
 
 @attrs.frozen
 class Entry:
-    """An architecture with the ways in which it is called.
+    """An architecture with the ways of calling it.
 
     Attributes:
-        family: what it is, in the words of `phase_truth.WORKLOADS`.
-        attentions: attentions in a forward pass as its configuration has them; None where that says nothing.
-        blind: whether it was labelled before anything was matched in it, to be scored once at the end.
-        unseen: whether it belongs to the architectures that were chosen and labelled by rules written down before.
+        family: as in `phase_truth.WORKLOADS`.
+        attentions: number of attentions in a forward pass by its configuration; None if unknown.
+        blind: True if it was labelled before any matching, to be scored once at the end.
+        unseen: True if it was selected and labelled by rules that were fixed before.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Entry:
 
     @property
     def part(self) -> Part:
-        """Unseen or blind; or development or report, drawn once by name and seed, so that new entries move no others."""
+        """Return unseen, blind, development or report. The latter two are drawn by name and seed, so new entries change no others."""
         if self.unseen:
             return "unseen"
         if self.blind:
@@ -94,7 +94,7 @@ _enter("decoder", WRITES, "recurrent_gemma jamba bamba qwen3_next lfm2", 1)
 _enter("encoder", EAGER, "bert roberta distilbert electra", 2)
 _enter("encoder", ONCE, "albert deberta deberta_v2 mpnet modernbert esm squeezebert "
        "roformer torch_encoder layoutlm", 2)  # fmt: skip
-_enter("decoder", ONCE, "xlnet", 2)  # it writes without a cache, from the beginning each time
+_enter("decoder", ONCE, "xlnet", 2)  # writes without a cache, from the beginning each time
 _enter("encoder", ONCE, "funnel", 4)
 _enter("encoder", ONCE, "fnet", 0)
 _enter("encoder-decoder", WRITES, "t5 mt5 mbart pegasus m2m_100 marian nllb_moe", 6)
@@ -121,7 +121,7 @@ _enter(
 )
 _enter("autoencoder", ONCE, "autoencoder_kl autoencoder_tiny vq_model")
 _enter("recommender", ONCE, "dlrm wide_and_deep deepfm cross_network two_towers neural_filtering", 0)
-_enter("encoder", ONCE, "lstm gru", 0)  # recurrences that fill in words
+_enter("encoder", ONCE, "lstm gru", 0)  # recurrent networks for masked words
 _enter("generic", ONCE, "gru_tagger lstm_tagger elman_tagger lstm_forecast perceptron residual_perceptron "
        "autoencoder patchtsmixer", 0)  # fmt: skip
 _enter("generic", ONCE, "patchtst", 2)
@@ -151,7 +151,7 @@ _enter("decoder", WRITES, "falcon_h1 nemotron_h olmo_hybrid minimax kimi_linear 
 _enter("recommender", ONCE, "factorization_machine one_table_fm neural_fm dlrm_offsets dlrm_multi_hot deep_crossing "
        "mixture_of_tasks", 0)  # fmt: skip
 
-# Labelled before anything was matched in them; scored once at the end, and nothing is tuned on them.
+# Labelled before any matching, scored once at the end, and never tuned on.
 _enter("decoder", STATIC, "olmo3 exaone4 seed_oss arcee helium apertus ernie4_5 hunyuan_v1_dense dots1 glm4_moe "
        "granitemoeshared", 2, blind=True)  # fmt: skip
 _enter("decoder", STATIC, "diffllama", 4, blind=True)
@@ -174,7 +174,7 @@ _enter("diffusion", ONCE, "small_denoiser", 0, blind=True)
 _enter("autoencoder", ONCE, "autoencoder_asymmetric", blind=True)
 _enter("recommender", ONCE, "autoint", 2, blind=True)
 
-# Chosen and labelled by rules that were written down before anything was run on them: evaluation/results/unseen.md.
+# Selected and labelled by rules that were fixed before any run: evaluation/results/unseen.md.
 for _family, _situations, _names in (
     ("encoder", ONCE, ("nystromformer_landmarks convbert mobilebert tapas longformer_global big_bird_sparse yoso luke flaubert xlm ibert "
      "nomic_bert splinter lilt xmod")),
@@ -211,11 +211,11 @@ for _name in "llama gpt2 gpt_neox opt qwen2 granite olmo2 stablelm phi glm".spli
 
 _APART = frozenset(
     {"encoder-decoder", "speech to text", "illustrated decoder"}
-)  # `generate()` calls encoders by themselves
+)  # `generate()` calls encoders separately
 
 
 def labelled(name: str, count_flops: bool = False) -> Iterator[Labelled]:
-    """The programs of one entry, with what is true of them."""
+    """Yield the programs of one entry with their ground truth."""
     entry = LABELLED[name]
     architecture = ZOO.get(name) or PLAIN[name]
     with warnings.catch_warnings():
@@ -242,7 +242,7 @@ def _flops(entry: Entry, model: nn.Module, inputs: dict[str, Any]) -> dict[str, 
 
 @contextmanager
 def wide_vocabularies() -> Iterator[None]:
-    """Models have larger vocabularies: those of `evaluation/zoo` know hardly more words than their inputs have."""
+    """Enlarge the vocabularies of models in the block, because those of `evaluation/zoo` have hardly more words than inputs."""
 
     def wide(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -281,7 +281,7 @@ def _calls(entry: Entry, model: nn.Module, inputs: dict[str, object]) -> Iterato
 
 
 def truth_of(entry: Entry, call: Call, model: nn.Module) -> Truth:
-    """Ground truth of a recorded call."""
+    """Return the ground truth of a recorded call."""
     graph, runs, kept = ProgramGraph(call.recorded.captured.program), call.recorded.runs, call.kept
     kinds = modalities_of(graph, kept)
     scene = Scene(graph, runs, _vocabulary(model, entry.family))
@@ -300,7 +300,7 @@ def truth_of(entry: Entry, call: Call, model: nn.Module) -> Truth:
 
 
 def _vocabulary(model: nn.Module, family: str) -> frozenset[int] | None:
-    """Identities of the modules that look tokens up, where the model says so."""
+    """Return the identities of the token embeddings, if the model names them."""
     if not hasattr(model, "get_output_embeddings"):
         return frozenset() if family in {"diffusion", "autoencoder"} else None
     return _named(model, "get_input_embeddings")
@@ -313,7 +313,7 @@ def _named(model: nn.Module, method: str) -> frozenset[int]:
             try:
                 found.add(id(getattr(module, method)()))
             except (NotImplementedError, AttributeError):
-                continue  # a part that has no tokens
+                continue  # a part without tokens
     return frozenset(found - {id(None)})
 
 

@@ -1,4 +1,4 @@
-"""Recording of each instruction's module, by PyTorch's own hooks: the source of most labels."""
+"""Records each instruction's module with PyTorch's hooks: the source of most labels."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Recorded:
     """Instructions recorded inside a block.
 
     Attributes:
-        runs: calls of modules in the order in which they began.
-        marks: by name, how many instructions there were when `mark` was called.
+        runs: module calls in the order of their begin.
+        marks: by name, the number of instructions when `mark` was called.
     """
 
     runs: list[ModuleRun] = attrs.field(factory=list)
@@ -30,17 +30,17 @@ class Recorded:
     here: Callable[[], int] = int
 
     def mark(self, name: str) -> None:
-        """Remember how many instructions were recorded so far."""
+        """Record the current number of instructions under a name."""
         self.marks[name] = self.here()
 
     def children(self, index: int | None) -> list[ModuleRun]:
-        """The runs that the run of that index called."""
+        """Return the runs called in the run with that index."""
         return [run for run in self.runs if run.parent == index]
 
 
 @contextmanager
 def recording(model: nn.Module) -> Iterator[Recorded]:
-    """Capture what the block records, and note the calls of modules."""
+    """Capture the block, and record module calls."""
     names = {id(module): name for name, module in model.named_modules()}
     open_runs: list[int] = []
     recorder = current()
@@ -74,7 +74,7 @@ def recording(model: nn.Module) -> Iterator[Recorded]:
 
 
 def ancestors(runs: Sequence[ModuleRun], index: int) -> Iterator[int]:
-    """The run of that index, the one that it was called in, and so on outwards."""
+    """Yield the run with that index and its enclosing runs, inner first."""
     at: int | None = index
     while at is not None:
         yield at

@@ -1,4 +1,4 @@
-"""Ground truth of phases: those that are right for each node, from the call of the model and the module that recorded it."""
+"""Ground truth of phases: the right phases of each node, from the model's call and the recording module."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _OF_CALL = {"forward": FORWARD, "prefill": PREFILL, "decode": DECODE, "static_de
 _TOWERS = ("vision_model", "vision_tower", "vision_encoder", "visual", "vision_embed_tokens", "image_encoder")
 _DECODERS = ("head", "decoder", "neck", "upsample")
 
-# More than one where the field has no single word. A text encoder is no generator of text; speech turned into text is audio
-# and, after that, text; an autoencoder of pictures is half of a diffusion model; the language model of a multimodal one
-# decodes like any other.
+# Several types if the field has no single word. A text encoder does not generate text. Speech recognition is audio,
+# then text. An image autoencoder is half of a diffusion model. The language model of a multimodal model decodes like
+# any other.
 WORKLOADS: dict[str, tuple[WorkloadType, ...]] = {
     "decoder": (WorkloadType.LLM,),
     "recurrent decoder": (WorkloadType.LLM,),
@@ -46,7 +46,7 @@ _DECODING: dict[str, tuple[WorkloadType, ...]] = {
 
 
 def workloads_of(family: str, situation: str) -> frozenset[WorkloadType]:
-    """The workload types that are right for a program."""
+    """Return the right workload types of a program."""
     if situation == "train":
         return frozenset({WorkloadType.TRAINING})
     if "decode" in situation and family in _DECODING:
@@ -57,7 +57,7 @@ def workloads_of(family: str, situation: str) -> frozenset[WorkloadType]:
 def phases_of(
     family: str, situation: str, count: int, recorded: Recorded, kinds: Mapping[int, frozenset[Modality]]
 ) -> dict[int, frozenset[Phase]]:
-    """The right phases by node."""
+    """Return the right phases by node."""
     runs, situation = recorded.runs, situation.removeprefix("eager_")
     if situation == "train":
         return {node: frozenset({_part_of_step(node, recorded.marks)}) for node in range(count)}
@@ -67,7 +67,7 @@ def phases_of(
         return _painted(count, {SEEING}, runs, _DECODERS, {SEEING, DRAWING})
     if family == "autoencoder":
         return _painted(count, {SEEING, DRAWING}, runs, ("encoder",), {SEEING}) | _inside(runs, ("decoder",), {DRAWING})
-    if family == "diffusion":  # a step towards a picture: a forward pass like others, or part of drawing it
+    if family == "diffusion":  # a step towards an image: a forward pass, or part of the generation
         return dict.fromkeys(range(count), frozenset({FORWARD, DRAWING}))
     if family in {"encoder-decoder", "speech to text"} and situation == "prefill":
         return _painted(count, {PREFILL}, runs, ("encoder",), {FORWARD, PREFILL})
@@ -85,7 +85,7 @@ def _part_of_step(node: int, marks: Mapping[str, int]) -> Phase:
 def _multimodal(
     situation: str, count: int, runs: Sequence[ModuleRun], kinds: Mapping[int, frozenset[Modality]]
 ) -> dict[int, frozenset[Phase]]:
-    """A tower sees; what both lead to is fusion, or belongs to the language model; beside these nothing is certain."""
+    """Label towers as vision, and their common descendants as fusion or language model. Other nodes are uncertain."""
     call = _OF_CALL[situation]
     found: dict[int, frozenset[Phase]] = {}
     for node in range(count):
@@ -106,6 +106,6 @@ def _painted(
 
 
 def _inside(runs: Sequence[ModuleRun], names: tuple[str, ...], phases: set[Phase]) -> dict[int, frozenset[Phase]]:
-    """Nodes recorded in modules whose names end so, wherever in the model they are."""
+    """Label nodes recorded in modules whose names end with one of these."""
     spans = [run.span for run in runs if run.path.rpartition(".")[2].endswith(names)]
     return {node: frozenset(phases) for span in spans for node in span}

@@ -1,4 +1,4 @@
-"""Plain torch modules, as people write them: recommenders, networks, autoencoders, nn.Transformer."""
+"""Hand-written torch modules: recommenders, networks, autoencoders, nn.Transformer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIELDS, ROWS, WIDTH = 5, 50, 8
 
 
 def plain(kind: str) -> Callable[[Make], Make]:
-    """Decorator: the function, by its name, is one of them."""
+    """Decorator: add the function to the entries, by its name."""
 
     def register(make: Make) -> Make:
         PLAIN[make.__name__] = Architecture(make.__name__, kind, make)
@@ -36,7 +36,7 @@ class PerceptronTower(nn.Sequential):
 
 
 class DotInteraction(nn.Module):
-    """The products of all pairs of features (DLRM)."""
+    """Dot products of all pairs of features (DLRM)."""
 
     def forward(self, dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
         features = torch.cat([dense.unsqueeze(1), sparse], dim=1)
@@ -46,7 +46,7 @@ class DotInteraction(nn.Module):
 
 
 class FactorizationMachine(nn.Module):
-    """Half of the square of the sum less the sum of the squares (DeepFM)."""
+    """Factorization machine: half of the square of the sum minus the sum of squares (DeepFM)."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         return 0.5 * (features.sum(1).square() - features.square().sum(1)).sum(1, keepdim=True)
@@ -64,7 +64,7 @@ class CrossLayer(nn.Module):
 
 
 def clicked(score: torch.Tensor, labels: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """Scores, and the loss where it is known who clicked."""
+    """Return the scores, with the loss if labels are given."""
     output = {"logits": score}
     if labels is not None:
         output["loss"] = functional.binary_cross_entropy_with_logits(score.squeeze(-1), labels)
@@ -72,14 +72,14 @@ def clicked(score: torch.Tensor, labels: torch.Tensor | None) -> dict[str, torch
 
 
 def visits(dense: bool = True) -> Inputs:
-    """Four people, what they did, and whether they clicked."""
+    """Return features and clicks of four users."""
     fields = torch.randint(0, ROWS, (4, FIELDS), generator=torch.Generator().manual_seed(0))
     given = {"fields": fields, "labels": torch.tensor([0.0, 1.0, 1.0, 0.0])}
     return given | ({"dense": numbers(4, 6)} if dense else {})
 
 
 class DLRM(nn.Module):
-    """Bags of features and a dense tower meet in products."""
+    """DLRM: embedding bags and a dense tower, combined by dot products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class DLRM(nn.Module):
 
 @plain("recommender")
 def dlrm() -> tuple[nn.Module, Inputs]:
-    """DLRM."""
+    """Return DLRM."""
     return DLRM(), visits()
 
 
@@ -119,7 +119,7 @@ class WideAndDeep(nn.Module):
 
 @plain("recommender")
 def wide_and_deep() -> tuple[nn.Module, Inputs]:
-    """Wide & Deep."""
+    """Return Wide & Deep."""
     return WideAndDeep(), visits()
 
 
@@ -141,12 +141,12 @@ class DeepFM(nn.Module):
 
 @plain("recommender")
 def deepfm() -> tuple[nn.Module, Inputs]:
-    """DeepFM."""
+    """Return DeepFM."""
     return DeepFM(), visits(dense=False)
 
 
 class CrossNetwork(nn.Module):
-    """Crosses of the embeddings with themselves beside a network (DCN v2)."""
+    """A cross network beside a deep network over embeddings (DCN v2)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,19 +168,19 @@ class CrossNetwork(nn.Module):
 
 @plain("recommender")
 def cross_network() -> tuple[nn.Module, Inputs]:
-    """DCN."""
+    """Return DCN."""
     return CrossNetwork(), visits()
 
 
 class TowerInteraction(nn.Module):
-    """Similarity of the outputs of two towers, all in a batch with all."""
+    """Similarity of the outputs of two towers, all pairs in a batch."""
 
     def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return functional.normalize(left, dim=-1) @ functional.normalize(right, dim=-1).T
 
 
 class TwoTowers(nn.Module):
-    """A tower for people and one for things; their product is the score."""
+    """A user tower and an item tower; their dot product is the score."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,14 +203,14 @@ class TwoTowers(nn.Module):
 
 @plain("recommender")
 def two_towers() -> tuple[nn.Module, Inputs]:
-    """Two towers."""
+    """Return two towers."""
     given = {"person": torch.tensor([3, 14, 15, 92]), "thing": torch.tensor([6, 53, 58, 97])}
     history = torch.randint(0, 300, (4, 6), generator=torch.Generator().manual_seed(0))
     return TwoTowers(), given | {"history": history, "labels": torch.arange(4)}
 
 
 class RowInteraction(nn.Module):
-    """The product of two rows, number by number."""
+    """The elementwise product of two rows."""
 
     def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return left * right
@@ -237,6 +237,6 @@ class NeuralFiltering(nn.Module):
 
 @plain("recommender")
 def neural_filtering() -> tuple[nn.Module, Inputs]:
-    """NeuMF."""
+    """Return NeuMF."""
     given = {"person": torch.tensor([3, 14, 15, 92]), "thing": torch.tensor([6, 53, 58, 97])}
     return NeuralFiltering(), given | {"labels": torch.tensor([0.0, 1.0, 1.0, 0.0])}

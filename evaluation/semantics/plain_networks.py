@@ -1,4 +1,4 @@
-"""Plain torch networks: perceptrons, convolutions, recurrences and `nn.Transformer`."""
+"""Hand-written torch networks: perceptrons, convolutions, recurrences and `nn.Transformer`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORDS = 640
 
 
 class Wrapped(nn.Module):
-    """A network with a loss: cross entropy over the last dimension, or mean squares where labels are not whole numbers."""
+    """A network with a loss: cross entropy over the last dimension, or mean squared error for float labels."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Wrapped(nn.Module):
 
 
 def with_loss(logits: torch.Tensor, labels: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """Logits, with the loss where there are labels."""
+    """Return the logits, with the loss if labels are given."""
     output = {"logits": logits}
     if labels is not None:
         whole = not labels.is_floating_point()
@@ -40,12 +40,12 @@ def with_loss(logits: torch.Tensor, labels: torch.Tensor | None) -> dict[str, to
 
 @plain("generic")
 def perceptron() -> tuple[nn.Module, Inputs]:
-    """Numbers to classes."""
+    """Return a classifier of numbers."""
     return Wrapped(PerceptronTower(20, 32, 32, 5)), {"inputs": numbers(4, 20), "labels": torch.tensor([0, 1, 2, 3])}
 
 
 class ResidualPerceptron(nn.Module):
-    """Networks beside identities, with norms (tabular ResNet)."""
+    """Residual networks with norms (tabular ResNet)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,20 +63,20 @@ class ResidualPerceptron(nn.Module):
 
 @plain("generic")
 def residual_perceptron() -> tuple[nn.Module, Inputs]:
-    """Numbers to classes, deeper."""
+    """Return a deeper classifier of numbers."""
     return Wrapped(ResidualPerceptron()), {"inputs": numbers(4, 20), "labels": torch.tensor([0, 1, 2, 3])}
 
 
 @plain("generic")
 def autoencoder() -> tuple[nn.Module, Inputs]:
-    """Numbers to fewer and back."""
+    """Return an autoencoder of numbers."""
     network = nn.Sequential(PerceptronTower(20, 16, 4), PerceptronTower(4, 16, 20))
     return Wrapped(network), {"inputs": numbers(4, 20), "labels": numbers(4, 20)}
 
 
 @plain("vision")
 def convolutions() -> tuple[nn.Module, Inputs]:
-    """LeNet."""
+    """Return LeNet."""
     network = nn.Sequential(
         nn.Conv2d(3, 8, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         PerceptronTower(400, 32, 5),
@@ -86,7 +86,7 @@ def convolutions() -> tuple[nn.Module, Inputs]:
 
 @plain("vision")
 def vgg() -> tuple[nn.Module, Inputs]:
-    """Convolutions with batch norms, one after the other."""
+    """Return consecutive convolutions with batch norms."""
     layers: list[nn.Module] = []
     for one, other in ((3, 8), (8, 8), (8, 16), (16, 16)):
         layers += [nn.Conv2d(one, other, 3, padding=1), nn.BatchNorm2d(other), nn.ReLU()]
@@ -96,7 +96,7 @@ def vgg() -> tuple[nn.Module, Inputs]:
 
 
 class Segmenting(nn.Module):
-    """Down and up again, with what was seen on the way down (U-Net)."""
+    """U-Net: down and up, with skip connections."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class Segmenting(nn.Module):
 
 
 class Rising(nn.Module):
-    """The way up again."""
+    """The decoder of the U-Net."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,13 +135,13 @@ def _twice(one: int, other: int) -> nn.Sequential:
 
 @plain("vision")
 def segmenting_unet() -> tuple[nn.Module, Inputs]:
-    """Pixels to classes."""
+    """Return a pixel classifier."""
     return Wrapped(Segmenting()), {"inputs": numbers(2, 3, 16, 16), "labels": torch.arange(512).view(2, 16, 16) % 4}
 
 
 @plain("audio")
 def sound_convolutions() -> tuple[nn.Module, Inputs]:
-    """M5: sound to words."""
+    """Return M5: audio to words."""
     layers: list[nn.Module] = []
     for one, other, size, stride in ((1, 8, 80, 4), (8, 8, 3, 1), (8, 16, 3, 1)):
         layers += [nn.Conv1d(one, other, size, stride), nn.BatchNorm1d(other), nn.ReLU(), nn.MaxPool1d(4)]
@@ -150,7 +150,7 @@ def sound_convolutions() -> tuple[nn.Module, Inputs]:
 
 
 class Tagger(nn.Module):
-    """Words through layers to classes, at every position."""
+    """Classifier of every word."""
 
     def __init__(self, layers: nn.Module, width: int, classes: int = 5) -> None:
         super().__init__()
@@ -169,24 +169,24 @@ def _tagged() -> Inputs:
 
 @plain("generic")
 def gru_tagger() -> tuple[nn.Module, Inputs]:
-    """GRU."""
+    """Return a GRU tagger."""
     return Tagger(nn.GRU(32, 24, batch_first=True), 24), _tagged()
 
 
 @plain("generic")
 def lstm_tagger() -> tuple[nn.Module, Inputs]:
-    """LSTM."""
+    """Return an LSTM tagger."""
     return Tagger(nn.LSTM(32, 24, num_layers=2, batch_first=True), 24), _tagged()
 
 
 @plain("generic")
 def elman_tagger() -> tuple[nn.Module, Inputs]:
-    """A plain recurrence."""
+    """Return an Elman tagger."""
     return Tagger(nn.RNN(32, 24, batch_first=True), 24), _tagged()
 
 
 class Forecasting(nn.Module):
-    """A series through an LSTM to how it goes on."""
+    """LSTM that forecasts a series."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,19 +199,19 @@ class Forecasting(nn.Module):
 
 @plain("generic")
 def lstm_forecast() -> tuple[nn.Module, Inputs]:
-    """Numbers to numbers."""
+    """Return an LSTM forecaster."""
     return Wrapped(Forecasting()), {"inputs": numbers(2, 12, 3), "labels": numbers(2, 3, seed=1)}
 
 
 @plain("encoder")
 def torch_encoder() -> tuple[nn.Module, Inputs]:
-    """`nn.TransformerEncoder` over words."""
+    """Return `nn.TransformerEncoder` over words."""
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True)
     return Tagger(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), 32), _tagged()
 
 
 class Translating(nn.Module):
-    """`nn.Transformer` with words on both sides."""
+    """`nn.Transformer` with text on both sides."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -229,12 +229,12 @@ class Translating(nn.Module):
 
 @plain("encoder-decoder")
 def torch_transformer() -> tuple[nn.Module, Inputs]:
-    """Words to words."""
+    """Return a text-to-text transformer."""
     return Translating(), {"inputs": words(), "decoder_input_ids": words(1), "labels": words(1)}
 
 
 class PictureAutoencoder(nn.Module):
-    """Pictures to a distribution of latents, and a sample of it back to a picture (VAE)."""
+    """VAE: images to a distribution of latents, and a sample back to an image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -253,13 +253,13 @@ class PictureAutoencoder(nn.Module):
 
 @plain("autoencoder")
 def picture_autoencoder() -> tuple[nn.Module, Inputs]:
-    """VAE."""
+    """Return a VAE."""
     return Wrapped(PictureAutoencoder()), {"inputs": numbers(2, 3, 16, 16), "labels": numbers(2, 3, 16, 16, seed=1)}
 
 
 @plain("autoencoder")
 def convolutional_autoencoder() -> tuple[nn.Module, Inputs]:
-    """Pictures to smaller ones and back."""
+    """Return a convolutional image autoencoder."""
     network = nn.Sequential()
     network.add_module("encoder", nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.SiLU(), nn.Conv2d(8, 4, 3, 2, 1)))
     up = (nn.Upsample(scale_factor=2), nn.Conv2d(4, 8, 3, 1, 1), nn.SiLU(), nn.Upsample(scale_factor=2))
@@ -268,7 +268,7 @@ def convolutional_autoencoder() -> tuple[nn.Module, Inputs]:
 
 
 class Comparing(nn.Module):
-    """Two pictures through one network, and how far apart they are (Siamese)."""
+    """Siamese network: the distance of two images."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -283,7 +283,7 @@ class Comparing(nn.Module):
 
 @plain("vision")
 def siamese() -> tuple[nn.Module, Inputs]:
-    """Pictures compared."""
+    """Return a Siamese network."""
     return Comparing(), {"one": numbers(2, 3, 32, 32), "other": numbers(2, 3, 32, 32, seed=1)}
 
 
@@ -302,12 +302,12 @@ class Hearing(nn.Module):
 
 @plain("audio")
 def speech_recurrence() -> tuple[nn.Module, Inputs]:
-    """Sound to letters."""
+    """Return a speech recogniser."""
     return Wrapped(Hearing()), {"inputs": numbers(2, 16, 40), "labels": numbers(2, 18, 30, seed=1)}
 
 
 class Describing(nn.Module):
-    """A picture through convolutions and a question through an LSTM to an answer (VQA)."""
+    """An image through convolutions and a question through an LSTM to an answer (VQA)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -327,5 +327,5 @@ class Describing(nn.Module):
 
 @plain("multimodal")
 def visual_question() -> tuple[nn.Module, Inputs]:
-    """Questions about pictures."""
+    """Return a visual question answering model."""
     return Describing(), {"pixel_values": numbers(2, 3, 32, 32), "input_ids": words(), "labels": torch.tensor([1, 2])}

@@ -1,7 +1,7 @@
-"""Recommenders, as people write them. Labels come from classes.
+"""Hand-written recommenders. Labels come from classes.
 
-A class whose name ends with `Interaction` lets features meet and does nothing else; one whose name ends with `Pooling` looks
-rows up and reduces them.
+A class whose name ends with `Interaction` is exactly a feature interaction. One whose name ends with `Pooling` is
+exactly a look-up with a reduction.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ITEMS = 300
 
 
 class Tables(nn.Module):
-    """A table for each field; their rows, one below the other."""
+    """One table per field; the rows are stacked."""
 
     def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Tables(nn.Module):
 
 
 class OneTable(nn.Module):
-    """One table for all fields, in which each has rows of its own."""
+    """One table with a row range per field."""
 
     def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class OneTable(nn.Module):
 
 
 class FirstOrderPooling(OneTable):
-    """A weight for each id, added up: the linear part of a factorization machine."""
+    """A weight per id, summed: the linear part of a factorization machine."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -61,7 +61,7 @@ class HistoryPooling(nn.Module):
 
 
 class MachineInteraction(nn.Module):
-    """Half of the square of the sum less the sum of the squares."""
+    """Factorization machine: half of the square of the sum minus the sum of squares."""
 
     def __init__(self, total: bool = True) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class MachineInteraction(nn.Module):
 
 
 class Recommender(nn.Module):
-    """Features through something to a score."""
+    """Features through a model to a score."""
 
     def __init__(self, embedding: nn.Module, rest: nn.Module, first: nn.Module | None = None) -> None:
         super().__init__()
@@ -92,25 +92,25 @@ def _clicks() -> Inputs:
 
 @plain("recommender")
 def factorization_machine() -> tuple[nn.Module, Inputs]:
-    """FM."""
+    """Return FM."""
     return Recommender(OneTable(), MachineInteraction(), FirstOrderPooling()), _clicks()
 
 
 @plain("recommender")
 def one_table_fm() -> tuple[nn.Module, Inputs]:
-    """FM without the linear part, and a layer after it."""
+    """Return FM without the linear part, followed by a layer."""
     return Recommender(OneTable(), nn.Sequential(MachineInteraction(total=False), nn.Linear(WIDTH, 1))), _clicks()
 
 
 @plain("recommender")
 def neural_fm() -> tuple[nn.Module, Inputs]:
-    """NFM: a network over the bi-interaction."""
+    """Return NFM: a network over the bi-interaction."""
     network = nn.Sequential(MachineInteraction(total=False), nn.BatchNorm1d(WIDTH), PerceptronTower(WIDTH, 16, 1))
     return Recommender(Tables(), network, FirstOrderPooling()), _clicks()
 
 
 class Bags(nn.Module):
-    """DLRM with bags of several ids, given as lists and where each begins."""
+    """DLRM with bags of several ids, given as lists with offsets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Bags(nn.Module):
 
 
 class BatchedDotInteraction(nn.Module):
-    """As in Facebook's DLRM: one product of a batch, and the lower triangle of it."""
+    """As in Facebook's DLRM: a batched product and its lower triangle."""
 
     def forward(self, dense: torch.Tensor, rows: list[torch.Tensor]) -> torch.Tensor:
         batch, width = dense.shape
@@ -141,7 +141,7 @@ class BatchedDotInteraction(nn.Module):
 
 @plain("recommender")
 def dlrm_offsets() -> tuple[nn.Module, Inputs]:
-    """DLRM as it was published."""
+    """Return DLRM as published."""
     ids = torch.randint(0, ROWS, (3, 12), generator=torch.Generator().manual_seed(0))
     starts = torch.tensor([[0, 2, 5, 9], [0, 3, 4, 8], [0, 1, 6, 10]])
     given = {"ids": ids, "starts": starts, "dense": numbers(4, 6)}
@@ -149,7 +149,7 @@ def dlrm_offsets() -> tuple[nn.Module, Inputs]:
 
 
 class PooledTables(nn.Module):
-    """DLRM whose fields have several ids, looked up and added up."""
+    """DLRM whose fields have several ids, looked up and summed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,13 +167,13 @@ class PooledTables(nn.Module):
 
 @plain("recommender")
 def dlrm_multi_hot() -> tuple[nn.Module, Inputs]:
-    """DLRM with many ids a field."""
+    """Return DLRM with many ids per field."""
     lists = torch.randint(0, ITEMS, (4, 3, 5), generator=torch.Generator().manual_seed(0))
     return PooledTables(), {"lists": lists, "dense": numbers(4, 6), "labels": torch.tensor([0.0, 1.0, 1.0, 0.0])}
 
 
 class Deep(nn.Module):
-    """A network over features, with residual connections, and nothing else (Deep Crossing)."""
+    """A residual network over features (Deep Crossing)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ class Deep(nn.Module):
 
 @plain("recommender")
 def deep_crossing() -> tuple[nn.Module, Inputs]:
-    """Deep Crossing."""
+    """Return Deep Crossing."""
     return Recommender(Tables(), Deep()), _clicks()
 
 
@@ -213,5 +213,5 @@ class Experts(nn.Module):
 
 @plain("recommender")
 def mixture_of_tasks() -> tuple[nn.Module, Inputs]:
-    """MMoE."""
+    """Return MMoE."""
     return Recommender(Tables(), Experts()), _clicks()

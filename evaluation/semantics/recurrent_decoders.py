@@ -1,4 +1,4 @@
-"""Decoders of transformers whose layers are recurrences, some of them between layers of attention."""
+"""Decoders of transformers with recurrent layers, some mixed with attention layers."""
 
 from __future__ import annotations
 

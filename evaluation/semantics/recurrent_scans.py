@@ -1,6 +1,6 @@
-"""Linear recurrences: state spaces, linear attention, gated units without a layer over the state; and what only looks like one.
+"""Linear recurrences: state spaces, linear attention, gated units; and similar models without recurrence.
 
-A class whose name ends with `Recurrence` holds one recurrence and nothing else.
+A class whose name ends with `Recurrence` is exactly one recurrence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _tags(layers: nn.Module) -> tuple[nn.Module, Inputs]:
 
 
 class QuasiRecurrence(nn.Module):
-    """Gates by convolution, a state by pooling (QRNN)."""
+    """QRNN: convolutional gates and a pooled state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,12 +43,12 @@ class QuasiRecurrence(nn.Module):
 
 @plain("encoder")
 def quasi_recurrent() -> tuple[nn.Module, Inputs]:
-    """QRNN."""
+    """Return QRNN."""
     return _tags(QuasiRecurrence())
 
 
 class SimpleRecurrence(nn.Module):
-    """Gates of inputs alone, and a highway around them (SRU)."""
+    """SRU: input-only gates and a highway connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,12 +66,12 @@ class SimpleRecurrence(nn.Module):
 
 @plain("encoder")
 def simple_recurrent_unit() -> tuple[nn.Module, Inputs]:
-    """SRU."""
+    """Return SRU."""
     return _tags(SimpleRecurrence())
 
 
 class ParallelGRURecurrence(nn.Module):
-    """All positions at once, in logarithms (minGRU)."""
+    """minGRU: all positions at once, in logarithms."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,12 +89,12 @@ class ParallelGRURecurrence(nn.Module):
 
 @plain("encoder")
 def min_gru() -> tuple[nn.Module, Inputs]:
-    """minGRU."""
+    """Return minGRU."""
     return _tags(ParallelGRURecurrence())
 
 
 class ConvolvedRecurrence(nn.Module):
-    """A diagonal state space as a long convolution by Fourier transforms (S4D)."""
+    """S4D: a diagonal state space as a long convolution by FFT."""
 
     def __init__(self, states: int = 4) -> None:
         super().__init__()
@@ -120,12 +120,12 @@ class ConvolvedRecurrence(nn.Module):
 
 @plain("encoder")
 def s4d() -> tuple[nn.Module, Inputs]:
-    """S4D."""
+    """Return S4D."""
     return _tags(ConvolvedRecurrence())
 
 
 class DiagonalRecurrence(nn.Module):
-    """A diagonal state space, step by step (S5)."""
+    """S5: a diagonal state space, step by step."""
 
     def __init__(self, states: int = 8) -> None:
         super().__init__()
@@ -144,12 +144,12 @@ class DiagonalRecurrence(nn.Module):
 
 @plain("encoder")
 def s5() -> tuple[nn.Module, Inputs]:
-    """S5."""
+    """Return S5."""
     return _tags(DiagonalRecurrence())
 
 
 class LinearUnitRecurrence(nn.Module):
-    """A linear recurrent unit with complex states (LRU)."""
+    """LRU: a linear recurrent unit with complex states."""
 
     def __init__(self, states: int = 8) -> None:
         super().__init__()
@@ -170,12 +170,12 @@ class LinearUnitRecurrence(nn.Module):
 
 @plain("encoder")
 def linear_recurrent_unit() -> tuple[nn.Module, Inputs]:
-    """LRU."""
+    """Return LRU."""
     return _tags(LinearUnitRecurrence())
 
 
 class MatrixRecurrence(nn.Module):
-    """A matrix of keys and values that is kept: gated linear attention, the delta rule, or retention."""
+    """A persistent matrix of keys and values: gated linear attention, delta rule, or retention."""
 
     def __init__(self, rule: str) -> None:
         super().__init__()
@@ -202,24 +202,24 @@ class MatrixRecurrence(nn.Module):
 
 @plain("encoder")
 def delta_net() -> tuple[nn.Module, Inputs]:
-    """DeltaNet."""
+    """Return DeltaNet."""
     return _tags(MatrixRecurrence("delta"))
 
 
 @plain("encoder")
 def gated_linear_attention() -> tuple[nn.Module, Inputs]:
-    """GLA."""
+    """Return GLA."""
     return _tags(MatrixRecurrence("gated"))
 
 
 @plain("encoder")
 def retention() -> tuple[nn.Module, Inputs]:
-    """RetNet, step by step."""
+    """Return RetNet, step by step."""
     return _tags(MatrixRecurrence("kept"))
 
 
 class SummedRecurrence(nn.Module):
-    """Causal linear attention: running sums of keys times values."""
+    """Causal linear attention: cumulative sums of keys times values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,12 +234,12 @@ class SummedRecurrence(nn.Module):
 
 @plain("encoder")
 def causal_linear_attention() -> tuple[nn.Module, Inputs]:
-    """Linear attention."""
+    """Return causal linear attention."""
     return _tags(SummedRecurrence())
 
 
 class BoundedRecurrence(nn.Module):
-    """Gates with a lower bound (HGRN)."""
+    """HGRN: gates with a lower bound."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -259,12 +259,12 @@ class BoundedRecurrence(nn.Module):
 
 @plain("encoder")
 def hgrn() -> tuple[nn.Module, Inputs]:
-    """HGRN."""
+    """Return HGRN."""
     return _tags(BoundedRecurrence())
 
 
 class SelectiveRecurrence(nn.Module):
-    """A selective state space in its plainest form (Mamba)."""
+    """Mamba: a selective state space in its plainest form."""
 
     def __init__(self, states: int = 4) -> None:
         super().__init__()
@@ -288,12 +288,12 @@ class SelectiveRecurrence(nn.Module):
 
 @plain("encoder")
 def written_mamba() -> tuple[nn.Module, Inputs]:
-    """Mamba."""
+    """Return Mamba."""
     return _tags(SelectiveRecurrence())
 
 
 class WeightedRecurrence(nn.Module):
-    """Sums weighted by keys that fade with time (RWKV), without a stabiliser."""
+    """RWKV: sums weighted by keys that decay with time, without a stabiliser."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -314,12 +314,12 @@ class WeightedRecurrence(nn.Module):
 
 @plain("encoder")
 def written_rwkv() -> tuple[nn.Module, Inputs]:
-    """RWKV."""
+    """Return RWKV."""
     return _tags(WeightedRecurrence())
 
 
 class Highway(nn.Module):
-    """Gates between a layer and what goes around it; each layer has weights of its own."""
+    """A highway layer: gates between a layer and its bypass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -335,12 +335,12 @@ class Highway(nn.Module):
 
 @plain("generic")
 def highway() -> tuple[nn.Module, Inputs]:
-    """A highway network."""
+    """Return a highway network."""
     return Wrapped(Highway()), {"inputs": numbers(4, 8), "labels": numbers(4, 8, seed=1)}
 
 
 class Parts(nn.Module):
-    """Each part of the channels through a convolution of its own, added to the next (Res2Net)."""
+    """Res2Net: each channel group through its own convolution, added to the next group."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -356,13 +356,13 @@ class Parts(nn.Module):
 
 @plain("vision")
 def res2net() -> tuple[nn.Module, Inputs]:
-    """Res2Net."""
+    """Return Res2Net."""
     network = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), Parts(), nn.Conv2d(16, 3, 1))
     return Wrapped(network), {"inputs": numbers(2, 3, 16, 16), "labels": numbers(2, 3, 16, 16, seed=1)}
 
 
 class Coupling(nn.Module):
-    """Half of the numbers, stretched and shifted by the other half (RealNVP)."""
+    """RealNVP coupling: half of the numbers scaled and shifted by a function of the other half."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -378,12 +378,12 @@ class Coupling(nn.Module):
 
 @plain("generic")
 def affine_coupling() -> tuple[nn.Module, Inputs]:
-    """A normalising flow."""
+    """Return a normalising flow."""
     return Wrapped(Coupling()), {"inputs": numbers(4, 8), "labels": numbers(4, 8, seed=1)}
 
 
 class Universal(nn.Module):
-    """One layer of a transformer, again and again."""
+    """One transformer layer, applied repeatedly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -398,5 +398,5 @@ class Universal(nn.Module):
 
 @plain("encoder")
 def universal_transformer() -> tuple[nn.Module, Inputs]:
-    """Universal transformer."""
+    """Return a universal transformer."""
     return _tags(Universal())

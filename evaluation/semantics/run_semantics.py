@@ -1,9 +1,11 @@
 """Accuracy of the semantic layer on a labelled zoo of architectures: patterns, phases, workload types, FLOPs.
 
-    python -m evaluation semantics [--json] [--part development|report|blind|unseen|all] [--only gpt2,vit] [--misses] [--no-flops] [--no-timing]
+    python -m evaluation semantics [--json] [--part development|report|blind|unseen|all] [--only gpt2,vit] [--misses]
+        [--no-flops] [--no-timing]
 
-What is true comes from how the models are built and called (`evaluation/semantics/README.md`), never from the matchers. Develop
-on the part `development` only. `--misses` lists what is wrong there; of the parts `report` and `blind` only sums are shown.
+The ground truth comes from how models are built and called (`evaluation/semantics/README.md`), never from the matchers.
+Develop only on the part `development`. `--misses` lists errors there; for the parts `report` and `blind` only totals
+are shown.
 """
 
 from __future__ import annotations
@@ -36,12 +38,12 @@ from evaluation.semantics.semantics_timing import predictions, timings
 
 @attrs.define
 class Tally:
-    """Everything that was found out.
+    """All results.
 
     Attributes:
         structural: by structure alone, from a graph without modules and source lines. full: by all tiers.
-        counted: whether the workload type is right by the tier of operations alone.
-        flops: number of programs compared, and descriptions of those that differ.
+        counted: True for each program whose workload type is right by the operations tier alone.
+        flops: number of compared programs, and descriptions of those that differ.
         broken: entries that could not be recorded, with the reason.
     """
 
@@ -56,7 +58,7 @@ class Tally:
 
 
 def main() -> int:
-    """Score what was asked for; ends with 1 where an entry could not be recorded."""
+    """Score the requested entries. Exit with 1 if one could not be recorded."""
     options = _options()
     torch.set_num_threads(1)
     tally, started = Tally(), time.process_time()
@@ -86,7 +88,7 @@ def _options() -> argparse.Namespace:
 
 
 def _take(tally: Tally, name: str, misses: bool, flops: bool) -> None:
-    """Score the programs of one entry; whatever it raises is a row of the report."""
+    """Score the programs of one entry. An exception becomes a row of the report."""
     try:
         for program in labelled(name, flops):
             _judge(tally, program, misses)
@@ -115,14 +117,14 @@ def _judge(tally: Tally, program: Labelled, misses: bool) -> None:
 
 
 def analysed(program: Program) -> WorkloadProfile:
-    """Result of the semantic layer."""
+    """Return the result of the semantic layer."""
     profile = djinn.plan(program, until="annotate").profile
     assert profile is not None
     return profile
 
 
 def wrong(program: Labelled, found: Score, profile: WorkloadProfile, graph: ProgramGraph) -> Iterator[str]:
-    """Errors, in words."""
+    """Yield errors as text."""
     if not found.workload:
         names = ", ".join(sorted(w.value for w in program.truth.workloads))
         yield f"workload {profile.workload.value}, not {names}: {'; '.join(profile.reasons)}"
@@ -145,7 +147,7 @@ def wrong(program: Labelled, found: Score, profile: WorkloadProfile, graph: Prog
 
 
 def figures(tally: Tally, timed: Mapping[str, float | None]) -> dict[str, object]:
-    """The keys that the project promises, and those that say more; None for what was not measured."""
+    """Return the promised figures, and further ones; None if not measured."""
     score = tally.structural
     precision = {name: score.precision(name) for name in NAMES}
     recall = {name: score.recall(name) for name in NAMES}
@@ -184,7 +186,7 @@ def figures(tally: Tally, timed: Mapping[str, float | None]) -> dict[str, object
 
 
 def _counts(answers: list[bool | None]) -> tuple[int, int]:
-    """Right answers, and all that are not open."""
+    """Return the number of right answers, and of all answers that are not open."""
     closed = [answer for answer in answers if answer is not None]
     return sum(closed), len(closed)
 
@@ -202,7 +204,7 @@ _WITHOUT_TRAINING = (
 
 
 def share_of(pairs: list[tuple[int, int]]) -> float | None:
-    """The sum of the firsts by that of the seconds."""
+    """Return the sum of the first numbers divided by that of the second; None without data."""
     count = sum(b for _, b in pairs)
     return sum(a for a, _ in pairs) / count if count else None
 

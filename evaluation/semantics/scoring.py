@@ -1,10 +1,9 @@
 """Accuracy of a classifier: its matches, phases, workload types and residencies against the ground truth.
 
-A match is *right* when it covers enough of the core of an instance of its kind and lies at least by half within what may
-belong to it. It is *open* when it covers only what the model's modules leave open; open matches count for nothing. All
-others are wrong: those that cover no core, those that cover what another match of the kind has covered already, and, where
-an instance is one thing (an attention, a block), those that cover several. An instance is *found* when right matches
-together cover enough of its core.
+A match is *right* if it covers enough of the core of an instance of its kind, and at least half of it lies in the span.
+It is *open* if it covers only optional instances; open matches do not count. All other matches are wrong: without a
+core, duplicates of another match, and, for single things such as an attention, matches that cover several. An instance
+is *found* if right matches together cover enough of its core.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import attrs
 from djinn.planning import DataResidency, PatternMatch, WorkloadProfile, storage_of
 from evaluation.semantics.ground_truth import Instance, Labelled
 
-# What instances are called here, and what pattern packages call their matches.
+# names of instances, and names of matches in pattern packages
 NAMES: dict[str, frozenset[str]] = {
     "attention": frozenset({"attention"}),
     "kv_cache": frozenset({"kv_cache"}),
@@ -28,7 +27,7 @@ NAMES: dict[str, frozenset[str]] = {
     "fusion": frozenset({"fusion", "fusion_point", "multimodal_fusion"}),
     "embedding_bag": frozenset({"embedding_bag"}),
 }
-# What kinds of a pattern there are: values of facts.
+# kinds of a pattern: values of facts
 KINDS: dict[str, tuple[tuple[str, object], ...]] = {
     "attention": (
         ("kind", "self"), ("kind", "cross"), ("causal", True),
@@ -38,8 +37,8 @@ KINDS: dict[str, tuple[tuple[str, object], ...]] = {
         ("quantised", True),
     ),
 }  # fmt: skip
-# The share of a core that a match must cover, and the share that must be covered in the end. Where both are small, the core
-# holds several ops of which any will do.
+# Share of a core that a match must cover, and that must be covered in total. If both are small, any of several ops in
+# the core suffices.
 _ENOUGH = {"mlp": (0.6, 0.6), "attention": (1.0, 1.0)}
 _ANY = (0.01, 0.01)
 _SEVERAL = frozenset({"convolution", "embedding", "embedding_bag", "fusion"})
@@ -48,23 +47,23 @@ _INSIDE = 0.5
 
 @attrs.frozen
 class Fact:
-    """A fact to compare: the true value, and that of a match (None where the match says nothing)."""
+    """A fact to compare: the true value, and that of a match (None if missing)."""
 
     true: object
     said: object = None
 
     @property
     def right(self) -> bool | None:
-        """True if both agree; None if the match says nothing."""
+        """Return True if both agree; None if the match has no value."""
         return None if self.said is None else self.true == self.said
 
 
 @attrs.frozen
 class Judged:
-    """A match and whether it is right; None where that is left open.
+    """A match with its verdict; None if open.
 
     Attributes:
-        facts: by name, those that the configuration states of what the match covers.
+        facts: by name, the facts that the configuration states about the covered instance.
     """
 
     match: PatternMatch
@@ -74,7 +73,7 @@ class Judged:
 
 @attrs.frozen
 class PatternScore:
-    """Of one pattern in one program: how matches were judged, and which instances were missed."""
+    """Verdicts on the matches of one pattern in one program, and the missed instances."""
 
     judged: tuple[Judged, ...]
     found: int
@@ -87,8 +86,8 @@ class Score:
 
     Attributes:
         patterns: by name in `NAMES`.
-        phases: right and all nodes. modalities, residencies: likewise.
-        workload: whether the type is right.
+        phases: number of right nodes, and of all nodes. modalities, residencies: likewise.
+        workload: True if the type is right.
         wrong_phases: nodes with a wrong phase.
     """
 
@@ -102,7 +101,7 @@ class Score:
 
 
 def score(labelled: Labelled, profile: WorkloadProfile) -> Score:
-    """Compare a profile with what is true."""
+    """Compare a profile with the ground truth."""
     truth = labelled.truth
     wrong = tuple(n for n, right in truth.phases.items() if profile.phases[n] not in right)
     residency = {v: profile.residency.get(v, DataResidency.EPHEMERAL_ACTIVATION) for v in truth.residency}
@@ -120,7 +119,7 @@ def score(labelled: Labelled, profile: WorkloadProfile) -> Score:
 
 
 def of_pattern(name: str, instances: Iterable[Instance], matches: Iterable[PatternMatch]) -> PatternScore:
-    """Accuracy of the matches of one pattern, the surest first."""
+    """Return the accuracy of the matches of one pattern, the surest first."""
     mine = [i for i in instances if i.pattern == name]
     given = sorted((m for m in matches if m.pattern in NAMES[name]), key=lambda m: (-m.confidence, m.nodes))
     covered: dict[int, set[int]] = defaultdict(set)
@@ -142,7 +141,7 @@ def _core(instance: Instance) -> frozenset[int]:
 
 
 def _reach(match: PatternMatch, instance: Instance) -> set[int]:
-    """Part of the core that a match covers; for caches the storages that it says are caches."""
+    """Return the covered part of the core; for caches, the storages that the match names."""
     return set(
         instance.values & set(map(storage_of, match.residency)) if instance.values else instance.core & set(match.nodes)
     )
@@ -170,10 +169,10 @@ def _judge(name: str, match: PatternMatch, instances: Sequence[Instance], covere
 
 @attrs.frozen
 class Tenth:
-    """Matches whose confidence lies in one tenth.
+    """Matches with confidence in one tenth.
 
     Attributes:
-        low: where the tenth begins. count: how many matches. stated: their mean confidence. right: the share that is right.
+        low: lower bound. count: number of matches. stated: mean confidence. right: share of right matches.
     """
 
     low: float
@@ -184,7 +183,7 @@ class Tenth:
 
 @attrs.define
 class Sum:
-    """Scores of many programs, added up."""
+    """Total scores of many programs."""
 
     judged: dict[str, list[Judged]] = attrs.field(factory=lambda: defaultdict(list))
     found: Counter[str] = attrs.field(factory=Counter)
@@ -206,21 +205,21 @@ class Sum:
         self.workloads.append(score.workload)
 
     def precision(self, name: str) -> float | None:
-        """The share of a pattern's matches that are right; None without matches."""
+        """Return the share of right matches of a pattern; None without matches."""
         judged = [j.right for j in self.judged[name] if j.right is not None]
         return sum(judged) / len(judged) if judged else None
 
     def recall(self, name: str) -> float | None:
-        """The share of instances that were found; None without instances."""
+        """Return the share of found instances; None without instances."""
         count = self.found[name] + self.missed[name]
         return self.found[name] / count if count else None
 
     def phase_accuracy(self, *situations: str) -> float | None:
-        """The share of nodes with a right phase, in all situations or some."""
+        """Return the share of nodes with a right phase, in all situations or some."""
         return share(pair for s, pairs in self.phases.items() if not situations or s in situations for pair in pairs)
 
     def facts(self, name: str) -> dict[str, tuple[float | None, float]]:
-        """For each fact that is known: the share that is right of what matches say of it, and of how many they say it."""
+        """Return for each known fact the share of right values, and the share of matches with a value."""
         found = {}
         for fact in dict.fromkeys(f for judged in self.judged[name] for f in judged.facts):
             answers = [j.facts[fact].right for j in self.judged[name] if fact in j.facts]
@@ -229,7 +228,7 @@ class Sum:
         return found
 
     def kinds(self, name: str) -> dict[str, tuple[int, float | None, float]]:
-        """For each kind of a pattern: how many there are, precision, recall. What is found without its kind is missed."""
+        """Return for each kind of a pattern the count, precision and recall. A match without the kind counts as a miss."""
         found = {}
         for fact, value in KINDS.get(name, ()):
             known = [judged.facts[fact] for judged in self.judged[name] if fact in judged.facts]
@@ -241,7 +240,7 @@ class Sum:
         return found
 
     def calibration(self, name: str) -> tuple[Tenth, ...]:
-        """Calibration of a pattern's matches: their confidence and how many were right, by tenths of confidence."""
+        """Return the calibration of a pattern's matches by tenths of confidence."""
         tenths: dict[int, list[Judged]] = defaultdict(list)
         for judged in self.judged[name]:
             if judged.right is not None:
@@ -249,13 +248,13 @@ class Sum:
         return tuple(_tenth(low / 10, tenths[low]) for low in sorted(tenths))
 
     def calibration_error(self, *names: str) -> float | None:
-        """Calibration error: confidence less the share that is right, in size, averaged over these patterns' matches."""
+        """Return the mean absolute difference of confidence and accuracy over these patterns' matches."""
         tenths = [tenth for name in names or NAMES for tenth in self.calibration(name)]
         count = sum(tenth.count for tenth in tenths)
         return sum(abs(t.stated - t.right) * t.count for t in tenths) / count if count else None
 
     def at_least(self, confidence: float, *names: str) -> list[bool]:
-        """True if each match of at least this confidence is right, of these patterns or of all."""
+        """Return for each match of at least this confidence whether it is right."""
         judged = (j for name in names or NAMES for j in self.judged[name])
         return [j.right for j in judged if j.right is not None and j.match.confidence >= confidence]
 
@@ -266,7 +265,7 @@ def _tenth(low: float, judged: Sequence[Judged]) -> Tenth:
 
 
 def least(right: int, count: int) -> float | None:
-    """The lower bound of Wilson's 95 % interval of a share; None where there is nothing."""
+    """Return the lower bound of Wilson's 95 % interval of a share; None without data."""
     if not count:
         return None
     z, share = 1.959964, right / count
@@ -275,6 +274,6 @@ def least(right: int, count: int) -> float | None:
 
 
 def share(pairs: Iterable[tuple[int, int]]) -> float | None:
-    """The sum of the firsts by that of the seconds."""
+    """Return the sum of the first numbers divided by that of the second; None without data."""
     right, count = map(sum, zip(*pairs, strict=True)) if (pairs := list(pairs)) else (0, 0)
     return right / count if count else None

@@ -1,6 +1,6 @@
-"""Cost of analysis: a new graph, a graph a hundred times as large, and a program that was planned before.
+"""Cost of analysis: a new graph, a graph a hundred times as large, and a cached program.
 
-A part of `semantics.py`. Times are of this thread's processor, because analysis waits for nothing.
+A part of `run_semantics.py`. Times are this thread's processor time, because analysis does not wait.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TOKENS = 96
 
 @attrs.frozen
 class Layer:
-    """The weights of one decoder layer, and what it computes."""
+    """The weights of one decoder layer, and its computation."""
 
     weights: tuple[torch.Tensor, ...]
 
@@ -62,7 +62,7 @@ class Layer:
 
 @torch.no_grad()
 def programs(count: int, times: int = 1) -> Iterator[Program]:
-    """A decoder of about `count` instructions, each layer with weights of its own, recorded `times` times."""
+    """Yield a decoder of about `count` instructions with separate weights per layer, recorded `times` times."""
     one = _recorded([Layer.make()])
     layers = [Layer.make() for _ in range(max(1, count // (len(one) - _ENDS)))]
     djinn.synchronize()
@@ -70,7 +70,7 @@ def programs(count: int, times: int = 1) -> Iterator[Program]:
         yield _recorded(layers)
 
 
-_ENDS = 3  # instructions that are no layer's
+_ENDS = 3  # instructions outside of layers
 
 
 def _recorded(layers: list[Layer]) -> Program:
@@ -85,7 +85,7 @@ def _recorded(layers: list[Layer]) -> Program:
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """Processor time of a call in this thread; nothing is collected meanwhile."""
+    """Return the processor time of a call in this thread, without garbage collection."""
     gc.collect()
     gc.disable()
     try:
@@ -97,19 +97,18 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def analysis(count: int, times: int) -> tuple[float, int]:
-    """Median seconds of analysing a new graph of about `count` nodes, and how many it has."""
+    """Return the median seconds of analysing a new graph of about `count` nodes, and its number of nodes."""
     (program,) = programs(count)
-    djinn.plan(program, until="annotate")  # plugins are found, what is computed once a form is computed
+    djinn.plan(program, until="annotate")  # loads plugins and fills caches of forms
     took = statistics.median(seconds(lambda: djinn.plan(program, until="annotate")) for _ in range(times))
     return took, len(program)
 
 
 def hit_seconds(times: int = 24) -> float:
-    """Median seconds of finding the plan of a program of about 1,000 instructions that was planned before.
+    """Return the median seconds to find the cached plan of a program of about 1,000 instructions.
 
-    All that a session does to find a plan: looking the calls up (their hashes included), comparing structure and numbers,
-    giving the program's values in order. As in a session, each program has just been recorded, and its plan was found for
-    the one before.
+    Includes all work of a session to find a plan: call look-ups with hashes, comparison of structure and numbers, and the values
+    in order. As in a session, each program is newly recorded.
     """
     stats = Stats()
 
@@ -128,7 +127,7 @@ def hit_seconds(times: int = 24) -> float:
 
 
 def hits_of_generation() -> float:
-    """The share of programs of a `generate()` loop whose template was known, the first ones included."""
+    """Return the share of programs of a `generate()` loop with a known template, including the first ones."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -144,7 +143,7 @@ def hits_of_generation() -> float:
 
 
 def predictions() -> dict[str, float | None]:
-    """Accuracy of cost models on programs that they were not calibrated on, by `djinn validate`; None where it fails."""
+    """Return the accuracy of cost models on programs that calibration does not use, by `djinn validate`; None on failure."""
     command = [sys.executable, "-m", "djinn_core.cli", "validate", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     if done.returncode:
@@ -155,7 +154,7 @@ def predictions() -> dict[str, float | None]:
 
 
 def timings() -> dict[str, float]:
-    """Cost of analysis, by the keys of `semantics.py`."""
+    """Return the cost of analysis, by the keys of `run_semantics.py`."""
     small, nodes = analysis(SMALL, 9)
     large, many = analysis(LARGE, 3)
     return {

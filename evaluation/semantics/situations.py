@@ -1,6 +1,6 @@
-"""Ways to call a model: a forward pass, prefill, a decoding step with a growing or a static cache, a training step.
+"""Ways to call a model: a forward pass, prefill, a decode step with a growing or a static cache, a training step.
 
-Each way gives one recorded program, and the harness knows which it was.
+Each way gives one recorded program, labelled by the harness.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOT_FOR_FORWARD = ("labels", "return_loss", "future_values", "future_time_featu
 
 @attrs.frozen
 class Call:
-    """One recorded call of a model, and what the harness knows of its tensors."""
+    """One recorded call of a model, with known facts about its tensors."""
 
     situation: str
     recorded: Recorded
@@ -36,7 +36,7 @@ class Call:
 
 
 def forward(model: nn.Module, inputs: Mapping[str, Any]) -> Call:
-    """A forward pass in evaluation mode, without a cache."""
+    """Return a forward pass in evaluation mode, without a cache."""
     model.eval()
     given = without_labels(model, inputs)
     with torch.no_grad(), recording(model) as recorded:
@@ -45,7 +45,7 @@ def forward(model: nn.Module, inputs: Mapping[str, Any]) -> Call:
 
 
 def without_labels(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of an evaluation: a decoder reads its labels, and nothing else sees them; no cache is made."""
+    """Return the inputs of an evaluation: labels only for decoders, and no cache."""
     takes = _parameters(model)
     needs_labels = "labels" in takes and takes["labels"].default is inspect.Parameter.empty
     given = {
@@ -57,7 +57,7 @@ def without_labels(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any
 
 
 def without_cache(model: nn.Module) -> dict[str, Any]:
-    """Argument that tells a model that writes text to keep no cache."""
+    """Return the argument that disables the cache of a model that generates text."""
     return {"use_cache": False} if hasattr(model, "generate") or "use_cache" in _parameters(model) else {}
 
 
@@ -66,7 +66,7 @@ def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
 
 
 def prefill(model: nn.Module, inputs: Mapping[str, Any]) -> Call:
-    """A first call of all parts of a model, encoders and towers included, which leaves a cache behind."""
+    """Return a first call of all parts of a model, including encoders and towers, which makes a cache."""
     model.eval()
     given = without_labels(model, inputs) | {"use_cache": True}
     with torch.no_grad(), recording(model) as recorded:
@@ -75,7 +75,7 @@ def prefill(model: nn.Module, inputs: Mapping[str, Any]) -> Call:
 
 
 def train(model: nn.Module, inputs: Mapping[str, Any]) -> Call:
-    """A training step: forward, loss, backward, optimizer. The first such step, which makes the optimizer's state, is past."""
+    """Return the second training step: forward, loss, backward, optimizer. The first one makes the optimizer's state."""
     model.train()
     torch.manual_seed(SEED)
     optimizer = optimizer_of(model)
@@ -92,23 +92,23 @@ def train(model: nn.Module, inputs: Mapping[str, Any]) -> Call:
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """Optimizer that trains a model here."""
+    """Return the optimizer for a model."""
     return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
 def backward(model: nn.Module, inputs: Mapping[str, Any], recorded: Recorded | None = None) -> None:
-    """Forward pass, loss and backward pass."""
+    """Run forward pass, loss and backward pass."""
     loss = loss_of(model(**inputs, **without_cache(model)))
     if recorded is not None:
         recorded.mark("backward")
     loss.backward()
 
 
-# What `generate()` is told; not every configuration has `use_cache`.
+# options of `generate()`; not every configuration has `use_cache`
 GENERATION: Mapping[str, Any] = {
     "max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "use_cache": True
 }  # fmt: skip
-# What `generate()` is told for caches that are not its usual one, by what the step is then called.
+# options of `generate()` for other caches, by the name of the step
 _OF_CACHES: Mapping[str, Mapping[str, Any]] = {
     "static_decode": {"cache_implementation": "static", "disable_compile": True},
     "quantised_decode": {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}},
@@ -116,9 +116,9 @@ _OF_CACHES: Mapping[str, Mapping[str, Any]] = {
 
 
 def generation(model: nn.Module, inputs: Mapping[str, Any], name: str = "decode") -> Iterator[Call]:
-    """Prefill and the second decoding step of `generate()`; with a cache of another kind the step alone.
+    """Yield prefill and the second decode step of `generate()`; for another kind of cache only the step.
 
-    `generate()` calls encoders and towers by themselves before; `prefill` records them together.
+    `generate()` calls encoders and towers separately before; `prefill` records them together.
     """
     model.eval()
     options = {**GENERATION, **_OF_CACHES.get(name, {})}
@@ -131,7 +131,7 @@ def generation(model: nn.Module, inputs: Mapping[str, Any], name: str = "decode"
 
 
 def eagerly(model: nn.Module, inputs: Mapping[str, Any], writes: bool) -> Iterator[Call]:
-    """A forward pass with attention written out instead of fused, and a decoding step for models that write."""
+    """Yield a forward pass with decomposed attention, and a decode step for models that generate text."""
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
     yield attrs.evolve(forward(model, inputs), situation="eager_forward")
@@ -157,7 +157,7 @@ def _each_forward(model: nn.Module) -> Iterator[list[Call]]:
             before.cache(kwargs.get(name))
         with recording(model) as recorded:
             output = original(*args, **kwargs)
-        # The hook of the model itself ran before this function.
+        # The model's own hook ran before this function.
         for run in recorded.runs:
             run.parent = 0 if run.parent is None else run.parent + 1
         recorded.runs.insert(0, ModuleRun(model, "", 0, len(recorded.captured.program), None))
@@ -177,7 +177,7 @@ def _known(situation: str, recorded: Recorded, model: nn.Module, given: Mapping[
     kept = Kept()
     names = {"past_key_values", "cache_params", "encoder_outputs", "state"}
     kept.inputs({name: value for name, value in given.items() if name not in names})
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):  # its decoder reads them, one place later
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):  # its decoder reads them, shifted by one
         kept.modalities.update(dict.fromkeys(map(storage_in, tensors_in(given.get("labels"))), Modality.TEXT))
     kept.model(model)
     sources = (given, output if isinstance(output, Mapping) else {})

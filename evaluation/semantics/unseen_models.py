@@ -36,7 +36,7 @@ LONG = 64
 def model(
     name: str, package: str, prefix: str, head: str, inputs: Callable[[], Inputs], config: str = "", **settings: Any
 ) -> None:
-    """An entry of transformers, by the names of its classes."""
+    """Add an entry of transformers, by the names of its classes."""
 
     def make() -> tuple[nn.Module, Inputs]:
         return building.pretrained(package, f"{prefix}{head}", config or f"{prefix}Config", **settings), inputs()
@@ -45,7 +45,7 @@ def model(
 
 
 def data2vec(name: str, kind: str, config: str, inputs: Callable[[], Inputs], **settings: Any) -> None:
-    """One of three models that share a package."""
+    """Add one of three models that share a package."""
 
     def make() -> tuple[nn.Module, Inputs]:
         import transformers
@@ -57,18 +57,18 @@ def data2vec(name: str, kind: str, config: str, inputs: Callable[[], Inputs], **
 
 
 def seen_elsewhere(*names: str) -> None:
-    """Entries of `evaluation/zoo` that were compared with local PyTorch and not labelled so far."""
+    """Add entries of `evaluation/zoo` that were compared with local PyTorch but not labelled."""
     for name in names:
         PLAIN[name] = ZOO[name]
 
 
 def pixels(size: int = 32) -> Callable[[], Inputs]:
-    """Pictures alone."""
+    """Return images alone."""
     return lambda: {"pixel_values": numbers(2, 3, size, size)}
 
 
 def long_text() -> Inputs:
-    """Longer sequences, for attention in blocks."""
+    """Return longer sequences, for blockwise attention."""
     return {"input_ids": words(length=LONG), "labels": words(1, LONG)}
 
 
@@ -155,14 +155,14 @@ _HALF = TEXT | {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 4, "q
 model("t5gemma", "t5gemma", "T5Gemma", "ForConditionalGeneration", padded_text, encoder=_HALF, decoder=_HALF,
       vocab_size=99)  # fmt: skip
 
-# --- pictures ---
+# --- images ---
 _FOUND = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4,
           "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "num_queries": 5, "num_labels": 3,
           "use_timm_backbone": False}  # fmt: skip
 
 
 def detector(name: str, prefix: str, **settings: Any) -> None:
-    """A detector over a small ResNet."""
+    """Add a detector over a small ResNet."""
 
     def make() -> tuple[nn.Module, Inputs]:
         from transformers import ResNetConfig
@@ -196,7 +196,7 @@ model("dinov3_convnext", "dinov3_convnext", "DINOv3ConvNext", "Model", pixels(),
 model("eomt", "eomt", "Eomt", "ForUniversalSegmentation", pixels(), **VISION | {"mlp_ratio": 2}, num_blocks=1,
       num_queries=5, num_upscale_blocks=1, num_register_tokens=1, num_labels=3)  # fmt: skip
 
-# --- several kinds of data ---
+# --- multimodal ---
 _TOWERS = {"text_config": TEXT, "vision_config": VISION, "projection_dim": 16}
 model("metaclip_2", "metaclip_2", "MetaClip2", "Model", pair, **_TOWERS)
 model("aimv2_lit", "aimv2", "Aimv2", "Model", lambda: {"input_ids": words(), "pixel_values": numbers(2, 3, 32, 32)},
@@ -225,7 +225,7 @@ model("smolvlm", "smolvlm", "SmolVLM", "ForConditionalGeneration",
       lambda: illustrated(4) | {"pixel_values": numbers(2, 1, 3, 32, 32)}, image_token_id=PICTURE, scale_factor=2,
       vision_config=TOWER, text_config=_LLAMA, pad_token_id=0)  # fmt: skip
 
-# --- sound, series ---
+# --- audio, series ---
 data2vec("data2vec_audio", "AudioForCTC", "Audio", heard, **WAVES)
 model("parakeet", "parakeet", "Parakeet", "ForCTC",
       lambda: {"input_features": numbers(2, 64, 16)}, "ParakeetCTCConfig", vocab_size=32,

@@ -1,4 +1,4 @@
-"""Plain torch modules that no matcher was developed on, written as their papers describe them: half of the part `unseen`.
+"""Hand-written torch modules that no matcher was developed on, as in their papers: half of the part `unseen`.
 
 Classes that end with `Attention`, `Interaction`, `Pooling` or `Recurrence` are labelled so; see README.md.
 """
@@ -25,9 +25,9 @@ def _written(length: int = _LENGTH) -> Inputs:
     return {"inputs": words(length=length), "labels": words(1, length)}
 
 
-# --- attention that is not softmax(QK)V over all positions ---
+# --- attention other than softmax(QK)V over all positions ---
 class HeadsAttention(nn.Module):
-    """Queries, keys and values of several heads, and the layer after them; how they meet is a subclass's."""
+    """Multi-head projections; a subclass implements the mixing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class HeadsAttention(nn.Module):
         return self.out(self.meet(query, key, value).transpose(1, 2).flatten(2))
 
     def meet(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Values mixed, of shape (batch, heads, places, width of a head)."""
+        """Return the mixed values of shape (batch, heads, positions, head width)."""
         raise NotImplementedError
 
 
@@ -65,7 +65,7 @@ class PerformerAttention(HeadsAttention):
 
 
 class ElementwiseLinearAttention(HeadsAttention):
-    """Kernel elu + 1 (Katharopoulos et al. 2020), without order."""
+    """Kernel elu + 1 (Katharopoulos et al. 2020), not causal."""
 
     def meet(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         query, key = functional.elu(query) + 1, functional.elu(key) + 1
@@ -74,7 +74,7 @@ class ElementwiseLinearAttention(HeadsAttention):
 
 
 class CosineReweightedAttention(HeadsAttention):
-    """ReLU features, weighed by the cosine of the distance (cosFormer, Qin et al. 2022)."""
+    """ReLU features, weighted by the cosine of the distance (cosFormer, Qin et al. 2022)."""
 
     def meet(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         length = query.shape[2]
@@ -87,7 +87,7 @@ class CosineReweightedAttention(HeadsAttention):
 
 
 class EfficientAttention(HeadsAttention):
-    """Softmax over the features of queries and over the places of keys (Shen et al. 2021)."""
+    """Softmax over features of queries and over positions of keys (Shen et al. 2021)."""
 
     def meet(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         context = key.softmax(2).transpose(-1, -2) @ value
@@ -95,7 +95,7 @@ class EfficientAttention(HeadsAttention):
 
 
 class LinformerAttention(HeadsAttention):
-    """Keys and values projected to fewer places (Wang et al. 2020)."""
+    """Keys and values projected to fewer positions (Wang et al. 2020)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class LinformerAttention(HeadsAttention):
 
 
 class DilatedAttention(HeadsAttention):
-    """Segments, every second place of which attends to the others (LongNet, Ding et al. 2023)."""
+    """Segments in which every second position attends (LongNet, Ding et al. 2023)."""
 
     def meet(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         batch, heads, length, width = query.shape
@@ -120,7 +120,7 @@ class DilatedAttention(HeadsAttention):
 
 
 class SlidingWindowAttention(HeadsAttention):
-    """Each block of places attends to itself and its neighbours, gathered by `unfold`."""
+    """Each block of positions attends to itself and its neighbours, gathered by `unfold`."""
 
     def meet(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         block = 4
@@ -147,7 +147,7 @@ class TalkingHeadsAttention(HeadsAttention):
 
 
 class MLP(nn.Module):
-    """Up, bent, down."""
+    """Feed-forward network: two linear layers with an activation."""
 
     def __init__(self, width: int = _WIDTH) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class MLP(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Norms before."""
+    """Pre-norm transformer block."""
 
     def __init__(self, attention: nn.Module) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class EncoderBlock(nn.Module):
 
 
 class WordEncoder(nn.Module):
-    """Words and places through two blocks to scores of words."""
+    """Word encoder: embeddings, two blocks, logits."""
 
     def __init__(self, kind: type[nn.Module]) -> None:
         super().__init__()
@@ -179,11 +179,11 @@ class WordEncoder(nn.Module):
         self.scores = nn.Linear(_WIDTH, _VOCABULARY)
 
     def get_output_embeddings(self) -> nn.Module:
-        """Layer that turns features into scores of words."""
+        """Return the layer that turns features into logits."""
         return self.scores
 
     def get_input_embeddings(self) -> nn.Module:
-        """Layer that embeds words."""
+        """Return the word embedding."""
         return self.words
 
     def forward(self, inputs: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
@@ -193,54 +193,54 @@ class WordEncoder(nn.Module):
 
 @plain("encoder")
 def performer() -> tuple[nn.Module, Inputs]:
-    """Performer."""
+    """Return Performer."""
     return WordEncoder(PerformerAttention), _written()
 
 
 @plain("encoder")
 def linear_transformer() -> tuple[nn.Module, Inputs]:
-    """Linear Transformer."""
+    """Return Linear Transformer."""
     return WordEncoder(ElementwiseLinearAttention), _written()
 
 
 @plain("encoder")
 def cosformer() -> tuple[nn.Module, Inputs]:
-    """The cosFormer."""
+    """Return cosFormer."""
     return WordEncoder(CosineReweightedAttention), _written()
 
 
 @plain("encoder")
 def efficient_attention() -> tuple[nn.Module, Inputs]:
-    """Efficient attention."""
+    """Return efficient attention."""
     return WordEncoder(EfficientAttention), _written()
 
 
 @plain("encoder")
 def linformer() -> tuple[nn.Module, Inputs]:
-    """Linformer."""
+    """Return Linformer."""
     return WordEncoder(LinformerAttention), _written()
 
 
 @plain("encoder")
 def longnet() -> tuple[nn.Module, Inputs]:
-    """Dilated attention."""
+    """Return dilated attention."""
     return WordEncoder(DilatedAttention), _written()
 
 
 @plain("encoder")
 def sliding_window() -> tuple[nn.Module, Inputs]:
-    """Blocks and their neighbours."""
+    """Return sliding window attention."""
     return WordEncoder(SlidingWindowAttention), _written()
 
 
 @plain("encoder")
 def talking_heads() -> tuple[nn.Module, Inputs]:
-    """Talking heads."""
+    """Return talking heads."""
     return WordEncoder(TalkingHeadsAttention), _written()
 
 
 class LineAttention(nn.Module):
-    """Attention along one side of a picture."""
+    """Attention along one side of an image."""
 
     def __init__(self, along_rows: bool) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ class LineAttention(nn.Module):
 
 
 class AxialBlock(nn.Module):
-    """Rows, columns, a network (Ho et al. 2019)."""
+    """Axial attention over rows and columns, and a network (Ho et al. 2019)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -269,7 +269,7 @@ class AxialBlock(nn.Module):
 
 
 class Axial(nn.Module):
-    """Patches through axial blocks to a class."""
+    """Classifier of patches with axial blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -283,12 +283,12 @@ class Axial(nn.Module):
 
 @plain("vision")
 def axial_transformer() -> tuple[nn.Module, Inputs]:
-    """Axial attention."""
+    """Return an axial transformer."""
     return Axial(), labelled_image()
 
 
 class SlotAttention(nn.Module):
-    """Slots compete for places (Locatello et al. 2020): softmax over slots, then a mean over places; a GRU changes slots."""
+    """Slots compete for positions (Locatello et al. 2020): softmax over slots, then a mean over positions; a GRU updates slots."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -301,7 +301,7 @@ class SlotAttention(nn.Module):
 
 
 class Slots(nn.Module):
-    """A picture's places into four slots."""
+    """An image's positions in four slots."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -322,12 +322,12 @@ class Slots(nn.Module):
 
 @plain("vision")
 def slot_attention() -> tuple[nn.Module, Inputs]:
-    """Slot attention."""
+    """Return slot attention."""
     return Slots(), {"pixel_values": numbers(2, 3, 32, 32)}
 
 
 class NonLocalAttention(nn.Module):
-    """Embedded Gaussian over all places of a feature map (Wang et al. 2018), by convolutions of one pixel."""
+    """Embedded Gaussian over all positions of a feature map (Wang et al. 2018), by pointwise convolutions."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -342,7 +342,7 @@ class NonLocalAttention(nn.Module):
 
 @plain("vision")
 def non_local_network() -> tuple[nn.Module, Inputs]:
-    """A small network with a non-local block."""
+    """Return a small network with a non-local block."""
     body = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU(), NonLocalAttention(16))
     rest = nn.Sequential(nn.Conv2d(16, 16, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5))
     return Wrapped(nn.Sequential(body, rest)), {"inputs": numbers(2, 3, 32, 32), "labels": torch.tensor([1, 2])}
@@ -361,7 +361,7 @@ class AdditiveAttention(nn.Module):
 
 
 class Translator(nn.Module):
-    """A GRU reads, a GRU cell writes and looks back at each step."""
+    """A GRU encoder, and a GRU cell decoder with attention at each step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -370,7 +370,7 @@ class Translator(nn.Module):
         self.attention, self.scores = AdditiveAttention(), nn.Linear(_WIDTH, _VOCABULARY)
 
     def get_output_embeddings(self) -> nn.Module:
-        """Layer that turns features into scores of words."""
+        """Return the layer that turns features into logits."""
         return self.scores
 
     def forward(
@@ -387,12 +387,12 @@ class Translator(nn.Module):
 
 @plain("encoder")
 def bahdanau() -> tuple[nn.Module, Inputs]:
-    """Translation with additive attention."""
+    """Return translation with additive attention."""
     return Translator(), {"inputs": words(), "targets": words(1, 4), "labels": words(2, 4)}
 
 
 class GatingUnit(nn.Module):
-    """Half of the channels, mixed over places, gate the others (gMLP, Liu et al. 2021)."""
+    """Half of the channels, mixed over positions, gate the others (gMLP, Liu et al. 2021)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -415,7 +415,7 @@ class Gated(nn.Module):
         self.downs = nn.ModuleList(nn.Linear(_WIDTH, _WIDTH) for _ in range(2))
 
     def get_output_embeddings(self) -> nn.Module:
-        """Layer that turns features into scores of words."""
+        """Return the layer that turns features into logits."""
         return self.scores
 
     def forward(self, inputs: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
@@ -427,11 +427,11 @@ class Gated(nn.Module):
 
 @plain("encoder")
 def gmlp() -> tuple[nn.Module, Inputs]:
-    """The gMLP."""
+    """Return gMLP."""
     return Gated(), _written()
 
 
-# --- pictures ---
+# --- images ---
 def _stem(channels: int) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, channels, 3, 2, 1, bias=False), nn.BatchNorm2d(channels), nn.ReLU())
 
@@ -461,12 +461,12 @@ class AggregatedLayer(nn.Module):
 
 @plain("vision")
 def resnext() -> tuple[nn.Module, Inputs]:
-    """ResNeXt."""
+    """Return ResNeXt."""
     return Wrapped(nn.Sequential(_stem(24), AggregatedLayer(24), AggregatedLayer(24), _classes(24))), _pictures()
 
 
 class SqueezeAndExcite(nn.Module):
-    """Channels scaled by what is in them; no attention, since places do not mix."""
+    """Channels scaled by their own contents; not attention, because positions do not mix."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -477,7 +477,7 @@ class SqueezeAndExcite(nn.Module):
 
 
 class MobileLayer(nn.Module):
-    """Wide, by channel, scaled, narrow (MBConv of EfficientNet)."""
+    """Inverted residual with squeeze-and-excitation (MBConv of EfficientNet)."""
 
     def __init__(self, channels: int, wide: int) -> None:
         super().__init__()
@@ -493,12 +493,12 @@ class MobileLayer(nn.Module):
 
 @plain("vision")
 def efficientnet_v1() -> tuple[nn.Module, Inputs]:
-    """EfficientNet."""
+    """Return EfficientNet."""
     return Wrapped(nn.Sequential(_stem(16), MobileLayer(16, 32), MobileLayer(16, 32), _classes(16))), _pictures()
 
 
 class GatesAttention(nn.Module):
-    """A gate from a coarser map scales a finer one, place by place (Attention U-Net): places do not mix."""
+    """A gate from a coarse map scales a fine one per position (Attention U-Net): positions do not mix."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -509,7 +509,7 @@ class GatesAttention(nn.Module):
 
 
 class GatedUNet(nn.Module):
-    """Down, up, and gates on the way across."""
+    """U-Net with gated skip connections."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -526,13 +526,13 @@ class GatedUNet(nn.Module):
 
 @plain("vision")
 def attention_unet() -> tuple[nn.Module, Inputs]:
-    """Attention U-Net, which has no attention in the sense of these labels."""
+    """Return Attention U-Net, which has no attention in the sense of these labels."""
     return GatedUNet(), {"inputs": numbers(2, 3, 32, 32)}
 
 
 # --- sequences, graphs, points ---
 class TemporalLayer(nn.Module):
-    """Two causal, dilated convolutions and a way around (TCN, Bai et al. 2018)."""
+    """Two causal, dilated convolutions with a residual connection (TCN, Bai et al. 2018)."""
 
     def __init__(self, one: int, other: int, dilation: int) -> None:
         super().__init__()
@@ -548,7 +548,7 @@ class TemporalLayer(nn.Module):
 
 
 class Temporal(nn.Module):
-    """The next number of a series."""
+    """Forecaster of a series."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -561,12 +561,12 @@ class Temporal(nn.Module):
 
 @plain("series")
 def temporal_convolutions() -> tuple[nn.Module, Inputs]:
-    """TCN over a series of four numbers each."""
+    """Return TCN over a series of four numbers each."""
     return Temporal(), {"inputs": numbers(2, 20, 4), "labels": numbers(2, 2)}
 
 
 class NextWord(nn.Module):
-    """Two layers of LSTM write text."""
+    """LSTM language model with two layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -574,7 +574,7 @@ class NextWord(nn.Module):
         self.scores = nn.Linear(_WIDTH, _VOCABULARY)
 
     def get_output_embeddings(self) -> nn.Module:
-        """Layer that turns features into scores of words."""
+        """Return the layer that turns features into logits."""
         return self.scores
 
     def forward(self, inputs: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
@@ -583,12 +583,12 @@ class NextWord(nn.Module):
 
 @plain("encoder")
 def lstm_next_word() -> tuple[nn.Module, Inputs]:
-    """A language model of LSTM layers."""
+    """Return an LSTM language model."""
     return NextWord(), _written()
 
 
 class SeriesGru(nn.Module):
-    """A GRU over a series, in both directions."""
+    """A bidirectional GRU over a series."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -600,7 +600,7 @@ class SeriesGru(nn.Module):
 
 @plain("series")
 def gru_series() -> tuple[nn.Module, Inputs]:
-    """Forecast by a GRU."""
+    """Return a GRU forecaster."""
     return Wrapped(SeriesGru()), {"inputs": numbers(2, 20, 4), "labels": numbers(2, 2)}
 
 
@@ -613,7 +613,7 @@ def _graph() -> Inputs:
 
 
 class SampledMean(nn.Module):
-    """The mean of neighbours, and oneself, through layers (GraphSAGE)."""
+    """The mean of neighbours and the node itself, through layers (GraphSAGE)."""
 
     def __init__(self, one: int, other: int) -> None:
         super().__init__()
@@ -627,7 +627,7 @@ class SampledMean(nn.Module):
 
 
 class Sage(nn.Module):
-    """Two such layers."""
+    """Two GraphSAGE layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -641,7 +641,7 @@ class Sage(nn.Module):
 
 @plain("graph")
 def graph_sage() -> tuple[nn.Module, Inputs]:
-    """GraphSAGE by index_add."""
+    """Return GraphSAGE by index_add."""
     return Sage(), _graph()
 
 
@@ -660,7 +660,7 @@ class NeighbourAttention(nn.Module):
 
 
 class Gat(nn.Module):
-    """Two such layers."""
+    """Two GAT layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -674,7 +674,7 @@ class Gat(nn.Module):
 
 @plain("graph")
 def graph_attention() -> tuple[nn.Module, Inputs]:
-    """GAT."""
+    """Return GAT."""
     given = _graph()
     edges = given.pop("edges")
     joined = torch.eye(_POINTS, dtype=torch.bool)
@@ -683,7 +683,7 @@ def graph_attention() -> tuple[nn.Module, Inputs]:
 
 
 class PointNet(nn.Module):
-    """Points, each by itself, then the largest of each feature (Qi et al. 2017)."""
+    """Each point separately, then the maximum of each feature (Qi et al. 2017)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -696,7 +696,7 @@ class PointNet(nn.Module):
 
 @plain("series")
 def point_net() -> tuple[nn.Module, Inputs]:
-    """PointNet."""
+    """Return PointNet."""
     return Wrapped(PointNet()), {"inputs": numbers(4, 3, 20), "labels": torch.tensor([0, 1, 2, 3])}
 
 
@@ -718,5 +718,5 @@ class RadianceField(nn.Module):
 
 @plain("generic")
 def radiance_field() -> tuple[nn.Module, Inputs]:
-    """NeRF."""
+    """Return NeRF."""
     return RadianceField(), {"positions": numbers(8, 3), "directions": numbers(8, 3, seed=1)}

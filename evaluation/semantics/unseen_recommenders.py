@@ -1,4 +1,4 @@
-"""Recommenders that no matcher was developed on, written as their papers describe them: a part of `unseen`.
+"""Recommenders that no matcher was developed on, as in their papers: a part of `unseen`.
 
 Classes that end with `Attention`, `Interaction`, `Pooling` or `Recurrence` are labelled so; see README.md.
 """
@@ -16,7 +16,7 @@ __all__ = ["PLAIN"]
 
 
 class FieldAttentionInteraction(nn.Module):
-    """Fields attend to each other by torch's own module (AutoInt)."""
+    """Self-attention over fields by torch's module (AutoInt)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class FieldAttentionInteraction(nn.Module):
 
 
 class ThreeTables(nn.Module):
-    """Tables of different heights, and numbers that each scale a row of their own, one below the other."""
+    """Tables of different heights, and numbers that each scale a row, stacked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class ThreeTables(nn.Module):
 
 
 class Scored(nn.Module):
-    """Fields and numbers through something to a score."""
+    """Fields and numbers through a model to a score."""
 
     def __init__(self, rest: nn.Module) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ _ALL = FIELDS + 6
 
 @plain("recommender")
 def autoint_multihead() -> tuple[nn.Module, Inputs]:
-    """AutoInt over fields and numbers, three layers."""
+    """Return AutoInt over fields and numbers, three layers."""
     layers = [FieldAttentionInteraction() for _ in range(3)]
     return Scored(nn.Sequential(*layers, nn.Flatten(), nn.Linear(_ALL * WIDTH, 1))), visits()
 
@@ -74,7 +74,7 @@ class LowRankCrossInteraction(nn.Module):
 
 
 class DeepAndCross(nn.Module):
-    """Three crosses, and a network after them."""
+    """Three cross layers, followed by a network."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,12 +90,12 @@ class DeepAndCross(nn.Module):
 
 @plain("recommender")
 def dcn_v2_stacked() -> tuple[nn.Module, Inputs]:
-    """DCN v2, low rank, stacked."""
+    """Return DCN v2, low rank, stacked."""
     return Scored(DeepAndCross()), visits()
 
 
 class TriangleInteraction(nn.Module):
-    """Products of all pairs of features, each once, taken from the flattened matrix by their numbers (TorchRec)."""
+    """Products of all pairs of features, each once, taken from the flattened matrix (TorchRec)."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -126,14 +126,14 @@ class TorchRecDLRM(nn.Module):
 
 @plain("recommender")
 def dlrm_packed() -> tuple[nn.Module, Inputs]:
-    """DLRM with packed bags."""
+    """Return DLRM with packed bags."""
     ids = torch.randint(0, FIELDS * ROWS, (4 * FIELDS * 2,), generator=torch.Generator().manual_seed(0))
     given = {"ids": ids, "starts": torch.arange(4 * FIELDS + 1) * 2, "dense": numbers(4, 6)}
     return TorchRecDLRM(), given | {"labels": torch.tensor([0.0, 1.0, 1.0, 0.0])}
 
 
 class DeepMachine(nn.Module):
-    """A machine and a deep network over the same rows; numbers have rows, too."""
+    """A factorization machine and a deep network over the same rows; numbers have rows, too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,12 +146,12 @@ class DeepMachine(nn.Module):
 
 @plain("recommender")
 def deepfm_dense() -> tuple[nn.Module, Inputs]:
-    """DeepFM with numbers."""
+    """Return DeepFM with numbers."""
     return Scored(DeepMachine()), visits()
 
 
 class WideLinear(nn.Module):
-    """A linear model over sparse crosses beside a deep network (Cheng et al. 2016), all in one table."""
+    """A linear model over sparse crosses beside a deep network (Cheng et al. 2016), in one table."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class WideLinear(nn.Module):
 
 @plain("recommender")
 def wide_and_deep_one_table() -> tuple[nn.Module, Inputs]:
-    """Wide & Deep with one table."""
+    """Return Wide & Deep with one table."""
     return WideLinear(), visits(dense=False)
 
 
@@ -196,13 +196,13 @@ class Factorization(nn.Module):
 
 @plain("recommender")
 def ncf_gmf() -> tuple[nn.Module, Inputs]:
-    """Neural collaborative filtering, GMF alone."""
+    """Return neural collaborative filtering, GMF alone."""
     given = {"user": torch.tensor([3, 14, 15, 92]), "item": torch.tensor([6, 53, 58, 97])}
     return Factorization(), given | {"labels": torch.tensor([0.0, 1.0, 1.0, 0.0])}
 
 
 class MaskedInteraction(nn.Module):
-    """A mask made of all features multiplies them (MaskNet, Wang et al. 2021)."""
+    """A mask computed from all features multiplies them (MaskNet, Wang et al. 2021)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ class MaskedInteraction(nn.Module):
 
 @plain("recommender")
 def mask_net() -> tuple[nn.Module, Inputs]:
-    """One mask block, serial."""
+    """Return one serial mask block."""
     width = _ALL * WIDTH
     rest = nn.Sequential(nn.Flatten(), MaskedInteraction(width), PerceptronTower(width, 32, 1))
     return Scored(rest), visits()
@@ -232,7 +232,7 @@ class GatedCrossInteraction(nn.Module):
 
 
 class GatedCrosses(nn.Module):
-    """Two gated crosses."""
+    """Two gated cross layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -248,12 +248,12 @@ class GatedCrosses(nn.Module):
 
 @plain("recommender")
 def gated_cross_network() -> tuple[nn.Module, Inputs]:
-    """GDCN."""
+    """Return GDCN."""
     return Recommender(Tables(), GatedCrosses()), visits(dense=False)
 
 
 class PairwiseInteraction(nn.Module):
-    """A matrix for each pair of fields between their rows (FiBiNET, Huang et al. 2019)."""
+    """A matrix per pair of fields between their rows (FiBiNET, Huang et al. 2019)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -268,7 +268,7 @@ class PairwiseInteraction(nn.Module):
 
 
 class Excitation(nn.Module):
-    """Each field scaled by what a network says of all fields' means."""
+    """Each field scaled by a network over all fields' means."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -279,7 +279,7 @@ class Excitation(nn.Module):
 
 
 class Fibinet(nn.Module):
-    """Pairs of rows as they are and as they were scaled."""
+    """Pairs of original and scaled rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -293,5 +293,5 @@ class Fibinet(nn.Module):
 
 @plain("recommender")
 def fibinet() -> tuple[nn.Module, Inputs]:
-    """FiBiNET."""
+    """Return FiBiNET."""
     return Recommender(Tables(), Fibinet()), visits(dense=False)

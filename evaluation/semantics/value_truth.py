@@ -1,4 +1,4 @@
-"""Ground truth of values: their lifetimes, the inputs that lead to them, which are caches, and where modalities meet."""
+"""Ground truth of values: lifetimes, source inputs, caches, and fusion points of modalities."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _MODALITIES = (
 
 @attrs.frozen
 class Kept:
-    """Storages whose purpose the harness knows.
+    """Storages with known purpose.
 
     Attributes:
         residency: by storage.
-        caches: for each layer with a cache the storages of its keys and its values, and what its class says of it.
-        states: storages of other states that decoding carries along, such as those of state-space layers.
-        modalities: by storage, what kind of data an input is.
+        caches: for each layer with a cache, the storages of its keys and values, and facts from its class.
+        states: storages of other decode states, such as those of state-space layers.
+        modalities: modality of each input storage.
     """
 
     residency: dict[int, DataResidency] = attrs.field(factory=dict)
@@ -39,7 +39,7 @@ class Kept:
     modalities: dict[int, Modality] = attrs.field(factory=dict)
 
     def model(self, model: nn.Module) -> None:
-        """Parameters and buffers are weights; their gradients, where there are some, gradients."""
+        """Label parameters and buffers as weights, and their gradients."""
         for tensor in (*model.parameters(), *model.buffers()):
             self._put(tensor, DataResidency.PERSISTENT_WEIGHT)
         for parameter in model.parameters():
@@ -52,7 +52,7 @@ class Kept:
                 self._put(tensor, DataResidency.OPTIMIZER_STATE)
 
     def inputs(self, inputs: Mapping[str, Any]) -> None:
-        """Label the inputs of the model with their kinds of data."""
+        """Label the inputs of the model with their modalities."""
         for name, value in inputs.items():
             for tensor in tensors_in(value):
                 storage = storage_in(tensor)
@@ -62,7 +62,7 @@ class Kept:
                     self.modalities[storage] = kind
 
     def cache(self, cache: Any, attends: str = "self") -> None:
-        """A cache of transformers: keys and values layer by layer, and states of other kinds."""
+        """Label a cache of transformers: keys and values by layer, and other states."""
         for part in ("self", "cross"):
             if hasattr(cache, f"{part}_attention_cache"):
                 self.cache(getattr(cache, f"{part}_attention_cache"), part)
@@ -71,7 +71,7 @@ class Kept:
             held = keys_and_values(layer)
             if held:
                 self.caches[held] = {"layer": number, "attends": attends}
-                if attends == "self":  # those of another sequence are made once, whatever class they have
+                if attends == "self":  # caches of cross-attention are made once, whatever their class
                     self.caches[held] |= _said_of_layer(layer)
                 number += 1
             for value in vars(layer).values():
@@ -86,7 +86,7 @@ class Kept:
 
 
 def keys_and_values(layer: Any) -> frozenset[int]:
-    """The storages of a layer's keys and values; where they are quantised, of what they were quantised to."""
+    """Return the storages of a layer's keys and values, or of their quantised form."""
     pair = [getattr(layer, name, None) for name in ("_quantized_keys", "_quantized_values")]
     if any(part is None for part in pair):
         pair = [getattr(layer, name, None) for name in ("keys", "values")]
@@ -99,7 +99,7 @@ def keys_and_values(layer: Any) -> frozenset[int]:
 
 
 def _said_of_layer(layer: Any) -> dict[str, object]:
-    """Kind of a cache's layer, by its class. A window that is not full yet may look like none."""
+    """Return the kind of a cache's layer, by its class. A window that is not full may look unlimited."""
     names = [c.__name__ for c in type(layer).__mro__]
     static = "StaticLayer" in names
     said: dict[str, object] = {"layout": "static" if static else "growing", "quantised": "BaseQuantizedLayer" in names}
@@ -112,7 +112,7 @@ def _said_of_layer(layer: Any) -> dict[str, object]:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The remote tensors in nested lists, tuples and mappings."""
+    """Yield the remote tensors in nested lists, tuples and mappings."""
     if isinstance(value, LazyTensor):
         yield value
     elif isinstance(value, Mapping):
@@ -124,12 +124,12 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def storage_in(tensor: Any) -> int:
-    """The number of the storage of a remote tensor."""
+    """Return the storage number of a remote tensor."""
     return storage_of(tensor.remote.handle)
 
 
 def residency_of(graph: Graph, kept: Kept) -> dict[int, DataResidency]:
-    """By value, for inputs that the harness knows and for everything that the program makes and that is no view."""
+    """Return the residency by value, for known inputs and all results that are not views."""
     inputs = {storage_of(v) for v in graph.inputs}
     found = {v: kept.residency[storage_of(v)] for v in graph.inputs if storage_of(v) in kept.residency}
     seen = set(inputs)
@@ -142,7 +142,7 @@ def residency_of(graph: Graph, kept: Kept) -> dict[int, DataResidency]:
 
 
 def caches_in(graph: Graph, kept: Kept) -> Iterator[Instance]:
-    """One instance for each layer with a cache that the program uses; states of other layers are left open."""
+    """Yield one instance for each layer with a used cache; states of other layers are optional."""
     used = defaultdict(set)
     for node in graph.nodes:
         for value in (*node.inputs, *node.outputs):
@@ -158,7 +158,7 @@ def caches_in(graph: Graph, kept: Kept) -> Iterator[Instance]:
 
 
 def modalities_of(graph: Graph, kept: Kept) -> dict[int, frozenset[Modality]]:
-    """By node, the kinds of the inputs that lead to it; nodes that none leads to are not listed."""
+    """Return the modalities of the inputs that reach each node; unreached nodes are not listed."""
     carried: dict[int, frozenset[Modality]] = {s: frozenset({m}) for s, m in kept.modalities.items()}
     found: dict[int, frozenset[Modality]] = {}
     for node in graph.nodes:
@@ -171,7 +171,7 @@ def modalities_of(graph: Graph, kept: Kept) -> dict[int, frozenset[Modality]]:
 
 
 def meetings(graph: Graph, kinds: Mapping[int, frozenset[Modality]], kept: Kept) -> list[int]:
-    """Nodes at which kinds of data meet that have not met in any of the node's inputs."""
+    """Return nodes at which modalities meet that did not meet in any input of the node."""
     carried: dict[int, frozenset[Modality]] = {s: frozenset({m}) for s, m in kept.modalities.items()}
     found = []
     for node in graph.nodes:
@@ -186,7 +186,7 @@ def meetings(graph: Graph, kinds: Mapping[int, frozenset[Modality]], kept: Kept)
 def fusions(
     graph: Graph, runs: Sequence[ModuleRun], kinds: Mapping[int, frozenset[Modality]], kept: Kept, required: bool
 ) -> Iterator[Instance]:
-    """Points where modalities meet, one instance for each module in which they do."""
+    """Yield fusion points, one instance for each module with one."""
     by_run: dict[int | None, list[int]] = defaultdict(list)
     for node in meetings(graph, kinds, kept):
         by_run[_innermost(runs, node)].append(node)
@@ -202,5 +202,5 @@ def _innermost(runs: Sequence[ModuleRun], node: int) -> int | None:
 
 
 def single(kinds: Mapping[int, Iterable[Modality]]) -> dict[int, Modality]:
-    """The one kind of each node, or fusion where there are several."""
+    """Return the modality of each node, or fusion for several."""
     return {n: next(iter(k)) if len(list(k)) == 1 else Modality.MULTIMODAL_FUSION for n, k in kinds.items()}
