@@ -1,4 +1,7 @@
-"""A client as people write one: trains, generates, asks and leaves. Prints what it found. `argv`: a connection file, and one after the other: `here` for an executor of its own, or a transport that is not used."""
+"""A typical client: trains, generates, queries and leaves. Prints its results.
+
+`argv`: a connection file, then in turn `here` for a local executor, or a transport to disable.
+"""
 
 import contextlib
 import os
@@ -47,7 +50,7 @@ def generated(device):
 
 
 def used():
-    """Use the device as people do."""
+    """Use the device in typical ways."""
     assert [round(loss, 4) for loss in trained(DEVICE)] == [round(loss, 4) for loss in trained("cpu")]
     assert generated(DEVICE) == generated("cpu")
     large = torch.randn(3 << 20)
@@ -69,7 +72,7 @@ for way in sys.argv[2:]:
         djinn.shut_down()
 if not WINDOWS:
     child = os.fork()
-    if not child:  # a client of its own would be one; the parent's session is not touched
+    if not child:  # only the child would need a client; the parent's session is not touched
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
 print("trained, generated")

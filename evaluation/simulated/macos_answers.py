@@ -1,4 +1,4 @@
-"""Replacements of the package that asks the operating system, where it is macOS."""
+"""Replacements for the operating system package on macOS."""
 
 import logging
 import os
@@ -32,7 +32,7 @@ def refused(call, *arguments):
 assert limits.processors() == os.cpu_count()
 limits.allow_open_files()
 assert resource.getrlimit(resource.RLIMIT_NOFILE) == (10240, resource.RLIM_INFINITY)
-limits.allow_open_files()  # again: nothing is to be done
+limits.allow_open_files()  # a second call must do nothing
 limits.leave_no_cores()
 assert refused(memory.trimmer)
 memory.keep_few_arenas(2)

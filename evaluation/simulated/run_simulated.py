@@ -1,8 +1,8 @@
-"""Tests of clients without what only Linux has. No Mac and no Windows has run them.
+"""Tests of clients without Linux-only features. They have not run on a real Mac or Windows.
 
-python -m evaluation simulated                     # a short part of both; CI runs it
-python -m evaluation simulated darwin [TESTS]      # a large part of the suite, as on a Mac
-python -m evaluation simulated windows [tcps|https TESTS]   # tests of clients, and a server beside them
+    python -m evaluation simulated                     # a short part of both; CI runs it
+    python -m evaluation simulated darwin [TESTS]      # a large part of the suite, as on a Mac
+    python -m evaluation simulated windows [tcps|https TESTS]   # tests of clients with a server
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
-# The client, the device, and the executor of its own.
+# the client, the device, and a local executor
 DARWIN = (
     *(f"tests/{name}" for name in "interception runtime protocol system wire ir models".split()),
     *(f"plugins/{name}" for name in "http tcp ucx costs".split()),
 )
 WINDOWS = ("tests/interception",)
-# What looks at processes, threads, sockets, files and errors.
+# tests of processes, threads, sockets, files and errors
 DARWIN_SHORT = (
     "tests/protocol",
     "tests/system/test_native_stack.py",
@@ -37,13 +37,13 @@ WINDOWS_SHORT = tuple(
 
 
 def darwin(tests: Sequence[str]) -> int:
-    """Run tests in a process that is like one of macOS."""
+    """Run tests in a process that simulates macOS."""
     environment = os.environ | {"SIMULATED_PLATFORM": "darwin", "PYTHONPATH": str(HERE)}
     return subprocess.run([sys.executable, "-m", "pytest", *tests], env=environment, check=False).returncode
 
 
 def windows(arguments: Sequence[str]) -> int:
-    """Run tests in a process that is like one of Windows."""
+    """Run tests in a process that simulates Windows."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "evaluation.simulated.run_windows", *arguments]
     return subprocess.run(command, env=environment, check=False).returncode

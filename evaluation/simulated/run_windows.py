@@ -1,6 +1,6 @@
-"""Runs tests in a process that is like Windows, with a server under TLS on Linux in the place of executors of its own.
+"""Run tests in a process that simulates Windows, with a TLS server on Linux instead of local executors.
 
-Tests that start processes by forking are left out. `argv`: `tcps` or `https`, then what pytest is given.
+Tests that fork are left out. `argv`: `tcps` or `https`, then arguments of pytest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from evaluation.served import served
 
 HERE = Path(__file__).parent
-# Of libraries that tests import: what is imported later finds less than on Windows.
+# Libraries that tests import: later imports find less than on Windows.
 LIBRARIES = "torch.distributed.checkpoint transformers.models.gpt2.modeling_gpt2 pytest_timeout anyio _pytest.tmpdir"
 
 

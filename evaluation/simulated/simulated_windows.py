@@ -1,9 +1,10 @@
-"""Python without what Windows lacks, as far as a client sees it: for processes with this folder on their import path and SIMULATED_PLATFORM=win32.
+"""Python without features that Windows lacks, for processes with this folder on their path and
+SIMULATED_PLATFORM=win32.
 
-What is simulated: modules, functions, constants and methods that Python lacks there are gone; `/proc` and `/sys` are not there; files that are
-open cannot be removed or replaced, folders cannot be opened, and modes and owners of files say nothing; a socket refuses what `setsockopt`
-refuses there; `msvcrt.locking` stands on `flock`; Djinn's own package for the operating system is imported as on Windows. What is not: the
-kernel, the C library, PyTorch, and the libraries that Djinn uses, which are imported before.
+Simulated: missing modules, functions, constants and methods of Python; no `/proc` and `/sys`; open files cannot be
+removed or replaced, folders cannot be opened, and file modes and owners are meaningless; sockets reject the options
+that they reject there; `msvcrt.locking` uses `flock`; Djinn's operating system package is imported as on Windows. Not
+simulated: the kernel, the C library, PyTorch, and Djinn's other libraries, which are imported before.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from multiprocessing import resource_tracker
 from sitecustomize import OF_THE_SYSTEM, SOCKETS_OF_LINUX, hiding, is_hidden, take_for
 
 MODULES = ("fcntl", "grp", "posix_ipc", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty")
-# What libraries look for when they are imported, they find.
+# libraries that need the removed names at import
 LIBRARIES = (
     "asyncio subprocess multiprocessing shutil tempfile getpass pathlib ssl uuid mmap selectors torch numpy attrs msgspec structlog pluggy "
     "psutil platformdirs rich.console networkx click "
@@ -46,9 +47,9 @@ WINDOWS_HAS = {
         "times_result truncate umask uname_result unlink unsetenv urandom utime waitpid waitstatus_to_exitcode walk write DirEntry PathLike "
         "EX_OK F_OK R_OK W_OK X_OK O_APPEND O_CREAT O_EXCL O_RDONLY O_RDWR O_TRUNC O_WRONLY P_NOWAIT P_NOWAITO P_WAIT SEEK_CUR SEEK_END "
         "SEEK_SET TMP_MAX GenericAlias Mapping MutableMapping st sys"
-        # of what subprocesses here need, and what Windows does in another way
+        # names that subprocesses need here, with other means on Windows
         " WNOHANG WIFSTOPPED WSTOPSIG WIFEXITED WEXITSTATUS WIFSIGNALED WTERMSIG fork_exec get_blocking set_blocking"
-        # newer Pythons
+        # newer versions of Python
         " process_cpu_count lchmod fchmod".split()
     ),
     signal: set(
@@ -75,12 +76,12 @@ def be_windows() -> None:
     for name in LIBRARIES:
         try:
             __import__(name)
-        except ImportError:  # not every environment has all of them
+        except ImportError:  # some environments lack some of them
             continue
-    tempfile._os = types.SimpleNamespace(**vars(os))  # its files without a name are Linux' own
+    tempfile._os = types.SimpleNamespace(**vars(os))  # its anonymous files are Linux-specific
     resource_tracker.signal = types.SimpleNamespace(
         **vars(signal)
-    )  # not asked on Windows, where spawning needs no such process
+    )  # not needed on Windows, where spawning needs no such process
     remember = fcntl.flock, fcntl.LOCK_EX, fcntl.LOCK_NB
     for name in MODULES:
         sys.modules[name] = None
@@ -118,7 +119,7 @@ def lacks(name: str, _: object) -> None:
 
 
 def locks(flock, exclusive: int, at_once: int) -> types.ModuleType:
-    """`msvcrt` of one function, which locks bytes of a file there; here it is the whole file."""
+    """Return a `msvcrt` with only `locking`, which locks the whole file."""
 
     def locking(descriptor: int, mode: int, count: int) -> None:
         assert (mode, count) == (2, 1)
@@ -150,7 +151,7 @@ def libraries_by_name(real):
 
 
 def files_as_on_windows() -> None:
-    """Modes, owners and folders as Windows shows them, and files that are open, which it does not let go."""
+    """Simulate modes, owners and folders of Windows, and locks of open files."""
     listdir, readlink, real_open, is_folder = os.listdir, os.readlink, os.open, os.path.isdir
 
     def refuse_open(path) -> None:
@@ -201,7 +202,7 @@ def files_as_on_windows() -> None:
 
 
 def import_the_package() -> None:
-    """Djinn's own package for the operating system, which goes on to take this for Windows."""
+    """Import Djinn's operating system package, which then takes this platform for Windows."""
     linux, sys.platform = sys.platform, "win32"
     try:
         for name in OF_THE_SYSTEM:

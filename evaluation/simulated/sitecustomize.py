@@ -1,8 +1,9 @@
-"""Python without what only Linux has, as on macOS: for processes with this folder on their import path and SIMULATED_PLATFORM=darwin.
+"""Python without Linux-only features, as on macOS, for processes with this folder on their path and
+SIMULATED_PLATFORM=darwin.
 
-What is simulated: functions and constants of Python's modules that macOS lacks are gone, `/proc` and `/sys` are not there (psutil, which
-asks macOS otherwise, still reads them), too large a buffer of a socket and too many open files are refused, the C library gives no memory
-back, and Djinn's own package for the operating system is imported as on macOS. What is not: the kernel, the C library and PyTorch.
+Simulated: missing functions and constants of Python's modules; no `/proc` and `/sys`, except for psutil, which uses
+other means on macOS; too large socket buffers and too many open files are rejected; the C library returns no memory;
+Djinn's operating system package is imported as on macOS. Not simulated: the kernel, the C library and PyTorch.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import sys
 import types
 
 SIMULATED = os.environ.get("SIMULATED_PLATFORM") == "darwin"
-if SIMULATED:  # before `selectors` looks for it, which `socket` and `subprocess` import
+if SIMULATED:  # before the import of `selectors`, which `socket` and `subprocess` import
     for _name in [name for name in vars(select) if name.startswith("EPOLL") or name == "epoll"]:
         delattr(select, _name)
 
@@ -35,13 +36,13 @@ if SIMULATED:
 HIDDEN = ("/proc", "/sys")
 OPEN_MAX = 10240
 LARGEST_BUFFER = 1 << 20
-# Names of `socket` that neither macOS nor Windows has.
+# names of `socket` that macOS and Windows lack
 SOCKETS_OF_LINUX = (
     "AF_NETLINK AF_PACKET AF_VSOCK MSG_CMSG_CLOEXEC MSG_CONFIRM MSG_ERRQUEUE MSG_MORE MSG_NOSIGNAL SOCK_CLOEXEC SOCK_NONBLOCK "
     "SO_BINDTODEVICE SO_DOMAIN SO_MARK SO_PASSCRED SO_PEERCRED SO_PRIORITY SO_PROTOCOL TCP_CONGESTION TCP_CORK TCP_DEFER_ACCEPT TCP_INFO "
     "TCP_LINGER2 TCP_QUICKACK TCP_USER_TIMEOUT"
 ).split()
-# `pidfd_open` and `waitid` stay: tests start processes with them.
+# `pidfd_open` and `waitid` stay, because tests start processes with them
 GONE = {
     os: (
         "O_DIRECT O_NOATIME O_PATH O_TMPFILE copy_file_range eventfd eventfd_read eventfd_write fdatasync getresgid getresuid getxattr "
@@ -60,7 +61,7 @@ NO_FUNCTION = {"malloc_trim", "mallopt", "prctl", "tgkill", "gettid"}
 
 
 def is_hidden(path: object) -> bool:
-    """True for paths of Linux alone, unless psutil asks."""
+    """Return True for Linux-only paths, unless psutil asks."""
     if isinstance(path, int):
         return False
     try:
@@ -79,7 +80,7 @@ def is_hidden(path: object) -> bool:
 
 
 def hiding(function):
-    """The function, for which hidden paths are not there."""
+    """Return the function with hidden paths missing."""
 
     @functools.wraps(function)
     def without(path=".", *arguments, **options):
@@ -99,7 +100,7 @@ def hide_files() -> None:
 
 
 def refuse_as_macos() -> None:
-    """Limits that macOS has."""
+    """Apply the limits of macOS."""
     set_limit, get_limit, set_option = resource.setrlimit, resource.getrlimit, socket.socket.setsockopt
     soft = [256]
 
@@ -152,7 +153,7 @@ def be_macos() -> None:
 
 
 def take_for(platform: str) -> None:
-    """Djinn's own modules for the operating system go on to take this for that platform."""
+    """Make Djinn's operating system modules take this platform for another."""
     for name in OF_THE_SYSTEM:
         module = sys.modules.get(name)
         if hasattr(module, "sys"):

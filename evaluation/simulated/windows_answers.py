@@ -1,4 +1,4 @@
-"""Replacements of the package that asks the operating system, where it is Windows, and refusals of what does not run there."""
+"""Replacements for the operating system package on Windows, and errors of unsupported features."""
 
 import os
 import socket
@@ -54,7 +54,7 @@ with tempfile.TemporaryDirectory() as folder:
         processes.lock_file(second.fileno(), wait=True)
         released.join()
 
-# A peer that reads late: writes return at once, small buffers go as one, and nothing is lost.
+# A slow reader: writes do not wait, small buffers are joined, and no data is lost.
 one, other = socket.socketpair()
 with one, other:
     tcp.wait_in_kernel(one, 0.04, 0.1)
@@ -76,9 +76,7 @@ for settings in ({}, {"executor": "inline"}):
     except djinn.errors.StartupError as error:
         if "WSL" not in str(error):
             raise
-djinn_commands.connect.records.sys = types.SimpleNamespace(
-    platform="win32"
-)  # the one place besides Djinn's own package
+djinn_commands.connect.records.sys = types.SimpleNamespace(platform="win32")  # the only module besides Djinn's package
 for command in (["serve"], ["connect", "alice@box"], ["jobs"]):
     result = CliRunner().invoke(main, command)
     assert result.exit_code, result.output
