@@ -1,4 +1,4 @@
-"""Models that listen."""
+"""Models of audio."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ WAVES = SIZES | {
 
 
 def listener(module: str, prefix: str, **settings: Any) -> None:
-    """An entry that writes down what it hears, by CTC."""
+    """Add an entry that transcribes speech by CTC."""
     row("audio", module, prefix, "ForCTC", heard, **(WAVES | settings))
 
 
 def heard() -> Inputs:
-    """Two stretches of sound and what was said."""
+    """Return two audio clips with their transcripts."""
     return {"input_values": numbers(2, 1600), "labels": words(1, 5) % 29 + 1}
 
 
@@ -72,7 +72,7 @@ row("audio", "speecht5", "SpeechT5", "ForSpeechToText", lambda: {"input_values":
 
 @architecture("audio")
 def clap() -> tuple[nn.Module, Inputs]:
-    """Sound and text in one space."""
+    """Return CLAP: audio and text in one space."""
     tower = {"spec_size": 64, "num_mel_bins": 16, "patch_embeds_hidden_size": 16, "hidden_size": 32, "depths": [1, 1],
              "num_attention_heads": [2, 2], "window_size": 4, "num_hidden_layers": 2, "patch_stride": [4, 4]}  # fmt: skip
     settings = {"text_config": TEXT | {"max_position_embeddings": 40, "projection_dim": 16},
@@ -83,7 +83,7 @@ def clap() -> tuple[nn.Module, Inputs]:
 
 @architecture("audio")
 def musicgen_decoder() -> tuple[nn.Module, Inputs]:
-    """Four streams of codes, from which a codec makes music."""
+    """Return a decoder of four code streams, from which a codec makes music."""
     model = pretrained(
         "musicgen", "MusicgenForCausalLM", "MusicgenDecoderConfig", vocab_size=99, hidden_size=32, num_hidden_layers=2,
         num_attention_heads=4, ffn_dim=64, num_codebooks=4, max_position_embeddings=32, pad_token_id=0,

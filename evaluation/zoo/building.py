@@ -1,4 +1,4 @@
-"""Models of the zoo: small, built from their configurations, with inputs that each of them takes."""
+"""Models of the zoo: small, built from configurations, with matching inputs."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Architecture:
     """One entry of the zoo.
 
     Attributes:
-        make: builds the model and its inputs from the random state as it is.
-        writes: whether the model has a `generate()` that goes on from these inputs.
+        make: builds the model and its inputs from the current random state.
+        writes: True if the model has a `generate()` that continues from these inputs.
     """
 
     name: str
@@ -43,7 +43,7 @@ ZOO: dict[str, Architecture] = {}
 
 
 def architecture(kind: str, writes: bool = False) -> Callable[[Make], Make]:
-    """Decorator: the function, by its name, is an entry of the zoo."""
+    """Decorator: add the function to the zoo, by its name."""
 
     def register(make: Make) -> Make:
         ZOO[make.__name__] = Architecture(make.__name__, kind, make, writes)
@@ -53,7 +53,7 @@ def architecture(kind: str, writes: bool = False) -> Callable[[Make], Make]:
 
 
 def pretrained(module: str, model: str, config: str, **settings: Any) -> nn.Module:
-    """A model of transformers; imported by name, because the package's own lookup imports far more."""
+    """Return a model of transformers, imported by name, because the package's lookup imports far more."""
     package = f"transformers.models.{module}"
     make = getattr(importlib.import_module(f"{package}.modeling_{module}"), model)
     return make(getattr(importlib.import_module(f"{package}.configuration_{module}"), config)(**settings))
@@ -69,7 +69,7 @@ def row(
     writes: bool = False,
     **settings: Any,
 ) -> None:
-    """An entry of the zoo whose classes are named as most are: `{prefix}{head}` and `{prefix}Config` (or `config`)."""
+    """Add an entry with the usual class names: `{prefix}{head}` and `{prefix}Config` (or `config`)."""
 
     def make() -> tuple[nn.Module, Inputs]:
         return pretrained(module, f"{prefix}{head}", config or f"{prefix}Config", **settings), inputs()
@@ -78,25 +78,25 @@ def row(
 
 
 def words(seed: int = 0, length: int = 10) -> torch.Tensor:
-    """Two sequences of token ids between 3 and 89."""
+    """Return two sequences of token ids between 3 and 89."""
     return torch.randint(3, 90, (2, length), generator=torch.Generator().manual_seed(seed))
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Normally distributed numbers that do not depend on the random state."""
+    """Return normally distributed numbers, independent of the random state."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def text() -> Inputs:
-    """Tokens, with labels."""
+    """Return tokens with labels."""
     return {"input_ids": words(), "labels": words(1)}
 
 
 def padded_text() -> Inputs:
-    """Tokens, with labels; the second sequence is shorter."""
+    """Return tokens with labels; the second sequence is shorter."""
     return text() | {"attention_mask": (torch.arange(10) < torch.tensor([[10], [7]])).long()}
 
 
 def labelled_image() -> Inputs:
-    """Two images, with the numbers of their classes."""
+    """Return two images with their class numbers."""
     return {"pixel_values": numbers(2, 3, 32, 32), "labels": torch.tensor([1, 2])}

@@ -1,4 +1,4 @@
-"""Training runs: a CNN on handwritten digits and a small GPT on Python's own documentation, here and remotely."""
+"""Training runs: a CNN on handwritten digits and a small GPT on Python's documentation, local and remote."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ OPTIMIZERS: Mapping[str, Optimize] = MappingProxyType({
     "adamw, fused": lambda p: torch.optim.AdamW(p, lr=2e-3, fused=True),
 })  # fmt: skip
 
-# Of losses around 1. Where the same kernels run here and there, nothing differs. Where they do not, the last bit differs at
-# first, and training makes the difference grow: 1e-7 becomes 1e-5 in 200 steps. Under autocast PyTorch's policy for the CPU keeps other ops in single precision than that for CUDA, which the
-# remote device follows; bfloat16 has 8 bits, so the loss of one step differs by 1e-3.
+# For losses around 1. With equal kernels there is no difference. Otherwise the last bit differs at first, and training
+# amplifies the difference: 1e-7 becomes 1e-5 in 200 steps. Under autocast, PyTorch's CPU policy keeps other ops in
+# single precision than the CUDA policy, which the remote device follows. bfloat16 has 8 bits, so one step's loss
+# differs by 1e-3.
 TOLERANCE, REDUCED_TOLERANCE = 1e-3, 5e-2
 
 
@@ -45,7 +46,7 @@ class Task:
     batches: tuple[Batch, ...]
 
     def batch(self, step: int) -> Batch:
-        """The batch of this step; after the last comes the first."""
+        """Return the batch of this step. Batches repeat cyclically."""
         return self.batches[step % len(self.batches)]
 
 
@@ -54,9 +55,9 @@ class Comparison:
     """Two loss curves of the same run; times in seconds.
 
     Attributes:
-        tolerance: how large it may be.
-        largest: the largest difference of two losses. last: of the parameters after the last step, the largest.
-        apart: the first step whose losses differ; None where all are the same to the last bit.
+        tolerance: maximum difference.
+        largest: the largest difference of two losses. last: the largest difference of parameters after the last step.
+        apart: the first step with different losses; None if all are bitwise equal.
     """
 
     task: str
@@ -74,13 +75,13 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """True if the curve equals the local one and goes down: a run that learns nothing shows nothing."""
+        """Return True if the curve equals the local one and decreases: a run that learns nothing proves nothing."""
         return self.largest <= self.tolerance and self.last_loss < 0.9 * self.first_loss
 
 
 @attrs.frozen
 class Run:
-    """Losses of each step, the parameters at the end, and how long it took in seconds."""
+    """Losses of each step, the final parameters, and the duration in seconds."""
 
     losses: torch.Tensor
     parameters: dict[str, torch.Tensor]
@@ -88,7 +89,7 @@ class Run:
 
 
 def digits() -> Task:
-    """A CNN with batch norm and dropout that reads digits."""
+    """Return a CNN with batch norm and dropout for digits."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -106,12 +107,12 @@ def digits() -> Task:
 
 def _classify(model: nn.Module, batch: Batch) -> torch.Tensor:
     images, labels = batch
-    # In single precision by our own word: under autocast CUDA's policy casts here, and the CPU's does not.
+    # explicitly in single precision: under autocast, CUDA's policy casts here, and the CPU's does not
     return functional.cross_entropy(model(images).float(), labels)
 
 
 def prose(attention: str = "eager") -> Task:
-    """A GPT that writes Python's documentation, character by character."""
+    """Return a character GPT on Python's documentation."""
     from pydoc_data.topics import topics
 
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -120,7 +121,7 @@ def prose(attention: str = "eager") -> Task:
     rows = torch.tensor(list(text)).view(64, 8, 65)
     torch.manual_seed(3)
     sizes = {"vocab_size": 128, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-    dropout = 0.0 if attention == "sdpa" else 0.1  # the CPU's fused attention has none
+    dropout = 0.0 if attention == "sdpa" else 0.1  # the CPU's fused attention has no dropout
     config = GPT2Config(
         **sizes, attn_implementation=attention, attn_pdrop=dropout, resid_pdrop=dropout, embd_pdrop=dropout,
         bos_token_id=0, eos_token_id=0,
@@ -136,9 +137,9 @@ def _predict(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def train(task: Task, optimize: Optimize, steps: int, device: str, cast: AbstractContextManager[object]) -> Run:
-    """Train a copy of the task's model; dropout draws from the device's random state."""
+    """Train a copy of the task's model. Dropout uses the device's random state."""
     model = copy.deepcopy(task.model)
-    optimizer = optimize(model.parameters())  # built before the move: it goes on working, as for CUDA
+    optimizer = optimize(model.parameters())  # built before the move, which must keep it valid, as on CUDA
     model.to(device).train()
     torch.manual_seed(4)
     started = time.perf_counter()
@@ -157,7 +158,7 @@ def train(task: Task, optimize: Optimize, steps: int, device: str, cast: Abstrac
 
 
 def compare_runs(task: Task, optimizer: str, steps: int, bf16: bool = False) -> Comparison:
-    """Train here and remotely, and compare the curves; under autocast where `bf16` is set."""
+    """Train locally and remotely, and compare the curves; under autocast if `bf16` is set."""
     here, remote = (
         train(task, OPTIMIZERS[optimizer], steps, device, _cast(device.partition(":")[0], bf16))
         for device in ("cpu", REMOTE)

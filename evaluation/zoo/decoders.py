@@ -1,4 +1,4 @@
-"""Decoders: the models that write text."""
+"""Decoders: language models."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ROUTED = {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 2, "topk_grou
 
 
 def decoder(module: str, prefix: str, head: str = "ForCausalLM", **settings: Any) -> None:
-    """An entry that is sized like most."""
+    """Add an entry with common sizes."""
     row("decoder", module, prefix, head, text, writes=True, **(TEXT | settings))
 
 
 def older(module: str, prefix: str, head: str = "ForCausalLM", **settings: Any) -> None:
-    """An entry whose configuration has names of its own for its sizes."""
+    """Add an entry whose configuration has other names for its sizes."""
     row("decoder", module, prefix, head, text, writes=True, **(NARROW | settings))
 
 
@@ -73,7 +73,7 @@ decoder("gpt_oss", "GptOss", **GROUPED, num_local_experts=4, num_experts_per_tok
 decoder("deepseek_v2", "DeepseekV2", **LATENT, **ROUTED, moe_intermediate_size=32, num_experts_per_tok=2)
 decoder("deepseek_v3", "DeepseekV3", **LATENT, **ROUTED, moe_intermediate_size=32, num_experts_per_tok=2)
 
-# State spaces and other recurrences, alone and between layers of attention.
+# state spaces and other recurrences, alone and between attention layers
 STATES = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_chunk_size": 4}
 decoder("mamba", "Mamba", state_size=4)
 decoder("mamba2", "Mamba2", num_heads=8, head_dim=8, state_size=8, n_groups=2, chunk_size=4)

@@ -1,4 +1,4 @@
-"""Models of diffusers: what takes noise away, and what stands between pictures and their latents."""
+"""Models of diffusers: denoisers and autoencoders."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ DOWN, UP = ("DownBlock2D", "CrossAttnDownBlock2D"), ("CrossAttnUpBlock2D", "UpBl
 
 
 def noisy(*shape: int) -> Inputs:
-    """A latent at two times."""
+    """Return a latent at two timesteps."""
     return {"sample": numbers(*shape), "timestep": torch.tensor([3, 7])}
 
 
 def told(*shape: int) -> Inputs:
-    """A latent and what it is to become."""
+    """Return a latent and its target."""
     return noisy(*shape) | {"encoder_hidden_states": numbers(2, 5, 16)}
 
 
 @architecture("diffusion")
 def unet_1d() -> tuple[nn.Module, Inputs]:
-    """Series: what a planner does next."""
+    """Return a planner over series."""
     from diffusers import UNet1DModel
 
     model = UNet1DModel(
@@ -40,7 +40,7 @@ def unet_1d() -> tuple[nn.Module, Inputs]:
 
 @architecture("diffusion")
 def unet_2d() -> tuple[nn.Module, Inputs]:
-    """DDPM."""
+    """Return DDPM."""
     from diffusers import UNet2DModel
 
     blocks: dict[str, Any] = {"down_block_types": ("DownBlock2D", "AttnDownBlock2D"), "attention_head_dim": 4,
@@ -50,7 +50,7 @@ def unet_2d() -> tuple[nn.Module, Inputs]:
 
 @architecture("diffusion")
 def unet_2d_condition() -> tuple[nn.Module, Inputs]:
-    """Stable Diffusion."""
+    """Return Stable Diffusion."""
     from diffusers import UNet2DConditionModel
 
     return UNet2DConditionModel(**LATENT, **CROSS, down_block_types=DOWN, up_block_types=UP), told(2, 4, 8, 8)
@@ -58,7 +58,7 @@ def unet_2d_condition() -> tuple[nn.Module, Inputs]:
 
 @architecture("diffusion")
 def unet_sdxl() -> tuple[nn.Module, Inputs]:
-    """Stable Diffusion XL: sizes and a pooled text beside the time."""
+    """Return Stable Diffusion XL, with sizes and a pooled text beside the timestep."""
     from diffusers import UNet2DConditionModel
 
     model = UNet2DConditionModel(
@@ -71,7 +71,7 @@ def unet_sdxl() -> tuple[nn.Module, Inputs]:
 
 @architecture("diffusion")
 def unet_3d_condition() -> tuple[nn.Module, Inputs]:
-    """Film."""
+    """Return a video denoiser."""
     from diffusers import UNet3DConditionModel
 
     model = UNet3DConditionModel(
@@ -83,7 +83,7 @@ def unet_3d_condition() -> tuple[nn.Module, Inputs]:
 
 @architecture("diffusion")
 def controlnet() -> tuple[nn.Module, Inputs]:
-    """A second net that says where things are to be."""
+    """Return a ControlNet."""
     from diffusers import ControlNetModel
 
     model = ControlNetModel(
@@ -95,7 +95,7 @@ def controlnet() -> tuple[nn.Module, Inputs]:
 
 @architecture("autoencoder")
 def autoencoder_kl() -> tuple[nn.Module, Inputs]:
-    """Pictures to latents and back."""
+    """Return an image autoencoder (VAE)."""
     from diffusers import AutoencoderKL
 
     model = AutoencoderKL(
@@ -107,7 +107,7 @@ def autoencoder_kl() -> tuple[nn.Module, Inputs]:
 
 @architecture("autoencoder")
 def autoencoder_tiny() -> tuple[nn.Module, Inputs]:
-    """The same without attention or norms."""
+    """Return a VAE without attention and norms."""
     from diffusers import AutoencoderTiny
 
     sizes = {"encoder_block_out_channels": (8, 8), "decoder_block_out_channels": (8, 8), "num_encoder_blocks": (1, 1),
@@ -117,7 +117,7 @@ def autoencoder_tiny() -> tuple[nn.Module, Inputs]:
 
 @architecture("autoencoder")
 def vq_model() -> tuple[nn.Module, Inputs]:
-    """Latents out of a code book."""
+    """Return a VQ model."""
     from diffusers import VQModel
 
     model = VQModel(
@@ -129,7 +129,7 @@ def vq_model() -> tuple[nn.Module, Inputs]:
 
 @architecture("diffusion transformer")
 def dit() -> tuple[nn.Module, Inputs]:
-    """DiT: classes and times set the norms."""
+    """Return DiT: classes and timesteps modulate the norms."""
     from diffusers import DiTTransformer2DModel
 
     model = DiTTransformer2DModel(
@@ -145,7 +145,7 @@ def dit() -> tuple[nn.Module, Inputs]:
 
 @architecture("diffusion transformer")
 def pixart() -> tuple[nn.Module, Inputs]:
-    """PixArt."""
+    """Return PixArt."""
     from diffusers import PixArtTransformer2DModel
 
     model = PixArtTransformer2DModel(
@@ -159,7 +159,7 @@ def pixart() -> tuple[nn.Module, Inputs]:
 
 @architecture("diffusion transformer")
 def sd3() -> tuple[nn.Module, Inputs]:
-    """Stable Diffusion 3: pictures and text attend together."""
+    """Return Stable Diffusion 3: joint attention of images and text."""
     from diffusers import SD3Transformer2DModel
 
     model = SD3Transformer2DModel(
@@ -173,7 +173,7 @@ def sd3() -> tuple[nn.Module, Inputs]:
 
 @architecture("diffusion transformer")
 def flux() -> tuple[nn.Module, Inputs]:
-    """FLUX."""
+    """Return FLUX."""
     from diffusers import FluxTransformer2DModel
 
     model = FluxTransformer2DModel(
@@ -189,7 +189,7 @@ def flux() -> tuple[nn.Module, Inputs]:
 
 @architecture("diffusion transformer")
 def aura_flow() -> tuple[nn.Module, Inputs]:
-    """AuraFlow."""
+    """Return AuraFlow."""
     from diffusers import AuraFlowTransformer2DModel
 
     model = AuraFlowTransformer2DModel(
@@ -203,7 +203,7 @@ def aura_flow() -> tuple[nn.Module, Inputs]:
 
 @architecture("diffusion transformer")
 def cog_video() -> tuple[nn.Module, Inputs]:
-    """CogVideoX: film."""
+    """Return CogVideoX."""
     from diffusers import CogVideoXTransformer3DModel
 
     model = CogVideoXTransformer3DModel(
@@ -217,7 +217,7 @@ def cog_video() -> tuple[nn.Module, Inputs]:
 
 @architecture("diffusion transformer")
 def prior() -> tuple[nn.Module, Inputs]:
-    """Prior: predicts CLIP's embedding of a picture from that of its text."""
+    """Return a prior, which predicts CLIP's image embedding from the text embedding."""
     from diffusers import PriorTransformer
 
     model = PriorTransformer(num_attention_heads=2, attention_head_dim=4, num_layers=2, embedding_dim=8, num_embeddings=5,

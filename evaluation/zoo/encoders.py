@@ -1,4 +1,4 @@
-"""Encoders of text, and models that translate one sequence into another."""
+"""Encoders of text, and sequence-to-sequence models."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TRANSLATOR = {
 
 
 def encoder(module: str, prefix: str, head: str = "ForMaskedLM", **settings: Any) -> None:
-    """An entry that fills in words that were left out."""
+    """Add an entry for masked language modelling."""
     row("encoder", module, prefix, head, padded_text, **(TEXT | settings))
 
 
 def translator(module: str, prefix: str, head: str = "ForConditionalGeneration", **settings: Any) -> None:
-    """An entry with an encoder and a decoder."""
+    """Add an entry with an encoder and a decoder."""
     row("encoder-decoder", module, prefix, head, padded_text, writes=True, **(TRANSLATOR | settings))
 
 

@@ -1,4 +1,4 @@
-"""One model, here and remotely: an evaluation and one training step, compared number by number."""
+"""One model, local and remote: an evaluation and one training step, compared number by number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import djinn
 from evaluation.zoo.building import Architecture, Inputs
 
 REMOTE = "remote_accelerator:0"
-# Those of `torch.testing.assert_close`, by dtype.
+# tolerances of `torch.testing.assert_close`, by dtype
 TOLERANCES = {torch.float32: (1.3e-6, 1e-5), torch.bfloat16: (1.6e-2, 1e-5), torch.float16: (1e-3, 1e-5)}
 Tensors = dict[str, torch.Tensor]
 
@@ -26,8 +26,8 @@ class Likeness:
     """Comparison of a set of tensors with the local one.
 
     Attributes:
-        bitwise: whether every bit is the same.
-        distance: how far the farthest tensor is off, in units of PyTorch's tolerance for its dtype.
+        bitwise: True if every bit is equal.
+        distance: largest difference, in units of PyTorch's tolerance for the dtype.
         worst: the name of that tensor.
     """
 
@@ -37,7 +37,7 @@ class Likeness:
 
     @property
     def close(self) -> bool:
-        """True if everything is within the tolerances."""
+        """Return True if all tensors are within the tolerances."""
         return self.distance <= 1
 
 
@@ -46,9 +46,9 @@ class Verdict:
     """Result of one architecture.
 
     Attributes:
-        ops: recorded in the forward pass. round_trips: likewise.
-        tokens: whether `generate()` wrote the same; None for models that do not write.
-        here: seconds of forward pass and training step. remote: likewise.
+        ops: number of ops in the forward pass. round_trips: likewise.
+        tokens: True if `generate()` gave the same tokens; None for other models.
+        here: local seconds of forward pass and training step. remote: remote seconds.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Verdict:
 
     @property
     def equal(self) -> bool:
-        """True if the model ran and is within the tolerances."""
+        """Return True if the model ran and is within the tolerances."""
         return not self.error and self.forward.close and self.step.close and self.tokens is not False
 
 
@@ -105,14 +105,14 @@ def compare(architecture: Architecture, here: str = "cpu") -> Verdict:
 
 @torch.no_grad()
 def unsettle(model: nn.Module) -> None:
-    """Add noise to all parameters: where one begins as zeros, much is multiplied by nothing and would show nothing."""
+    """Add noise to all parameters, because zero parameters would hide differences."""
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.add_(torch.randn(parameter.shape), alpha=0.05)
 
 
 def moved(inputs: Any, device: str) -> Any:
-    """The inputs with every tensor in them on a device."""
+    """Return the inputs with every tensor moved to a device."""
     if isinstance(inputs, torch.Tensor):
         return inputs.to(device)
     if isinstance(inputs, Mapping):
@@ -123,7 +123,7 @@ def moved(inputs: Any, device: str) -> Any:
 
 
 def outcome(model: nn.Module, inputs: Inputs) -> Outcome:
-    """Evaluate the model, then train it for one step; on the CPU what it gives."""
+    """Evaluate the model, then train it for one step. Return the results on the CPU."""
     started = time.perf_counter()
     before = djinn.stats()
     torch.manual_seed(1)
@@ -137,7 +137,7 @@ def outcome(model: nn.Module, inputs: Inputs) -> Outcome:
 
 
 def train(model: nn.Module, inputs: Inputs) -> Tensors:
-    """Loss, every gradient, and every parameter and buffer after one step; dropout included."""
+    """Return loss, gradients, and parameters and buffers after one step; dropout included."""
     torch.manual_seed(1)
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
@@ -149,19 +149,19 @@ def train(model: nn.Module, inputs: Inputs) -> Tensors:
 
 
 def same_tokens(theirs: nn.Module, sent: Inputs, model: nn.Module, inputs: Inputs) -> bool:
-    """True if both generate the same tokens, with the caches that their kind of model has."""
+    """Return True if both generate the same tokens, with the model's kind of cache."""
     return generate(theirs, sent) == generate(model, inputs)
 
 
 def generate(model: nn.Module, inputs: Inputs) -> list[list[int]]:
-    """Seven tokens, greedily."""
+    """Return seven greedy tokens."""
     given = {name: value for name, value in inputs.items() if name not in {"labels", "use_cache"}}
     options = {"max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False, "pad_token_id": 0}
     return model.eval().generate(**given, **options).tolist()
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """The loss that the model gives, or the mean squares of all that it gives, the large ones scaled to 1."""
+    """Return the model's loss, or the mean squares of its outputs, large ones scaled to 1."""
     loss = output.get("loss") if isinstance(output, Mapping) else None
     if loss is not None:
         return loss
@@ -170,7 +170,7 @@ def loss_of(output: Any) -> torch.Tensor:
 
 
 def tensors(output: Any, name: str = "output") -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in what a model gave, caches included, with names."""
+    """Yield the named tensors in a model's output, caches included."""
     if isinstance(output, torch.Tensor):
         yield name, output
     elif isinstance(output, Mapping):
@@ -187,12 +187,12 @@ def _all(parts: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, torch.Tensor]]
 
 
 def on_cpu(found: Tensors) -> Tensors:
-    """Copies here, without gradients."""
+    """Return CPU copies without gradients."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
 
 
 def likeness(remote: Tensors, local: Tensors) -> Likeness:
-    """Comparison of what came from the remote side with what was made here."""
+    """Compare remote tensors with local ones."""
     if remote.keys() != local.keys():
         return Likeness(worst=f"only on one side: {sorted(remote.keys() ^ local.keys())}")
     distances = {name: distance(remote[name], expected) for name, expected in local.items()}
@@ -202,7 +202,7 @@ def likeness(remote: Tensors, local: Tensors) -> Likeness:
 
 
 def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference between two tensors, in units of what PyTorch tolerates there."""
+    """Return the largest difference of two tensors, in units of PyTorch's tolerance."""
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
         return math.inf
     if not expected.numel() or actual.equal(expected):
@@ -216,7 +216,7 @@ def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    """True if two tensors are the same to the last bit."""
+    """Return True if two tensors are bitwise equal."""
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
         return False
     one, other = (t.contiguous().reshape(-1).view(torch.uint8) for t in (actual, expected))

@@ -1,4 +1,4 @@
-"""Models of pictures and text together."""
+"""Models of images and text together."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from torch import nn
 
 from evaluation.zoo.building import SIZES, TEXT, VISION, Inputs, architecture, numbers, pretrained, words
 
-PICTURE = 98  # the token that stands where a picture's patches come
+PICTURE = 98  # the placeholder token for an image's patches
 TOWER = VISION | {"hidden_act": "gelu"}
 LANGUAGE = TEXT | {"num_key_value_heads": 2, "max_position_embeddings": 64}
 
 
 def pair() -> Inputs:
-    """Two texts with a picture each."""
+    """Return two texts with an image each."""
     return {"input_ids": words(), "pixel_values": numbers(2, 3, 32, 32), "return_loss": True}
 
 
 def illustrated(patches: int) -> Inputs:
-    """Two texts that each begin with a picture's patches."""
+    """Return two texts that begin with an image's patches."""
     ids = torch.cat([torch.full((2, patches), PICTURE), words()], dim=1)
     labels = torch.where(ids == PICTURE, -100, ids)
     return {"input_ids": ids, "labels": labels, "pixel_values": numbers(2, 3, 32, 32)}
@@ -26,21 +26,21 @@ def illustrated(patches: int) -> Inputs:
 
 @architecture("multimodal")
 def clip() -> tuple[nn.Module, Inputs]:
-    """Pictures and text in one space."""
+    """Return CLIP: images and text in one space."""
     towers = {"text_config": TEXT, "vision_config": VISION}
     return pretrained("clip", "CLIPModel", "CLIPConfig", **towers, projection_dim=16), pair()
 
 
 @architecture("multimodal")
 def siglip() -> tuple[nn.Module, Inputs]:
-    """The same, told apart pair by pair."""
+    """Return SigLIP: the same with a pairwise loss."""
     towers = {"text_config": TEXT, "vision_config": VISION}
     return pretrained("siglip", "SiglipModel", "SiglipConfig", **towers), pair()
 
 
 @architecture("multimodal")
 def blip() -> tuple[nn.Module, Inputs]:
-    """Describes pictures."""
+    """Return an image captioner."""
     text = TEXT | {"encoder_hidden_size": 32, "projection_dim": 16}
     towers = {"text_config": text, "vision_config": VISION | {"projection_dim": 16}}
     model = pretrained("blip", "BlipForConditionalGeneration", "BlipConfig", **towers, projection_dim=16)
@@ -49,7 +49,7 @@ def blip() -> tuple[nn.Module, Inputs]:
 
 @architecture("multimodal")
 def blip_2() -> tuple[nn.Module, Inputs]:
-    """A few learnt questions stand between the picture and the language model."""
+    """Return BLIP-2: learnt queries between the image and the language model."""
     text = TEXT | {"model_type": "opt", "ffn_dim": 64, "word_embed_proj_dim": 32}
     asks = SIZES | {"encoder_hidden_size": 32, "vocab_size": 99}
     model = pretrained(
@@ -61,7 +61,7 @@ def blip_2() -> tuple[nn.Module, Inputs]:
 
 @architecture("multimodal", writes=True)
 def llava() -> tuple[nn.Module, Inputs]:
-    """Patches take the place of tokens."""
+    """Return LLaVA: patches replace tokens."""
     towers = {
         "text_config": LANGUAGE | {"model_type": "llama"},
         "vision_config": TOWER | {"model_type": "clip_vision_model", "projection_dim": 16},
@@ -75,7 +75,7 @@ def llava() -> tuple[nn.Module, Inputs]:
 
 @architecture("multimodal", writes=True)
 def paligemma() -> tuple[nn.Module, Inputs]:
-    """SigLIP before Gemma."""
+    """Return PaliGemma: SigLIP before Gemma."""
     towers = {
         "text_config": LANGUAGE | {"model_type": "gemma", "head_dim": 8, "num_image_tokens": 16},
         "vision_config": TOWER | {"model_type": "siglip_vision_model", "projection_dim": 32, "vision_use_head": False},
@@ -90,7 +90,7 @@ def paligemma() -> tuple[nn.Module, Inputs]:
 
 @architecture("multimodal", writes=True)
 def idefics3() -> tuple[nn.Module, Inputs]:
-    """Pixel shuffle before Llama."""
+    """Return Idefics3: pixel shuffle before Llama."""
     model = pretrained(
         "idefics3", "Idefics3ForConditionalGeneration", "Idefics3Config", image_token_id=PICTURE, scale_factor=2,
         vision_config=TOWER, text_config=LANGUAGE | {"model_type": "llama"}, pad_token_id=0,
@@ -104,7 +104,7 @@ QWEN_ROPE = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1
 
 
 def qwen_inputs() -> Inputs:
-    """Two texts; each begins with a picture of 4 x 4 patches, which become 4 tokens."""
+    """Return two texts that begin with an image of 4 x 4 patches, which become 4 tokens."""
     ids = torch.cat([torch.full((2, 1), 96), torch.full((2, 4), PICTURE), torch.full((2, 1), 95), words()], dim=1)
     return {
         "input_ids": ids, "labels": ids.clone(), "pixel_values": numbers(32, 3 * 2 * 8 * 8),
@@ -115,7 +115,7 @@ def qwen_inputs() -> Inputs:
 
 @architecture("multimodal", writes=True)
 def qwen2_vl() -> tuple[nn.Module, Inputs]:
-    """Positions in time, height and width."""
+    """Return Qwen2-VL: positions in time, height and width."""
     tower = {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "mlp_ratio": 2, "patch_size": 8,
              "spatial_merge_size": 2, "temporal_patch_size": 2}  # fmt: skip
     model = pretrained(
@@ -127,7 +127,7 @@ def qwen2_vl() -> tuple[nn.Module, Inputs]:
 
 @architecture("multimodal", writes=True)
 def qwen2_5_vl() -> tuple[nn.Module, Inputs]:
-    """Windows of patches attend to themselves."""
+    """Return Qwen2.5-VL: windowed attention over patches."""
     tower = {"depth": 2, "hidden_size": 32, "num_heads": 4, "intermediate_size": 64, "out_hidden_size": 32, "patch_size": 8,
              "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 16, "fullatt_block_indexes": [1]}  # fmt: skip
     model = pretrained(
@@ -139,7 +139,7 @@ def qwen2_5_vl() -> tuple[nn.Module, Inputs]:
 
 @architecture("multimodal")
 def vilt() -> tuple[nn.Module, Inputs]:
-    """One encoder for both."""
+    """Return ViLT: one encoder for both."""
     model = pretrained("vilt", "ViltForQuestionAnswering", "ViltConfig", **(VISION | TEXT), num_labels=5)
     marks = {"attention_mask": torch.ones(2, 10).long(), "pixel_mask": torch.ones(2, 32, 32).long()}
     answers = torch.eye(5)[:2]
@@ -148,14 +148,14 @@ def vilt() -> tuple[nn.Module, Inputs]:
 
 @architecture("multimodal", writes=True)
 def git() -> tuple[nn.Module, Inputs]:
-    """Text that goes on from a picture."""
+    """Return GIT: text that continues an image."""
     model = pretrained("git", "GitForCausalLM", "GitConfig", **TEXT, vision_config=VISION)
     return model, {"input_ids": words(), "labels": words(1), "pixel_values": numbers(2, 3, 32, 32)}
 
 
 @architecture("multimodal")
 def owlvit() -> tuple[nn.Module, Inputs]:
-    """Finds in pictures what words name."""
+    """Return OWL-ViT: detection by text."""
     towers = {"text_config": TEXT, "vision_config": VISION}
     model = pretrained("owlvit", "OwlViTForObjectDetection", "OwlViTConfig", **towers, projection_dim=32)
     return model, {
@@ -167,7 +167,7 @@ def owlvit() -> tuple[nn.Module, Inputs]:
 
 @architecture("multimodal")
 def clipseg() -> tuple[nn.Module, Inputs]:
-    """Cuts out of pictures what words name."""
+    """Return CLIPSeg: segmentation by text."""
     towers = {"text_config": TEXT, "vision_config": VISION}
     model = pretrained(
         "clipseg", "CLIPSegForImageSegmentation", "CLIPSegConfig", **towers, projection_dim=16, extract_layers=[0, 1],

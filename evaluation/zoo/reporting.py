@@ -8,18 +8,18 @@ from importlib.metadata import version
 
 
 def versions() -> dict[str, str]:
-    """Environment that a run was made with."""
+    """Return the environment of a run."""
     return {"date": f"{datetime.now(UTC):%Y-%m-%d}"} | {
         name: version(name) for name in ("torch", "transformers", "diffusers")
     }
 
 
 def made_by(command: str) -> str:
-    """The line that says how a page came to be."""
+    """Return the provenance line of a page."""
     return f"Made by `{command}`: {', '.join(f'{name} {number}' for name, number in versions().items())}."
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table."""
+    """Return a table."""
     lines = [columns, ("---",) * len(columns), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,6 +1,6 @@
-"""Training runs of 200 steps, here and on a server in a process of its own: `python -m evaluation curves`.
+"""Training runs of 200 steps, local and on a server process: `python -m evaluation curves`.
 
-Ends with 1 where a curve is not the local one.
+Exits with 1 if a curve differs from the local one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COLUMNS = ("task", "optimizer", "loss at first", "at last", "largest difference"
 
 
 def runs(steps: int) -> Iterator[Comparison]:
-    """All of them."""
+    """Yield all runs."""
     for task in (digits(), prose("eager"), prose("sdpa")):
         for optimizer in OPTIMIZERS:
             yield compare_runs(task, optimizer, steps)
@@ -35,7 +35,7 @@ def runs(steps: int) -> Iterator[Comparison]:
 
 
 def main() -> int:
-    """Train, print a table and, where asked, write it as JSON."""
+    """Train, print a table and, if requested, write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of each run")
     parser.add_argument("--json", type=Path, help="write the results to this file as well")
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def cells(one: Comparison) -> tuple[str, ...]:
-    """One row of the table."""
+    """Return one row of the table."""
     losses = (f"{one.first_loss:.4f}", f"{one.last_loss:.4f}")
     apart = "" if one.apart is None else str(one.apart)
     differences = ("bitwise", "bitwise", "") if one.bitwise else (f"{one.largest:.1e}", f"{one.last:.1e}", apart)

@@ -1,6 +1,6 @@
-"""Every architecture of the zoo, here and on a server in a process of its own: `python -m evaluation zoo`.
+"""Every architecture of the zoo, local and on a server process: `python -m evaluation zoo`.
 
-Ends with 1 where one of them is not equal to local.
+Exits with 1 if one differs from local.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COLUMNS = (
 
 
 def main() -> int:
-    """Compare what was asked for, print a table and, where asked, write it down as well."""
+    """Compare the requested architectures, print a table and, if requested, write it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", help="names of architectures, with commas between them")
     parser.add_argument("--short", action="store_true", help="those of the default suite")
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def judge(name: str, device: str) -> Verdict:
-    """Result of one architecture, also where it raised."""
+    """Return the result of one architecture, also after an exception."""
     try:
         return compare(ZOO[name], device)
     except Exception as error:  # any failure is a row of the table
@@ -67,7 +67,7 @@ def judge(name: str, device: str) -> Verdict:
 
 
 def cells(verdict: Verdict) -> tuple[str, ...]:
-    """One row of the table."""
+    """Return one row of the table."""
     counts = (f"{verdict.parameters:,}", str(verdict.ops), str(verdict.round_trips))
     tokens = {None: "", True: "same", False: "DIFFER"}[verdict.tokens]
     times = (f"{verdict.here:.2f}", f"{verdict.remote:.2f}")
@@ -75,14 +75,14 @@ def cells(verdict: Verdict) -> tuple[str, ...]:
 
 
 def word(likeness: Likeness) -> str:
-    """Degree of equality: bit by bit, or the largest difference in units of what PyTorch tolerates."""
+    """Return the degree of equality: bitwise, or the largest difference in units of PyTorch's tolerance."""
     if likeness.bitwise:
         return "bitwise"
     return f"{'equal' if likeness.close else 'DIFFERS'} ({likeness.distance:.2g})"
 
 
 def summary(verdicts: Sequence[Verdict]) -> str:
-    """Counts of equal architectures, and of those equal to the last bit."""
+    """Return the counts of equal and of bitwise equal architectures."""
     equal, forward = sum(v.equal for v in verdicts), sum(v.forward.bitwise for v in verdicts)
     step, trips = sum(v.step.bitwise for v in verdicts), sum(v.round_trips == 0 for v in verdicts)
     return (
@@ -93,7 +93,7 @@ def summary(verdicts: Sequence[Verdict]) -> str:
 
 
 def show(verdicts: Sequence[Verdict], console: Console) -> None:
-    """The table, what differs, and the sums."""
+    """Print the table, the differences, and the totals."""
     table = Table(*COLUMNS)
     for verdict in verdicts:
         table.add_row(*cells(verdict))
@@ -109,12 +109,12 @@ def show(verdicts: Sequence[Verdict], console: Console) -> None:
 
 
 def report(verdicts: Sequence[Verdict]) -> dict[str, object]:
-    """All results, for `--json`."""
+    """Return all results, for `--json`."""
     return {"made with": versions(), "summary": summary(verdicts), "results": [attrs.asdict(v) for v in verdicts]}
 
 
 def page(verdicts: Sequence[Verdict]) -> str:
-    """The table as a page of the documentation."""
+    """Return the table as a page of the documentation."""
     table = markdown(COLUMNS, map(cells, verdicts))
     return "\n".join([INTRODUCTION, made_by("python -m evaluation zoo"), "", summary(verdicts), "", table, ""])
 

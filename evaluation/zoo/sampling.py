@@ -1,4 +1,4 @@
-"""Random numbers in every way that programs draw them; as a script it prints what one seed gives on a server."""
+"""Random numbers in all ways that programs draw them. As a script it prints the samples of one seed on a server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SEED = 11
 
 
 def draw(device: str) -> dict[str, torch.Tensor]:
-    """Samples that one seed gives on `device`, drawn in a fixed order; on the CPU."""
+    """Return samples of one seed on `device`, drawn in a fixed order, as CPU tensors."""
     torch.manual_seed(SEED)
     weights = torch.arange(1.0, 9.0, device=device)
     found = {
@@ -38,7 +38,7 @@ def draw(device: str) -> dict[str, torch.Tensor]:
 
 
 def train_with_dropout(device: str) -> dict[str, torch.Tensor]:
-    """A network after four steps in which dropout decides what is learnt; on the CPU."""
+    """Return a network after four training steps with dropout, as CPU tensors."""
     torch.manual_seed(SEED)
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 1)).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -51,7 +51,7 @@ def train_with_dropout(device: str) -> dict[str, torch.Tensor]:
 
 
 def fingerprint(found: dict[str, torch.Tensor]) -> str:
-    """The same exactly where every bit is."""
+    """Return a hash of all bits."""
     digest = hashlib.sha256()
     for name, tensor in found.items():
         digest.update(name.encode())

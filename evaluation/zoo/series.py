@@ -1,4 +1,4 @@
-"""Models of time series, films and decisions, and plain recurrent networks."""
+"""Models of time series, videos and decisions, and plain recurrent networks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SERIES = {"context_length": 16, "prediction_length": 4, "num_input_channels": 3}
 
 
 def forecast() -> Inputs:
-    """Three series and how they go on."""
+    """Return three series with their continuations."""
     return {"past_values": numbers(2, 16, 3), "future_values": numbers(2, 4, 3, seed=1)}
 
 
@@ -26,7 +26,7 @@ STEPS = {"prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2], "
 
 
 def steps() -> Inputs:
-    """One series with its times and what was seen of it."""
+    """Return a series with its times and observation mask."""
     return {
         "past_values": numbers(2, 10), "past_time_features": numbers(2, 10, 1), "past_observed_mask": torch.ones(2, 10),
         "future_values": numbers(2, 4, seed=1), "future_time_features": numbers(2, 4, 1),
@@ -39,7 +39,7 @@ row("series", "informer", "Informer", "ForPrediction", steps, **STEPS, dropout=0
 
 
 def film() -> Inputs:
-    """Two films of four pictures."""
+    """Return two videos of four images."""
     return {"pixel_values": numbers(2, 4, 3, 32, 32), "labels": torch.tensor([1, 2])}
 
 
@@ -63,7 +63,7 @@ row("film", "vjepa2", "VJEPA2", "Model", lambda: {"pixel_values_videos": numbers
 
 @architecture("decisions")
 def decision_transformer() -> tuple[nn.Module, Inputs]:
-    """A decision transformer: predicts the next action from past actions, states and rewards."""
+    """Return a decision transformer, which predicts the next action from past actions, states and rewards."""
     model = pretrained(
         "decision_transformer", "DecisionTransformerModel", "DecisionTransformerConfig", state_dim=5, act_dim=3,
         hidden_size=32, max_ep_len=16, n_layer=2, n_head=4, n_positions=32,
@@ -74,7 +74,7 @@ def decision_transformer() -> tuple[nn.Module, Inputs]:
 
 
 class Recurrent(nn.Module):
-    """Tags words; packs sequences where it is told their lengths."""
+    """A word tagger, which packs sequences if lengths are given."""
 
     def __init__(self, kind: type[nn.RNNBase]) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Recurrent(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, labels: torch.Tensor, lengths: list[int] | None = None
     ) -> dict[str, torch.Tensor]:
-        """Loss and logits."""
+        """Return loss and logits."""
         given = self.embedding(input_ids)
         if lengths is not None:
             given = nn.utils.rnn.pack_padded_sequence(given, lengths, batch_first=True, enforce_sorted=False)
@@ -98,17 +98,17 @@ class Recurrent(nn.Module):
 
 @architecture("recurrent")
 def lstm() -> tuple[nn.Module, Inputs]:
-    """LSTM."""
+    """Return LSTM."""
     return Recurrent(nn.LSTM), text()
 
 
 @architecture("recurrent")
 def gru() -> tuple[nn.Module, Inputs]:
-    """GRU."""
+    """Return GRU."""
     return Recurrent(nn.GRU), text()
 
 
 @architecture("recurrent")
 def packed_lstm() -> tuple[nn.Module, Inputs]:
-    """LSTM over sequences of different lengths."""
+    """Return an LSTM over sequences of different lengths."""
     return Recurrent(nn.LSTM), text() | {"lengths": [7, 10]}

@@ -1,4 +1,4 @@
-"""Models that look at pictures."""
+"""Models of images."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ STAGES = {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4], "window_size":
 
 
 def classifier(module: str, prefix: str, head: str = "ForImageClassification", **settings: Any) -> None:
-    """An entry that names what is in a picture."""
+    """Add an image classifier."""
     row("vision", module, prefix, head, labelled_image, **(settings | {"num_labels": 5}))
 
 
 def pixels(*shape: int) -> Inputs:
-    """Pictures alone."""
+    """Return images alone."""
     return {"pixel_values": numbers(*shape)}
 
 
@@ -69,7 +69,7 @@ row("vision", "yolos", "Yolos", "ForObjectDetection", lambda: pixels(2, 3, 32, 3
 
 
 def boxes() -> list[Inputs]:
-    """Labels of two pictures: their objects' classes and boxes."""
+    """Return labels of two images: classes and boxes of their objects."""
     return [
         {"class_labels": torch.tensor([1, 2]), "boxes": torch.tensor([[0.5, 0.5, 0.2, 0.3], [0.2, 0.3, 0.1, 0.1]])},
         {"class_labels": torch.tensor([0]), "boxes": torch.tensor([[0.4, 0.6, 0.3, 0.3]])},
@@ -78,7 +78,7 @@ def boxes() -> list[Inputs]:
 
 @architecture("vision")
 def detr() -> tuple[nn.Module, Inputs]:
-    """Detection: what was found is matched with what is there on the CPU, as the library does it."""
+    """Return DETR. Matching of predictions runs on the CPU, as in the library."""
     from transformers import ResNetConfig
 
     backbone = ResNetConfig(
@@ -94,7 +94,7 @@ def detr() -> tuple[nn.Module, Inputs]:
 
 @architecture("vision")
 def sam() -> tuple[nn.Module, Inputs]:
-    """Cuts out what a point is on."""
+    """Return SAM: segmentation by a point."""
     tower = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "mlp_dim": 64, "output_channels": 16,
              "image_size": 32, "patch_size": 8, "window_size": 2, "global_attn_indexes": [1],
              "num_pos_feats": 8}  # fmt: skip
@@ -109,7 +109,7 @@ def sam() -> tuple[nn.Module, Inputs]:
 
 @architecture("vision")
 def depth_anything() -> tuple[nn.Module, Inputs]:
-    """Depth estimate."""
+    """Return a depth estimator."""
     from transformers import Dinov2Config
 
     backbone = Dinov2Config(**(SIZES | {"image_size": 28, "patch_size": 14, "num_hidden_layers": 4}), out_features=["stage1", "stage2", "stage3", "stage4"],
@@ -123,7 +123,7 @@ def depth_anything() -> tuple[nn.Module, Inputs]:
 
 @architecture("vision")
 def upernet() -> tuple[nn.Module, Inputs]:
-    """Segmentation: the class of each pixel."""
+    """Return a segmentation model."""
     from transformers import ConvNextConfig
 
     backbone = ConvNextConfig(hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1],
