@@ -7,4 +7,4 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-sys.path.insert(0, str(ROOT / "tests" / "shared"))  # modules that tests and evaluations use
+sys.path.insert(0, str(ROOT / "tests" / "shared"))  # modules that tests and evaluations share

@@ -1,4 +1,4 @@
-"""`python -m evaluation NAME [ARGS]` becomes the program of that name. Without a name it lists all of them."""
+"""Run the program NAME: `python -m evaluation NAME [ARGS]`. Without a name, list all programs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 PEERS = Layer("peers", ("ray", "torchmonarch", "mycelya-torch"))
 RAY = Layer("ray", ("-e", "./plugins/ray[ray]"))
 UCX = Layer("ucx", ("-e", "./plugins/ucx[ucx]"))
-# Not at locked versions: there may be no s3fs yet for the fsspec that they have.
+# Not locked, because no s3fs may exist yet for the locked fsspec.
 BUCKETS = Layer("buckets", ("-e", "./plugins/weights[test]"))
 LIBRARIES = Layer("libraries", ("-e", ".[libraries]"), locked=True)
 NOTEBOOKS = Layer("notebooks", ("-e", ".[notebooks]"), locked=True)
 TIDY = Layer("tidy", ("clang-tidy>=20",), locked=True)
 
-# Tests of executors that need no CPU.
+# tests of executors without a CPU device
 FAKEGPU = (
     "plugins/fakegpu",
     "tests/e2e",
@@ -35,14 +35,14 @@ FAKEGPU = (
 
 @attrs.frozen
 class Program:
-    """What a name stands for.
+    """A program of the list.
 
     Attributes:
         command: arguments of Python, before those of the command line.
         summary: one line for the list.
         default: arguments if the command line has none.
-        variables: added to the environment of the process.
-        layer: environment that the program needs; none: the running one.
+        variables: environment variables of the process.
+        layer: environment that the program needs; None: the current one.
     """
 
     command: tuple[str, ...]
@@ -60,17 +60,17 @@ def _module(
     variables: Mapping[str, str] = QUIET,
     layer: Layer | None = None,
 ) -> Program:
-    """Return a program of this package. Its own libraries warn, and nobody reads that."""
+    """Return a program of this package, with library warnings disabled."""
     return Program(("-W", "ignore", "-m", f"evaluation.{name}", *given), summary, default, variables, layer)
 
 
 def _tests(*paths: str, summary: str, variables: Mapping[str, str] = QUIET, layer: Layer | None = None) -> Program:
-    """Return tests that the suite leaves out, because of a package, a variable or time."""
+    """Return tests outside of the usual suite, because of a package, a variable or their duration."""
     return Program(("-m", "pytest", *paths), summary, variables=variables, layer=layer)
 
 
 PROGRAMS: Mapping[str, Program] = {
-    # --- equal to local PyTorch
+    # --- equality with local PyTorch
     "conformance": _module("conformance.run_databases", summary="PyTorch's databases of ops, modules and optimizers, called in every way"),
     "conformance-pool": _module(
         "conformance.run_databases", "--executors", "2", "--policy", "round_robin", "--samples", "4",
@@ -81,7 +81,7 @@ PROGRAMS: Mapping[str, Program] = {
         summary="the same on the second of two executors, by its index",
     ),
     "differential": Program(
-        ("-m", "evaluation.differential.run_differential"),  # it compares warnings
+        ("-m", "evaluation.differential.run_differential"),  # without `-W ignore`, because it compares warnings
         "random programs, and ops on inputs of any layout: everything that a program can see of them",
         default=("--programs", "2000", "--ops"),
     ),
@@ -95,7 +95,7 @@ PROGRAMS: Mapping[str, Program] = {
     ),
     "gpu": _module("gpu.run_gpu", summary="everything that needs a GPU, and a report to send", variables={}),
     "fakegpu": _module("fakegpu.run_fakegpu", summary="synchronisations, copies and page-locked memory, by the counters of a simulated GPU"),
-    # --- what is recognised, planned and predicted
+    # --- recognition, planning, prediction
     "semantics": _module("semantics.run_semantics", summary="accuracy of the semantic layer on the labelled zoo"),
     "unseen": _module(
         "semantics.run_semantics", "--part", "unseen", "--no-timing",
@@ -130,7 +130,7 @@ PROGRAMS: Mapping[str, Program] = {
     "bench-ucx": _module("benchmarks.bench_ucx", summary="UCX beside TCP; installs UCX", variables={}, layer=UCX),
     "peers": _module("benchmarks.bench_peers", summary="a token of a toy GPT by other systems; installs Ray, Monarch and mycelya-torch", variables={}, layer=PEERS),
     "paired": _module("benchmarks.paired", summary="processor time of two checkouts", variables={}),
-    # --- tests with more than the environment of all
+    # --- tests with additional packages
     "libraries": _tests("tests/libraries", summary="programs of twelve libraries; installs four", variables=QUIET | {"LONG_FORMS": "1"}, layer=LIBRARIES),
     "ray": _tests("plugins/ray", summary="executors on a Ray cluster of three nodes on this machine; installs Ray", variables={"OMP_NUM_THREADS": "1"}, layer=RAY),
     "ucx": _tests("plugins/ucx", summary="the transport over UCX, and transfers that break; installs UCX", variables={"OMP_NUM_THREADS": "1"}, layer=UCX),
@@ -152,7 +152,7 @@ PROGRAMS: Mapping[str, Program] = {
 
 
 def main() -> None:
-    """Replace this process by the program that the command line names."""
+    """Replace this process by the named program."""
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in {"-h", "--help"}:
         print("python -m evaluation NAME [ARGS]   (`python -m evaluation NAME --help` for the arguments)\n")

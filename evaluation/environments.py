@@ -1,4 +1,4 @@
-"""Virtual environments on top of the running one, for packages that are too large for the environment of all."""
+"""Virtual environments on top of the current one, for large packages."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ LOCK = ROOT / "requirements-dev.lock"
 
 @attrs.frozen
 class Layer:
-    """An environment that sees the packages of the running one below its own.
+    """An environment layered on the current one.
 
     Attributes:
         name: suffix of its folder: `.venv-ray` beside `.venv`.
-        packages: what pip installs, from the root of the checkout.
-        locked: take versions from the lock file, if it was made for this PyTorch.
+        packages: arguments of pip, in the root of the checkout.
+        locked: True to use versions of the lock file, if it was made for this PyTorch.
     """
 
     name: str
@@ -49,27 +49,27 @@ class Layer:
         return str(interpreter)
 
     def _constraints(self) -> list[str]:
-        kept = Path(sys.prefix, "torch-constraints.txt")  # the build of PyTorch, which the Makefile writes
+        kept = Path(sys.prefix, "torch-constraints.txt")  # the build of PyTorch, as written by the Makefile
         files = [kept] if kept.exists() else []
         return [
             part for file in (*files, *([LOCK] if self.locked and _is_locked() else [])) for part in ("-c", str(file))
         ]
 
     def _manifests(self) -> list[Path]:
-        """Project files of the packages of this checkout."""
+        """Return the project files of this checkout's packages."""
         return [ROOT / name.partition("[")[0] / "pyproject.toml" for name in self.packages if name.startswith(".")]
 
 
 def _is_locked() -> bool:
-    """Return True if the lock file was made for the installed version of PyTorch, which its first line names."""
+    """Return True if the lock file was made for the installed PyTorch, which its first line names."""
     version = re.search(r"PyTorch (\d+\.\d+\.\d+)", LOCK.read_text().partition("\n")[0])
     return version is not None and importlib.metadata.version("torch").startswith(version[1])
 
 
 def torch_requirement() -> str:
-    """Return a requirement of the installed PyTorch for an environment that does not see it.
+    """Return a requirement of the installed PyTorch for an environment that does not include it.
 
-    The Makefile writes the requirement that it was given, and the version that it found beside the environment.
+    The Makefile writes its given requirement and the found version next to the environment.
     """
     found, given = Path(sys.prefix, "torch.here"), Path(sys.prefix, "torch.wanted")
     if given.exists() and not (found.exists() and found.read_text().strip()):

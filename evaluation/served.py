@@ -1,4 +1,4 @@
-"""A `djinn serve` in a process of its own, for as long as an evaluation needs it."""
+"""A `djinn serve` process for an evaluation."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ import attrs
 
 from djinn_core.protocol.connection_file import ConnectionFile, read_connection_file
 
-SECONDS = 600.0  # to start and to end, on a busy machine
+SECONDS = 600.0  # timeout for start and end on a busy machine
 
 
 @attrs.frozen
 class Server:
-    """A server that listens: its process, the folder of its files, and where clients reach it."""
+    """A running server: its process, its folder, and its URLs."""
 
-    process: Any  # as `subprocess.Popen` is
+    process: Any  # like a `subprocess.Popen`
     folder: Path
     connection: ConnectionFile
 
     @property
     def file(self) -> Path:
-        """The connection file."""
+        """Return the connection file."""
         return self.folder / "connection.json"
 
     @property
     def log(self) -> str:
-        """What the server has printed."""
+        """Return the server's output."""
         return (self.folder / "log").read_text(errors="replace")
 
     @property
     def token(self) -> str:
-        """The token that the server asks for."""
+        """Return the server's token."""
         return self.connection.token
 
     @property
     def urls(self) -> dict[str, str]:
-        """One URL by scheme."""
+        """Return one URL by scheme."""
         return {urlsplit(url).scheme: url for url in reversed(self.connection.urls)}
 
     @property
     def tcp(self) -> str:
-        """The server's URL over TCP."""
+        """Return the server's URL over TCP."""
         return self.urls["tcp"]
 
     def stop(self) -> int:
@@ -61,7 +61,7 @@ class Server:
 
 
 def plain_environment(**more: str) -> dict[str, str]:
-    """Variables of a process that computes in one thread, and has no settings of Djinn but those in `more`."""
+    """Return environment variables of a single-threaded process, without Djinn settings except those in `more`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
     return kept | {"DJINN_CONFIG": os.devnull, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | more
 
@@ -75,10 +75,10 @@ def start_server(
     prefix: Sequence[str] = (),
     start: Callable[..., Any] | None = None,
 ) -> Server:
-    """Start a server that drains for a second at most, and wait until it listens.
+    """Start a server that drains for at most a second, and wait until it listens.
 
-    Its log is `folder/log`. Its environment is `plain_environment()` with `environment`. `prefix` is put before the command.
-    `start` starts a process as `subprocess.Popen` does, given the arguments of `python` one by one. None: `Popen` itself.
+    Its log is `folder/log`. Its environment is `plain_environment()` with `environment`. `prefix`: command prefix. `start`:
+    starts a process as `subprocess.Popen` does, given the arguments of `python`. None: `Popen`.
 
     Raises:
         RuntimeError: it ended, or does not listen after `SECONDS`. The message is its log.
@@ -112,7 +112,7 @@ def served(
     environment: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
 ) -> Iterator[Server]:
-    """Run a server as `start_server` does, as long as the block lasts; without `folder` in a temporary one."""
+    """Run a server as `start_server` does, during the block; by default in a temporary folder."""
     with tempfile.TemporaryDirectory() as temporary:
         server = start_server(
             folder or Path(temporary),
