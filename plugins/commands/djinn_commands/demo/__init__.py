@@ -4,8 +4,10 @@ It uses only the public API of `djinn` and PyTorch, as a user would. This module
 imports neither.
 
 - `command`: `djinn demo`. `task`: interface of a demonstration. `embeddings`, `generation`, `training`: the three
-programs. - `server`: a `djinn serve` process for the duration of the demo. - `measure`: runs a task locally and
-remotely, and collects measurements. `table`: shows them. `show`: runs the whole demo.
+  programs.
+- `server`: a `djinn serve` process for the duration of the demo.
+- `measure`: runs a task locally and remotely, and collects measurements. `table`: shows them. `show`: runs the whole
+  demo.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ This module is imported for `djinn --help`, so the rest is imported on use.
 makes on `cuda` are remote. PyTorch's C++ keeps the remote device's own name for them.
 
 - `run_command`: the command line. `cuda_names`: makes `cuda` the remote device, here and in processes that the script
-spawns. - `cuda_tensors`: tensors, generators, streams and events report `cuda`. `cuda_module`: the functions of
-`torch.cuda`. - `cuda_subsystems`: autocasting, `torch.compile`, `DataParallel`, process groups and profilers.
+  spawns.
+- `cuda_tensors`: tensors, generators, streams and events report `cuda`. `cuda_module`: the functions of `torch.cuda`.
+- `cuda_subsystems`: autocasting, `torch.compile`, `DataParallel`, process groups and profilers.
 """
 
 from __future__ import annotations
