@@ -1,8 +1,8 @@
 """Tests of clients without Linux-only features. They have not run on a real Mac or Windows.
 
-    python -m evaluation simulated                     # a short part of both; CI runs it
-    python -m evaluation simulated darwin [TESTS]      # a large part of the suite, as on a Mac
-    python -m evaluation simulated windows [tcps|https TESTS]   # tests of clients with a server
+python -m evaluation simulated                     # a short part of both; CI runs it
+python -m evaluation simulated darwin [TESTS]      # a large part of the suite, as on a Mac
+python -m evaluation simulated windows [tcps|https TESTS]   # tests of clients with a server
 """
 
 from __future__ import annotations
