@@ -56,7 +56,6 @@ class Layer:
         ]
 
     def _manifests(self) -> list[Path]:
-        """Return the project files of this checkout's packages."""
         return [ROOT / name.partition("[")[0] / "pyproject.toml" for name in self.packages if name.startswith(".")]
 
 

@@ -245,7 +245,6 @@ def _with_copies(operands: list[LazyTensor], written: tuple[int, ...]) -> list[L
 
 
 def _copy_of(tensor: LazyTensor) -> LazyTensor:
-    """Return a copy with the same strides."""
     meta = tensor.remote.meta
     if not meta.numel or (meta.conj or meta.neg):
         return tensor.detach().clone()  # type: ignore[return-value]

@@ -220,7 +220,6 @@ def _importable(name: str) -> bool:
 
 
 def _distribution_of(module: str, available: Iterable[PluginCandidate]) -> importlib.metadata.Distribution | None:
-    """Return the distribution of a module, or None."""
     package = module.partition(".")[0]
     for candidate in available:
         points = (point for some in candidate.points.values() for point in some)

@@ -161,7 +161,6 @@ def _timed(step: Step, calls: int, processes: Sequence[int]) -> Ran:
 
 
 def _finish(step: Step) -> None:
-    """Run a step until its result has arrived."""
     kept = step()
     kept = next(iter(kept.values())) if isinstance(kept, dict) else kept[0] if isinstance(kept, tuple) else kept
     if isinstance(kept, torch.Tensor):

@@ -68,7 +68,6 @@ def _command(program: str | Path) -> list[str]:
 
 
 def _of_children() -> float:
-    """Return the processor seconds of ended child processes."""
     taken = os.times()
     return taken.children_user + taken.children_system
 

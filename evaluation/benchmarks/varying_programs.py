@@ -131,7 +131,6 @@ def _convolutions() -> torch.nn.Sequential:
 
 
 def _overlaps(these: torch.Tensor, those: torch.Tensor) -> torch.Tensor:
-    """Return the intersection over union of each pair of boxes."""
     low, high = torch.maximum(these[:, None, :2], those[:, :2]), torch.minimum(these[:, None, 2:], those[:, 2:])
     common = (high - low).clamp(min=0).prod(2)
     areas = [(boxes[:, 2:] - boxes[:, :2]).prod(1) for boxes in (these, those)]

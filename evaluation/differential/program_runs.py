@@ -199,7 +199,6 @@ class Runner:
         return looks
 
     def _neutral(self, text: str) -> str:
-        """Remove device names and addresses from a text."""
         text = re.sub(r" \(Triggered internally at .*\)", "", text)
         text = re.sub(r",\s*device=['\"](remote_accelerator|cpu)(:\d+)?['\"]", "", text)
         return re.sub(r"0x[0-9a-f]{6,}", "0x", re.sub(r"remote_accelerator(:\d+)?", "cpu", text))

@@ -106,7 +106,6 @@ def _other_first_slots(submit: Submit, draw: random.Random) -> Submit:
 
 
 def _other_inputs(submit: Submit, draw: random.Random) -> Submit:
-    """Return the submission with other inputs bound."""
     assert submit.first is not None
     handles = messages_handles(submit.first.inputs)
     if len(handles) > 1:
@@ -158,7 +157,6 @@ def _other_template(submit: Submit, draw: random.Random) -> Submit:
 
 
 def _reordered(template: Template, draw: random.Random) -> Template:
-    """Return the template with two operands swapped."""
     references = list(template.references)
     if len(references) > 1:
         a, b = draw.randrange(len(references)), draw.randrange(len(references))

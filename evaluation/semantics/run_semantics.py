@@ -88,7 +88,6 @@ def _options() -> argparse.Namespace:
 
 
 def _take(tally: Tally, name: str, misses: bool, flops: bool) -> None:
-    """Score the programs of one entry. An exception becomes a row of the report."""
     try:
         for program in labelled(name, flops):
             _judge(tally, program, misses)

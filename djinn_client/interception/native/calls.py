@@ -81,7 +81,6 @@ def _call_of(known: list[Call | None], number: int) -> Call:
 
 
 def _made_by_rule(known: list[Call | None], number: int) -> Call:
-    """Return the call that C++ derived by a rule from an inferred call."""
     like_number, *dims = ops.describe_call(number)
     like, rest = known[like_number], iter(dims)
     assert like is not None

@@ -322,7 +322,6 @@ class _Rewriter:
 
 
 def _groups(made: Sequence[_NewInstruction]) -> tuple[tuple[int, ...], ...]:
-    """Return the instructions of each group."""
     numbers = range(max((m.group for m in made), default=-1) + 1)
     return tuple(tuple(i for i, m in enumerate(made) if m.group == number) for number in numbers)
 
@@ -332,7 +331,6 @@ def _shown(made: object) -> str:
 
 
 def _result_metas(program: Program) -> dict[int, TensorMeta]:
-    """Return the metadata of the program's results."""
     metas: dict[int, TensorMeta] = {}
     for instruction in program.instructions():
         call = instruction.call

@@ -163,7 +163,6 @@ def _grouped_product(operands: Sequence[Shape], made: Shape) -> float:
 
 
 def _attention(operands: Sequence[Shape], made: Shape) -> float:
-    """Count the scores and the weighted sum of the values."""
     query, key = operands[:2]
     return 2.0 * math.prod(made[:-1]) * key[-2] * (query[-1] + made[-1])
 

@@ -329,7 +329,6 @@ def _recurrent_dims(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _kernel(graph: Graph, node: Node) -> int:
-    """Positions of a convolution's kernel."""
     weight = graph.meta(node.inputs[2 if "backward" in node.operation else 1])
     return math.prod(weight.shape[2:])
 

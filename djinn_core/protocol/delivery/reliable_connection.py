@@ -86,7 +86,6 @@ class ReconnectingConnection(WrappedConnection):
         return self._past_received + self._inner.bytes_received
 
     def _follow(self, inner: Connection) -> None:
-        """Switch to the connection `inner`."""
         before, self._inner = self._inner, inner
         inner.limits = self._limits
         self._past_sent += before.bytes_sent
