@@ -1,4 +1,4 @@
-// Keys of calls, and the table of known calls: what an op returns for arguments that were seen before.
+// Keys of calls, and the table of known calls: the results of an op for each combination of arguments that was inferred before.
 #include "remote.h"
 
 #include <ATen/core/List.h>
@@ -17,14 +17,14 @@ namespace {
 
 // ---- calls by number --------------------------------------------------------------------------------------------------
 
-// Numbered in blocks that never move, so that a call is read without a lock.
+// Calls are stored in blocks that never move, so that a call is read without a lock.
 constexpr size_t kBlock = 4096, kBlocks = 1 << 14;
-constexpr int64_t kFewest = 16384;  // calls before Python looks for those that nothing uses
+constexpr int64_t kFewest = 16384;  // number of calls below which Python does not look for unused ones
 struct Calls {
   std::mutex mutex;
   std::atomic<Call*> blocks[kBlocks] = {};
   int32_t count = 0;
-  std::vector<int32_t> released;  // numbers that are used again
+  std::vector<int32_t> released;  // numbers to assign again
   std::atomic<int64_t> used{0}, most{kFewest};
   bool full() const { return used.load(std::memory_order_relaxed) > most.load(std::memory_order_relaxed); }
 };
@@ -33,7 +33,7 @@ Calls& calls() {
   return *all;
 }
 
-// Reads the numbers of which a call is made up.
+// Reads a call that Python encoded as a list of integers.
 struct Reader {
   at::IntArrayRef numbers;
   size_t at = 0;
@@ -71,7 +71,7 @@ struct Known {
   uint64_t hash;
   Known* next = nullptr;
 };
-constexpr size_t kKeys = 65536;  // remembered; the older half goes when there are more
+constexpr size_t kKeys = 65536;  // maximum number of keys; the older half is dropped above it
 struct Memo {
   std::shared_mutex mutex;
   ska::flat_hash_map<uint64_t, Known*> by_hash;
@@ -99,7 +99,7 @@ uint64_t hash_text(const std::string& s) {
   return h;
 }
 
-// What this thread looked up last, by hash. It holds while no key was dropped or changed. With a copy of the key: another thread may drop it.
+// Per-thread cache of lookups by hash. Valid until any key is dropped or changed. Has a copy of the key, which others may drop.
 struct Recent {
   uint64_t hash = 0, generation = 0;
   std::vector<uint64_t> words;
@@ -177,7 +177,7 @@ thread_local Pending* pending = nullptr;
 inline uint64_t mark(Mark m, uint64_t v = 0) { return static_cast<uint64_t>(m) << 56 | (v & ((uint64_t{1} << 56) - 1)); }
 
 inline int64_t bits_of(double d) {
-  // All nans of a sign have the key of one: else a program that passes them would never be known.
+  // All NaNs of one sign share a key. Otherwise, calls with NaN would never be found, because NaN differs from itself.
   if (std::isnan(d)) d = std::copysign(std::numeric_limits<double>::quiet_NaN(), d);
   int64_t i;
   std::memcpy(&i, &d, sizeof i);
@@ -191,8 +191,8 @@ void add_slot(Scratch& s, int64_t value, SlotKind kind) {
 
 void add_number(Scratch& s, const at::Tensor& t) {
   const bool wrapped = t.unsafeGetTensorImpl()->is_wrapped_number();
-  const auto value = t.item();  // of the CPU
-  if (wrapped && value.isBoolean()) {  // Python gets `True` or `False`, which are no scalars of a program
+  const auto value = t.item();  // on the CPU, so no transfer
+  if (wrapped && value.isBoolean()) {  // Python gets `True` or `False`, which programs store as constants, not as scalars
     s.words.push_back(mark(kWrapped, value.toBool() ? kTrue << 8 : kFalse << 8));
     return;
   }
@@ -277,7 +277,7 @@ void add_value(Scratch& s, const c10::IValue& v, ArgKind kind) {
   }
 }
 
-// True if the argument has its default value, in which case Python does not get it.
+// True if the argument has its default value. The dispatcher omits such arguments when it calls Python.
 bool is_default(const c10::Argument& argument, const c10::IValue& v) {
   const auto& usual = argument.default_value();
   if (!usual.has_value()) return false;
@@ -320,7 +320,7 @@ static int32_t read_call(at::IntArrayRef spec) {
   return add_call(std::move(made));
 }
 
-// What Python needs to make a call: the call that it is like, and offset, sizes and strides of each operand and each new result.
+// Return the call from which this one was derived, then offset, sizes and strides of each operand and new result.
 static std::vector<int64_t> describe_call(int64_t id) {
   const auto& call = call_of(static_cast<int32_t>(id));
   std::vector<int64_t> made{call.like};
@@ -378,7 +378,7 @@ OpInfo::OpInfo(c10::OperatorHandle o) : op(std::move(o)) {
     kinds.push_back(fixed ? ArgKind::kEnum : number ? ArgKind::kNumber : ArgKind::kPlain);
     keyword.push_back(a.kwarg_only());
   }
-  // Results that are neither tensors nor one list of them are Python's to make.
+  // C++ can make tensors or one list of tensors. An op with other results always goes through Python.
   size_t lists = 0;
   for (const auto& r : schema.returns()) {
     if (r.type()->kind() == c10::TypeKind::ListType) ++lists;
@@ -430,7 +430,7 @@ void take_apart(OpInfo& info, const Stack& stack, Scratch& s) {
   const size_t first = stack.size() - info.args;
   const auto& arguments = info.op.schema().arguments();
   begin_key(info, s);
-  // As PyTorch does for Python: positional arguments end before the last ones that have their defaults.
+  // As the dispatcher does for Python, omit trailing positional arguments that have their defaults.
   size_t positional = 0;
   for (size_t i = info.args; i-- > 0;) {
     if (!info.keyword[i] && !is_default(arguments[i], stack[first + i])) {
@@ -452,18 +452,18 @@ void take_apart(OpInfo& info, const Stack& stack, Scratch& s) {
 }
 
 bool is_moderate(uint64_t value, bool is_float) {
-  constexpr double kLeastMaximum = 65504;  // of the floating dtypes, as in shape_inference/scalar_ranges.py
+  constexpr double kLeastMaximum = 65504;  // smallest maximum of the floating dtypes, as in shape_inference/scalar_ranges.py
   const double d = is_float ? std::bit_cast<double>(value) : static_cast<double>(static_cast<int64_t>(value));
   return d >= -kLeastMaximum && d <= kLeastMaximum;
 }
 
-// Such floats may be left out of the key of some ops.
+// Replace floats that every floating dtype can hold by a placeholder. The results of some ops do not depend on them.
 static bool without_floats(at::ArrayRef<uint64_t> key, at::ArrayRef<uint64_t> float_at, std::vector<uint64_t>& words) {
   words = key.vec();
   bool some = false;
   for (auto at : float_at) {
     if (!is_moderate(words[at], true)) continue;
-    words[at] = ~uint64_t{0};  // a nan that `bits_of` does not make
+    words[at] = ~uint64_t{0};  // the placeholder: a NaN that `bits_of` never returns
     some = true;
   }
   return some;
@@ -502,7 +502,7 @@ void remember_call(int32_t id, bool any_float) {
   if (!kind.empty()) insert(kind, id);
 }
 
-// Forget the calls of a signature; all for -1.
+// Forget the calls with a signature, or all calls if it is -1.
 void forget_calls(int64_t signature) {
   auto& m = memo();
   std::unique_lock<std::shared_mutex> guard(m.mutex);
@@ -513,7 +513,7 @@ void forget_calls(int64_t signature) {
   drop(m, gone);
 }
 
-// Numbers of calls that no key has and no unsent entry mentions.
+// Return the numbers of calls that neither a key nor an unsent entry refers to.
 static std::vector<int64_t> unused_calls() {
   std::vector<bool> used;
   {

@@ -1,4 +1,4 @@
-// The device: guard, hooks and registration with PyTorch.
+// The device type: device guard, hooks and registration with PyTorch.
 #include "remote.h"
 
 #include <ATen/core/CachingHostAllocator.h>
@@ -23,9 +23,9 @@ std::atomic<bool> forked{false}, named_cuda{false};
 namespace {
 
 thread_local c10::DeviceIndex thread_index = 0;
-thread_local std::vector<int64_t> thread_streams;  // the current stream of each index
+thread_local std::vector<int64_t> thread_streams;  // current stream of each device index
 
-// Indexes below this exist. Servers may have more devices: Python knows.
+// Device indexes below this number exist. Only Python knows how many more the servers have.
 std::atomic<int64_t> known_count{1};
 
 int64_t& stream_of(c10::DeviceIndex index) {
@@ -34,7 +34,7 @@ int64_t& stream_of(c10::DeviceIndex index) {
   return thread_streams[place];
 }
 
-// Not told apart from an error: callers of `deviceCount` cannot bear an exception.
+// Return the last known count after an error, because callers of `deviceCount` do not expect exceptions.
 c10::DeviceIndex ask_count() noexcept {
   try {
     Stack stack;
@@ -58,12 +58,12 @@ at::Tensor ask_mark(const char* op, Stack stack) {
   return stack[0].toTensor();
 }
 
-// A mark in the program, which the executor notes when it gets there.
+// An event is a mark: an op in the program. The executor notes the time at which it runs the mark.
 at::Tensor& mark_of(void* event) { return *static_cast<at::Tensor*>(event); }
 
-// Every stream stands for the order of the program, so none waits for another.
+// Ops run in the order of the program, whatever their stream. Therefore, no stream ever waits for another.
 struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
-  // `kind`: the device type of the devices that it is asked about, which `cuda_is_remote` may change.
+  // `kind`: the device type of the guarded devices. `cuda_is_remote` makes a guard for `cuda`.
   explicit RemoteGuard(c10::DeviceType kind = kRemote) : kind_(kind) {}
   c10::DeviceType type() const override { return kind_; }
   c10::Device exchangeDevice(c10::Device d) const override {
@@ -132,18 +132,18 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, RemoteGuard);
 
-// Memory that counts as pinned: ordinary memory, because bytes that travel over a network gain nothing from pinning.
+// Pinned memory is ordinary memory here, because a transfer over a network gains nothing from pinning. Only `is_pinned` tells them apart.
 struct PinnedAllocator final : c10::Allocator {
   struct Blocks {
     std::mutex mutex;
     std::map<uintptr_t, size_t> bytes;  // by address
   };
   static Blocks& blocks() {
-    static auto* all = new Blocks();  // never destroyed: tensors die until the very end of the process
+    static auto* all = new Blocks();  // never destroyed, because tensors are freed until the very end of the process
     return *all;
   }
   c10::DataPtr allocate(size_t nbytes) override {
-    void* memory = c10::alloc_cpu(nbytes ? nbytes : 1);  // an empty tensor is pinned as well
+    void* memory = c10::alloc_cpu(nbytes ? nbytes : 1);  // at least one byte, so that an empty tensor counts as pinned, too
     std::lock_guard<std::mutex> guard(blocks().mutex);
     blocks().bytes[reinterpret_cast<uintptr_t>(memory)] = nbytes ? nbytes : 1;
     return {memory, memory, &release, c10::Device(c10::DeviceType::CPU)};
@@ -215,7 +215,7 @@ REGISTER_HOST_ALLOCATOR(at::kPrivateUse1, &host_allocator);
 void check_index(c10::DeviceIndex i) {
   if (C10_LIKELY(i < known_count.load(std::memory_order_relaxed))) return;
   Stack stack{static_cast<int64_t>(i)};
-  call_python("djinn::check_index", &stack);  // raises
+  call_python("djinn::check_index", &stack);  // raises for an index without a device
   ask_count();
 }
 
@@ -251,7 +251,7 @@ std::array<std::mutex*, 6> mutexes() {
   return {&infos_mutex(), &calls_mutex(), &sites_mutex(), &generators_mutex(), &pinned_mutex(), &known_mutex()};
 }
 
-// The forking thread takes every lock, in their order, so that no other thread is in the middle of a change that the child would see.
+// Before a fork, take all locks in their order, so that the child does not see a change of another thread half done.
 void before_fork() {
   sharing_mutex().lock();
   for (auto* p : all_programs()) p->mutex.lock();
@@ -271,12 +271,12 @@ void after_fork_in_parent() {
   memo_mutex().unlock();
   unlock_spin_locks();
 }
-// A mutex may know its holder by a number of the parent's, so each is made again.
+// In the child, construct the mutexes anew. A locked mutex may store the thread ID of its owner, which differs in the child.
 void after_fork_in_child() {
   for (auto* mutex : mutexes()) new (mutex) std::mutex();
   new (&memo_mutex()) std::shared_mutex();
   unlock_spin_locks();
-  forked = true;  // until Python knows better
+  forked = true;  // Python calls `set_forked` before the child records
 }
 
 }  // namespace
@@ -290,7 +290,7 @@ void install_device() {
 #endif
 }
 
-// The device type `cuda` is a name of the remote device from now on. PyTorch's own guard is missing, or finds no GPU.
+// Make the device type `cuda` a second name of the remote device. PyTorch's own guard for `cuda` is missing, or finds no GPU.
 static void cuda_is_remote() {
   static RemoteGuard guard(c10::DeviceType::CUDA);
   c10::impl::device_guard_impl_registry[static_cast<size_t>(c10::DeviceType::CUDA)].store(&guard);
@@ -302,7 +302,7 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
   m.def("cuda_is_remote() -> ()", &cuda_is_remote);
   m.def("current_index() -> int", [] { return static_cast<int64_t>(current_index()); });
   m.def("set_current_index(int index) -> ()", [](int64_t i) { set_current_index(static_cast<c10::DeviceIndex>(i)); });
-  // The mark of an event that was recorded, by the address that PyTorch gives as its id.
+  // Return the mark of a recorded event. `id` is the address that PyTorch gives as the event's ID.
   m.def("mark_of_event(int id) -> Tensor", [](int64_t id) { return twin_of(operand_of(mark_of(reinterpret_cast<void*>(id)))); });
   // Implemented in Python.
   m.def("device_count() -> int");

@@ -1,4 +1,4 @@
-// Calls that differ from a known call in sizes alone: their results follow without Python, from PyTorch's own shape functions or a formula.
+// Inference without Python of calls that differ from a known call in sizes only, by PyTorch's own shape functions or by formulas.
 #include "remote.h"
 
 #include <ATen/EmptyTensor.h>
@@ -16,11 +16,11 @@
 namespace djinn {
 namespace {
 
-constexpr int64_t kLargest = int64_t{1} << 60;  // bytes of a result; beyond that PyTorch's own arithmetic overflows, and it says so
+constexpr int64_t kLargest = int64_t{1} << 60;  // maximum bytes of a result; PyTorch's own arithmetic overflows for larger ones, and raises
 using Sizes = c10::SmallVector<int64_t, 5>;
 using Shapes = std::vector<Sizes>;
 
-// No rule holds for the arguments. Python then infers the call, or raises.
+// Thrown if the rule does not apply to the arguments. Python then infers the call, or raises.
 struct NoRule final : std::exception {};
 void require(bool fits) {
   if (!fits) throw NoRule();
@@ -35,7 +35,7 @@ struct Given {
     for (const auto& operand : operands.slice(first)) require(operand.impl->sizes() == shape_of_rest);
   }
 };
-using Formula = Shapes (*)(const Given&);  // a shape for each result
+using Formula = Shapes (*)(const Given&);  // returns the shape of each result
 
 at::IntArrayRef without_last(at::IntArrayRef whole, size_t count) {
   require(count <= whole.size());
@@ -46,7 +46,7 @@ Sizes joined(at::IntArrayRef first, at::IntArrayRef last) {
   made.append(last.begin(), last.end());
   return made;
 }
-Sizes broadcast(at::IntArrayRef a, at::IntArrayRef b) { return Sizes(at::infer_size_dimvector(a, b)); }  // throws if they do not fit
+Sizes broadcast(at::IntArrayRef a, at::IntArrayRef b) { return Sizes(at::infer_size_dimvector(a, b)); }  // throws if they do not broadcast
 
 Shapes pointwise(const Given& g) {
   Sizes made;
@@ -64,7 +64,7 @@ Shapes linear(const Given& g) {
   g.require_shape(2, weight[0]);
   return {joined(without_last(given, 1), weight[0])};
 }
-// A product of matrices or batches of them, which may be added to the first operand.
+// Shape of a matrix product or a batched one, to which the first of three operands is added.
 Shapes product(const Given& g) {
   const auto count = g.operands.size();
   const auto left = g.shape(count - 2), right = g.shape(count - 1);
@@ -75,7 +75,7 @@ Shapes product(const Given& g) {
   return {made};
 }
 
-// Operands of batch, heads, length and width. The result, and the logarithm of the sum of each row's exponentials.
+// The operands have the dimensions batch, heads, length and width. The results are the output and the log-sum-exp of each row of scores.
 Shapes attention_on_cpu(const Given& g) {
   const auto query = g.shape(0), key = g.shape(1);
   require(query.size() == 4 && key.size() == 4 && key == g.shape(2) && query[0] == key[0] && query[3] == key[3]);
@@ -118,13 +118,13 @@ Shapes batch_norm_backward(const Given& g) {
   return {Sizes(g.shape(1)), Sizes{g.shape(1).at(1)}, Sizes{g.shape(1).at(1)}};
 }
 
-// Of a normalization over the last dimensions, the shape of its statistics.
+// Shape of the statistics of a normalization over the last dimensions.
 Sizes statistics(at::IntArrayRef given, const std::vector<int64_t>& over) {
   const auto rest = without_last(given, over.size());
   require(!over.empty() && given.slice(rest.size()) == over);
   return joined(rest, Sizes(over.size(), 1));
 }
-// Layer and RMS normalization, with statistics for the backward pass.
+// Shapes of layer norm and RMS norm, with `kStatistics` statistics for the backward pass.
 template <size_t kStatistics> Shapes normalized(const Given& g) {
   const auto over = g.args[1].toIntVector();
   Shapes made(1 + kStatistics, statistics(g.shape(0), over));
@@ -144,7 +144,7 @@ Shapes layer_norm_backward(const Given& g) {
 
 struct Rule {
   Formula formula = nullptr;
-  c10::KernelFunction kernel;  // in its place: PyTorch's for tensors without memory. Without one it is the op's own, which may be Python's
+  c10::KernelFunction kernel;  // PyTorch's meta kernel, if there is no formula. If invalid: the op's own meta kernel, which may be Python
   bool views = false;
 };
 
@@ -203,7 +203,7 @@ struct Rules {
   }
 };
 
-// An op that computes each element from those in its place, and returns or writes one tensor.
+// True for an elementwise op that returns or writes one tensor.
 bool is_pointwise(const c10::OperatorHandle& op) {
   const auto& returned = op.schema().returns();
   const auto& taken = op.schema().arguments();
@@ -213,7 +213,7 @@ bool is_pointwise(const c10::OperatorHandle& op) {
   return written == 1 && taken[0].alias_info() && taken[0].alias_info()->isWrite();
 }
 
-// The dimensions from the outermost in memory to the innermost: of equal steps the larger first, as kernels lay results out.
+// Return the dimensions from the outermost in memory to the innermost. Among equal strides the larger size comes first, as in kernels.
 Sizes by_step(at::IntArrayRef sizes, at::IntArrayRef strides) {
   Sizes order(sizes.size());
   std::iota(order.begin(), order.end(), 0);
@@ -226,7 +226,7 @@ Sizes by_step(at::IntArrayRef sizes, at::IntArrayRef strides) {
   return order;
 }
 
-// What results depend on of a tensor beside its sizes, as `TensorClass` in djinn_core/ir/values.py.
+// Add the facts about a tensor, besides its sizes, that results depend on. Equals `TensorClass` in djinn_core/ir/values.py.
 void add_class(std::vector<uint64_t>& words, at::IntArrayRef sizes, at::IntArrayRef strides) {
   const auto order = by_step(sizes, strides);
   int64_t extent = 1, count = 1, step = 1;
@@ -275,7 +275,7 @@ Shapes shapes_by(const Rule& rule, const OpInfo& info, const Given& given) {
   return made;
 }
 
-// Views of the first operand, made by PyTorch's own code over memory that does not exist.
+// Set the results of a view op, inferred by PyTorch's own code on a meta tensor.
 void make_views(const Rule& rule, const OpInfo& info, const Given& given, Call& made) {
   const auto* base = given.operands[0].impl;
   const auto itemsize = static_cast<int64_t>(base->itemsize());
@@ -301,7 +301,7 @@ void make_views(const Rule& rule, const OpInfo& info, const Given& given, Call& 
   }
 }
 
-// Lay a result out as that of the known call: dense, with its dimensions in the same order, or with the strides of the first operand.
+// Lay out a result as in the known call: dense with the same order of dimensions, or with the first operand's strides.
 void lay_out(Result& r, const Sizes& sizes, at::IntArrayRef dims_before, const Given& given) {
   const auto itemsize = static_cast<int64_t>(c10::elementSize(r.dtype));
   const size_t rank = r.sizes.size();
@@ -319,7 +319,7 @@ void lay_out(Result& r, const Sizes& sizes, at::IntArrayRef dims_before, const G
     strides[d] = step;
     step *= size;
   }
-  if (!dense) {  // `dims_before` begin with offset, sizes and strides of the first operand
+  if (!dense) {  // `dims_before` begins with offset, sizes and strides of the first operand
     require(dims_before.size() > 2 * rank && dims_before.slice(1, rank) == r.sizes && dims_before.slice(1 + rank, rank) == r.strides);
     require(given.shape(0) == sizes);
     strides = Sizes(given.operands[0].impl->strides());
@@ -330,7 +330,7 @@ void lay_out(Result& r, const Sizes& sizes, at::IntArrayRef dims_before, const G
   share_layout(r);
 }
 
-// Give `made`, a copy of a known call, the results that it has with these arguments.
+// Set the results of `made`, a copy of a known call, for these arguments.
 void make_results(const Rule& rule, const OpInfo& info, const Given& given, Call& made) {
   if (rule.views) return make_views(rule, info, given, made);
   const auto shapes = shapes_by(rule, info, given);
@@ -352,10 +352,10 @@ const Rule* rule_of(const OpInfo& info) {
   return &found->second;
 }
 
-// The key of the kind of a call, from its own key: equal for calls that differ in sizes, strides, offsets and integers of one sign that are no
-// numbers to calculate with; and in these, if `any_number`. Empty if no rule holds for such calls.
+// Return a key that is equal for all calls of one kind: those that differ only in sizes, strides, offsets, and integers of one sign that
+// are sizes or indexes; with `any_number`, also in numbers that ops compute with. Empty if no rule applies to such calls.
 std::vector<uint64_t> kind_of(at::ArrayRef<uint64_t> words, bool any_number) {
-  std::vector<uint64_t> kept{words[0] + 1, words[1]};  // `words[0]` is an address, so no call has the key of a kind
+  std::vector<uint64_t> kept{words[0] + 1, words[1]};  // `words[0]` is an even address, so the key of a kind differs from those of calls
   for (size_t i = 2; i < words.size(); ++i) {
     const auto word = words[i];
     kept.push_back(word);
@@ -363,7 +363,7 @@ std::vector<uint64_t> kind_of(at::ArrayRef<uint64_t> words, bool any_number) {
       case kTensor: {
         const size_t rank = word >> 8 & 0xff;
         const auto* dims = reinterpret_cast<const int64_t*>(&words[i + 2]);
-        if (word >> 24 & 3) return {};  // conjugated or negated
+        if (word >> 24 & 3) return {};  // conjugate or negative bit
         if (std::find(dims, dims + rank, 0) != dims + rank && words[i + 1]) kept.push_back(1);
         add_class(kept, {dims, rank}, {dims + rank, rank});
         i += 1 + 2 * rank;
@@ -392,7 +392,7 @@ std::vector<uint64_t> kind_of(at::ArrayRef<uint64_t> words, bool any_number) {
   return kept;
 }
 
-// Facts that hold for all calls of the kind of one.
+// True if the rule applies to all calls of this call's kind.
 bool has_kind(const Rule* rule, const Call& call) {
   if (!rule || call.nothing) return rule && rule->views;
   return !call.results.empty() && std::ranges::all_of(call.results, [&](const Result& r) {
@@ -407,7 +407,7 @@ std::optional<Call> call_like(const Call& like, const OpInfo& info, at::ArrayRef
   try {
     const at::AutoDispatchBelowADInplaceOrView below;
     make_results(*info.rule, info, {operands, args}, made);
-  } catch (const std::exception& error) {  // Python runs the op's own code, which says what is wrong
+  } catch (const std::exception& error) {  // Python then runs the op's own code, which raises the right error
     if (std::string_view(error.what()).starts_with("KeyboardInterrupt")) throw;
     return std::nullopt;
   }

@@ -1,4 +1,4 @@
-// Generators. Their states are values of the executor; Python makes and seeds these.
+// Random generators. Each state is a value on the executor; Python creates and seeds it.
 #include "remote.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -7,10 +7,10 @@
 namespace djinn {
 namespace {
 
-std::atomic<int64_t> sessions{0};  // that have ended
+std::atomic<int64_t> sessions{0};  // number of sessions that have ended
 
-// What Python does for a generator of an index: "seed", "get_state" and "set_state" of the state that the executor's session has;
-// "make" a value for a seed or a state, "copy" one, "read" it; "check" that a tensor is a state, whose seed is the result.
+// Call Python for the generator of a device index. "seed", "get_state" and "set_state" act on the state of the executor's session; "make"
+// returns a value for a seed or a state, "copy" a copy of a value, "read" its contents; "check" validates a state and returns its seed.
 at::Tensor ask(const char* what, c10::DeviceIndex index, uint64_t seed, const at::Tensor& given = {}) {
   Stack stack{std::string(what), static_cast<int64_t>(index), static_cast<int64_t>(seed), given};
   call_python("djinn::generator", &stack);
@@ -19,8 +19,8 @@ at::Tensor ask(const char* what, c10::DeviceIndex index, uint64_t seed, const at
 
 at::Tensor without_object(const at::Tensor& t) { return twin_of(operand_of(t)); }
 
-// PyTorch calls generators with their mutex held, and mostly with the interpreter's lock. Python may release the latter, and a thread that
-// gets it then waits for the mutex with it. So the mutex is free while Python is called.
+// Releases a generator's mutex while Python is called. PyTorch calls generators with their mutex locked, usually holding the GIL. Python
+// may release the GIL to a thread that then waits for the mutex, which would be a deadlock.
 struct Unlocked {
   explicit Unlocked(std::mutex& m) : mutex(m), held(!m.try_lock()) { mutex.unlock(); }
   ~Unlocked() {
@@ -29,22 +29,22 @@ struct Unlocked {
   Unlocked(const Unlocked&) = delete;
   Unlocked& operator=(const Unlocked&) = delete;
   std::mutex& mutex;
-  const bool held;  // by the caller
+  const bool held;  // true if the caller had locked the mutex
 };
 
 struct RemoteGenerator final : at::GeneratorImpl {
   RemoteGenerator(c10::DeviceIndex index, bool is_default)
-      // Without a key of its own, so that ops on the CPU which are given it refuse it themselves.
+      // no dispatch key, so that CPU ops that get this generator raise PyTorch's own error
       : GeneratorImpl({kRemote, index}, c10::DispatchKeySet()), follows_sessions(is_default) {}
 
-  // Ops of index 0 that are given no generator draw from a state that is no value of the program.
+  // True if ops without a `generator` argument draw from this generator through the session's state, which is not a value of the program.
   bool is_the_sessions() const { return follows_sessions && device_.index() == 0; }
 
-  // The value that holds the state. It is made at its first use, so that a generator may be older than the session.
+  // Return the value with the state. It is created at the first use, because a generator may be older than the session.
   at::Tensor present() const {
     if (is_the_sessions()) return {};
     int64_t at;
-    at::Tensor from, gone[2];  // which die without the lock
+    at::Tensor from, gone[2];  // declared outside of the block, so that they are freed after the lock is released
     {
       std::lock_guard<std::mutex> guard(mutex);
       if (follows_sessions && session != sessions.load()) {
@@ -62,12 +62,12 @@ struct RemoteGenerator final : at::GeneratorImpl {
     if (!value.defined()) value = std::move(made);
     return value;
   }
-  // Go on from a value, or from a state on the CPU, or from the seed.
+  // Continue with the value `new_value`, with the CPU state `new_origin`, or from the seed if both are undefined.
   void restart(at::Tensor new_value, at::Tensor new_origin) {
     std::lock_guard<std::mutex> guard(mutex);
     ++changes;
     session = sessions.load();
-    std::swap(value, new_value);  // those from before die without the lock
+    std::swap(value, new_value);  // the former ones are freed after the lock is released
     std::swap(origin, new_origin);
   }
 
@@ -97,7 +97,7 @@ struct RemoteGenerator final : at::GeneratorImpl {
     if (is_the_sessions()) ask("set_state", 0, 0, given);
     else restart({}, given.clone());
   }
-  // States of generators that count are a seed and an offset.
+  // Return a copy of a counter-based generator's state: a seed and an offset.
   at::Tensor counting() const {
     auto found = state();
     TORCH_CHECK(found.numel() == 16, "the executor's generators have no offset: those of the CPU do not count");
@@ -124,9 +124,9 @@ struct RemoteGenerator final : at::GeneratorImpl {
 
   std::mutex& callers_mutex() const { return const_cast<RemoteGenerator*>(this)->mutex_; }
 
-  const bool follows_sessions;  // it begins again from its seed with each session
+  const bool follows_sessions;  // each session starts it again from its seed
   uint64_t seed_ = c10::default_rng_seed_val;
-  mutable std::mutex mutex;  // never held while Python is called
+  mutable std::mutex mutex;  // never locked while Python is called
   mutable at::Tensor value, origin;
   mutable int64_t session = sessions.load(), changes = 0;
 };

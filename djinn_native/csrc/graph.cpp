@@ -1,4 +1,4 @@
-// Graphs: entries that a function recorded once, appended again for other inputs, as CUDA graphs are replayed.
+// Graphs: entries that were recorded once and are appended again for other inputs, as CUDA graphs are replayed.
 #include "identity.h"
 #include "remote.h"
 
@@ -9,42 +9,42 @@
 namespace djinn {
 namespace {
 
-// A value that the entries make: in storage `own` of the graph's own, as its `view`-th one; or a view of the storage of value `base`.
+// A value that the graph creates: view number `view` of the graph's storage `own`, or a view of the storage of value `base`.
 struct Made {
   int32_t own = -1, base = -1;
   int64_t view = 0;
 };
 
-// A tensor that the function returned: an input, or a value that the entries make.
+// A tensor that the captured function returns: an input, or a value that the graph creates.
 struct GraphOutput {
   size_t input = SIZE_MAX;
   size_t made = SIZE_MAX;
   Result result;
-  int64_t views = 0;  // of its storage
+  int64_t views = 0;  // number of views of its storage
 };
 
-// Its values are numbered: inputs, constants, then those that the entries make.
+// Values have numbers: first inputs, then constants, then the values that the graph creates.
 struct Graph {
-  std::vector<int32_t> calls, values;  // of all entries; the numbers of the values that each mentions
+  std::vector<int32_t> calls, values;  // the call of each entry; numbers of the entries' operands and new results
   std::vector<int64_t> slots;
   std::vector<uint8_t> kinds;
   std::vector<at::Tensor> constants;
-  std::set<size_t> written;  // inputs
-  std::vector<size_t> own;   // bytes of the storages that the entries make
+  std::set<size_t> written;  // inputs that are written
+  std::vector<size_t> own;   // bytes of each storage that the graph allocates
   std::vector<Made> made;
   std::vector<GraphOutput> outputs;
-  size_t given = 0;  // inputs and constants
+  size_t given = 0;  // number of inputs and constants
 };
 
 struct NotRepeatable {};
 
-// Reads the last entries of a program. Throws NotRepeatable if they use a value that is neither an input nor a constant nor their own, write
-// into a constant, or return tensors that share memory.
+// Captures the last entries of a program. Throws NotRepeatable if they use any other value than inputs, constants and their own results,
+// write into a constant, or return tensors that share memory.
 struct GraphReader {
   Graph& g;
-  std::unordered_map<Handle, int32_t> numbers;      // of values
-  std::unordered_map<int64_t, int32_t> given, own;  // by storage: the first input or constant over it; its place in `Graph::own`
-  std::vector<int64_t> views;                       // of each own storage
+  std::unordered_map<Handle, int32_t> numbers;      // number of each value
+  std::unordered_map<int64_t, int32_t> given, own;  // by storage: number of its first input or constant; its index in `Graph::own`
+  std::vector<int64_t> views;                       // number of views of each allocated storage
 
   void add_given(Handle h) {
     const auto number = static_cast<int32_t>(g.given++);
@@ -115,7 +115,7 @@ struct GraphReader {
     const auto made = static_cast<size_t>(found->second) - g.given;
     const auto storage = g.made[made].own;
     auto shares = [&](const GraphOutput& o) { return o.made != SIZE_MAX && g.made[o.made].own == storage; };
-    if (storage < 0 || std::ranges::any_of(g.outputs, shares)) throw NotRepeatable();  // PyTorch must know what shares memory
+    if (storage < 0 || std::ranges::any_of(g.outputs, shares)) throw NotRepeatable();  // PyTorch would not know which share memory
     const auto place = static_cast<size_t>(storage);
     g.outputs.push_back({SIZE_MAX, made, result_of(t.unsafeGetTensorImpl(), g.own[place]), views[place]});
   }
@@ -135,8 +135,8 @@ struct GraphReader {
   }
 };
 
-// The graph of the entries from `first` on; 0 if their repetition cannot be known. `uploaded`: handles of values that the function uploaded,
-// `constants`: the same contents in tensors that the graph keeps.
+// Return the graph of the entries from `first` on; 0 if they cannot be replayed. `uploaded`: handles of values that the function
+// uploaded. `constants`: tensors with the same contents, which the graph keeps.
 int64_t record_graph(int64_t first, const std::vector<at::Tensor>& inputs, at::IntArrayRef uploaded,
                      const std::vector<at::Tensor>& constants, const std::vector<at::Tensor>& outputs) {
   auto g = std::make_unique<Graph>();
@@ -157,7 +157,7 @@ int64_t record_graph(int64_t first, const std::vector<at::Tensor>& inputs, at::I
   return reinterpret_cast<int64_t>(g.release());
 }
 
-// What identifies the inputs of a graph: their metadata, which share memory and which are the same. Empty if an input is no tensor of the device.
+// Return a hash of the inputs' metadata and of which are equal or share memory. Empty if one is not a tensor of the device.
 std::vector<int64_t> graph_key(const std::vector<at::Tensor>& inputs) {
   static thread_local Numbers storages, handles;
   storages.begin(inputs.size());
@@ -186,7 +186,7 @@ struct Appended {
 };
 
 void append_entries(Program& p, at::ArrayRef<int32_t> calls, const Appended& of, at::IntArrayRef slots, at::ArrayRef<uint8_t> kinds) {
-  const int32_t site = user_site();  // takes the interpreter's lock, so it comes before others
+  const int32_t site = user_site();  // takes the GIL, so it precedes all locks
   const int64_t node = autograd_node(p);
   auto before_these = [&]() -> Program* {
     for (auto* r : of.read) {
@@ -221,7 +221,7 @@ void append_entries(Program& p, at::ArrayRef<int32_t> calls, const Appended& of,
   }
 }
 
-// Append the entries of a graph for other inputs with the same key; what the function returned.
+// Append the entries of a graph for other inputs with the same key. Return what the captured function would return.
 std::vector<at::Tensor> replay_graph(int64_t graph, const std::vector<at::Tensor>& inputs) {
   const auto& g = *reinterpret_cast<const Graph*>(graph);
   note_settings();

@@ -1,4 +1,4 @@
-// What identifies programs and inputs: numbers by first appearance, and a hash.
+// Identification of equal programs and inputs: values are numbered by first appearance and hashed.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -8,11 +8,11 @@
 
 namespace djinn {
 
-// Numbers of keys by first appearance, in an open table.
+// Assigns numbers to keys by first appearance. A hash table with open addressing.
 struct Numbers {
-  std::vector<int64_t> keys;    // by place
-  std::vector<int32_t> places;  // numbers by place; -1: unused
-  std::vector<int64_t> order;   // keys by number
+  std::vector<int64_t> keys;    // key in each slot of the table
+  std::vector<int32_t> places;  // number in each slot; -1: empty slot
+  std::vector<int64_t> order;   // key of each number
   size_t mask = 0;
 
   void begin(size_t most) {
@@ -28,7 +28,7 @@ struct Numbers {
     return at;
   }
   int32_t find(int64_t key) const { return places[place_of(key)]; }
-  // The number, and whether the key is new.
+  // Return the key's number, and true if the key is new.
   std::pair<int32_t, bool> add(int64_t key) {
     const size_t at = place_of(key);
     if (places[at] >= 0) return {places[at], false};
@@ -39,9 +39,9 @@ struct Numbers {
   }
 };
 
-// A hit of the hash is not verified, because that would read as many numbers as the hash itself. A wrong hit would run the plan of another
-// program. Each step is a bijection of both halves, so two programs that differ have equal hashes with odds of 2^-128: 2^-89 for
-// any two of a million. The numbers are the process's own and the hash stays in it, so nobody can look for collisions.
+// Programs with equal hashes count as equal, without a comparison, which would take as long as the hash. A collision would run the plan
+// of another program. Each step is a bijection of both halves, so two different programs collide with a probability of 2^-128, and any
+// two of a million with 2^-89. The hash never leaves the process, so an attacker cannot search for collisions.
 struct Hash {
   uint64_t low = 0x243f6a8885a308d3ull, high = 0x13198a2e03707344ull;
   void add(int64_t number) {

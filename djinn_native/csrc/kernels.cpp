@@ -1,4 +1,4 @@
-// Registration with the dispatcher: `record` for each op that PyTorch has kernels of, and the few that differ.
+// Registration with the dispatcher: `record` for each op that has kernels in PyTorch, and special kernels for a few ops.
 #include "remote.h"
 
 #include <ATen/Context.h>
@@ -29,7 +29,7 @@ void record_any(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack
 
 // ---- ops that PyTorch would decompose ---------------------------------------------------------------------------------
 
-bool is_seen(const at::Tensor& t) {  // by a mode, a subclass or a transform
+bool is_seen(const at::Tensor& t) {  // true if a dispatch mode, a subclass or a transform must see ops on this tensor
   const auto keys = (t.key_set() | c10::impl::tls_local_dispatch_key_set().included_) - c10::impl::tls_local_dispatch_key_set().excluded_;
   return keys.has_any(c10::python_ks) || keys.has(c10::DispatchKey::FuncTorchBatched) || !t.unsafeGetTensorImpl()->has_storage();
 }
@@ -47,7 +47,7 @@ bool stays_whole(const c10::IValue& v, bool grad) {
   return true;
 }
 
-// Recorded whole unless autograd, a mode or a transform looks at it; otherwise what PyTorch makes of it for any backend.
+// Records a composite op as one op, unless autograd, a mode or a transform must see its parts. Then it is decomposed as for any backend.
 struct Whole final : c10::OperatorKernel {
   Whole(OpInfo& i, int training_, int dropout_)
       : info(i), apart(i.op.getComputedKernelForDispatchKey(c10::DispatchKey::AutogradHPU)), training(training_), dropout(dropout_) {}
@@ -60,7 +60,7 @@ struct Whole final : c10::OperatorKernel {
     at::AutoDispatchBelowADInplaceOrView below;
     record(info, stack);
   }
-  // Such a call draws random numbers or writes statistics, which the program must show.
+  // True if the call draws random numbers or updates statistics. Both must be recorded as ops of their own.
   bool trains(const Stack& stack, size_t first) const {
     if (training < 0 || !stack[first + static_cast<size_t>(training)].toBool()) return false;
     return dropout < 0 || stack[first + static_cast<size_t>(dropout)].toDouble() != 0;
@@ -70,7 +70,7 @@ struct Whole final : c10::OperatorKernel {
   int training, dropout;
 };
 
-// Attention: whole without gradients; with them Python chooses the kernel that the executor's device would take.
+// Attention is one op without gradients and dropout. Otherwise Python chooses the kernel of PyTorch for the executor's device.
 struct Attention final : c10::OperatorKernel {
   explicit Attention(OpInfo& i) : info(i) {}
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
@@ -91,7 +91,7 @@ struct Attention final : c10::OperatorKernel {
     at::AutoDispatchBelowADInplaceOrView below;
     record(info, stack);
   }
-  // PyTorch 2.14 makes a batch of one of three dimensions, for each device.
+  // Since PyTorch 2.14, all devices treat three-dimensional operands as a batch of one.
   static constexpr bool kBatches = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14;
   static bool lacks_batch(const Stack& stack, size_t first) {
     return std::all_of(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.begin() + static_cast<std::ptrdiff_t>(first) + 3,
@@ -100,7 +100,7 @@ struct Attention final : c10::OperatorKernel {
   static void in_batch_of_one(const c10::OperatorHandle& op, Stack* stack, size_t first) {
     for (size_t i = first; i < first + 4; ++i) {
       auto& given = (*stack)[i];
-      if (!given.isTensor()) continue;  // no mask
+      if (!given.isTensor()) continue;  // an absent mask
       auto batch = given.toTensor();
       while (batch.dim() < 4) batch = batch.unsqueeze(0);
       given = std::move(batch);
@@ -111,11 +111,11 @@ struct Attention final : c10::OperatorKernel {
   OpInfo& info;
 };
 
-// Gradients of the fused kernel for the CPU. They have gradients of their own, which PyTorch's kernel lacks, so Python makes those.
+// Backward of the fused CPU attention. PyTorch's kernel is not differentiable, so Python computes the backward for double backward.
 struct AttentionBackward final : c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     const size_t args = op.schema().arguments().size(), first = stack->size() - args;
-    if (!(*stack)[first].toTensor().defined()) {  // nothing depends on the result
+    if (!(*stack)[first].toTensor().defined()) {  // no gradient arrives
       stack->resize(first);
       for (int i = 0; i < 3; ++i) stack->emplace_back(at::Tensor());
       return;
@@ -144,7 +144,7 @@ struct Copy final : c10::OperatorKernel {
     const auto& source = (*stack)[first + 1].toTensor();
     const bool number = is_here(source) && source.dim() == 0 && source.device().is_cpu() && is_remote(target) && target.dim() > 0;
     if ((is_remote(target) && is_remote(source) && has_value(target) && has_value(source)) || number) {
-      (*stack)[first + 2] = false;  // `non_blocking` changes nothing
+      (*stack)[first + 2] = false;  // `non_blocking` has no effect between remote tensors
       return record(info, stack);
     }
     upcall(op, stack);
@@ -159,8 +159,8 @@ struct ToCopy final : c10::OperatorKernel {
     const auto& device = (*stack)[first + 3];
     if (!is_remote((*stack)[first].toTensor())) return from_elsewhere(stack, first);
     if (!device.isNone() && device.toDevice().type() != kRemote) return upcall(op, stack);
-    (*stack)[first + 4] = c10::IValue();  // pin_memory
-    (*stack)[first + 5] = false;          // non_blocking
+    (*stack)[first + 4] = c10::IValue();  // drop pin_memory
+    (*stack)[first + 5] = false;          // drop non_blocking
     record(info, stack);
   }
   static void from_elsewhere(Stack* stack, size_t first) {
@@ -177,7 +177,7 @@ struct ToCopy final : c10::OperatorKernel {
 
 void ask_python_always(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) { upcall(op, stack); }
 
-// PyTorch makes copies by this op where no subclass sees them, as in `torch.tensor`.
+// PyTorch copies with this op where no subclass must see the copy, such as in `torch.tensor`.
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool non_blocking) {
   at::_ops::copy_::redispatch(c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), const_cast<at::Tensor&>(to), self, non_blocking);
   return to;
@@ -185,8 +185,8 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool non_bloc
 
 // ---- factories --------------------------------------------------------------------------------------------------------
 
-// Factories are recorded in one form: with their dtype and their index, and `arange` with three numbers. Equal programs then match their
-// cached templates.
+// Factories are recorded in a canonical form: with explicit dtype and index, and `arange` with start, end and step. Equal programs then
+// have the same key.
 struct Factory final : c10::OperatorKernel {
   explicit Factory(const c10::OperatorHandle& op)
       : args(op.schema().arguments().size()),
@@ -211,7 +211,7 @@ struct Factory final : c10::OperatorKernel {
     if (range && options == 1) stack->insert(stack->end() - static_cast<std::ptrdiff_t>(args + 1), int64_t{0});
     record(info, stack);
   }
-  // A bool of `full` becomes a number: a bool would be a constant of the form.
+  // A bool fill value of `full` becomes an integer. A bool would be a constant, and programs with other values would not match.
   c10::ScalarType default_dtype(c10::IValue* given) const {
     if (full && given[1].isBool()) {
       given[1] = static_cast<int64_t>(given[1].toBool());
@@ -248,7 +248,7 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source, int64_t offset, at
     const bool empty = std::ranges::find(size, 0) != size.end();
     return empty ? 0 : at::detail::computeStorageNbytes(size, stride, static_cast<size_t>(itemsize), static_cast<size_t>(offset));
   };
-  // An offset into a part of a storage would not be that of the value.
+  // If `source` is a part of a storage, `offset` counts from that part. Convert it to an offset into the whole storage.
   const auto part = source.nbytes();
   if (const auto before = take_whole(&source)) {
     TORCH_CHECK(reach() <= part, "Trying to resize storage that is not resizable");
@@ -292,7 +292,7 @@ at::Tensor view(const at::Tensor& self, c10::SymIntArrayRef size) {
 
 void record_stream(at::Tensor&, at::Stream) {}
 
-// Another tensor for the same value; nothing is recorded. A result of Python already has an object, of which no Parameter can be made.
+// Returns another tensor for the same value. A tensor from Python already has a Python object, so it cannot become a Parameter.
 struct SameValue final : c10::OperatorKernel {
   explicit SameValue(OpInfo& i) : info(i) {}
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
@@ -303,7 +303,7 @@ struct SameValue final : c10::OperatorKernel {
   OpInfo& info;
 };
 
-// What autograd takes for tangents that are not given. Infinity times such a zero is zero.
+// Tensor that autograd uses for absent tangents. Its product with infinity is zero.
 at::Tensor zero_tensor(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                        std::optional<at::Device> device, std::optional<bool> pinned) {
   const auto zeros = at::_ops::zeros::redispatch(c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), size, dtype, layout, device, pinned);
@@ -312,7 +312,7 @@ at::Tensor zero_tensor(c10::SymIntArrayRef size, std::optional<at::ScalarType> d
   return made;
 }
 
-// A Parameter takes over what was moved, from and to the CPU, as it does for CUDA: PyTorch's own list of devices lacks PrivateUse1.
+// True if a Parameter can take over data that moved between CPU and device, as for CUDA. PyTorch's own list lacks PrivateUse1.
 bool takes_over(const at::Tensor& self, const at::Tensor& from) {
   const auto is_dense = [](const at::Tensor& t) {
     return t.layout() == at::kStrided && t.key_set().has_any(c10::DispatchKeySet(c10::DispatchKey::Dense));
@@ -325,16 +325,16 @@ bool takes_over(const at::Tensor& self, const at::Tensor& from) {
 struct KeptWhole {
   const char* name;
   const char* overload;
-  const char* training;  // argument that makes the op train
-  const char* dropout;   // argument without which training changes nothing
+  const char* training;  // argument that turns on training mode
+  const char* dropout;   // dropout probability: without dropout, training mode changes nothing
 };
-// Composite ops for which the CPU and CUDA have kernels that round differently than their parts.
+// Composite ops that have fused kernels on the CPU and CUDA. Those round differently than the op's parts.
 const KeptWhole kWhole[] = {{"aten::linear", "", nullptr, nullptr},         {"aten::matmul", "", nullptr, nullptr},
                             {"aten::layer_norm", "", nullptr, nullptr},     {"aten::rms_norm", "", nullptr, nullptr},
                             {"aten::batch_norm", "", "training", nullptr},  {"aten::lstm", "input", "train", "dropout"},
                             {"aten::gru", "input", "train", "dropout"},     {"aten::rnn_relu", "input", "train", "dropout"},
                             {"aten::rnn_tanh", "input", "train", "dropout"}};
-// PyTorch decomposes these for backends without a kernel of their own, and the parts round differently.
+// Ops that PyTorch decomposes on backends without a kernel of their own. The parts round differently than the CUDA and CPU kernels.
 const char* const kWithKernels[] = {"aten::silu_backward", "aten::mish_backward", "aten::native_channel_shuffle"};
 const char* const kOwn[] = {"aten::copy_",
                             "aten::view",
@@ -370,7 +370,7 @@ const char* const kFactories[] = {"empty.memory_format",
                                   "kaiser_window.periodic",
                                   "kaiser_window.beta"};
 
-// Factories that PyTorch makes of empty memory and an op on it. The op checks dtypes and ranges, where the executor would refuse too late.
+// Factories that PyTorch decomposes into an empty tensor and an op. The op checks dtypes and ranges before the executor would.
 const char* const kTakenApart[] = {
     "aten::rand",        "aten::randn",          "aten::randint",     "aten::normal",       "aten::bartlett_window",
     "aten::hann_window", "aten::hamming_window", "aten::fft_fftfreq", "aten::fft_rfftfreq", "aten::blackman_window"};
@@ -426,14 +426,14 @@ void register_factories(torch::Library& at_key) {
 
 }  // namespace
 
-// Factories make remote tensors on the device type `cuda` from now on.
+// Make factories on device type `cuda` return remote tensors.
 void register_cuda_factories() {
   static auto* cuda = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
-  const SilentWarnings silent;  // PyTorch says that a kernel is replaced
+  const SilentWarnings silent;  // suppress PyTorch's warning about a replaced kernel
   register_factories(*cuda);
 }
 
-// Each op that has a kernel for some backend is recorded whole; those that are made of other ops are left to PyTorch.
+// Record each op that has a kernel for some backend as one op. PyTorch decomposes all others.
 void register_kernels() {
   auto& dispatcher = c10::Dispatcher::singleton();
   auto& backend = library(c10::DispatchKey::PrivateUse1);
@@ -462,7 +462,7 @@ void register_kernels() {
   register_factories(backend);
 }
 
-// A custom op is recorded, and PyTorch does not run the function that it has for any device. The op may be defined later.
+// Record a custom op instead of running its PyTorch implementation. The op may be defined later.
 void keep_whole(const std::string& name, const std::string& overload) {
   static auto* libraries = new std::vector<std::unique_ptr<torch::Library>>();
   const SilentWarnings silent;
@@ -473,7 +473,7 @@ void keep_whole(const std::string& name, const std::string& overload) {
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&record_any>()); }
-// Ops that make tensors of these layouts: Python makes them of strided ones.
+// Ops that return tensors of these layouts. Python builds them from strided tensors.
 TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&ask_python_always>()); }
 TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&ask_python_always>()); }
 TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&ask_python_always>()); }

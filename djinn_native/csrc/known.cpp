@@ -1,6 +1,6 @@
-// Known contents of storages: bytes that were uploaded, and what ops make of them. A program that uploads a mask, adds a column of ones to
-// it and asks whether all of it is true needs no executor for the answer. All ops are recorded. The result of an op on known operands is
-// computed on the CPU if the program asks for a number. Floats are only compared: the last bits of sums depend on the device.
+// Known contents: the client keeps the bytes of small uploads, and the ops that compute other contents from them. If a program uploads a
+// mask, appends ones and asks whether all elements are true, the client answers without the executor. All ops are recorded. A result is
+// computed on the CPU when the program asks for a number. Floats are only compared, because the last bits of a sum depend on the device.
 #include "remote.h"
 
 #include <ATen/EmptyTensor.h>
@@ -18,18 +18,18 @@ std::mutex& known_mutex() {
   return *one;
 }
 
-// An argument of a recorded op: a value, or places of tensors. A place without a tensor is None.
+// An argument of a recorded op: a value, or for each tensor position whether there is a tensor. A position without a tensor is None.
 struct FoldArgument {
   c10::IValue value;
   std::vector<bool> tensors;
   enum : uint8_t { kValue, kTensor, kList, kOptionalList } kind = kValue;
 };
-// An operand of a recorded op. Without contents: the op reads the metadata only.
+// An operand of a recorded op. If `contents` is null, the op reads only its metadata.
 struct FoldOperand {
   KnownPtr contents;
   Layout layout;
 };
-// Bytes of a storage, or the op that makes them.
+// The bytes of a storage, or the op that computes them.
 struct Contents {
   at::Tensor bytes;
   const OpInfo* info = nullptr;
@@ -38,16 +38,16 @@ struct Contents {
   Layout result;
 };
 struct KnownContents {
-  std::shared_ptr<const Contents> contents;  // null: evicted. `known_mutex` guards it
-  std::atomic<int> depth{0};                 // ops between these and bytes
+  std::shared_ptr<const Contents> contents;  // null: evicted; `known_mutex` guards it
+  std::atomic<int> depth{0};                 // number of ops between these contents and known bytes
 };
 
 namespace {
 
-constexpr size_t kLargest = size_t{1} << 18;          // bytes of a storage with known contents: an attention mask of 8 x 4,000
-constexpr size_t kLargestOfFloats = size_t{1} << 12;  // the same for floats: weights do not concern the client
-constexpr int kDeepest = 32;                          // longest chain of ops that are not computed yet
-constexpr size_t kOverhead = 1024;                    // bytes that are counted for each storage beside its own
+constexpr size_t kLargest = size_t{1} << 18;  // maximum bytes of a storage with known contents, as an attention mask of 8 x 4,000
+constexpr size_t kLargestOfFloats = size_t{1} << 12;  // the same for floats, small enough to exclude weights
+constexpr int kDeepest = 32;  // maximum number of chained ops that are not computed yet
+constexpr size_t kOverhead = 1024;  // bytes that count for each storage in addition to its contents
 std::atomic<int64_t> session{0};
 
 bool is_integer(at::ScalarType t) { return c10::isIntegralType(t, true) && !c10::isBarebonesUnsignedType(t); }
@@ -59,7 +59,7 @@ bool is_write(const OpInfo& info) {
 at::IntArrayRef sizes_of(const Layout& l) { return at::IntArrayRef(l.dims).slice(0, l.dims.size() / 2); }
 at::IntArrayRef strides_of(const Layout& l) { return at::IntArrayRef(l.dims).slice(l.dims.size() / 2); }
 
-// Storages with known bytes, the oldest first; `known_mutex` guards them.
+// Storages with known bytes, oldest first. `known_mutex` guards them.
 struct Counted {
   std::deque<std::pair<std::weak_ptr<KnownContents>, size_t>> parts;
   size_t nbytes = 0, limit = size_t{1} << 24;
@@ -69,11 +69,11 @@ Counted& counted() {
   return *one;
 }
 
-// Set the bytes of contents, and evict the oldest bytes above the limit.
+// Set the bytes of known contents. Evict the oldest bytes if the total exceeds the limit.
 void set_contents(const KnownPtr& known, const at::Tensor& bytes) {
   auto made = std::make_shared<Contents>();
   made->bytes = bytes;
-  std::vector<std::shared_ptr<const Contents>> gone;  // they die without the lock
+  std::vector<std::shared_ptr<const Contents>> gone;  // freed after the lock is released
   std::vector<KnownPtr> owners;
   std::lock_guard<std::mutex> guard(known_mutex());
   auto& all = counted();
@@ -93,7 +93,7 @@ void set_contents(const KnownPtr& known, const at::Tensor& bytes) {
   }
 }
 
-// A tensor over bytes of a storage; undefined if they are too few.
+// Return a tensor over the bytes of a storage; undefined if the layout exceeds them.
 at::Tensor view_of(const at::Tensor& bytes, const Layout& l) {
   const auto sizes = sizes_of(l), strides = strides_of(l);
   int64_t extent = l.offset + 1;
@@ -120,7 +120,7 @@ template <class T> c10::IValue listed(const std::vector<bool>& places, const std
   return made;
 }
 
-// The bytes that an op makes. Undefined if an operand was evicted, or PyTorch refuses the op: the executor says why.
+// Compute the bytes of an op's result. Undefined if an operand was evicted, or if PyTorch refuses the op, as the executor will.
 at::Tensor computed(const Contents& c) {
   std::vector<at::Tensor> tensors;
   for (const auto& operand : c.operands) {
@@ -167,7 +167,7 @@ KnownPtr known_of(StorageRecord* r) {
   return r->contents_version == r->version.load() && r->contents_session == session.load() ? r->contents : KnownPtr();
 }
 
-// A storage has these contents at a version. Another thread may have written to it since.
+// Set the contents that a storage has at a version. They do not count if another thread has written to the storage since.
 void know(StorageRecord* r, KnownPtr known, int64_t version) {
   {
     std::lock_guard<std::mutex> guard(known_mutex());
@@ -179,7 +179,7 @@ void know(StorageRecord* r, KnownPtr known, int64_t version) {
   if (r->version.load() == version) r->known = true;
 }
 
-// Adds the next tensor of a call; whether the fold goes on.
+// Add the next tensor of a call. Return true if the result can still be known.
 bool add_operand(const OpInfo& info, const at::Tensor& t, const Scratch& s, size_t* next, Fold& fold) {
   if (!is_remote(t) || *next == s.operands.size()) return false;
   const auto& operand = s.operands[(*next)++];
@@ -221,7 +221,7 @@ bool knows_mask(const Scratch& s) {
   return false;
 }
 
-// What is needed of a call before it is recorded; nothing if its result will not be known.
+// Return the data to compute the result of a call that is about to be recorded; empty if the result will not be known.
 Fold begin_fold(const OpInfo& info, const Scratch& s, const Stack& stack) {
   if (!(info.flags & kFoldsSizes) && !s.known) return {};
   Fold fold;
@@ -236,7 +236,7 @@ Fold begin_fold(const OpInfo& info, const Scratch& s, const Stack& stack) {
   return fold;
 }
 
-// The call was recorded, and its result is on the stack.
+// Set the known contents of the result. The call was recorded, and its result is on the stack.
 void end_fold(const Fold& fold, const Stack& stack) {
   const auto& info = *fold.made->info;
   if (!stack.back().isTensor() || !has_value(stack.back().toTensor())) return;
@@ -260,7 +260,7 @@ void forget_known() { ++session; }
 
 namespace {
 
-// The memory of `t` was uploaded from `source`, which is dense.
+// Set the known contents of `t`, which was uploaded from the dense tensor `source`.
 void know_upload(const at::Tensor& t, const at::Tensor& source) {
   const auto type = source.scalar_type();
   const auto nbytes = source.nbytes(), most = is_integer(type) ? kLargest : is_float(type) ? kLargestOfFloats : 0;
@@ -273,7 +273,7 @@ void know_upload(const at::Tensor& t, const at::Tensor& source) {
   know(record, std::move(known), record->version);
 }
 
-// The elements of a tensor with known contents, which must not be changed.
+// Return a tensor with the known elements of `t`. The caller must not change it.
 std::optional<at::Tensor> known_elements(const at::Tensor& t) {
   const auto operand = operand_of(t);
   const auto known = known_of(operand.record());
@@ -285,7 +285,7 @@ std::optional<at::Tensor> known_elements(const at::Tensor& t) {
   return found.defined() ? std::optional(found) : std::nullopt;
 }
 
-// For tests: set the limit of known bytes, and return how many there are.
+// For tests: set the limit of known bytes, and return their present total.
 int64_t limit_known(int64_t nbytes) {
   std::lock_guard<std::mutex> guard(known_mutex());
   counted().limit = static_cast<size_t>(nbytes);

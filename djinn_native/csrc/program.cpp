@@ -1,4 +1,4 @@
-// The program that each thread records, and the order between programs of several threads.
+// The programs that threads record, and the order in which programs of several threads must be sent.
 #include "remote.h"
 
 #include <ATen/EmptyTensor.h>
@@ -16,7 +16,7 @@ SpinLock& sharing_mutex() {
 
 namespace {
 
-std::vector<Program*>& programs() {  // by number; never destroyed, because storages point to them
+std::vector<Program*>& programs() {  // by number; never destroyed, because storages refer to programs
   static auto* all = new std::vector<Program*>();
   return *all;
 }
@@ -26,7 +26,7 @@ std::vector<Program*>& released() {
 }
 
 struct ThreadProgram {
-  Program* program = nullptr;  // that the thread records; null until Python has a recorder for it
+  Program* program = nullptr;  // program that the thread records; null until Python has made its recorder
   Program* own = nullptr;
   ~ThreadProgram() {
     if (own) let_go(own);
@@ -41,7 +41,7 @@ Program::Program(int64_t n) : number(n) {
   counters[kLimit].store(int64_t{1} << 40);
 }
 
-// Python sends what another thread's program has recorded so far.
+// Have Python send what the program of another thread has recorded so far.
 void cut(Program* other) {
   Stack stack{other->number};
   call_python("djinn::cut", &stack);
@@ -87,7 +87,7 @@ std::vector<Program*> all_programs() { return programs(); }
 
 void forget_programs() {
   for (auto* p : programs()) restart(p);
-  thread_program.program = nullptr;  // Python makes a recorder again
+  thread_program.program = nullptr;  // so that Python makes a new recorder
   drop_freed();
 }
 
@@ -103,7 +103,7 @@ static Program& own_program() {
   return *own;
 }
 
-// Python makes the recorder. If it raises, the next op asks again: without a recorder, nothing could send the program.
+// Have Python make the recorder. If Python raises, the next op tries again, because a program without a recorder could not be sent.
 static void begin_program() {
   own_program();
   Stack stack;
@@ -145,7 +145,7 @@ void note_write(Program& mine, StorageRecord* s) {
   s = ordering_record(s);
   s->version.fetch_add(1, std::memory_order_relaxed);
   s->known.store(false, std::memory_order_relaxed);
-  if (C10_UNLIKELY(!s->readers.empty())) s->readers.clear();  // they were sent, or are this program
+  if (C10_UNLIKELY(!s->readers.empty())) s->readers.clear();  // the other readers were sent, or belong to this program
   s->writer = {&mine, mine.epoch()};
 }
 
@@ -194,7 +194,7 @@ template <class T> void drop_first(std::vector<T>& all, size_t count) {
   else all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count));
 }
 
-// Of `freed`, those that an entry from `first` on mentions. They are taken out.
+// Remove from `freed` the handles that an entry from `first` on refers to, and return them.
 std::vector<int64_t> mentioned_later(const Program& p, size_t first, std::vector<int64_t>& freed) {
   if (first == p.calls.size() || freed.empty()) return {};
   size_t handle = 0;
@@ -206,7 +206,7 @@ std::vector<int64_t> mentioned_later(const Program& p, size_t first, std::vector
   return found;
 }
 
-// Take the first `count` entries of a program, or all of them and begin a new epoch (-1), with what was freed before.
+// Take the first `count` entries of a program, with the handles that can be freed. -1: take all, and begin a new epoch.
 const int64_t* take(int64_t number, int64_t count) {
   auto& p = *program_of(number);
   int64_t waiting = 0;
@@ -233,14 +233,14 @@ const int64_t* take(int64_t number, int64_t count) {
   return made;
 }
 
-// The entries from `first` on, which stay in the program.
+// Return the entries from `first` on. They stay in the program.
 const int64_t* look(int64_t number, int64_t first) {
   auto& p = *program_of(number);
   std::lock_guard<SpinLock> guard(p.mutex);
   return entries_of(p, std::min(static_cast<size_t>(first), p.calls.size()), p.calls.size());
 }
 
-// Take back the last entry where it made the memory of `t` and nothing else; whether it did.
+// Remove the last entry if it only allocated the memory of `t`. Return true if so.
 bool take_back(const at::Tensor& t) {
   auto operand = operand_of(t);
   auto& p = current_program();
@@ -260,7 +260,7 @@ bool take_back(const at::Tensor& t) {
   return true;
 }
 
-// Counters of a program, in its own memory: Python reads and writes them without a call.
+// Return the counters of a program as a tensor over their memory, so that Python reads and writes them without a call.
 at::Tensor counters_of(int64_t number) {
   static_assert(sizeof(std::atomic<int64_t>) == sizeof(int64_t), "counters are read as plain integers");
   return at::from_blob(program_of(number)->counters, {kCounters}, at::TensorOptions().dtype(at::kLong));
@@ -295,7 +295,7 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
   m.def("live_values() -> int[]", &live_values);
   m.def("drop_freed() -> ()", &drop_freed);
   m.def("set_forked(bool on) -> ()", [](bool on) { forked = on; });
-  m.def("begin_program() -> ()");  // these are implemented in Python
+  m.def("begin_program() -> ()");  // the ops from here on are implemented in Python
   m.def("cut(int program) -> ()");
   m.def("at_limit() -> ()");
   m.def("resize_storage(Storage storage, int nbytes) -> ()");
@@ -303,7 +303,7 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
 
 }  // namespace djinn
 
-// Plain functions: an op of PyTorch's takes Python three times as long. Null: there is no such program.
+// Plain C functions, because a call through a PyTorch op takes three times as long. Null: there is no such program.
 template <class F> static const int64_t* or_null(F entries) {
   try {
     return entries();

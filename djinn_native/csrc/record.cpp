@@ -1,4 +1,4 @@
-// The hot path: a call becomes a key, the key finds what the call returns, and an entry is appended. Python is asked about new calls only.
+// The hot path: compute the key of a call, look up its results by the key, and append an entry. Python is asked about new calls only.
 #include "remote.h"
 
 #include <ATen/EmptyTensor.h>
@@ -16,14 +16,14 @@ std::atomic<bool> all_watched{false};
 
 namespace {
 
-// The scratch of one call. Python records further ops in the middle of a call, when a view has to be made or a program is cut.
+// The `Scratch` of one call. Calls nest if Python records ops during a call, such as views, or sends a program.
 struct OwnScratch {
   OwnScratch() {
     if (C10_UNLIKELY(depth == all.size())) all.push_back(std::make_unique<Scratch>());
     one = all[depth++].get();
   }
   ~OwnScratch() {
-    one->kept.clear();  // a generator may be gone
+    one->kept.clear();  // a kept state would outlive its generator
     --depth;
   }
   OwnScratch(const OwnScratch&) = delete;
@@ -65,7 +65,7 @@ int64_t autograd_node(Program& p) {
 
 namespace {
 
-// The program of another thread that must be sent before this call.
+// Return the program of another thread that must be sent before this call; null if there is none.
 Program* before_call(const Program& p, const Call& call, at::ArrayRef<Operand> operands) {
   for (const auto& operand : operands) {
     if (auto* first = before_read(p, operand.record())) return first;
@@ -78,11 +78,11 @@ Program* before_call(const Program& p, const Call& call, at::ArrayRef<Operand> o
 
 std::atomic<bool> ops_timed{false};
 
-// Nanoseconds by the clock of Python's `time.perf_counter()`.
+// Nanoseconds of the clock that Python's `time.perf_counter()` uses.
 int64_t nanoseconds() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
-// When an op begins; 0 if ops are not timed.
+// Start time of an op; 0 if ops are not timed.
 int64_t begin_time() { return C10_UNLIKELY(ops_timed.load(std::memory_order_relaxed)) ? nanoseconds() : 0; }
 void end_time(Program& p, const OpInfo& info, int64_t begun) {
   if (C10_LIKELY(!begun)) return;
@@ -114,7 +114,7 @@ void append_entry(Program& p, const Call& call, at::ArrayRef<Operand> operands, 
   p.counters[kEntries].store(static_cast<int64_t>(p.calls.size()), std::memory_order_release);
 }
 
-// Appends an entry and adds its results to `made`: new tensors, operands for results that are these, undefined ones for nothing.
+// Append an entry. Add its results to `made`: new tensors, operands that are returned again, and undefined tensors for absent results.
 void append_to(Program& p, const Call& call, at::ArrayRef<Operand> operands, at::ArrayRef<int64_t> slots, at::ArrayRef<uint8_t> kinds,
                c10::SmallVectorImpl<at::Tensor>& made) {
   TORCH_INTERNAL_ASSERT(operands.size() == static_cast<size_t>(call.operands) && slots.size() == static_cast<size_t>(call.slots),
@@ -122,7 +122,7 @@ void append_to(Program& p, const Call& call, at::ArrayRef<Operand> operands, at:
                         slots.size());
   note_settings();
   if (call.bumps && !call.writes.empty()) increment_versions(call, operands);
-  const int32_t site = user_site();  // takes the interpreter's lock, so it comes before others
+  const int32_t site = user_site();  // takes the GIL, so it precedes all locks
   const int64_t node = autograd_node(p);
   for (const auto& r : call.results) {
     switch (r.kind) {
@@ -164,7 +164,7 @@ void check_limit(Program& p) {
 
 namespace {
 
-// Replaces the arguments on the stack by the results. An operand may be kept alive by the stack alone, so it dies only now.
+// Replace the arguments on the stack by the results. This may free operands that only the stack refers to.
 void give(const Call& call, c10::SmallVectorImpl<at::Tensor>& made, Stack* stack, size_t args) {
   const size_t first = stack->size() - args;
   if (call.list) {
@@ -209,7 +209,7 @@ static bool python_sees(const OpInfo& info) {
   return (info.flags & kHandled) || forked.load(std::memory_order_relaxed) || all_watched.load(std::memory_order_relaxed);
 }
 
-// A view with other sizes. Half of the ops of a model are views, and boxing the sizes takes longer than all the rest.
+// Record a view with other sizes. A shortcut, because half of a model's ops are views, and boxing the sizes would take most of the time.
 at::Tensor record_view(OpInfo& info, const at::Tensor& self, c10::SymIntArrayRef size) {
   const auto sizes = c10::asIntArrayRefSlowOpt(size);
   const int64_t begun = begin_time();
@@ -232,8 +232,8 @@ at::Tensor record_view(OpInfo& info, const at::Tensor& self, c10::SymIntArrayRef
   return std::move(stack[0]).toTensor();
 }
 
-// A call with a wrapper of a tensor, or with a fake one: what PyTorch does for any backend. Backends register views themselves, and those of
-// the CPU fit all.
+// Handle a call with a tensor subclass or a fake tensor as PyTorch does for any backend. View ops are usually registered by each backend;
+// the CPU's kernels work for all.
 static void call_for_any_backend(const OpInfo& info, Stack* stack) {
   const auto& returned = info.op.schema().returns();
   const auto* alias = returned.empty() ? nullptr : returned[0].alias_info();
@@ -254,7 +254,7 @@ static bool has_wrapper(const OpInfo& info, const Stack& stack) {
   return false;
 }
 
-// Record a call that was taken apart, or have Python record it.
+// Record a call for which `s` is filled in, or have Python record it.
 static void record_apart(OpInfo& info, Program& p, Scratch& s, Stack* stack, int64_t begun) {
   const Call* call = find_call(info, s);
   if (C10_UNLIKELY(!call)) call = find_by_rule(info, s, at::ArrayRef<c10::IValue>(stack->data() + stack->size() - info.args, info.args));
@@ -310,7 +310,7 @@ void time_ops(bool on) {
   }
 }
 
-// The times of a program's ops since the last call.
+// Return the times of a program's ops since the last call of this function.
 at::Tensor take_times(int64_t program) {
   auto& p = *program_of(program);
   std::lock_guard<SpinLock> guard(p.mutex);
@@ -331,7 +331,7 @@ std::vector<at::Tensor> append_call(int64_t call, const std::vector<at::Tensor>&
   return append(call_of(static_cast<int32_t>(call)), operands, slots, small);
 }
 
-// As `append` for a call without operands that makes one tensor, in the memory of `storage`.
+// As `append`, for a call without operands that makes one tensor. The tensor gets the memory of `storage`.
 at::Tensor append_into(int64_t call, const c10::Storage& storage, const std::vector<int64_t>& slots, const std::vector<int64_t>& kinds) {
   note_settings();
   const auto& known = call_of(static_cast<int32_t>(call));

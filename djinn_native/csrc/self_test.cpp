@@ -30,7 +30,7 @@ std::string describe() {
          ";device_type=" + std::to_string(static_cast<int>(c10::DeviceType::PrivateUse1));
 }
 
-// Numbers of this library, as functions inside of the loaded PyTorch read them.
+// Compare numbers of this library with the loaded PyTorch. Return the first that differs; empty if none does.
 std::string first_difference() {
   using c10::DispatchKey;
   if (std::string(c10::toString(DispatchKey::PrivateUse1)) != "PrivateUse1") {
@@ -48,7 +48,7 @@ std::string first_difference() {
       return std::string("the layout of IValue: ") + kind;
     }
   }
-  // PyTorch walks the elements to print them, with the size that IValue has there.
+  // PyTorch prints the elements, and finds them by the size of its own IValue.
   std::vector<c10::IValue> numbers;
   for (int64_t number = 1; number < 5; ++number) {
     numbers.emplace_back(number);
@@ -60,13 +60,13 @@ std::string first_difference() {
 
 }  // namespace
 
-// How this library was compiled, as `name=value` joined by semicolons.
+// Return the properties of the compiled library, as `name=value` joined by semicolons.
 DJINN_EXPORT const char* djinn_native_abi() {
   static const std::string text = describe();
   return text.c_str();
 }
 
-// What differs between this library and the loaded PyTorch; an empty string if nothing does.
+// Return a difference between this library and the loaded PyTorch; an empty string if there is none.
 DJINN_EXPORT const char* djinn_native_difference() {
   static std::string text;
   try {

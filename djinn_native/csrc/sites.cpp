@@ -1,4 +1,4 @@
-// The user's line that issued an op: CPython's C API, whose functions are found by name, so no header of Python's is needed.
+// The line of the user's code that issued an op. CPython's C functions are looked up by name, so no Python header is needed.
 #include "remote.h"
 
 #ifdef _WIN32
@@ -66,18 +66,18 @@ const Python& python() {
   return functions;
 }
 
-// All of this is guarded by the interpreter's lock, or by the mutex where an interpreter has none.
+// The GIL guards all fields, or `mutex` in an interpreter without a GIL.
 struct Sites {
   std::mutex mutex;
   std::vector<std::string> own;                       // folders of PyTorch and Djinn
-  std::unordered_map<Object*, bool> users;            // code objects, which are kept: whether they are the user's
-  std::unordered_map<uint64_t, int32_t> numbers;      // by code object and offset
-  std::deque<std::pair<int64_t, int64_t>> places;     // code object and offset of each site, from the number `first` on
+  std::unordered_map<Object*, bool> users;            // code objects, kept alive, and whether they belong to the user
+  std::unordered_map<uint64_t, int32_t> numbers;      // number of a site by hash of code object and offset
+  std::deque<std::pair<int64_t, int64_t>> places;     // code object and offset of each site, starting with site `first`
   int64_t first = 0;
-  int64_t generation = 0;                             // how often the code objects that are kept were changed for others
-  std::vector<Object*> former;                        // the code objects before, whose sites end at `former_end`
+  int64_t generation = 0;                             // number of times that `users` was emptied
+  std::vector<Object*> former;                        // code objects of the generation before; their sites end at `former_end`
   int64_t former_end = 0;
-  size_t most = 8192;                                 // code objects: a notebook makes new ones with every cell
+  size_t most = 8192;                                 // maximum number of code objects; a notebook makes new ones with every cell
 };
 Sites& sites() {
   static auto* one = new Sites();
@@ -98,8 +98,8 @@ bool is_users(const Python& py, Object* code) {
   return users;
 }
 
-// Where there are too many code objects, those from before the last time are let go, with their sites. Returns them, to be released
-// without the mutex: a finalizer may run.
+// If there are too many code objects, drop those of the generation before, with their sites. Returns them for release without the mutex,
+// because a finalizer may run.
 std::vector<Object*> make_room() {
   auto& all = sites();
   if (all.users.size() < all.most) return {};
@@ -127,19 +127,19 @@ int32_t number_of(Object* code, int offset) {
 }
 
 thread_local int32_t fixed_site = -1;
-thread_local int32_t last_site = -1;  // of the last op that this thread recorded
+thread_local int32_t last_site = -1;  // site of the thread's last recorded op
 
-// Sites that this thread found before, by code object and offset: most ops come from few places.
+// Per-thread cache of sites by code object and offset, because most ops come from few places.
 struct RecentSite {
   Object* code = nullptr;
   int offset = -1;
-  int32_t site = -1;  // of a frame of the user's; -2: the frame is PyTorch's or Djinn's
+  int32_t site = -1;  // -2: the frame belongs to PyTorch or Djinn
 };
 constexpr size_t kRecent = 256;
 thread_local RecentSite recent_sites[kRecent];
 thread_local int64_t recent_generation = 0;
 
-// Number of the site if the frame is the user's, otherwise -2.
+// Return the site's number if the frame is in the user's code, otherwise -2.
 int32_t site_of_frame(const Python& py, Object* code, Object* frame) {
   const int offset = py.lasti(frame);
   if (recent_generation != sites().generation) {
@@ -164,7 +164,7 @@ int32_t site_of_frame(const Python& py, Object* code, Object* frame) {
 
 }  // namespace
 
-// The number of the innermost frame outside of PyTorch and Djinn; of the outermost one if all are inside; -1 without frames.
+// Return the site of the innermost frame outside of PyTorch and Djinn, or of the outermost frame if there is none; -1 without frames.
 int32_t user_site() {
   const auto& py = python();
   if (fixed_site >= 0) return last_site = fixed_site;
@@ -194,8 +194,8 @@ std::mutex& sites_mutex() { return sites().mutex; }
 
 void set_own_folders(std::vector<std::string> folders) { sites().own = std::move(folders); }
 
-// The number of the first site that is kept, and code object and offset of each from there or from `first` on. The caller gets a
-// reference to each code object.
+// Return the number of the first site that is kept, then code object and offset of each site from `first` on. The caller gets a reference
+// to each code object.
 std::vector<int64_t> sites_from(int64_t first) {
   const auto& py = python();
   auto& all = sites();

@@ -1,4 +1,4 @@
-// Storages: a number, a version and no memory. And the queue of values that were freed.
+// Storages, which have a number and a version but no memory, and the queue of freed values.
 #include "remote.h"
 
 #include <algorithm>
@@ -10,8 +10,8 @@ namespace {
 constexpr int64_t kStep = (int64_t{1} << 32) + 1;
 std::atomic<int64_t> next_storage{1};
 
-// No processor maps these addresses, so a read of one is a fault at once. An address tells its storage: PyTorch makes tensors from
-// addresses in a few places (`from_blob`, in torch.save).
+// Storage addresses are in a range that no processor maps, so a read through one faults at once. The storage can be found by its address,
+// because PyTorch makes some tensors from addresses alone (`from_blob`, in torch.save).
 constexpr int kOffsetBits = 40;
 constexpr uint64_t kBase = uint64_t{1} << 62, kSlots = uint64_t{1} << 21, kFirstByte = 512;
 constexpr size_t kBuckets = 1 << 14;
@@ -22,13 +22,13 @@ struct Freed {
   std::vector<Use> readers;
 };
 
-// Never destroyed: storages die until the very end of the process.
+// Never destroyed, because storages are freed until the very end of the process.
 struct Shared {
   SpinLock lock;
   std::vector<Freed> freed;
   std::vector<StorageRecord*> records;  // by slot
   std::vector<uint32_t> unused;
-  std::array<StorageRecord*, kBuckets> by_number{};  // numbers follow one another, so they fill the buckets evenly
+  std::array<StorageRecord*, kBuckets> by_number{};  // numbers are consecutive, so they fill the buckets evenly
   StorageRecord*& bucket(int64_t number) { return by_number[static_cast<size_t>(number) % kBuckets]; }
   StorageRecord* find(int64_t number) {
     auto* found = bucket(number);
@@ -71,7 +71,7 @@ void delete_record(void* context) {
       all.unused.push_back(record->slot);
     }
   }
-  c10::raw::intrusive_ptr::decref(record);  // values whose tensors have another storage by now keep it
+  c10::raw::intrusive_ptr::decref(record);  // values whose tensors have got another storage keep the record alive
 }
 
 c10::DataPtr data_of(StorageRecord* record, size_t nbytes, c10::DeviceIndex index) {
@@ -141,10 +141,10 @@ c10::Storage borrowed_storage(int64_t number, size_t nbytes, c10::DeviceIndex in
   {
     auto& all = shared();
     std::lock_guard<SpinLock> guard(all.lock);
-    auto* owner = all.find(number);  // it may be dying: it leaves the table after its last reference is gone
+    auto* owner = all.find(number);  // the owner may be dying: it stays in the table until after its last reference is gone
     if (owner) record->owner = c10::intrusive_ptr<StorageRecord>::reclaim(c10::raw::weak_intrusive_ptr::lock(owner));
   }
-  record->views = int64_t{1} << 30;  // views of a borrowed storage have handles that its owner does not give out
+  record->views = int64_t{1} << 30;  // handles of a borrowed storage's views start here, beyond those that the owner assigns
   record->held = nbytes;
   return storage_over(record, nbytes, index);
 }
@@ -210,7 +210,7 @@ Value::Value(Handle h, StorageRecord* r, bool o, LayoutPtr l)
 
 ValuePtr new_value(Handle handle, StorageRecord* record, bool owned, LayoutPtr layout) {
   auto made = c10::make_intrusive<Value>(handle, record, owned, std::move(layout));
-  c10::raw::weak_intrusive_ptr::incref(made.get());  // the list's
+  c10::raw::weak_intrusive_ptr::incref(made.get());  // reference of `record->values`
   std::lock_guard<SpinLock> guard(record_lock(record));
   record->values.push_back(made.get());
   return made;
@@ -226,7 +226,7 @@ LayoutPtr Value::present_layout() const {
   return layout;
 }
 
-// The last owner is gone.
+// Called when the last owner is gone.
 void Value::release_resources() {
   auto* r = record;
   bool anchors;
@@ -234,17 +234,17 @@ void Value::release_resources() {
     std::lock_guard<SpinLock> guard(record_lock(r));
     auto& all = r->values;
     all.erase(std::ranges::find(all, this));
-    // The storage object outlives its tensors where Python holds it, and a tensor may be made over it again.
+    // If Python still holds the storage object, a tensor may be made over it again. So keep the value.
     anchors = owned && all.empty() && r->storage && c10::raw::intrusive_ptr::use_count(r->storage) > 1;
   }
   if (anchors) {
     auto anchor = new_value(handle, r, true, layout);
     std::lock_guard<SpinLock> guard(record_lock(r));
-    if (r->storage) r->anchor.swap(anchor);  // else it is gone by now
+    if (r->storage) r->anchor.swap(anchor);  // otherwise the storage has gone in the meantime
   } else if (owned) {
     queue_freed(*this);
   }
-  c10::raw::weak_intrusive_ptr::decref(this);  // the list's; the caller has one as well
+  c10::raw::weak_intrusive_ptr::decref(this);  // reference of `record->values`; the caller has another
 }
 
 ValuePtr value_with(StorageRecord* r, const Layout* layout) {
@@ -293,7 +293,7 @@ std::vector<int64_t> take_freed(Program* program, int64_t* waiting) {
   return free;
 }
 
-// The handles that were freed, which stay in the queue.
+// Return the freed handles. They stay in the queue.
 std::vector<int64_t> look_freed() {
   auto& all = shared();
   std::lock_guard<SpinLock> guard(all.lock);
@@ -303,7 +303,7 @@ std::vector<int64_t> look_freed() {
   return handles;
 }
 
-// Handles of the values that the process has, each with the bytes of its storage.
+// Return the handles of all existing values, each followed by the bytes of its storage.
 std::vector<int64_t> live_values() {
   auto& all = shared();
   std::vector<int64_t> found;
@@ -322,7 +322,7 @@ std::vector<int64_t> live_values() {
   return found;
 }
 
-// Queue handles again that an unsent entry of a program mentions.
+// Queue handles again because an unsent entry of the program refers to them.
 void put_back(at::IntArrayRef handles, Program* program) {
   const Use use{program, program->epoch()};
   auto& all = shared();

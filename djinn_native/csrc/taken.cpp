@@ -1,4 +1,4 @@
-// What Python gets of a program: its entries and what identifies it, in one array.
+// Programs as Python gets them: the entries and their identity in one array.
 #include "identity.h"
 #include "remote.h"
 
@@ -8,10 +8,10 @@
 namespace djinn {
 namespace {
 
-// What identifies the first entries of a program.
+// Identity of the first entries of a program.
 struct Identity {
   Numbers values, storages;
-  std::vector<int64_t> dying, free;  // numbers of values; handles that no entry mentions
+  std::vector<int64_t> dying, free;  // numbers of values that die; dead handles that no entry refers to
   Hash hash;
 
   void read(const Program& p, size_t count, at::IntArrayRef dead) {
@@ -50,8 +50,8 @@ struct Part {
 };
 template <class T> Part part(const std::vector<T>& all, size_t first, size_t count) { return {all.data() + first, count * sizeof(T)}; }
 
-// One array: its bytes, `numbers`, where each part begins (bytes), and the parts, each from a whole number of words on. It lasts until the
-// thread packs again.
+// Return one array: its size in bytes, `numbers`, the byte offset of each part, and the parts, each aligned to 8 bytes. It is valid until
+// the thread packs again.
 const int64_t* packed(std::initializer_list<int64_t> numbers, std::initializer_list<Part> parts) {
   static thread_local std::vector<int64_t> made;
   size_t end = 8 * (1 + numbers.size() + parts.size());
@@ -89,12 +89,12 @@ const int64_t* packed_entries(const Program& p, size_t first, size_t last, const
   const size_t nodes = std::any_of(begin, end, [](int64_t node) { return node != -1; }) ? count : 0;
   static const std::vector<int64_t> none;
   const auto all = [](const std::vector<int64_t>& of) { return part(of, 0, of.size()); };
-  // `_HEADER` in interception/native/entries.py reads these numbers, and where the parts begin.
+  // `_HEADER` in interception/native/entries.py reads these numbers and the offsets of the parts.
   return packed({static_cast<int64_t>(count), static_cast<int64_t>(handles), static_cast<int64_t>(slots), waiting,
                  identity ? static_cast<int64_t>(identity->hash.low) : 0, identity ? static_cast<int64_t>(identity->hash.high) : 0},
                 {part(p.handles, handle, handles), part(p.nodes, first, nodes), all(identity ? identity->values.order : none),
                  all(identity ? identity->dying : none), all(identity ? identity->free : none), part(p.sites, first, count),
-                 part(p.calls, first, count),  // these and what follows say what is done with the values
+                 part(p.calls, first, count),  // `RecordedProgram.exact` starts here
                  part(p.slots, slot, slots), part(p.kinds, slot, slots)});
 }
 

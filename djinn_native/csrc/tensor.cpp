@@ -1,4 +1,4 @@
-// Tensors of the device: ordinary ones, and those that PyTorch makes over our storages by itself.
+// Tensors of the device: those that Djinn makes, and those that PyTorch makes by itself over storages of the device.
 #include "remote.h"
 
 #include <ATen/EmptyTensor.h>
@@ -22,7 +22,7 @@ c10::intrusive_ptr<c10::TensorImpl> RemoteImpl::shallow_copy_and_detach(c10::Var
 
 void RemoteImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) {
   auto taken = typeid(*other) == typeid(RemoteImpl) ? static_cast<RemoteImpl*>(other.get())->value : ValuePtr();
-  value.reset();  // while its storage is still there
+  value.reset();  // before the storage is replaced
   TensorImpl::shallow_copy_from(other);
   value = std::move(taken);
 }
@@ -39,13 +39,13 @@ Layout layout_of(const c10::TensorImpl* t) {
 }
 
 void RemoteImpl::release_resources() {
-  value.reset();  // while its storage is still there
+  value.reset();  // before the storage is released
   TensorImpl::release_resources();
 }
 
 namespace {
 
-// A tensor that PyTorch made by itself over a storage of ours stands for the value with its layout, or for a new view that Python records.
+// For a tensor that PyTorch made over a storage of the device, return the value of its layout, or of a view that Python records.
 Operand operand_of_foreign(c10::TensorImpl* t) {
   int64_t before = 0;
   auto* record = record_of(t->unsafe_storage().unsafeGetStorageImpl(), &before);
@@ -77,7 +77,7 @@ Operand operand_of_foreign(c10::TensorImpl* t) {
 
 }  // namespace
 
-// False for wrappers of tensors, and for fake ones.
+// False for tensor subclasses without a storage on the device, and for fake tensors.
 static bool has_memory(const c10::TensorImpl* t) {
   if (!t->has_storage() || t->unsafe_storage().device_type() != kRemote) return false;
   return has_record(t->unsafe_storage().unsafeGetStorageImpl());
@@ -111,14 +111,14 @@ void share_layout(Result& r) {
   r.layout = std::make_shared<const Layout>(std::move(l));
 }
 
-// A tensor for a new value: a view of `base`, or one with memory of its own, which is `into` where that is given.
+// Make a tensor for a new value: a view of `base`, or one over the storage `into`, or one with a new storage.
 at::Tensor make_result(const Result& r, c10::TensorImpl* base, c10::StorageImpl* into) {
   const auto type = c10::scalarTypeToTypeMeta(r.dtype);
   c10::intrusive_ptr<RemoteImpl> made;
   if (base) {
     auto* record = operand_of(base).record();
     auto value = new_value(next_handle(record), record, true, r.layout);
-    // A view of an inference tensor is one, a view of another tensor is not.
+    // Only views of inference tensors are inference tensors.
     const auto keys = base->key_set()
                           .remove(c10::DispatchKey::Python)
                           .remove(c10::DispatchKey::PythonTLSSnapshot)
@@ -138,7 +138,7 @@ at::Tensor make_result(const Result& r, c10::TensorImpl* base, c10::StorageImpl*
   return t;
 }
 
-// A tensor for a value that exists.
+// Make a tensor for an existing value.
 at::Tensor tensor_of(Value* v) {
   const auto layout = v->present_layout();
   const auto& l = *layout;
@@ -152,7 +152,7 @@ at::Tensor tensor_of(Value* v) {
   return t;
 }
 
-// Another tensor for the same value, without history.
+// Make another tensor for the same value, without autograd history.
 at::Tensor twin_of(const Operand& o) {
   auto* t = o.impl;
   auto keys = t->key_set();
@@ -183,14 +183,14 @@ Result described(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset,
   return r;
 }
 
-// A tensor with memory of its own, or with that of `beside`, for which nothing is recorded: the caller has the executor make its value.
+// Make a tensor with a new storage, or over that of `beside`. Nothing is recorded: the caller has the executor create the value.
 at::Tensor new_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, at::ScalarType dtype, int64_t index, int64_t bits,
                       int64_t nbytes, const std::optional<at::Tensor>& beside) {
   auto* storage = beside ? beside->storage().unsafeGetStorageImpl() : nullptr;
   return make_result(described(sizes, strides, offset, dtype, index, bits, nbytes), nullptr, storage);
 }
 
-// A tensor for a value of another owner, which frees it; over the storage of `beside` where that is given.
+// Make a tensor for a value that another owner frees, over the storage of `beside` if that is given.
 at::Tensor borrow(int64_t handle, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, at::ScalarType dtype, int64_t index,
                   int64_t bits, int64_t nbytes, const std::optional<at::Tensor>& beside) {
   auto storage =
@@ -207,7 +207,7 @@ at::Tensor borrow(int64_t handle, at::IntArrayRef sizes, at::IntArrayRef strides
   return t;
 }
 
-// Give a tensor other metadata, after an op that changed these in place.
+// Set other metadata after an op that changed a tensor's metadata in place.
 void set_meta(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, int64_t nbytes) {
   auto* impl = t.unsafeGetTensorImpl();
   auto* storage = impl->unsafe_storage().unsafeGetStorageImpl();
@@ -218,7 +218,7 @@ void set_meta(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef stride
   operand_of(impl).value->set_layout(std::make_shared<const Layout>(layout_of(impl)));
 }
 
-// A tensor for the same value as `t`, whose metadata the executor described.
+// Make a tensor for the same value as `t`, with metadata that the executor reported.
 at::Tensor redescribe(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset, at::ScalarType dtype,
                       int64_t bits, int64_t nbytes) {
   const auto o = operand_of(t);
@@ -235,7 +235,7 @@ at::Tensor redescribe(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRe
   return result;
 }
 
-// `t` stands for the value, the memory and the metadata of `other` from now on.
+// From now on, `t` has the value, the memory and the metadata of `other`.
 void stand_for(const at::Tensor& t, const at::Tensor& other) {
   auto* mine = static_cast<RemoteImpl*>(t.unsafeGetTensorImpl());
   TORCH_CHECK(typeid(*mine) == typeid(RemoteImpl), "only a tensor of remote_accelerator can stand for another value");
@@ -249,14 +249,14 @@ void stand_for(const at::Tensor& t, const at::Tensor& other) {
 
 int64_t handle_of(const at::Tensor& t) { return operand_of(t).value->handle; }
 
-// handle, number of its storage, bytes of the storage, tensors that stand for the value, whether its handle is freed with it
+// Return handle, storage number, storage bytes, number of the value's owners, and whether the last of them frees the handle.
 std::vector<int64_t> facts(const at::Tensor& t) {
   const auto o = operand_of(t);
   return {o.value->handle, o.record()->number, static_cast<int64_t>(o.impl->unsafe_storage().nbytes()),
           static_cast<int64_t>(c10::raw::intrusive_ptr::use_count(o.value)), static_cast<int64_t>(o.value->owned)};
 }
 
-// Note that the present program writes to the memory of `t` without an op of its own.
+// Note that the current program writes to the memory of `t` by other means than a recorded op.
 void note_write_to(const at::Tensor& t) { begin_write(current_program(), operand_of(t).record()); }
 void note_read_of(const at::Tensor& t) { begin_read(current_program(), operand_of(t).record()); }
 
@@ -285,12 +285,12 @@ TORCH_LIBRARY_FRAGMENT(djinn, m) {
   m.def("note_write(Tensor t) -> ()", &note_write_to);
   m.def("note_read(Tensor t) -> ()", &note_read_of);
   m.def("reserve_storages(int count) -> int", &reserve_storages);
-  // A tensor over the storage, for a value that exists; none where it has none.
+  // Make a tensor over the storage, for any of its existing values; None if it has none.
   m.def("any_view(Storage storage) -> Tensor?", [](const c10::Storage& s) -> std::optional<at::Tensor> {
     const auto value = value_with(record_of(s.unsafeGetStorageImpl()), nullptr);
     return value ? std::optional<at::Tensor>(tensor_of(value.get())) : std::nullopt;
   });
-  // Set the size in bytes that PyTorch sees; the bytes that the executor's memory has.
+  // Set the size in bytes that PyTorch sees, if the executor's memory is large enough. Return the bytes of that memory.
   m.def("set_storage_size(Storage storage, int nbytes) -> int", [](const c10::Storage& s, int64_t nbytes) {
     auto* record = record_of(s.unsafeGetStorageImpl());
     const auto held = static_cast<int64_t>(record->held);

@@ -1,4 +1,4 @@
-// Calls from C++ to Python: the dispatcher's own way to a `TorchDispatchMode`, so that Python gets each op and its arguments as there.
+// Calls from C++ to Python, through the dispatcher's interface to a `TorchDispatchMode`, so that Python gets ops and arguments as usual.
 #include "remote.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -10,7 +10,7 @@ namespace djinn {
 namespace {
 
 using Mode = std::shared_ptr<c10::impl::PyObject_TorchDispatchMode>;
-// Not destroyed: the interpreter is gone by then.
+// Not destroyed, because the interpreter is gone by then.
 Mode& handler() {
   static auto* one = new Mode();
   return *one;
@@ -20,20 +20,20 @@ Mode& functions() {
   return *one;
 }
 
-// The mode that Python is inside.
+// Return the innermost mode, in which the caller runs.
 Mode innermost() {
   const auto length = c10::impl::TorchDispatchModeTLS::stack_len();
   TORCH_CHECK(length > 0, "this is called inside of the mode that C++ is to call");
   return c10::impl::TorchDispatchModeTLS::get_stack_at(length - 1);
 }
 
-// Puts the mode on top of the thread's stack for one call, in which PyTorch takes it off again.
+// Pushes the mode on the thread's stack for one call. PyTorch disables it during the call.
 struct ModeGuard {
   explicit ModeGuard(const Mode& mode) { c10::impl::TorchDispatchModeTLS::push_non_infra_mode_onto_stack(mode); }
   ~ModeGuard() { c10::impl::TorchDispatchModeTLS::pop_stack(); }
 };
 
-// Takes the user's modes off the thread's stack: PyTorch has turned them off, as it does where it makes tensors of lists.
+// Hides the user's modes during a call. PyTorch has disabled them, such as while it makes tensors of lists.
 struct NoModes {
   explicit NoModes(bool on_) : on(on_) {
     if (on) before = exchange({});
@@ -52,12 +52,12 @@ struct NoModes {
   c10::impl::TorchDispatchModeTLS before;
 };
 
-// The keys that are handled before Python's: what Python calls does not pass them again, as below any `__torch_dispatch__`.
+// Dispatch keys that precede Python's. Ops that Python calls skip them, as in any `__torch_dispatch__`.
 const c10::DispatchKeySet kAbovePython =
     c10::DispatchKeySet(c10::DispatchKeySet::FULL) -
     (c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Python) | c10::DispatchKeySet(c10::DispatchKey::Python));
 
-// Have a mode handle a call. `excluded`: keys that what it calls does not pass.
+// Have a mode handle a call. `excluded`: dispatch keys that ops called by the mode skip.
 void call(const Mode& mode, bool hides_modes, c10::DispatchKeySet excluded, const c10::OperatorHandle& op, Stack* stack) {
   TORCH_CHECK(mode, "remote_accelerator is not installed in this process");
   const NoModes hidden(hides_modes);
@@ -70,7 +70,7 @@ void call(const Mode& mode, bool hides_modes, c10::DispatchKeySet excluded, cons
 
 bool no_modes_here() { return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python); }
 
-// A kernel in Python. Calls without a tensor of the device, and for another device, are PyTorch's.
+// A kernel in Python. If `plain` is given, it runs PyTorch's kernel for calls without a tensor of the device.
 struct PythonKernel final : c10::OperatorKernel {
   PythonKernel(Mode m, std::optional<c10::SafeKernelFunction> p) : mode(std::move(m)), plain(std::move(p)) {}
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
@@ -81,16 +81,16 @@ struct PythonKernel final : c10::OperatorKernel {
     call(mode, no_modes_here(), {}, op, stack);
   }
   static bool names_device(const c10::IValue& v) {
-    if (v.isTensor()) return is_remote(v.toTensor()) && v.toTensor().layout() != at::kJagged;  // which PyTorch makes of strided ones
+    if (v.isTensor()) return is_remote(v.toTensor()) && v.toTensor().layout() != at::kJagged;  // PyTorch builds jagged from strided tensors
     return v.isDevice() && (v.toDevice().type() == kRemote || (v.toDevice().is_cuda() && named_cuda));
   }
   Mode mode;
   std::optional<c10::SafeKernelFunction> plain;
 };
 
-// The mode that Python is inside becomes the kernel of an op at a dispatch key. `partly`: only for calls with the device.
+// Make the mode that the caller runs in the kernel of an op at a dispatch key. `partly`: only for calls that involve the device.
 void set_kernel(const std::string& name, const std::string& overload, const std::string& key_name, bool partly) {
-  const SilentWarnings silent;  // PyTorch says that a kernel is replaced
+  const SilentWarnings silent;  // suppress PyTorch's warning about a replaced kernel
   const auto key = c10::parseDispatchKey(key_name);
   auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
   std::optional<c10::SafeKernelFunction> plain;
