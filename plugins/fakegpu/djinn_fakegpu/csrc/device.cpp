@@ -93,7 +93,7 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, FakeGuard);
 
-// Draws what a generator of the CPU draws, so that results equal those of the CPU.
+// A generator that draws the same numbers as a CPU generator, so that results equal those of the CPU.
 struct FakeGenerator final : c10::GeneratorImpl {
   FakeGenerator(c10::DeviceIndex index, at::Generator generator)
       : GeneratorImpl({kFake, index}, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)), inner(std::move(generator)) {}
@@ -202,7 +202,7 @@ TORCH_LIBRARY(fakegpu, m) {
     Guard guard(mutex());
     return lane(static_cast<int>(index) * kStreams + static_cast<int>(stream)).time;
   });
-  // The file that holds the memory of a tensor's storage, for other processes, and the place in it.
+  // Return the path of the file with a tensor's memory, for other processes, the offset in it, and the bytes of the storage.
   m.def("export_memory(Tensor t) -> (str, int, int)", [](const at::Tensor& t) {
     Guard guard(mutex());
     auto* block = block_of(t);

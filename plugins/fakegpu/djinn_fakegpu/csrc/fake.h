@@ -1,4 +1,4 @@
-// The device `fakegpu`: memory, clock, streams and faults that the other files share.
+// The device `fakegpu`: types for its memory, clock, streams and faults.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -23,48 +23,48 @@ namespace fakegpu {
 using torch::jit::Stack;
 
 constexpr auto kFake = c10::DeviceType::PrivateUse1;
-constexpr int kStreams = 33;  // of each device: the default stream and a pool
+constexpr int kStreams = 33;  // streams of each device: the default stream and a pool
 constexpr int kMaxDevices = 8;
 constexpr int kLanes = kStreams * kMaxDevices;  // a lane is one stream of one device
 
-// One lock for all state. Whoever frees a tensor waits for it with the interpreter's lock, which copies and ends of tensors may need:
-// neither may happen while it is held. Recursive, because functions that hold it call each other.
+// The lock of all state. It must not be held while tensors are copied or freed: that may need the GIL, and a thread that frees a tensor
+// waits for this lock with the GIL held. Recursive, because functions that hold it call each other.
 using Guard = std::lock_guard<std::recursive_mutex>;
 std::recursive_mutex& mutex();
 
-// How far each lane has come, as somebody knows: number of its last op that is known to be complete.
+// For each lane, the number of the last op that a lane, an event or the host knows to be complete. As a vector clock.
 using Seen = std::vector<int64_t>;
 void join(Seen* into, const Seen& other);
 
 // One access to bytes of a block.
 struct Use {
   int lane;
-  int64_t number;  // of the op on its lane
+  int64_t number;  // number of the op on its lane
   size_t begin, end;
   double done;     // time at which the op is complete
-  const char* op;  // names of ops live as long as the process
+  const char* op;  // op names live as long as the process
 };
 
 struct Graph;
 
-// Memory that kernels or copies use: a block of device memory, or page-locked host memory.
+// Memory that kernels or copies use: a block of device memory or of page-locked host memory.
 struct Block {
-  uintptr_t address = 0;   // that tensors carry
-  char* kernel = nullptr;  // that kernels use
-  size_t size = 0;         // that is taken from the device
+  uintptr_t address = 0;   // address that tensors have
+  char* kernel = nullptr;  // address at which kernels access the block
+  size_t size = 0;         // bytes taken from the device
   size_t requested = 0;
   c10::DeviceIndex device = -1;  // -1: host memory
   int64_t serial = 0;
   int lane = 0;  // stream that was current when the block was allocated
   bool freed = false, imported = false;
-  Graph* graph = nullptr;  // that captured the allocation and keeps the memory
+  Graph* graph = nullptr;  // graph that captured the allocation and keeps the memory; null otherwise
   std::vector<Use> writes, reads;
-  std::set<int> recorded;  // lanes of record_stream
+  std::set<int> recorded;  // lanes given to record_stream
 };
 
 struct Lane {
   int index = 0;
-  double time = 0;     // at which the last op is complete
+  double time = 0;     // time at which the last op is complete
   int64_t issued = 0;  // number of the last op
   Seen seen = Seen(kLanes, 0);
   const char* last = "";
@@ -79,46 +79,46 @@ struct Event {
   Seen seen;
 };
 
-// Engines of a device, each with one op at a time.
+// Engines of a device. Each runs one op at a time.
 enum class Engine : uint8_t { kCompute, kUpload, kDownload, kPeer };
 
 struct Device {
-  uintptr_t address = 0;  // of the arena, without access
+  uintptr_t address = 0;  // start of the arena, mapped without access rights
   char* kernel = nullptr;
   int file = -1;
   size_t arena = 0, limit = 0;
-  std::map<uintptr_t, size_t> unused;  // ranges of the arena
+  std::map<uintptr_t, size_t> unused;  // free ranges of the arena
   std::set<std::pair<size_t, uintptr_t>> by_size;
   std::deque<Block*> quarantine;  // oldest first
   size_t quarantined = 0, allocated = 0, peak = 0;
-  std::array<double, 4> engines{};  // time at which each is free
+  std::array<double, 4> engines{};  // time at which each engine is free
 };
 
-// Figures of the simulated hardware; those of a current GPU by default.
+// Speeds and sizes of the simulated hardware. The defaults are those of a current GPU.
 struct Hardware {
-  double flops = 50e12, bandwidth = 2e12, link = 25e9, peer = 100e9;  // a second
-  double launch = 2e-6, issue = 4e-6;                                 // seconds: of the smallest kernel, and of the host for each call
-  double pace = 0;                                                    // real seconds for a simulated one; 0: waits take no time
+  double flops = 50e12, bandwidth = 2e12, link = 25e9, peer = 100e9;  // per second
+  double launch = 2e-6, issue = 4e-6;                                 // seconds: minimum duration of a kernel; time that the host takes per call
+  double pace = 0;                                                    // real seconds per simulated second; 0: waits take no real time
   int64_t memory = int64_t{16} << 30;                                 // bytes of each device
   int64_t devices = 2;
-  int64_t queue = 1024;  // launches of a stream that may be under way; the host waits before it issues more
+  int64_t queue = 1024;  // maximum number of unfinished launches per stream; the host waits before it issues more
 };
 Hardware& hardware();
 
 // ---- memory.cpp ---------------------------------------------------------------------------------------------------------
 
 Device& device(c10::DeviceIndex index);
-bool is_in_bad_fork();  // whether this process was forked after its memory was mapped, which it shares with the other process
+bool is_in_bad_fork();  // true in a fork of a process that had mapped device memory: both share the memory
 void check_fork();
-void limit_memory();  // to what `hardware` says, where devices are open
+void limit_memory();  // apply the limit in `hardware()` to open devices
 void check_index(c10::DeviceIndex index);
 c10::Allocator* device_allocator();
 c10::Allocator* host_allocator();
 bool is_pinned(const void* data);
 c10::DataPtr allocate(size_t bytes, c10::DeviceIndex index);
-Block* block_of(const void* address, bool or_throw = true);  // under the lock
+Block* block_of(const void* address, bool or_throw = true);  // call with the lock held
 Block* block_of(const at::Tensor& t);
-Block* block_of_kernel(const void* address);  // that kernels use; nullptr if it is none
+Block* block_of_kernel(const void* address);  // find the block by the address that kernels use; nullptr if there is none
 char* kernel_address(const c10::StorageImpl* s);
 void* raw_address(const c10::StorageImpl* s);
 c10::DataPtr import_memory(const std::string& path, size_t offset, size_t bytes, c10::DeviceIndex index);
@@ -132,28 +132,28 @@ c10::DeviceIndex current_device();
 void set_current_device(c10::DeviceIndex index);
 int& current_stream(c10::DeviceIndex index = -1);
 Seen& host_seen();
-double now();                  // of the host
-void spend_issue_time();       // that a call costs the host
-void wait_until(double time);  // without the lock; blocks for ever if the time never comes
+double now();                  // time of the host
+void spend_issue_time();       // advance the host's clock by the time of one call
+void wait_until(double time);  // call without the lock; blocks forever if the time is infinite
 void synchronize(const char* cause, const Lane& with);
 void synchronize(const Event& event);
 void record(Event* event, const Lane& lane);
 void wait(Lane* lane, const Event& event);
 bool query(double time, const Seen& seen);
-// Copies with page-locked memory, at the time that they are done.
+// Copies from or to page-locked memory, which end at the time `done`.
 void host_receives(char* host, std::vector<char> bytes, double done);
 void host_lends(char* host, size_t size, double done);
 void host_copies_arrive(const char* begin, size_t size);
-void forget_host_copy(const char* host);  // whose memory is about to be freed
+void forget_host_copy(const char* host);  // call before the memory is freed
 void host_copies_are_done(double time);
 
-// One launch: checks faults and the order of accesses, then takes time.
+// One launch. It checks injected faults and the order of accesses, then advances the clocks.
 struct Launch {
   Launch(const char* op, Lane& lane, Engine engine = Engine::kCompute);
   void uses(const at::Tensor& t, bool write);
   void add(Block* block, size_t begin, size_t end, bool write);
-  void check();  // raises where a wait is missing
-  // Takes the time of the op on stream and engine. Returns when it will be complete.
+  void check();  // raises if a wait between streams is missing
+  // Occupy stream and engine for the duration of the op. Returns the time at which the op is complete.
   double finish(double seconds);
   const char* op;
   Lane& lane;
@@ -172,11 +172,11 @@ bool is_complete(const Seen& seen, const Use& use);
 
 // ---- faults.cpp ---------------------------------------------------------------------------------------------------------
 
-// Raises the error of a device that failed, or one that was reported.
+// Raise the error of a device that failed, or the oldest reported error.
 void check_alive();
-void report_later(std::string message);  // raised by the next call
+void report_later(std::string message);  // the next call raises the error
 [[noreturn]] void fail_now(const char* op);
-// Applies injected faults to an op. Returns the seconds that it takes longer; infinite: it hangs.
+// Apply injected faults to an op. Returns the additional seconds that it takes; infinity if it hangs.
 double inject_into(const char* op, double done);
 bool injected_out_of_memory(const char* op);
 [[noreturn]] void raise_out_of_memory(size_t bytes, c10::DeviceIndex index, bool injected);
@@ -189,17 +189,17 @@ void count_peak(const std::string& name, int64_t value);
 
 // ---- graph.cpp ----------------------------------------------------------------------------------------------------------
 
-// Raises in a captured graph, and spoils the graph.
+// If a graph is being captured, mark the capture as failed and raise.
 void check_no_capture(const char* cause);
 void keep_in_graph(Graph* graph, Block* block);
-// Notes an op with views of device memory for the CPU, and a copy between such views or page-locked memory.
+// Record an op, or a copy, in a graph. The tensors are CPU views of device memory, or page-locked.
 void capture_op(Graph* graph, const c10::OperatorHandle& op, c10::DeviceIndex random, Stack arguments, const std::vector<bool>& written,
                 const Stack& results, const std::vector<int>& same);
 void capture_copy(Graph* graph, const at::Tensor& to, const at::Tensor& from);
 
 // ---- fallback.cpp -------------------------------------------------------------------------------------------------------
 
-// A tensor for the CPU over the memory that kernels use, which it does not own.
+// Return a non-owning CPU tensor over the memory that kernels use.
 at::Tensor cpu_view(const at::Tensor& t);
 at::Tensor device_tensor(c10::Storage storage, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset);
 void resize_storage(c10::StorageImpl* storage, size_t bytes);
@@ -209,7 +209,7 @@ void resize_storage(c10::StorageImpl* storage, size_t bytes);
 const at::Generator& default_generator(c10::DeviceIndex index);
 at::Generator inner_generator(const at::Generator& g);
 
-// The default generator of the device stands for the CPU's while a kernel draws from that.
+// Exchanges the states of the default generators of device and CPU, while a CPU kernel draws random numbers for the device.
 struct DeviceRandom {
   explicit DeviceRandom(c10::DeviceIndex index) : inner(inner_generator(default_generator(index))) { exchange(); }
   ~DeviceRandom() { exchange(); }

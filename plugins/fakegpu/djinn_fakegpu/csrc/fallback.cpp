@@ -1,4 +1,4 @@
-// Ops: one fallback that runs the kernel of the CPU on device memory, and the few ops that it cannot run.
+// Ops: one fallback that runs CPU kernels on device memory, and special kernels for a few ops.
 #include "fake.h"
 
 #include <ATen/EmptyTensor.h>
@@ -27,13 +27,13 @@ struct OpInfo {
   const char* name;
   size_t arguments;
   bool view = false, waits = false, random = false, indexes = false;
-  int generator = -1;  // argument
+  int generator = -1;  // index of the generator argument; -1 without one
   Work work = Work::kElements;
-  std::vector<bool> written;  // by argument
-  std::vector<int> same;      // by result: the argument that it is, or -1
+  std::vector<bool> written;  // true for each argument that the op writes
+  std::vector<int> same;      // for each result, the index of the argument that the op returns as this result; -1 for none
 };
 
-// Ops for which the host waits on a GPU, because sizes or the path depend on values.
+// Ops for which the host waits on a GPU, because result sizes or control flow depend on values.
 const std::set<std::string> kWaits{"aten::nonzero",
                                    "aten::masked_select",
                                    "aten::_unique2",
@@ -45,7 +45,7 @@ const std::set<std::string> kWaits{"aten::nonzero",
                                    "aten::unique_consecutive",
                                    "aten::histc",
                                    "aten::unique_dim_consecutive"};
-// Kernels of a GPU trap where an index is out of range. Indices may lie on the CPU for the first three.
+// Ops whose GPU kernels trap if an index is out of range. For the first three, indices may be on the CPU.
 const std::set<std::string> kIndexes{
     "aten::index",       "aten::_index_put_impl_", "aten::index_put_",  "aten::index_select",       "aten::gather",      "aten::scatter",
     "aten::scatter_add", "aten::scatter_reduce",   "aten::embedding",   "aten::nll_loss_forward",   "aten::take",        "aten::put_",
@@ -155,7 +155,7 @@ struct Call {
     }
   }
 
-  // The tensor on the device for a result of the kernel.
+  // Return the device tensor for a result of the CPU kernel.
   at::Tensor raise(const at::Tensor& t, Launch* launch) {
     if (!t.defined()) return t;
     for (const auto& a : tensors) {
@@ -163,7 +163,7 @@ struct Call {
     }
     for (const auto& a : tensors) {
       if (!a.cpu.storage().is_alias_of(t.storage())) continue;
-      // With the keys of its base: in inference mode, a view of an ordinary tensor is one.
+      // Use the keys of the base, because in inference mode, a view of a normal tensor is a normal tensor.
       auto made =
           at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(a.fake.storage()), a.fake.key_set(), t.dtype());
       made.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());
@@ -189,7 +189,7 @@ struct Call {
     return made;
   }
 
-  // Kernels may have resized what they write.
+  // Apply the sizes to which the kernel resized the tensors that it wrote.
   void follow_sizes() {
     for (const auto& shared : storages) {
       auto* cpu = shared.cpu.unsafeGetStorageImpl();
@@ -244,7 +244,7 @@ double operations(const OpInfo& info, const Call& call, const std::vector<c10::I
   }
 }
 
-// What a captured op writes stays as it was: the op runs only when the graph is replayed.
+// Restores the tensors that a captured op wrote, because the op takes effect only when the graph is replayed.
 struct Unwritten {
   explicit Unwritten(const Call& call) {
     for (const auto& a : call.tensors) {
@@ -270,7 +270,7 @@ void run_kernel(const c10::OperatorHandle& op, const OpInfo& info, c10::DeviceIn
   }
 }
 
-// Whether the host waits, as it does to assign by masks and for indices in its own memory.
+// True if the host waits for the op, as for assignments by mask and for indices on the CPU.
 bool host_waits(const OpInfo& info, const Call& call) {
   const auto is_mask = [](const Call::Argument& a) { return a.cpu.scalar_type() == at::kBool || a.cpu.scalar_type() == at::kByte; };
   const bool assigns = std::string_view(info.name) == "aten::_index_put_impl_";
@@ -322,7 +322,7 @@ void run(const c10::OperatorHandle& op, Stack* stack) {
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) { run(op, stack); }
 
-// Ops that PyTorch makes of others, which it chooses by device: without gradients those of the CPU.
+// Composite ops that PyTorch decomposes differently on each device. Without gradients, the fused CPU kernels run.
 const std::set<std::string> kWhole{"aten::lstm.input", "aten::gru.input", "aten::rnn_tanh.input", "aten::rnn_relu.input",
                                    "aten::scaled_dot_product_attention"};
 struct Whole final : c10::OperatorKernel {
@@ -406,13 +406,13 @@ void download(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   if (async) return;
   try {
     synchronize("a copy to the host", lane);
-  } catch (...) {  // the caller may free the memory
+  } catch (...) {  // the caller may free the host memory
     if (!pinned) forget_host_copy(static_cast<const char*>(to.const_data_ptr()));
     throw;
   }
 }
 
-// As CUDA: the copy runs on the stream of the source, and the streams of both devices wait for each other.
+// Copy as CUDA does: on the stream of the source device. The streams of both devices wait for each other.
 void copy_between_devices(const at::Tensor& from, const at::Tensor& to) {
   if (!is_flat(from, to)) {
     const auto there = at::empty_like(to, to.options().device(from.device())).copy_(from);
@@ -546,7 +546,7 @@ void resize_storage(c10::StorageImpl* storage, size_t bytes) {
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 
-// It copies conjugates and negatives itself; PyTorch would copy them first to make them plain.
+// `copy_from` handles conjugate and negative tensors, so PyTorch must not materialize them first.
 TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 
@@ -570,7 +570,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     const auto op = dispatcher.findOp(name);
     if (!name.name.starts_with("aten::") || !op || !op->hasSchema()) continue;
     if (kWhole.contains(full)) m.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Whole>(*op)));
-    // PyTorch would make these of other ops, although the CPU has a kernel.
+    // Ops that PyTorch would decompose, although they have a CPU kernel.
     const bool is_made = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
                          op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
     if (is_made && op->hasKernelForDispatchKey(c10::DispatchKey::CPU)) {

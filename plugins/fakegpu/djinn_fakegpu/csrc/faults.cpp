@@ -1,4 +1,4 @@
-// Injected faults, errors that surface later, and counters.
+// Injected faults, deferred errors, and counters.
 #include "fake.h"
 
 #include <c10/util/Exception.h>
@@ -11,7 +11,7 @@
 namespace fakegpu {
 namespace {
 
-constexpr int kAssert = 710;  // of CUDA: device-side assert
+constexpr int kAssert = 710;  // number of CUDA's device-side assert
 
 struct Fault {
   std::string kind, op;
@@ -34,7 +34,7 @@ std::unordered_map<std::string, int64_t>& counters() {
   return *all;
 }
 
-// Whether a fault is due: it is then used up.
+// Return true if a fault of this kind is due for the op. Removes the fault.
 bool take_fault(const char* kind, const char* op, double* seconds = nullptr) {
   for (auto fault = faults().begin(); fault != faults().end(); ++fault) {
     if (fault->kind != kind || std::string_view(op).find(fault->op) == std::string_view::npos || fault->after-- > 0) continue;
@@ -84,7 +84,7 @@ void fail_now(const char* op) {
   failed_at = std::min(failed_at, now());
   if (failed_op.empty()) failed_op = op;
   check_alive();
-  std::terminate();  // it raises
+  std::terminate();  // not reached, because check_alive raises
 }
 
 double inject_into(const char* op, double done) {

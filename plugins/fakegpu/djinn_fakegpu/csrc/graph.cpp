@@ -1,4 +1,4 @@
-// Graphs: `torch.accelerator.Graph` captures ops with the addresses that they use, and replays them.
+// Graphs: `torch.accelerator.Graph` captures ops with the addresses of their operands, and replays them.
 #include "fake.h"
 
 #include <ATen/core/GraphImplInterface.h>
@@ -12,16 +12,16 @@ namespace fakegpu {
 
 enum class HostCopyKind : uint8_t { kNone, kUpload, kDownload };
 
-// Arguments and results are views for the CPU, which own no memory: a graph knows addresses alone.
+// A captured op. Arguments and results are CPU views that own no memory, because a graph has only addresses.
 struct Node {
   c10::OperatorHandle op;
   Stack arguments;
-  std::vector<at::Tensor> results;  // undefined where the op writes an argument
-  c10::DeviceIndex random;          // device whose generator the op draws from, or -1
-  HostCopyKind copy = HostCopyKind::kNone;  // with page-locked memory: from the second argument to the first
+  std::vector<at::Tensor> results;  // undefined if the result is a written argument
+  c10::DeviceIndex random;          // device from whose generator the op draws; -1 for none
+  HostCopyKind copy = HostCopyKind::kNone;  // if not kNone: copies between argument 1 (source) and argument 0, one of them page-locked
 };
 
-// A block that was allocated before the capture. Its serial number is another one if the address was given out again.
+// A block that was allocated before the capture. If its address was reused, the serial number has changed.
 struct Needed {
   uintptr_t address;
   int64_t serial;
@@ -32,7 +32,7 @@ struct Graph {
   Lane* lane = nullptr;
   std::vector<Node> nodes;
   std::vector<Needed> needed;
-  std::set<Block*> memory;  // allocated during the capture
+  std::set<Block*> memory;  // blocks allocated during the capture
   std::string spoiled;
 };
 
@@ -81,7 +81,7 @@ struct FakeGraph final : at::GraphImplInterface {
   void instantiate() override {}
   void replay() override;
   void reset() override {
-    Graph old;  // freed without the lock
+    Graph old;  // freed after the lock is released
     Guard guard(mutex());
     if (capturing() == &graph) graph.lane->capture = capturing() = nullptr;
     for (auto* block : graph.memory) end_of_graph(block);
@@ -96,7 +96,7 @@ struct FakeGraph final : at::GraphImplInterface {
   Graph graph;
 };
 using at::GraphImplRegistry, at::RegistererGraphImplRegistry;
-C10_REGISTER_CLASS(GraphImplRegistry, FAKEGPU, FakeGraph)  // the name of the device in capitals
+C10_REGISTER_CLASS(GraphImplRegistry, FAKEGPU, FakeGraph)  // the device's name must be in capitals here
 
 void check_addresses(const Graph& graph) {
   for (const auto& needed : graph.needed) {
@@ -160,7 +160,8 @@ void FakeGraph::replay() {
   launch.check();
   at::AutoDispatchBelowADInplaceOrView below;
   double seconds = 0;
-  for (const auto& node : graph.nodes) seconds += std::max(seconds_of(node), hardware().launch / 2);  // kernels follow one another faster
+  // launches in a graph have less overhead
+  for (const auto& node : graph.nodes) seconds += std::max(seconds_of(node), hardware().launch / 2);
   const auto done = launch.finish(seconds);
   for (const auto& node : graph.nodes) {
     if (node.copy == HostCopyKind::kNone) run_node(node);

@@ -1,4 +1,4 @@
-// Device memory that is mapped twice, its allocator with a quarantine, and page-locked host memory.
+// Device memory, which is mapped twice, its allocator with a quarantine of freed blocks, and page-locked host memory.
 #include "fake.h"
 
 #include <ATen/core/CachingHostAllocator.h>
@@ -18,16 +18,16 @@
 namespace fakegpu {
 namespace {
 
-constexpr size_t kStep = 512;                              // of sizes and addresses
-constexpr size_t kPage = 4096, kPunched = size_t{1} << 16;  // larger blocks give their pages back
-constexpr size_t kFilled = size_t{1} << 16;  // bytes of a new block that are overwritten, because memory of a GPU is not zero
+constexpr size_t kStep = 512;                              // alignment of sizes and addresses
+constexpr size_t kPage = 4096, kPunched = size_t{1} << 16;  // blocks above this size give their pages back
+constexpr size_t kFilled = size_t{1} << 16;  // maximum bytes of a new block that are overwritten, because GPU memory is not zeroed
 constexpr int kGarbage = 0xCB;
 
 int64_t next_serial = 1;
 pid_t opened_by = 0;  // process that mapped device memory
 
-// Never destroyed: tensors are freed until the very end of the process.
-std::map<uintptr_t, Block*>& blocks() {  // of device memory, by the address that tensors carry
+// Never destroyed, because tensors are freed until the very end of the process.
+std::map<uintptr_t, Block*>& blocks() {  // blocks of device memory, by the address that tensors have
   static auto* all = new std::map<uintptr_t, Block*>();
   return *all;
 }
@@ -48,7 +48,7 @@ Block* find(std::map<uintptr_t, Block*>& in, uintptr_t address) {
 struct Arena {
   uintptr_t begin, end;
 };
-std::array<Arena, kMaxDevices> arenas{};  // for the signal handler, which takes no lock
+std::array<Arena, kMaxDevices> arenas{};  // a copy for the signal handler, which must not lock
 struct sigaction previous_action;
 
 void on_fault(int signal, siginfo_t* info, void* context) {
@@ -61,7 +61,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
     if (write(STDERR_FILENO, text, static_cast<size_t>(length)) < 0) _exit(1);
   }
   if ((previous_action.sa_flags & SA_SIGINFO) && previous_action.sa_sigaction) return previous_action.sa_sigaction(signal, info, context);
-  sigaction(SIGSEGV, &previous_action, nullptr);  // the access is repeated, and handled as without this library
+  sigaction(SIGSEGV, &previous_action, nullptr);  // the access is repeated, and ends as it would without this library
 }
 
 void report_host_accesses() {
@@ -112,7 +112,7 @@ uintptr_t take_unused(Device* d, size_t size) {
 void open_arena(Device* d, int index) {
   opened_by = getpid();
   d->limit = static_cast<size_t>(hardware().memory);
-  d->arena = 2 * d->limit;  // addresses alone, so that fragments and quarantined blocks have room
+  d->arena = 2 * d->limit;  // address space for fragments and quarantined blocks; not actual memory
   d->file = memfd_create(("fakegpu:" + std::to_string(index)).c_str(), MFD_CLOEXEC);
   TORCH_CHECK(d->file >= 0 && ftruncate(d->file, static_cast<off_t>(d->arena)) == 0, "fakegpu: no memory file can be made");
   d->address = reinterpret_cast<uintptr_t>(map(d->file, d->arena, PROT_NONE));
@@ -137,7 +137,7 @@ void drop_oldest(Device* d) {
   delete block;
 }
 
-// A later owner of the memory could overwrite what another stream still uses.
+// Report a use on another stream that may be unfinished, because the next owner of the memory could overwrite it.
 void check_uses_at_free(const Block* block) {
   auto& owner = lane(block->lane);
   for (const auto* uses : {&block->reads, &block->writes}) {
@@ -165,7 +165,7 @@ void release(Block* block) {
 }
 
 void free_block(void* context) {
-  if (is_in_bad_fork()) return;  // the memory belongs to the other process
+  if (is_in_bad_fork()) return;  // the memory belongs to the parent process
   Guard guard(mutex());
   auto* block = static_cast<Block*>(context);
   block->freed = true;
@@ -236,7 +236,7 @@ FakeAllocator fake_allocator;
 
 // ---- page-locked host memory --------------------------------------------------------------------------------------------
 
-// As PyTorch's: blocks of powers of two, which are kept. A block is used again when copies from and to it are complete.
+// Like PyTorch's allocator: blocks are powers of two and are kept. A block is reused when all copies from and to it are complete.
 struct PinnedAllocator final : at::HostAllocator {
   std::vector<Block*> unused;
   size_t pinned = 0, pinned_peak = 0;
@@ -276,7 +276,7 @@ struct PinnedAllocator final : at::HostAllocator {
   static void keep(void* context);
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
-  bool record_event(void*, void*, c10::Stream) override { return true; }  // copies are noted when they are issued
+  bool record_event(void*, void*, c10::Stream) override { return true; }  // nothing to do: copies note their uses when they are issued
   void empty_cache() override {
     Guard guard(mutex());
     host_copies_are_done(now());

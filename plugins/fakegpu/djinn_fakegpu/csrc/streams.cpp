@@ -1,4 +1,4 @@
-// The simulated clock, streams, the order of accesses to memory, and copies that the host cannot see yet.
+// The simulated clock, streams, the order of accesses to memory, and copies whose results the host cannot see yet.
 #include "fake.h"
 
 #include <c10/util/Exception.h>
@@ -18,8 +18,8 @@ double host_time = 0;
 thread_local c10::DeviceIndex thread_device = 0;
 thread_local std::array<int, kMaxDevices> thread_streams{};
 
-// A copy between device and page-locked memory that was issued. Bytes for the host arrive when it is done; bytes that the device reads
-// must stay as they are until then.
+// An issued copy between device and page-locked memory. For a download, `arrives` has the bytes, which reach the host at `done`. For an
+// upload, `sum` detects a change of the source before `done`.
 struct HostCopy {
   double done;
   char* host;
@@ -54,7 +54,7 @@ void finish_copy(HostCopy* copy) {
 
 bool overlaps(const HostCopy& copy, const char* begin, size_t size) { return copy.host < begin + size && begin < copy.host + copy.size; }
 
-// Brings the bytes of a copy early. Copies before it come first: it may change what they read, and they what it brings.
+// Complete a copy early. Earlier copies that overlap come first, because they may change its source or its result.
 void arrive(size_t index) {
   auto& all = host_copies();
   auto& copy = all[index];
@@ -70,7 +70,7 @@ void arrive(size_t index) {
   }
 }
 
-// Times at which the launches of a lane that are under way will be complete.
+// Return the completion times of a lane's unfinished launches.
 std::deque<double>& under_way(const Lane& lane) {
   static auto* all = new std::array<std::deque<double>, kLanes>();
   return (*all)[static_cast<size_t>(lane.index)];
@@ -102,7 +102,7 @@ void check_order(const Lane& lane, const Block& block, const std::vector<Use>& u
   }
 }
 
-// Keeps one entry for a range of a lane; drops those that nobody has to wait for any more.
+// Add a use. Drop uses of the same lane that it covers, and uses that nobody can have to wait for.
 void note(std::vector<Use>* uses, const Use& added) {
   std::erase_if(*uses, [&](const Use& old) {
     const bool covered = old.lane == added.lane && added.begin <= old.begin && old.end <= added.end;
@@ -169,7 +169,7 @@ void forget_host_copy(const char* host) {
   std::erase_if(host_copies(), [host](const HostCopy& copy) { return copy.host == host; });
 }
 
-// A copy to the device reads what an earlier copy brings, whose order was checked.
+// Complete downloads before an upload reads their bytes. The order of both was checked.
 void host_copies_arrive(const char* begin, size_t size) {
   auto& all = host_copies();
   for (size_t i = 0; i < all.size(); ++i) {
@@ -257,7 +257,7 @@ double Launch::finish(double seconds) {
   under_way(lane).push_back(done);
   for (const auto& a : accesses) {
     const Use use{lane.index, number, a.begin, a.end, done, op};
-    if (a.write) {  // it waited for all that used these bytes, and who waits for it waits for those
+    if (a.write) {  // this op waited for all former uses of these bytes, so a wait for this op covers them
       const auto is_over = [&](const Use& old) { return a.begin <= old.begin && old.end <= a.end; };
       std::erase_if(a.block->reads, is_over);
       std::erase_if(a.block->writes, is_over);
