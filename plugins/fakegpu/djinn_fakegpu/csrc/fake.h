@@ -97,9 +97,9 @@ struct Device {
 // Speeds and sizes of the simulated hardware. The defaults are those of a current GPU.
 struct Hardware {
   double flops = 50e12, bandwidth = 2e12, link = 25e9, peer = 100e9;  // per second
-  double launch = 2e-6, issue = 4e-6;                                 // seconds: minimum duration of a kernel; time that the host takes per call
-  double pace = 0;                                                    // real seconds per simulated second; 0: waits take no real time
-  int64_t memory = int64_t{16} << 30;                                 // bytes of each device
+  double launch = 2e-6, issue = 4e-6;  // seconds: minimum duration of a kernel; time that the host takes per call
+  double pace = 0;  // real seconds per simulated second; 0: waits take no real time
+  int64_t memory = int64_t{16} << 30;  // bytes of each device
   int64_t devices = 2;
   int64_t queue = 1024;  // maximum number of unfinished launches per stream; the host waits before it issues more
 };
@@ -132,8 +132,8 @@ c10::DeviceIndex current_device();
 void set_current_device(c10::DeviceIndex index);
 int& current_stream(c10::DeviceIndex index = -1);
 Seen& host_seen();
-double now();                  // time of the host
-void spend_issue_time();       // advance the host's clock by the time of one call
+double now();  // time of the host
+void spend_issue_time();  // advance the host's clock by the time of one call
 void wait_until(double time);  // call without the lock; blocks forever if the time is infinite
 void synchronize(const char* cause, const Lane& with);
 void synchronize(const Event& event);
