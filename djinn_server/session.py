@@ -90,7 +90,7 @@ from djinn_server.recovery.snapshot_format import (
 )
 from djinn_server.recovery.state_migration import restored, state_frames, take_in
 from djinn_server.request_times import ModelTimes, RequestTimes
-from djinn_server.running.bound_templates import BoundTemplate, begin, bind
+from djinn_server.running.bound_templates import BoundTemplate, begin, bind, bind_copy
 from djinn_server.running.cancellation import CancellationState
 from djinn_server.running.device_turn import DeviceTurn
 from djinn_server.running.fair_share import Steps
@@ -127,6 +127,7 @@ _log = get_logger("djinn.server")
 # Unsolicited replies must be small: a client that is sending does not read them.
 FAILURES_LIMIT = 4  # failures of one submission that the client is told of before it fetches what depends on them
 FAILURE_MESSAGE_LIMIT = 400  # characters
+TOGETHER = 4  # submissions a lane that run together: they are answered together
 BRIEF_BYTES = 1 << 16  # of a reply that the thread sends which waits for all sessions
 
 
@@ -462,12 +463,52 @@ class ExecutorSession:
         if self._reads.reading:
             yield from self._await_operands(known, work)
             waited = time.perf_counter()
+        turn = DeviceTurn(known, work, submit, known.slots if known is not None else (), started, decoded, waited)
+        group = self._gather(turn, connection)
         connection.copy_borrowed()  # what was sent and not taken yet may be written now
+        if len(group) > 1:
+            self._turn.run(self._compute_together(group))
+        else:
+            turn.pending = self._runs.pending(known, work, timed=self._timings is not None and self._timings.ops)
+            self._turn.run(self._compute(turn), turn.pending)
+        executed = [*map(self._wait, group)]
+        took = self._turn.take_seconds() / len(group)
+        for one, at in zip(group, executed, strict=True):
+            self._answer(one, at, took, connection)
+
+    def _gather(self, turn: DeviceTurn, connection: ExecutorChannel) -> list[DeviceTurn]:
+        """Return this turn with those of the submissions that have arrived behind it and may run at the same time."""
+        group, runs, known = [turn], self._runs, turn.known
+        if known is None or known.seconds < BRIEF_SECONDS or not runs.has_lanes or self._usage.quota.requests_a_second:
+            return group
+        accesses = [runs.access(known, turn.work)]
+        while (earlier := accesses[-1]) is not None and len(group) < TOGETHER * self.device.lanes.count:
+            submit = self._loop.following(connection)
+            if type(submit) is not Submit or self._uploads.wanted or self._reads.reading or self._timings is not None:
+                break
+            known = self._templates.get(submit.digest) if submit.digest else None
+            if (bound := bind_copy(known, submit)) is None:
+                break
+            copy, work = bound
+            access = runs.access(copy, work)
+            if access is None or not access.may_join(earlier):
+                break  # it is handled after these
+            self._loop.machine.pop()
+            self._number(submit)
+            if known is not None and copy is not None:
+                known.slots, known.inputs = copy.slots, copy.inputs
+                self._counts.template_cache_hits += 1
+            self._wanted.begin(work)
+            now = time.perf_counter()
+            group.append(DeviceTurn(known, work, submit, () if copy is None else copy.slots, now, now, now))
+            accesses.append(access.joined(earlier))
+        return group
+
+    def _answer(self, turn: DeviceTurn, executed: float, took: float, connection: ExecutorChannel) -> None:
+        """Answer a submission that was run."""
+        known, work, submit, pending = turn.known, turn.work, turn.submit, turn.pending
+        started, decoded, waited = turn.started, turn.decoded, turn.waited
         timings, values = self._timings, self.values
-        pending = self._runs.pending(known, work, timed=timings is not None and timings.ops)
-        turn = DeviceTurn(known, work, pending)
-        self._turn.run(self._compute(turn), pending)
-        executed = self._wait(turn)
         done, begun, run, responses = time.perf_counter(), turn.begun, turn.outcome, turn.responses
         values.highest = max(values.highest, values.held)
         if work.free and turn.freed != {*work.free}:
@@ -476,14 +517,13 @@ class ExecutorSession:
             self._reads.forget(work.free)
         if self._reads.shares.storages:
             self._reads.shares.forget([*work.free, *(_consumed(known, work) if known is not None else ())])
-        took = self._turn.take_seconds()
         if pending is not None:
             begun, pending.batched.seconds = pending.began or begun, took
             self._rounded |= pending.outcome is not None
         pressure = self.device.ledger.pressure.level if self.device.ledger is not None else 0
         timing = Timing(begun - waited + work.rested, decoded - started, took, done - executed, pressure)
         if known is not None:
-            self._notes.ran(known.digest, known.inputs, work.outputs, took)
+            self._notes.ran(known.digest, work.inputs, work.outputs, took)
             known.seconds = min(took, 2.0 * known.seconds)  # one run may be interrupted
             self._turn.is_brief = self._runs.alone and known.seconds < BRIEF_SECONDS
         ops = known.template.count if known else 0, run.native_ops
@@ -532,6 +572,18 @@ class ExecutorSession:
             _synchronize(self.device.runtime, work, run)
         turn.responses = Responses.start(work, self.values, self.device.runtime, self._reply_bytes, self._counts)
 
+    def _compute_together(self, group: Sequence[DeviceTurn]) -> Steps:
+        """As `_compute`, for submissions that run at the same time. What they free is freed once all are answered."""
+        began = time.perf_counter()
+        yield from self._runs.run_together(group)
+        executed = time.perf_counter()
+        for turn in group:
+            turn.begun, turn.executed = began, executed
+            self._wanted.end(turn.work, turn.outcome)
+            turn.responses = Responses.start(
+                turn.work, self.values, self.device.runtime, self._reply_bytes, self._counts
+            )
+
     def _wait(self, turn: DeviceTurn) -> float:
         """Wait for the ops of a submission and for what it fetches, while other sessions have the device; when it was executed."""
         work, run, watch = turn.work, turn.outcome, self.device.watch
@@ -552,13 +604,16 @@ class ExecutorSession:
         Raises:
             ProtocolError: it is not the next one.
         """
+        self._number(submit)
+        return unpack(submit)
+
+    def _number(self, submit: Submit) -> None:
         if submit.sequence != self.submissions + 1:
             raise ProtocolError(f"submission {submit.sequence} came after {self.submissions}")
         usage = self._usage
         if usage.quota.values or usage.quota.seconds_an_hour:
             usage.check()
         self.submissions = submit.sequence
-        return unpack(submit)
 
     def _tell(self, submit: Submit, timing: Timing, failures: int) -> None:
         """Notify observers of a finished or refused submission."""

@@ -7,11 +7,12 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from typing import Final, Protocol
 
+from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.wire import limits
 from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.frames import weight
-from djinn_core.wire.messages import AnyMessage, Goodbye, Submit, TemplateReply
+from djinn_core.wire.messages import AnyMessage, Goodbye, Submit, TemplateReply, is_of_kind
 from djinn_core.wire.upload_messages import AbortUpload, UploadPart
 from djinn_server.malformed import Unreadable, UnreadableTemplate, UnreadableUpload, decode_frame
 from djinn_server.recovery.executor_channel import ExecutorChannel
@@ -22,6 +23,7 @@ from djinn_server.session_threads import SessionThreads
 from djinn_server.weights.reads import WeightReads
 
 _AT_ONCE: Final = 1e-9  # a time that is over
+_UPLOADS: Final = 64  # that are taken between two submissions which run together
 _NO_WAITS: Final[Iterator[Wait]] = iter(())
 _KINDS: Final[Mapping[type, Kind]] = {
     UploadPart: Kind.AT_ONCE,
@@ -92,6 +94,19 @@ class SessionLoop:
         """Wait for the next frame, which belongs to the present message."""
         yield Wait((FRAME,))
         return self.machine.pop()[1]
+
+    def following(self, connection: ExecutorChannel) -> AnyMessage | Unreadable | None:
+        """Return the submission behind the present one if it has arrived; None otherwise, or any other message. `machine.pop` takes it."""
+        machine = self.machine
+        with contextlib.suppress(TransportError, ProtocolError):  # the session's next wait finds it
+            for _ in range(_UPLOADS):
+                connection.read_ahead(1, limits.AHEAD_BYTES)
+                head = next((frame.head for frame in connection.queued()), b"")
+                if len(machine) or not (is_of_kind(head, Submit) or is_of_kind(head, UploadPart)):
+                    break
+                self._receive(connection)
+        found = machine.first()
+        return None if found is None else found[0]
 
     def pauses(self, connection: ExecutorChannel) -> Iterator[Pause]:
         """Handle messages until the client leaves. Pause while nothing is to do."""

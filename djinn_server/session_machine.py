@@ -146,8 +146,12 @@ class SessionMachine(Generic[M]):
         self._queue.clear()
         self.nbytes = 0
 
+    def first(self) -> M | None:
+        """Return the next message of the queue, and leave it there; None if the queue is empty."""
+        return self._queue[0][0] if self._queue else None
+
     def pop(self) -> M:
-        """Give the present message, which waited for `FRAME`, the next message of the queue."""
+        """Give the present message the next message of the queue, for which it waited (`FRAME`), or which it handles as well."""
         message, nbytes, _ = self._queue.popleft()
         self.nbytes -= nbytes
         return message

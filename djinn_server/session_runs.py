@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from functools import partial
 
 from djinn_core.errors import ProtocolError, QuotaExceeded, TransportError
@@ -19,7 +19,9 @@ from djinn_server.memory.session_memory import SessionMemory
 from djinn_server.running.arbiter import ServedRun
 from djinn_server.running.bound_templates import BoundTemplate
 from djinn_server.running.cancellation import CancellationState
+from djinn_server.running.device_turn import DeviceTurn
 from djinn_server.running.fair_share import Share, Steps
+from djinn_server.running.lanes import Access, access_of
 from djinn_server.running.random_state import SessionRandomness
 from djinn_server.running.run import RunOutcome, StepGuard, TemplateRun, refuse_run, run_template
 from djinn_server.running.run_request import RunRequest
@@ -121,13 +123,63 @@ class SessionRuns:
         except (TransportError, ProtocolError, QuotaExceeded):
             raise
         except Exception as error:
-            _log.exception("a submission failed by an error of the executor's own", submission=work.sequence)
-            text = f"the executor failed: {error}"[: limits.FAILURE_TEXT]
-            failure = Failure(work.sequence, -1, "", type(error).__name__, text)
-            return refuse_run(known.template, work, known.slots, self._values, failure)
+            return self._fail(error, known, work)
         finally:
             if watch is not None and issuing is not None:
                 watch.issued(issuing)  # before the session waits for the device, so that a hang is seen
+
+    def _fail(self, error: Exception, known: BoundTemplate, work: RunRequest) -> RunOutcome:
+        """Return the outcome of a submission that failed by an error of the executor's own."""
+        _log.error("a submission failed by an error of the executor's own", submission=work.sequence, exc_info=error)
+        text = f"the executor failed: {error}"[: limits.FAILURE_TEXT]
+        failure = Failure(work.sequence, -1, "", type(error).__name__, text)
+        return refuse_run(known.template, work, known.slots, self._values, failure)
+
+    @property
+    def has_lanes(self) -> bool:
+        """True if submissions of the session may run at the same time."""
+        ahead = self.ahead is not None and self.ahead.pending
+        return self.alone and self.memory is None and self._device.lanes.count > 1 and not ahead
+
+    def access(self, known: BoundTemplate | None, work: RunRequest) -> Access | None:
+        """Return what a bound submission uses; None if it cannot run beside others."""
+        if known is None:
+            return access_of(None, work, (), ())
+        template = known.template
+        if template.moves or known.choice is not None or known.draws.first(known.slots) is not None:
+            return None
+        growth = template.growth() if self._grows else None
+        grown = [] if growth is None else [position for position, _ in growth.appends]
+        return access_of(known, work, self._device.own, grown)
+
+    def run_together(self, turns: Sequence[DeviceTurn]) -> Steps:
+        """Run independent submissions at the same time, and set their outcomes."""
+        try:
+            yield from self._run_together(turns)
+        except (TransportError, ProtocolError, QuotaExceeded):
+            raise
+        except Exception as error:
+            for turn in turns:
+                turn.outcome = RunOutcome() if turn.known is None else self._fail(error, turn.known, turn.work)
+
+    def _run_together(self, turns: Sequence[DeviceTurn]) -> Steps:
+        device, values, shares = self._device, self._values, self._shares
+        device.numeric_settings.compute_under(self.numeric_settings)
+        runs = list[tuple[DeviceTurn, TemplateRun]]()
+        for turn in turns:
+            known, work = turn.known, turn.work
+            if known is None:
+                turn.outcome = RunOutcome()
+                continue
+            if shares.storages:
+                shares.before_run(known.input_aliases(device.own), work.inputs, work.outputs)
+            work.rest = self._cancellation.pauses
+            growth = known.template.growth() if self._grows else None
+            runs.append((turn, TemplateRun(known.template, work, turn.slots, values, growth=growth)))
+        while not all(device.lanes.run([run.advance for _, run in runs])):
+            yield from self._pause(False, *[turn.work for turn in turns])
+        for turn, run in runs:
+            turn.outcome = run.finish()
 
     def _run(
         self, known: BoundTemplate, work: RunRequest, pending: PendingRun | None
@@ -174,20 +226,21 @@ class SessionRuns:
         run = TemplateRun(known.template, work, known.slots, self._values, guard=guard, growth=growth)
         if known.choice is None or guard is not None or work.op_times is not None:
             while not run.advance():
-                yield from self._pause(known, work)
+                yield from self._pause(known.template.random, work)
         else:
-            served = ServedRun(known.choice.facts, run, known.slots, partial(self._pause, known, work))
+            served = ServedRun(known.choice.facts, run, known.slots, partial(self._pause, known.template.random, work))
             exact = self.numeric_settings is None or self.numeric_settings.exact
             yield from self._device.arbiter.run(known.choice, served, exact=exact)
         return run.finish()
 
-    def _pause(self, known: BoundTemplate, work: RunRequest) -> Steps:
-        """In the middle of a run: let others compute."""
+    def _pause(self, random: bool, *works: RunRequest) -> Steps:
+        """In the middle of runs: let others compute. `random`: they draw random numbers."""
         began = time.perf_counter()
         yield
-        work.rested += time.perf_counter() - began
+        for work in works:
+            work.rested += time.perf_counter() - began
         self._device.numeric_settings.compute_under(self.numeric_settings)
-        if known.template.random:
+        if random:
             self._device.randomness.hand_to(self.randomness)
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from djinn_server.running.bound_templates import CompiledTemplates
 from djinn_server.running.device_time import DeviceTimer
 from djinn_server.running.fair_share import FairShare
 from djinn_server.running.issued_turns import IssuedTurns
+from djinn_server.running.lanes import Lanes
 from djinn_server.running.own_operators import own_operators
 from djinn_server.running.process_settings import ProcessNumericSettings
 from djinn_server.running.random_state import DeviceRandomness
@@ -29,6 +30,7 @@ class SharedDevice:
         )
         self.randomness = DeviceRandomness(runtime.device)
         self.numeric_settings = ProcessNumericSettings()
+        self.lanes = Lanes(runtime.device)
         self.own = own_operators(runtime, self.timer, self.randomness)
         self.templates = CompiledTemplates()
         self.arbiter = Arbiter(runtime.device, self.timer)

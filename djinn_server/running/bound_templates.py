@@ -14,10 +14,10 @@ from djinn_core.wire.binding_delta import apply_input_changes, apply_slot_change
 from djinn_core.wire.messages import Submit, Workload
 from djinn_core.wire.templates import TemplateCache
 from djinn_server.batching.batch import BatchedTemplate
-from djinn_server.batching.products import Draws
+from djinn_server.batching.products import Draws, draws_of
 from djinn_server.running.arbiter import TemplateChoice
 from djinn_server.running.input_aliases import InputAliases, aliases_of
-from djinn_server.running.run_request import RunRequest
+from djinn_server.running.run_request import RunRequest, unpack
 from djinn_server.running.template_compiler import CompiledTemplate
 
 
@@ -47,7 +47,7 @@ class BoundTemplate:
     """A template that the client may name by its digest, and the bindings of its last run.
 
     `choice`: its record on the device, if a strategy may run it. `batched`: likewise, where it may run in batches.
-    `runs_ahead`: number of leading instructions that may run ahead (except random draws, see `draws`); None: not known
+    `runs_ahead`: number of leading instructions that may run ahead (except random draws); None: not known
     yet. `workload`: its workload, if known from its client. `seconds`: of its last runs.
     """
 
@@ -58,10 +58,17 @@ class BoundTemplate:
     digest: bytes = b""
     batched: BatchedTemplate | None = None
     runs_ahead: int | None = None
-    draws: Draws | None = None
     workload: Workload | None = None
     seconds: float = math.inf
     _aliases: InputAliases | None = None
+    _draws: Draws | None = None
+
+    @property
+    def draws(self) -> Draws:
+        """Result of `draws_of`, cached."""
+        if self._draws is None:
+            self._draws = draws_of(self.template)
+        return self._draws
 
     def input_aliases(self, own: Container[str]) -> InputAliases:
         """Result of `aliases_of`, cached."""
@@ -99,3 +106,21 @@ def bind(known: BoundTemplate, submit: Submit, work: RunRequest) -> None:
     if len(work.outputs) != len(known.template.outputs):
         raise ProtocolError("a submission's outputs do not match its template")
     work.inputs = known.inputs
+
+
+def bind_copy(known: BoundTemplate | None, submit: Submit) -> tuple[BoundTemplate | None, RunRequest] | None:
+    """Bind a submission that brings only changes of its last bindings to a copy of them. None: it brings more, or does not fit.
+
+    `known`: its template; None if it has none or that is not known.
+    """
+    work = unpack(submit)
+    if submit.refused or submit.first is not None or work.unreadable:
+        return None
+    if known is None:
+        return None if submit.digest else (None, work)
+    copy = attrs.evolve(known, slots=[*known.slots], inputs=[*known.inputs])
+    try:
+        bind(copy, submit, work)
+    except Exception:
+        return None
+    return copy, work

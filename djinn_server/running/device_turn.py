@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import attrs
 
+from djinn_core.wire.messages import Submit
 from djinn_server.batching.batch import PendingRun
 from djinn_server.running.bound_templates import BoundTemplate
 from djinn_server.running.responses import Responses
@@ -16,13 +20,19 @@ class DeviceTurn:
     """Work of a submission during its session's turn, with its results.
 
     Attributes:
+        slots: its numbers. started, decoded, waited: times at which its message was received and decoded, and at which its operands were there.
         begun: time of its first turn; 0.0 before that. executed: time at which its last op had run or was issued.
         freed: handles that were freed before it ran.
     """
 
     known: BoundTemplate | None
     work: RunRequest
-    pending: PendingRun | None
+    submit: Submit
+    slots: Sequence[Any]
+    started: float
+    decoded: float
+    waited: float
+    pending: PendingRun | None = None
     begun: float = 0.0
     executed: float = 0.0
     freed: set[int] = attrs.field(factory=set)

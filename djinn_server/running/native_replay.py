@@ -95,7 +95,7 @@ def main() -> None:
 
 
 class NativeReplay:
-    """The steps of one template that the library runs. Used under the device's turn.
+    """The steps of one template that the library runs. Used under the device's turn, by one thread or several lanes.
 
     Attributes:
         ends: for each step, the end of the steps from it on that the library can run one after another; the step itself if it cannot.
@@ -113,6 +113,7 @@ class NativeReplay:
         self._program = program(known, first_input, first_input + values, ops, numbers, code)
         self.ends: list[int] = self._program.ends()
         self._ranges: LruCache[tuple[int, int], _Range] = LruCache(_RANGES + len(set(self.ends)))
+        self._loading = threading.Lock()  # what is loaded is the thread's own
 
     def run(
         self,
@@ -128,12 +129,13 @@ class NativeReplay:
         Return the next step, and the error of that step if it raised. Without an error, a next step before `stop` means that `halt` is set,
         that the run took `seconds`, or that Python has to run this step.
         """
-        found = self._ranges.use((start, stop))
-        if found is None:
-            found = _Range(torch.classes.djinn_replay.Range(self._program, start, stop))
-            self._ranges.store((start, stop), found)
-        if not found.load(env):
-            return start, None
+        with self._loading:
+            found = self._ranges.use((start, stop))
+            if found is None:
+                found = _Range(torch.classes.djinn_replay.Range(self._program, start, stop))
+                self._ranges.store((start, stop), found)
+            if not found.load(env):
+                return start, None
         step, end, made = found.run(_address(halt), _address(progress), seconds)
         error = found.error() if end == _FAILED else None
         places = found.leaves

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -50,6 +51,7 @@ class RunOutcome(msgspec.Struct):
     native_ops: int = 0  # that the library ran
 
 
+_POISONING: Final = threading.Lock()  # runs in lanes share their session's values
 _NO_CLAIMS: Final[Mapping[int, list[Claim]]] = {}
 Advance = Callable[[Sequence[CompiledStep], int, int, Environment, Mapping[int, list[Claim]], RunOutcome], int]
 
@@ -162,6 +164,10 @@ class TemplateRun:
 
     def _failed(self, stop: FailedStep) -> int:
         """Poison what a failed instruction leaves undefined, unless it can run again; the next one to run."""
+        with _POISONING:
+            return self._poisoned(stop)
+
+    def _poisoned(self, stop: FailedStep) -> int:
         template, env, run, values = self.template, self.env, self.outcome, self._values
         step = stop.step
         if is_out_of_memory(stop.error) and self._relieve(step):

@@ -22,7 +22,6 @@ from djinn_core.wire.binding_delta import Slot
 from djinn_core.wire.messages import Submit
 from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.templates import TemplateCache
-from djinn_server.batching.products import draws_of
 from djinn_server.compiling.hot_template import HotTemplate
 from djinn_server.recovery.executor_channel import ExecutorChannel
 from djinn_server.running.arbiter import ServedRun
@@ -205,7 +204,7 @@ class RunsAhead:
 
     def follow(self, submit: Submit, known: BoundTemplate | None, work: RunRequest, seconds: float) -> None:
         """Note that a submission was run in `seconds` and answered."""
-        inputs = known.inputs if known is not None else _NO_INPUTS
+        inputs = work.inputs if known is not None else _NO_INPUTS
         awaited = True if work.fetch or work.describe else work.synchronize
         self._predictor.note(submit, inputs, work.outputs, seconds, awaited=awaited)
         self.ready = self._predictor.repeats
@@ -288,7 +287,6 @@ class RunsAhead:
         """Number of its first instructions that leave nothing but results, as schemas of PyTorch's own ops tell; 0 while a compiler watches."""
         if known.runs_ahead is None:
             steps = known.template.steps
-            known.draws = draws_of(known.template)
             others = (at for at, step in enumerate(steps) if step.moves or not step.op.startswith("aten::"))
             unwritten = known.input_aliases(self._device.own).unwritten
             known.runs_ahead = min(next(others, len(steps)), unwritten) if known.batched is None else 0
@@ -309,7 +307,6 @@ class RunsAhead:
             else:
                 inputs[position] = get(self._predictor.output((back - len(pending), number)))
         slots = expected.slots(slots)
-        assert known.draws is not None
         assert known.runs_ahead is not None
         draws = known.draws.first(slots)
         stop = known.runs_ahead if draws is None else min(draws, known.runs_ahead)

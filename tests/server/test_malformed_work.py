@@ -51,7 +51,7 @@ class Script:
 
     def receive(self, timeout: float | None = None) -> Frame:
         if not self.frames:
-            raise EOFError
+            raise EOFError if timeout else TimeoutError
         return self.frames.pop(0)
 
     def close(self) -> None:

@@ -1,0 +1,64 @@
+"""Lanes of a CPU: submissions of one session that do not depend on each other run at the same time, each in a thread.
+
+A lane has as many of PyTorch's threads as the executor, so an op computes the same bits in each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import chain
+
+import attrs
+import torch
+
+from djinn_core.ir.handles import storages_of
+from djinn_core.system.limits import processors
+from djinn_server.running.bound_templates import BoundTemplate
+from djinn_server.running.run_request import RunRequest
+
+
+class Lanes:
+    """The lanes of a device, for the session whose turn it is.
+
+    Attributes:
+        count: number of lanes. 1: submissions run one after another.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        threads = torch.get_num_threads()
+        self.count = max(processors() // threads, 1) if device.type == "cpu" else 1
+        self._pool = ThreadPoolExecutor(self.count, "djinn-lane", torch.set_num_threads, (threads,))
+
+    def run(self, calls: Sequence[Callable[[], bool]]) -> Sequence[bool]:
+        """Make the calls, at most `count` at a time. Once all have ended, return their results, or raise the first error."""
+        futures = [self._pool.submit(call) for call in calls]
+        wait(futures)
+        return [future.result() for future in futures]
+
+
+@attrs.frozen
+class Access:
+    """The storages that a submission uses: those that its ops read, those that it fetches, and those that it writes or makes."""
+
+    reads: frozenset[int]
+    fetches: frozenset[int]
+    writes: frozenset[int]
+
+    def may_join(self, earlier: Access) -> bool:
+        """Return True if running with `earlier` at the same time gives the values of running after it. Both are fetched after both have run."""
+        used = earlier.reads | earlier.fetches | earlier.writes
+        return self.reads.isdisjoint(earlier.writes) and self.writes.isdisjoint(used)
+
+    def joined(self, other: Access) -> Access:
+        """Return the access of both."""
+        return Access(self.reads | other.reads, self.fetches | other.fetches, self.writes | other.writes)
+
+
+def access_of(known: BoundTemplate | None, work: RunRequest, own: Container[str], grown: Sequence[int]) -> Access:
+    """Return the access of a bound submission. `own`: names of Djinn's own ops. `grown`: positions of inputs that may grow in place."""
+    fetches = frozenset(storages_of(chain(work.fetch, work.describe)))
+    if known is None:
+        return Access(frozenset(), fetches, frozenset())
+    written = [work.inputs[position] for position in {*known.input_aliases(own).written, *grown}]
+    return Access(frozenset(storages_of(work.inputs)), fetches, frozenset(storages_of(chain(work.outputs, written))))

@@ -1,0 +1,177 @@
+"""Lanes: submissions of one session that do not depend on each other run at the same time, with the values of one after another."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+import torch
+from bound_changes import changes
+
+from djinn_core.hookspecs.transports import Frame, Limits
+from djinn_core.ir.form import Form, Operand, SlotArg
+from djinn_core.wire.binding_delta import pack_handles
+from djinn_core.wire.cancel_messages import CancelSubmissions
+from djinn_core.wire.message_base import Failure
+from djinn_core.wire.messages import Goodbye, InitialBindings, Submit, Template, decode, encode
+from djinn_core.wire.templates import digest_of
+from djinn_server import session
+from djinn_server.builtins.cpu import CpuRuntime
+from djinn_server.context import ExecutorContext
+from djinn_server.recovery.executor_channel import PlainExecutorChannel
+from djinn_server.running.run import TemplateRun
+from djinn_server.session import ExecutorSession
+
+SECONDS = 60.0
+_MM = Form("aten::mm", (Operand(), Operand()), (), ("new",), False)
+_MUL = Form("aten::mul_.Tensor", (Operand(), SlotArg()), (), ("none",), False)
+_T = Form("aten::t", (Operand(),), (), ("new",), False)
+PRODUCT = Template((_MM,), (0,), (0, 1, 2), (0, 1), (2,))
+SCALE = Template((_MUL,), (0,), (0,), (0,), ())
+TRANSPOSE = Template((_T,), (0,), (0, 1), (0,), (1,))
+
+
+def handle(number, view=1):
+    return number << 32 | number + view
+
+
+class Program:
+    """A client's submissions, all of which have arrived before the first one runs."""
+
+    def __init__(self):
+        self.limits, self.answers = Limits(), []
+        self._frames, self._bound, self._count = [], {}, 0
+
+    def submit(self, template, inputs, outputs=(), slots=(), fetch=(), free=()):
+        self._count += 1
+        digest, bound = digest_of(template), (tuple(inputs), tuple(slots))
+        given = {"template": template, "first": InitialBindings(bound[1], pack_handles(inputs))}
+        if digest in self._bound:
+            of_inputs, of_slots = changes(self._bound[digest], bound)
+            given = {"slot_changes": of_slots, "input_changes": of_inputs}
+        self._bound[digest] = bound
+        packed = {"outputs": pack_handles(outputs), "fetch": pack_handles(fetch), "free": pack_handles(free)}
+        self._frames.append(Frame(encode(Submit(self._count, digest=digest, **packed, **given))))
+
+    def fetch(self, *handles):
+        self._count += 1
+        self._frames.append(Frame(encode(Submit(self._count, fetch=pack_handles(handles)))))
+
+    def cancel(self, *numbers):
+        self._frames.append(Frame(encode(CancelSubmissions(numbers))))
+
+    def receive(self, timeout=None):
+        if self._frames:
+            return self._frames.pop(0)
+        if len(self.answers) < self._count:
+            raise TimeoutError
+        return Frame(encode(Goodbye()))
+
+    def send(self, frame):
+        message, body = decode(frame.head), iter([bytes(part) for part in frame.body])
+        results = [one if isinstance(one, Failure) else next(body) for one in message.results]
+        self.answers.append((message.sequence, [failure.op for failure in message.failures], results))
+
+    def run(self, lanes, values):
+        """Return the answers, and the numbers of runs at a time."""
+        context = ExecutorContext.of(CpuRuntime())
+        context.device.lanes.count = lanes
+        plain, sizes = context.device.lanes.run, []
+        context.device.lanes.run = lambda calls: (sizes.append(len(calls)), plain(calls))[1]
+        served = ExecutorSession(context)
+        for number, value in values.items():
+            served.values[number] = value.clone()
+        served.serve(PlainExecutorChannel(self))
+        served.close()
+        return self.answers, sizes
+
+
+@pytest.fixture(autouse=True)
+def brief_runs_join(monkeypatch):
+    monkeypatch.setattr(session, "BRIEF_SECONDS", 0.0)
+
+
+def matrices(count):
+    generator = torch.Generator().manual_seed(0)
+    return {handle(number): torch.randn(4, 4, generator=generator) for number in range(1, count + 1)}
+
+
+def products(program, count, inputs=None):
+    for number in range(count):
+        program.submit(
+            PRODUCT, inputs or [handle(1), handle(2 + number)], [handle(100 + number)], fetch=[handle(100 + number)]
+        )
+
+
+def test_independent_submissions_of_a_session_run_at_the_same_time(monkeypatch):
+    program, both, plain = Program(), threading.Barrier(2), TemplateRun.advance
+
+    def meeting(run, stop=None):
+        both.wait(SECONDS)  # breaks if one run ends before the other one begins
+        return plain(run, stop)
+
+    monkeypatch.setattr(TemplateRun, "advance", meeting)
+    products(program, 2)
+    values = matrices(4)
+    answers, sizes = program.run(2, values)
+    assert sizes == [2]
+    expected = [(values[handle(1)] @ values[handle(number)]).numpy().tobytes() for number in (2, 3)]
+    assert answers == [(1, [], expected[:1]), (2, [], expected[1:])]
+
+
+def test_random_programs_give_the_values_of_one_lane():
+    joined = 0
+    for seed in range(30):
+        found = []
+        for lanes in (1, 3):
+            choose, program, known = random.Random(seed), Program(), list(matrices(6))
+            for number in range(40):
+                kind = choose.choice(["product", "product", "product", "scale", "transpose", "fetch"])
+                made = handle(100 + number)
+                if kind == "product":
+                    program.submit(PRODUCT, choose.choices(known, k=2), [made], fetch=[made] if number % 3 else [])
+                    known.append(made)
+                elif kind == "scale":
+                    program.submit(SCALE, [choose.choice(known)], slots=[choose.choice([0.5, -1.0])])
+                elif kind == "transpose":
+                    source = choose.choice(known)
+                    program.submit(TRANSPOSE, [source], [made := handle(source >> 32, 1000 + number)])
+                    known.append(made)
+                else:
+                    program.fetch(choose.choice(known))
+            program.fetch(*known)
+            answers, sizes = program.run(lanes, matrices(6))
+            found.append(answers)
+            joined += sum(sizes)
+        assert found[0] == found[1], seed
+    assert joined > 100
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_an_op_that_fails_poisons_nothing_of_the_others(lanes):
+    program, values = Program(), matrices(5)
+    values[handle(3)] = torch.ones(5, 5)
+    products(program, 4)
+    answers, _ = program.run(lanes, values)
+    assert [failures for _, failures, _ in answers] == [[], ["aten::mm"], [], []]
+    assert [isinstance(results[0], Failure) for _, _, results in answers] == [False, True, False, False]
+
+
+def test_a_cancelled_submission_stops_and_the_others_run():
+    program = Program()
+    products(program, 1)
+    program.cancel(2)
+    products(program, 3)
+    answers, _ = program.run(2, matrices(6))
+    assert [bool(failures) for _, failures, _ in answers] == [False, True, False, False]
+
+
+def test_numbers_and_inputs_are_those_of_each_submission():
+    program, values = Program(), matrices(4)
+    for number, factor in enumerate((2.0, 3.0, 4.0), start=1):
+        program.submit(SCALE, [handle(number)], slots=[factor], fetch=[handle(number)])
+    answers, sizes = program.run(2, values)
+    assert sizes == [3]
+    expected = [(values[handle(n)] * factor).numpy().tobytes() for n, factor in enumerate((2.0, 3.0, 4.0), start=1)]
+    assert [results[0] for _, _, results in answers] == expected
