@@ -102,3 +102,22 @@ def test_what_is_written_later_has_memory_of_its_own_and_is_made_each_time(compu
     written = [v for n in ProgramGraph(rewritten.program).nodes for v in n.writes]
     assert written == list(node.outputs)
     assert storage_of(written[0]) != storage_of(node.inputs[0])
+
+
+class Counting(torch.nn.Module):
+    """Reads a result whose shape depends on data."""
+
+    def forward(self, given):
+        where = torch.ones(2, 3, device=given.device).nonzero()
+        return given.sigmoid()[where[:, 0], where[:, 1]]
+
+
+def test_rewrite_keeps_metadata_that_only_the_executor_knew():
+    with djinn.capture() as captured:
+        made = Counting()(torch.zeros(2, 3))
+    program = captured.graph.program
+    rewritten = substituted(program, lambda given: [given[0].tanh()]).program
+    assert [call for call in rewritten.calls if call.op != "aten::tanh"] == [
+        call for call in program.calls if call.op != "aten::sigmoid"
+    ]
+    del made

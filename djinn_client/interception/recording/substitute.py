@@ -175,10 +175,13 @@ class _Rewriter:
         return tensor
 
     def _user_of(self, value: int) -> tuple[Call, int]:
-        for instruction in self.program.instructions():
-            if value in instruction.inputs:
-                return instruction.call, instruction.inputs.index(value)
-        raise InvalidStage(f"a substitution takes value {value}, which the program does not have")
+        user = self._first_user(value)
+        if user is None:
+            raise InvalidStage(f"a substitution takes value {value}, which the program does not have")
+        return user.call, user.inputs.index(value)
+
+    def _first_user(self, value: int) -> Instruction | None:
+        return next((one for one in self.program.instructions() if value in one.inputs), None)
 
     def _again(self, instruction: Instruction, slots: range) -> None:
         """Record an instruction again, with its original call if the operands have the same metadata."""
@@ -194,11 +197,21 @@ class _Rewriter:
             positional, keywords = call_arguments(form, operands, instruction.slots, logical_device(0))
             out = resolve(form.op)(*positional, **keywords)
         results = list(out) if call.sequence else [out]
-        new = [m is not None and same < 0 for m, same in zip(call.results, call.inplace, strict=True)]
-        self._name(instruction.outputs, [r for r, is_new in zip(results, new, strict=True) if is_new])
+        made = [r for r, m, same in zip(results, call.results, call.inplace, strict=True) if m is not None and same < 0]
+        if not call.signature.predicts:
+            made = [self._as_read(value, tensor) for value, tensor in zip(instruction.outputs, made, strict=True)]
+        self._name(instruction.outputs, made)
         entries = self.recorder.entries[before:]
         same = len(entries) == 1 and entries[0].call is call
         self._note(before, tuple(slots) if same else None, instruction.index)
+
+    def _as_read(self, value: int, tensor: LazyTensor) -> LazyTensor:
+        """Return a result whose metadata only the executor knew with the metadata that later ops of the program read."""
+        if (user := self._first_user(value)) is None:
+            return tensor
+        made = tensor.remote
+        made.meta = self.metas[value] = user.call.operands[user.inputs.index(value)]
+        return wrap(made)
 
     def _substitute(self, substitution: Substitution) -> None:
         before = self.recorder.unsent
