@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from evaluation.zoo.catalogue import ZOO
 from evaluation.zoo.likeness import loss_of, moved
 
 ENVIRONMENTS = ("one", "two", "fakegpu")
-MODELS = ("gpt2", "llama", "clip", "resnet")
 REMOTE = "remote_accelerator:0"
 WARM, STEPS = 4, 2
 SENT, RECEIVED = ("bytes_sent", "bytes_uploaded", "bytes_read"), ("bytes_received",)
@@ -38,6 +38,9 @@ class Counted:
     launches: float
     device_us: float
     seconds: float
+
+
+Runs = dict[str, dict[str, dict[str, Counted]]]
 
 
 @contextmanager
@@ -103,29 +106,57 @@ def counted(name: str) -> Counted:
     return Counted(**{key: max(0.0, after[key] - before[key] - asking[key]) / STEPS for key in before})
 
 
-def runs(registry: Registry, models: Sequence[str], parts: Collection[str]) -> dict[str, dict[str, dict[str, Counted]]]:
-    """Return the counters by environment, model and disabled plugin ("" for none).
+def acting(registry: Registry, compared: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return, by plugin, the models of the zoo on which one of its parts acts. `compared`: pairs of program and part."""
+    owner = {name: row.name for (_, name), row in registry.owners.items()}
+    found: dict[str, dict[str, None]] = {}
+    for program, part in compared:
+        if (model := program.removesuffix(", training")) in ZOO:
+            found.setdefault(owner[part], {})[model] = None
+    return {plugin: list(models) for plugin, models in sorted(found.items())}
 
-    `parts`: patterns and optimizations whose plugins are disabled.
+
+def runs(acts: Mapping[str, Sequence[str]]) -> Runs:
+    """Return what is counted, by environment, plugin that is switched off ("" for none), and model.
+
+    `acts`: by plugin the models that run with it and without it. A model that fails is left out.
     """
-    plugins = {row.name for (_, name), row in registry.owners.items() if name in parts}
-    found: dict[str, dict[str, dict[str, Counted]]] = {w: {m: {} for m in models} for w in ENVIRONMENTS}
+    every = list(dict.fromkeys(model for models in acts.values() for model in models))
+    found: Runs = {}
     for where in ENVIRONMENTS:
-        for plugin in ("", *sorted(plugins)):
+        for plugin, models in {"": every, **acts}.items():
             with session(where, [plugin] if plugin else []):
+                found.setdefault(where, {})[plugin] = steps = {}
                 for model in models:
-                    found[where][model][plugin] = counted(model)
+                    try:
+                        steps[model] = counted(model)
+                    except (djinn.DjinnError, RuntimeError, ValueError, TypeError) as error:
+                        print(f"{where}, without {plugin or 'nothing'}: {model}: {error}"[:160], file=sys.stderr)
     return found
 
 
-def differing(found: dict[str, dict[str, dict[str, Counted]]], seconds: bool) -> str:
-    """Return a table of the steps whose counters change without a plugin."""
-    fields = [field.name for field in attrs.fields(Counted) if seconds or field.name != "seconds"]
-    lines = ["| where | model | without | " + " | ".join(fields) + " |", "|" + " --- |" * (3 + len(fields))]
-    for where, models in found.items():
-        for model, ways in models.items():
-            for plugin, figures in ways.items():
-                if not plugin or any(getattr(figures, f) != getattr(ways[""], f) for f in fields if f != "seconds"):
-                    cells = [f"{getattr(figures, field):,.6g}" for field in fields]
-                    lines.append(f"| {where} | {model} | {plugin or '(nothing)'} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def measured(found: Runs) -> str:
+    """Return a table: what each plugin changes in a steady step of the models on which it acts.
+
+    The time is that of the device on `fakegpu`, whose clock depends on the ops alone.
+    """
+    fields = [field.name for field in attrs.fields(Counted) if field.name != "seconds"]
+    head = ("plugin", "where", "models", "differ", "saves 10 %", "costs 2 %", *fields)
+    lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
+    for where, ways in found.items():
+        for plugin in ways.keys() - {""}:
+            pairs = [(ways[""][model], one) for model, one in ways[plugin].items() if model in ways[""]]
+            differ = [pair for pair in pairs if any(getattr(pair[0], f) != getattr(pair[1], f) for f in fields)]
+            gains = [1 - with_it.device_us / without.device_us for with_it, without in differ if without.device_us]
+            counts = [len(pairs), len(differ), sum(g >= 0.1 for g in gains), sum(g < -0.02 for g in gains)]
+            lines.append(
+                f"| {plugin} | {where} | {' | '.join(map(str, counts))} | {' | '.join(_changes(differ, fields))} |"
+            )
+    return "\n".join((*lines[:2], *sorted(lines[2:])))
+
+
+def _changes(pairs: Sequence[tuple[Counted, Counted]], fields: Sequence[str]) -> Iterator[str]:
+    """Yield by which share of the sum over all models each figure changes if the plugin is on."""
+    for field in fields:
+        on, off = (sum(getattr(pair[side], field) for pair in pairs) for side in (0, 1))
+        yield f"{on / off - 1:+.1%}" if off else f"+{on:,.0f}" if on else ""

@@ -1,6 +1,6 @@
 """Ablation: disables each pattern and optimization in turn, for every program that it matches.
 
-    python -m evaluation ablation [--models gpt2,llama | --every 3] [--run] [--seconds] [--json]
+    python -m evaluation ablation [--models gpt2,llama | --every 3] [--run] [--json]
 
 Programs are an evaluation step and a training step of each model of the zoo, and the scenarios. Each is planned for one
 and for two devices of `scenarios.CLUSTER`, with all installed plugins (`exact=False`) and without one part. A part acts
@@ -8,9 +8,8 @@ on a program if the two plans differ in simulated time, transferred bytes, trans
 into the default if it saves 10 % of the time or more in over half of the programs on which it acts, and costs more than
 2 % in none.
 
-With --run, models of the short form also run on one executor, on two executors and on `fakegpu`, with and without each
-plugin that acts. The client counts bytes, messages and round trips of a steady step; `fakegpu` counts launches and
-time. --seconds adds wall time.
+With --run each model on which a part acts also runs, on one executor, two executors and `fakegpu`, with the part's plugin and without it: bytes,
+messages and round trips of a steady evaluation step as the client counts them, launches and time as `fakegpu` does.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.schedule import Fetch, Run, Send, Upload
 from djinn_core.planning.request import PluginOverrides, Plugins
 from djinn_profiler.plans.cluster_plan import ClusterPlan, plan_for_cluster, planning_plugins
-from evaluation.ablation.real_runs import MODELS, differing, runs
+from evaluation.ablation.real_runs import acting, measured, runs
 from evaluation.ablation.scenarios import SCENARIOS, cluster, seconds_of
 from evaluation.clusters.zoo_clusters import record
 from evaluation.zoo.catalogue import ZOO
@@ -221,8 +220,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="", help="models of the zoo, with commas between them, and no scenarios")
     parser.add_argument("--every", type=int, default=1, help="take one of so many models")
-    parser.add_argument("--run", action="store_true", help="also run models of the short form")
-    parser.add_argument("--seconds", action="store_true", help="with --run: wall time of the steps")
+    parser.add_argument("--run", action="store_true", help="also run each model on which a part acts")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     options = parser.parse_args()
     logging.getLogger("djinn.stages").setLevel(logging.ERROR)
@@ -240,11 +238,11 @@ def main() -> None:
         "programs": [attrs.asdict(one) for one in found if one.acts],
     }
     if options.run:
-        counted = runs(plugins, models or MODELS, {row.part for row in rows if row.acts})
-        print(differing(counted, options.seconds))
+        counted = runs(acting(plugins, [(one.case, one.part) for one in found if one.acts]))
+        print(measured(counted))
         described["runs"] = {
-            where: {model: {plugin: attrs.asdict(one) for plugin, one in ways.items()} for model, ways in by.items()}
-            for where, by in counted.items()
+            where: {plugin: {model: attrs.asdict(one) for model, one in by.items()} for plugin, by in ways.items()}
+            for where, ways in counted.items()
         }
     if options.json:
         print(json.dumps(described))
