@@ -11,38 +11,18 @@ from djinn_core.hookspecs import API_VERSION, hookimpl
 if TYPE_CHECKING:
     from djinn_client.interception.on_import import rebind
     from djinn_client.runtime.plugins import is_disabled
-    from djinn_core.hookspecs.assignment_policies import (
-        AssignmentPolicy,
-        AssignmentRefusal,
-        AssignmentRequest,
-        ExecutorLoad,
-        TenantLoad,
-    )
-    from djinn_core.hookspecs.authenticators import Authenticator, Credentials, Denial, Identity
     from djinn_core.hookspecs.channels import ChannelContext, ChannelWrapper, StandbyServer, WrappedChannel
-    from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
     from djinn_core.hookspecs.cost_models import CostModel, Probe
-    from djinn_core.hookspecs.devices import Device, DeviceRuntime
     from djinn_core.hookspecs.executors import ExecutorEngine, ExecutorHandle, ExecutorOptions, LaunchRequest
     from djinn_core.hookspecs.integrations import Integration
     from djinn_core.hookspecs.interception import Interception
-    from djinn_core.hookspecs.memory_policies import EvictionCandidate, MemoryPolicy
     from djinn_core.hookspecs.observers import Event, Observer
-    from djinn_core.hookspecs.operations_pages import (
-        EventFeed,
-        HttpResponse,
-        OperationsPages,
-        PageRequest,
-        WatchedServer,
-    )
     from djinn_core.hookspecs.operators import CastPolicy, OperatorLibrary
     from djinn_core.hookspecs.optimizations import Judge, Optimization, OptimizationContext, PlacementTrial, Trial
     from djinn_core.hookspecs.patterns import Pattern
     from djinn_core.hookspecs.placement_policies import PlacementContext, PlacementPolicy
-    from djinn_core.hookspecs.quotas import Quota
     from djinn_core.hookspecs.renderers import Renderer
     from djinn_core.hookspecs.routers import Executor, Executors, JoinedReplies, Part, PendingReply, Router
-    from djinn_core.hookspecs.run_strategies import RunOffer, RunStrategy, StrategyRun, TemplateFacts, TemplateOp
     from djinn_core.hookspecs.schedulers import NodePriority, Scheduler, SchedulingContext
     from djinn_core.hookspecs.session_channel import ClientChannel
     from djinn_core.hookspecs.transports import (
@@ -56,15 +36,6 @@ if TYPE_CHECKING:
         Transport,
         TransportCapabilities,
     )
-    from djinn_core.hookspecs.weight_formats import Decoding, FileHeader, HeaderEntry, WeightFormat
-    from djinn_core.hookspecs.weight_sources import (
-        LocalPlace,
-        ReportDownload,
-        WeightFile,
-        WeightPermissions,
-        WeightSink,
-        WeightSource,
-    )
     from djinn_core.logs import get_logger
     from djinn_core.protocol.net.socket_transports import SocketTransport
     from djinn_core.protocol.net.sockets import SocketConnection, SocketListener
@@ -77,6 +48,35 @@ if TYPE_CHECKING:
     from djinn_server.compiling.compile_worker import CompileProcess
     from djinn_server.compiling.packing import pack, unpack
     from djinn_server.gateway.local_pages import PageServer
+    from djinn_server.hookspecs.assignment_policies import (
+        AssignmentPolicy,
+        AssignmentRefusal,
+        AssignmentRequest,
+        ExecutorLoad,
+        TenantLoad,
+    )
+    from djinn_server.hookspecs.authenticators import Authenticator, Credentials, Denial, Identity
+    from djinn_server.hookspecs.compilers import Compiler, CompilerContext, Replay
+    from djinn_server.hookspecs.devices import Device, DeviceRuntime
+    from djinn_server.hookspecs.memory_policies import EvictionCandidate, MemoryPolicy
+    from djinn_server.hookspecs.operations_pages import (
+        EventFeed,
+        HttpResponse,
+        OperationsPages,
+        PageRequest,
+        WatchedServer,
+    )
+    from djinn_server.hookspecs.quotas import Quota
+    from djinn_server.hookspecs.run_strategies import RunOffer, RunStrategy, StrategyRun, TemplateFacts, TemplateOp
+    from djinn_server.hookspecs.weight_formats import Decoding, FileHeader, HeaderEntry, WeightFormat
+    from djinn_server.hookspecs.weight_sources import (
+        LocalPlace,
+        ReportDownload,
+        WeightFile,
+        WeightPermissions,
+        WeightSink,
+        WeightSource,
+    )
     from djinn_server.launch.engines import LocalEngine
     from djinn_server.launch.holder import ExecutorHolder
     from djinn_server.launch.piped_handle import PipedHandle
@@ -199,32 +199,32 @@ __all__ = [
 _PLACES = {
     "djinn_client.interception.on_import": "rebind",
     "djinn_client.runtime.plugins": "is_disabled",
-    "djinn_core.hookspecs.assignment_policies": "AssignmentPolicy AssignmentRefusal AssignmentRequest ExecutorLoad TenantLoad",
-    "djinn_core.hookspecs.authenticators": "Authenticator Credentials Denial Identity",
+    "djinn_server.hookspecs.assignment_policies": "AssignmentPolicy AssignmentRefusal AssignmentRequest ExecutorLoad TenantLoad",
+    "djinn_server.hookspecs.authenticators": "Authenticator Credentials Denial Identity",
     "djinn_core.hookspecs.channels": "ChannelContext ChannelWrapper StandbyServer WrappedChannel",
-    "djinn_core.hookspecs.compilers": "Compiler CompilerContext Replay",
+    "djinn_server.hookspecs.compilers": "Compiler CompilerContext Replay",
     "djinn_core.hookspecs.cost_models": "CostModel Probe",
-    "djinn_core.hookspecs.devices": "Device DeviceRuntime",
+    "djinn_server.hookspecs.devices": "Device DeviceRuntime",
     "djinn_core.hookspecs.executors": "ExecutorEngine ExecutorHandle ExecutorOptions LaunchRequest",
     "djinn_core.hookspecs.integrations": "Integration",
     "djinn_core.hookspecs.interception": "Interception",
     "djinn_core.sink": "DescribedValue Facts OpHandler Sink Submission SubmissionReply",
-    "djinn_core.hookspecs.memory_policies": "EvictionCandidate MemoryPolicy",
+    "djinn_server.hookspecs.memory_policies": "EvictionCandidate MemoryPolicy",
     "djinn_core.hookspecs.observers": "Event Observer",
-    "djinn_core.hookspecs.operations_pages": "EventFeed HttpResponse OperationsPages PageRequest WatchedServer",
+    "djinn_server.hookspecs.operations_pages": "EventFeed HttpResponse OperationsPages PageRequest WatchedServer",
     "djinn_core.hookspecs.operators": "CastPolicy OperatorLibrary",
     "djinn_core.hookspecs.optimizations": "Judge Optimization OptimizationContext PlacementTrial Trial",
     "djinn_core.hookspecs.patterns": "Pattern",
     "djinn_core.hookspecs.placement_policies": "PlacementContext PlacementPolicy",
-    "djinn_core.hookspecs.quotas": "Quota",
+    "djinn_server.hookspecs.quotas": "Quota",
     "djinn_core.hookspecs.renderers": "Renderer",
     "djinn_core.hookspecs.routers": "Executor Executors JoinedReplies Part PendingReply Router",
-    "djinn_core.hookspecs.run_strategies": "RunOffer RunStrategy StrategyRun TemplateFacts TemplateOp",
+    "djinn_server.hookspecs.run_strategies": "RunOffer RunStrategy StrategyRun TemplateFacts TemplateOp",
     "djinn_core.hookspecs.schedulers": "NodePriority Scheduler SchedulingContext",
     "djinn_core.hookspecs.session_channel": "ClientChannel",
     "djinn_core.hookspecs.transports": "Buffer Connection Frame Limits LinkFacts Listener TlsOptions Transport TransportCapabilities",
-    "djinn_core.hookspecs.weight_formats": "Decoding FileHeader HeaderEntry WeightFormat",
-    "djinn_core.hookspecs.weight_sources": "LocalPlace ReportDownload WeightFile WeightPermissions WeightSink WeightSource",
+    "djinn_server.hookspecs.weight_formats": "Decoding FileHeader HeaderEntry WeightFormat",
+    "djinn_server.hookspecs.weight_sources": "LocalPlace ReportDownload WeightFile WeightPermissions WeightSink WeightSource",
     "djinn_core.logs": "get_logger",
     "djinn_core.protocol.net.socket_transports": "SocketTransport",
     "djinn_core.protocol.net.sockets": "SocketConnection SocketListener",

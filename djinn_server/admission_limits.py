@@ -7,7 +7,7 @@ from typing import Final
 
 import attrs
 
-from djinn_core.hookspecs.authenticators import Denial, Identity
+from djinn_server.hookspecs.authenticators import Denial, Identity
 from djinn_server.launch.executor_config import AdmissionLimits
 from djinn_server.rate_limit import Buckets
 from djinn_server.usage_metrics import UsageMetrics

@@ -6,10 +6,10 @@ import threading
 
 import attrs
 
-from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.protocol.net.unauthenticated_limit import UnauthenticatedLimit
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.events import ServerEvents
+from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.malloc_trim import MemoryTrimmer
 from djinn_server.session_threads import SessionThreads
 from djinn_server.shared_device import SharedDevice

@@ -16,9 +16,9 @@ from typing import Any, Final
 import attrs
 import torch
 
-from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.logs import get_logger
 from djinn_core.wire.message_base import Failure
+from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.running.cancellation import CancellationState
 from djinn_server.running.run_request import Progress, RunRequest
 from djinn_server.running.template_compiler import CompiledTemplate

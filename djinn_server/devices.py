@@ -10,11 +10,11 @@ import attrs
 import torch
 
 from djinn_core.errors import StartupError
-from djinn_core.hookspecs.devices import Device, DeviceRuntime
 from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.logs import get_logger
 from djinn_core.wire.messages import DeviceInfo
 from djinn_server.disk_quota import DiskQuota
+from djinn_server.hookspecs.devices import Device, DeviceRuntime
 from djinn_server.memory.limited import LimitedRuntime
 from djinn_server.memory.policy import CheckedPolicy
 

@@ -27,7 +27,6 @@ import torch
 
 from djinn_core import logs
 from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionLost, StartupError, TransportError
-from djinn_core.hookspecs.authenticators import Denial
 from djinn_core.hookspecs.session_channel import SessionChannel
 from djinn_core.hookspecs.transports import Connection, Limits, Listener
 from djinn_core.ir.operators import operators_digest
@@ -54,6 +53,7 @@ from djinn_server.disk_quota import DiskQuota
 from djinn_server.events import ServerEvents
 from djinn_server.executor_metrics import metered
 from djinn_server.handshake import complain, instance, refuse, send_message
+from djinn_server.hookspecs.authenticators import Denial
 from djinn_server.launch.executor_config import ExecutorConfig, ModelConfig, StoreConfig
 from djinn_server.launch.listen_addresses import faster_transports, listening_transports
 from djinn_server.launch.orders import FULL_SECONDS, Failed, Full, Report, Start

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_server.batching.session_batches import SessionBatches
 from djinn_server.compiling.compilation_queue import CompilationQueue
 from djinn_server.device_watch import DeviceWatch
+from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.memory.limited import ledger_of
 from djinn_server.running.arbiter import Arbiter
 from djinn_server.running.bound_templates import CompiledTemplates

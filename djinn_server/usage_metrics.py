@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from djinn_core.errors import QuotaExceeded
-from djinn_core.hookspecs.quotas import Quota
 from djinn_core.ir.profile import ExecutionPhase
 from djinn_core.wire.executor_reports import Distribution, ExecutorMetrics, LabelledValue
 from djinn_core.wire.frames import Buffer
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Timing
 from djinn_server.histogram import Histogram
+from djinn_server.hookspecs.quotas import Quota
 from djinn_server.rate_limit import Buckets
 from djinn_server.request_times import NAMES, ModelNames, ModelTimes, include_models
 from djinn_server.session_metrics import EVERY_SESSION, MeteredSession, SessionGauges

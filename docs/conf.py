@@ -152,11 +152,11 @@ def _hooks() -> str:
         "Made from the docstrings of the hooks; :doc:`/docs/hooks` lists the kinds.",
         "",
     ]
-    for file in sorted((ROOT / "djinn_core" / "hookspecs").glob("*.py")):
+    for file in sorted(ROOT.glob("djinn_*/hookspecs/*.py")):
         functions = [n.name for n in ast.parse(file.read_text()).body if isinstance(n, ast.FunctionDef)]
         hooks = [name for name in functions if name.startswith("djinn_register_")]
         for name in hooks:
-            lines += [f".. autofunction:: djinn_core.hookspecs.{file.stem}.{name}", ""]
+            lines += [f".. autofunction:: {file.parts[-3]}.hookspecs.{file.stem}.{name}", ""]
     return "\n".join(lines)
 
 

@@ -71,7 +71,7 @@ def kinds() -> str:
         own = base.__module__.startswith("djinn")
         text = one_line((inspect.getdoc(base) or "").split("\n\n")[0]) if own else "A command of click"
         methods = ", ".join(f"`{name}`" for name in sorted(getattr(base, "__abstractmethods__", ())))
-        place = f"../djinn_core/hookspecs/{kind.name}.py"
+        place = f"../{kind.package}/hookspecs/{kind.name}.py"
         processes = ", ".join(kind.processes)
         return (
             f"`{kind.name}`",

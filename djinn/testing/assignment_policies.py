@@ -9,7 +9,7 @@ from copy import deepcopy
 import pytest
 
 from djinn.testing.suite import Ending, missing, outcome, require_protocol, start
-from djinn_core.hookspecs.assignment_policies import (
+from djinn_server.hookspecs.assignment_policies import (
     AssignmentPolicy,
     AssignmentRefusal,
     AssignmentRequest,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from djinn.testing.suite import Ending, missing, outcome, require_protocol, start
-from djinn_core.hookspecs.authenticators import Authenticator, Credentials, Denial, Identity
+from djinn_server.hookspecs.authenticators import Authenticator, Credentials, Denial, Identity
 from djinn_server.launch.token_table import check_tenant
 
 _BEFORE = "; prepare it in the fixture, as a server does when it starts"

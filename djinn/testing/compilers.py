@@ -10,8 +10,8 @@ import torch
 from torch import fx
 
 from djinn.testing.suite import Ending, missing, require_protocol
-from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
 from djinn_core.ir.values import meta_of
+from djinn_server.hookspecs.compilers import Compiler, CompilerContext, Replay
 
 aten = torch.ops.aten
 Inputs = tuple[torch.Tensor, ...]

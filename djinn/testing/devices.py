@@ -7,7 +7,7 @@ import torch
 
 from djinn.testing.suite import Ending, missing, require_protocol
 from djinn_core.errors import StartupError
-from djinn_core.hookspecs.devices import Device, DeviceRuntime
+from djinn_server.hookspecs.devices import Device, DeviceRuntime
 
 
 class DeviceConformance(Ending):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from djinn.testing.suite import Ending, missing, require_protocol
-from djinn_core.hookspecs.memory_policies import EvictionCandidate, MemoryPolicy
+from djinn_server.hookspecs.memory_policies import EvictionCandidate, MemoryPolicy
 
 _MIB = 1 << 20
 

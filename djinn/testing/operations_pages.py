@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from djinn.testing.suite import Ending, missing, require_protocol
-from djinn_core.hookspecs.authenticators import Identity
-from djinn_core.hookspecs.operations_pages import EventFeed, HttpResponse, OperationsPages, PageRequest, WatchedServer
+from djinn_server.hookspecs.authenticators import Identity
+from djinn_server.hookspecs.operations_pages import EventFeed, HttpResponse, OperationsPages, PageRequest, WatchedServer
 
 
 def _nothing(tenant: str | None) -> Mapping[str, Any]:

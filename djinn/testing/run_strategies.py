@@ -11,7 +11,7 @@ import torch
 from djinn.testing.suite import Ending, missing, require_protocol
 from djinn_client.runtime.client import configure, shut_down
 from djinn_core.hookspecs import API_VERSION, hookimpl
-from djinn_core.hookspecs.run_strategies import RunOffer, RunStrategy, Stage, StrategyRun, TemplateFacts
+from djinn_server.hookspecs.run_strategies import RunOffer, RunStrategy, Stage, StrategyRun, TemplateFacts
 
 RUNS = 12  # the first two compare results, the others take those of the strategy in turns with those of the ops
 Programs = Mapping[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]]

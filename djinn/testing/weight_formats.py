@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from djinn.testing.suite import Ending, missing, require_protocol
-from djinn_core.hookspecs.weight_formats import WeightFormat
-from djinn_core.hookspecs.weight_sources import WeightFile
+from djinn_server.hookspecs.weight_formats import WeightFormat
+from djinn_server.hookspecs.weight_sources import WeightFile
 from djinn_server.weights.headers import check_header
 
 MakeFile = Callable[[Mapping[str, torch.Tensor]], bytes]

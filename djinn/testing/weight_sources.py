@@ -12,7 +12,7 @@ import torch
 
 from djinn.testing.suite import Ending, missing, require_protocol
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.weight_sources import WeightFile, WeightPermissions, WeightSource
+from djinn_server.hookspecs.weight_sources import WeightFile, WeightPermissions, WeightSource
 from djinn_server.weights.permitted_places import open_permitted
 from djinn_server.weights.shared_weights import WeightKey
 from djinn_server.weights.weight_reader import WeightReader

@@ -39,20 +39,20 @@ def complaint(candidate: object, kind: Kind) -> str:
         return f"returned the class {candidate.__name__}, but must return instances: {candidate.__name__}()"
     if not isinstance(candidate, base):
         package = base.__module__.partition(".")[0]
-        module = "djinn.hooks" if package == "djinn_core" else package
+        module = "djinn.hooks" if package == kind.package else package
         return f"returned {shown}, which is no {base.__name__}: derive its class from {module}.{base.__name__}"
-    if faults := [*_faults(candidate, base)]:
+    if faults := [*_faults(candidate, kind)]:
         return f"returned {shown}, which is no {base.__name__}: {'; '.join(faults)}"
     if not name:
         return f"returned a {type(candidate).__name__} with an empty `name`"
     return ""
 
 
-def _faults(candidate: object, base: type) -> Iterator[str]:
+def _faults(candidate: object, kind: Kind) -> Iterator[str]:
     """What is wrong with the annotated attributes of an object. Its methods are those of its base class, or override them."""
-    if not base.__module__.startswith("djinn_core."):
+    if kind.base.__module__.partition(".")[0] != kind.package:  # a class of another library
         return
-    for member, annotation in get_type_hints(base).items():
+    for member, annotation in get_type_hints(kind.base).items():
         if not hasattr(candidate, member):
             yield f"it lacks the attribute `{member}` ({_spelled(annotation)})"
         elif not isinstance(value := getattr(candidate, member), _classes(annotation)):

@@ -16,7 +16,7 @@ class Kind(msgspec.Struct, frozen=True):
 
     Attributes:
         name: plural name of the objects that its hook returns: the name in `djinn plugins`, in `Registry`, in the name
-            of the hook, and of the module in `djinn_core.hookspecs` that declares it.
+            of the hook, and of the module that declares it.
         base_name: name, in that module, of the base class of the objects.
         processes: the processes in which its hook is called: `client`, `gateway`, `executor`, or `command`, the command
             `djinn`.
@@ -32,9 +32,14 @@ class Kind(msgspec.Struct, frozen=True):
         return f"djinn_register_{self.name}"
 
     @property
+    def package(self) -> str:
+        """The package that declares the hook. The server's package, which clients may lack, declares what only servers call."""
+        return "djinn_server" if {"gateway", "executor"}.issuperset(self.processes) else "djinn_core"
+
+    @property
     def specification(self) -> ModuleType:
         """The module that declares the hook."""
-        return importlib.import_module(f"djinn_core.hookspecs.{self.name}")
+        return importlib.import_module(f"{self.package}.hookspecs.{self.name}")
 
     @property
     def base(self) -> type:

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Final
 
@@ -100,7 +101,8 @@ class PluginLoader:
         self.plugins: list[LoadedPlugin] = []
         self.failures: list[PluginFailure] = []
         self.owners: dict[tuple[str, str], LoadedPlugin] = {}
-        self.kinds = frozenset(kinds)
+        declared = {package for package in ("djinn_core", "djinn_server") if find_spec(package) is not None}
+        self.kinds = frozenset(kind.name for kind in KINDS if kind.name in kinds and kind.package in declared)
         self.selection, self._started, self._libraries = selection, started, libraries
         self._told = 0  # number of failures that were already raised or logged
         self._objects: dict[str, tuple[Any, ...]] = {}

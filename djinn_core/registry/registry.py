@@ -18,29 +18,20 @@ from djinn_core.settings import PluginSetting, SettingRow
 if TYPE_CHECKING:  # lists commands without importing PyTorch
     from click import Command
 
-    from djinn_core.hookspecs.assignment_policies import AssignmentPolicy
-    from djinn_core.hookspecs.authenticators import Authenticator
     from djinn_core.hookspecs.channels import ChannelWrapper
-    from djinn_core.hookspecs.compilers import Compiler
     from djinn_core.hookspecs.cost_models import CostModel
-    from djinn_core.hookspecs.devices import Device
     from djinn_core.hookspecs.executors import ExecutorEngine
     from djinn_core.hookspecs.integrations import Integration
     from djinn_core.hookspecs.interception import Interception
-    from djinn_core.hookspecs.memory_policies import MemoryPolicy
     from djinn_core.hookspecs.observers import Observer
-    from djinn_core.hookspecs.operations_pages import OperationsPages
     from djinn_core.hookspecs.operators import OperatorLibrary
     from djinn_core.hookspecs.optimizations import Optimization
     from djinn_core.hookspecs.patterns import Pattern
     from djinn_core.hookspecs.placement_policies import PlacementPolicy
     from djinn_core.hookspecs.renderers import Renderer
     from djinn_core.hookspecs.routers import Router
-    from djinn_core.hookspecs.run_strategies import RunStrategy
     from djinn_core.hookspecs.schedulers import Scheduler
     from djinn_core.hookspecs.transports import Transport
-    from djinn_core.hookspecs.weight_formats import WeightFormat
-    from djinn_core.hookspecs.weight_sources import WeightSource
     from djinn_core.sink import OpHandler
 
 
@@ -48,6 +39,7 @@ class Registry:
     """The objects that plugins registered, each tuple in the order that the docstring of its hook promises.
 
     A kind is loaded when its objects are first asked for, by any thread. Given objects may replace those of plugins.
+    The kinds that only servers call have no annotation here: their classes belong to the server's package.
     """
 
     integrations: tuple[Integration, ...]
@@ -63,15 +55,6 @@ class Registry:
     transports: tuple[Transport, ...]
     channels: tuple[ChannelWrapper, ...]
     executors: tuple[ExecutorEngine, ...]
-    devices: tuple[Device, ...]
-    compilers: tuple[Compiler, ...]
-    run_strategies: tuple[RunStrategy, ...]
-    memory_policies: tuple[MemoryPolicy, ...]
-    weight_sources: tuple[WeightSource, ...]
-    weight_formats: tuple[WeightFormat, ...]
-    authenticators: tuple[Authenticator, ...]
-    assignment_policies: tuple[AssignmentPolicy, ...]
-    operations_pages: tuple[OperationsPages, ...]
     observers: tuple[Observer, ...]
     renderers: tuple[Renderer, ...]
     commands: tuple[Command, ...]

@@ -11,7 +11,6 @@ from typing import Final
 import attrs
 
 from djinn_core.errors import DjinnError
-from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.logs import get_logger
 from djinn_core.system.lru import LruCache
 from djinn_server.batching.batch import Batch, BatchedTemplate, PendingRun
@@ -19,6 +18,7 @@ from djinn_server.batching.products import draws_of, find_products
 from djinn_server.batching.rows import find_rows
 from djinn_server.batching.trial import BatchTrial
 from djinn_server.batching.weights import PackedWeights
+from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.running.device_time import DeviceTimer
 from djinn_server.running.fair_share import FairShare
 from djinn_server.running.input_aliases import InputAliases

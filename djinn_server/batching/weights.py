@@ -8,7 +8,7 @@ import attrs
 import torch
 
 from djinn_core import torch_private
-from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_server.hookspecs.devices import DeviceRuntime
 
 Layout = tuple[int, torch.Size, tuple[int, ...]]
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import attrs
 
 from djinn_core.hookspecs import hookimpl
-from djinn_core.hookspecs.assignment_policies import (
+from djinn_server.hookspecs.assignment_policies import (
     AssignmentPolicy,
     AssignmentRefusal,
     AssignmentRequest,

@@ -10,8 +10,8 @@ import torch
 
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs import hookimpl
-from djinn_core.hookspecs.devices import Device, DeviceRuntime
 from djinn_core.ir.costs import DeviceCapabilities
+from djinn_server.hookspecs.devices import Device, DeviceRuntime
 from djinn_server.system.memory import free_bytes, total_bytes
 
 djinn_api_version = "2.0"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from djinn_core.hookspecs import hookimpl
-from djinn_core.hookspecs.memory_policies import EvictionCandidate, MemoryPolicy
+from djinn_server.hookspecs.memory_policies import EvictionCandidate, MemoryPolicy
 
 djinn_api_version = "2.0"
 

@@ -15,9 +15,9 @@ import msgspec
 import torch
 
 from djinn_core.hookspecs import hookimpl
-from djinn_core.hookspecs.weight_formats import FileHeader, HeaderEntry, WeightFormat
-from djinn_core.hookspecs.weight_sources import WeightFile
 from djinn_core.ir.stored_tensor import SAFETENSORS_DTYPES
+from djinn_server.hookspecs.weight_formats import FileHeader, HeaderEntry, WeightFormat
+from djinn_server.hookspecs.weight_sources import WeightFile
 from djinn_server.weights.headers import MOST_DIMENSIONS, read_bytes, refuse_overlaps
 
 djinn_api_version = "2.0"

@@ -16,7 +16,9 @@ from typing import Final
 
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs import hookimpl
-from djinn_core.hookspecs.weight_sources import (
+from djinn_core.system.files import CLOEXEC, NOFOLLOW, NONBLOCK, pread_into, read_only, sync_folder
+from djinn_core.system.processes import lock_file
+from djinn_server.hookspecs.weight_sources import (
     INDEX,
     LocalPlace,
     WeightFile,
@@ -24,8 +26,6 @@ from djinn_core.hookspecs.weight_sources import (
     WeightSink,
     WeightSource,
 )
-from djinn_core.system.files import CLOEXEC, NOFOLLOW, NONBLOCK, pread_into, read_only, sync_folder
-from djinn_core.system.processes import lock_file
 from djinn_server.system.mappings import allocate, mapped_privately, others_may_write
 from djinn_server.weights.permissions import resolve
 

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from djinn_core.errors import ConfigurationError
-from djinn_core.hookspecs.authenticators import OPERATOR
-from djinn_core.hookspecs.quotas import Quota
 from djinn_core.system.directories import state_directory
+from djinn_server.hookspecs.authenticators import OPERATOR
+from djinn_server.hookspecs.quotas import Quota
 from djinn_server.launch.token_table import (
     TokenRow,
     TokenTable,

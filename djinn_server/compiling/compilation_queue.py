@@ -15,9 +15,6 @@ import torch
 from torch import fx
 
 from djinn_core.errors import StartupError
-from djinn_core.hookspecs.compilers import Compiler, CompilerContext, Replay
-from djinn_core.hookspecs.devices import DeviceRuntime
-from djinn_core.hookspecs.run_strategies import RunOffer, RunStrategy, TemplateFacts
 from djinn_core.ir.form import (
     Argument,
     ComplexSlot,
@@ -48,6 +45,9 @@ from djinn_server.compiling.hot_template import (
 from djinn_server.compiling.scalars import call_with_tensors
 from djinn_server.compiling.sizes import LinearSize, SizeRelation
 from djinn_server.compiling.written_views import WrittenView
+from djinn_server.hookspecs.compilers import Compiler, CompilerContext, Replay
+from djinn_server.hookspecs.devices import DeviceRuntime
+from djinn_server.hookspecs.run_strategies import RunOffer, RunStrategy, TemplateFacts
 from djinn_server.running.arbiter import ServedFacts
 from djinn_server.running.template_compiler import CompiledTemplate, enumerated
 

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Protocol
 import attrs
 
 from djinn_core.errors import DjinnError
-from djinn_core.hookspecs.run_strategies import RunOffer, Stage, StrategyRun
 from djinn_core.logs import get_logger
 from djinn_server.compiling.comparison import difference
 from djinn_server.compiling.compiled_region import CompiledRegion, inputs_getter, slots_of
@@ -21,6 +20,7 @@ from djinn_server.compiling.region import Region, find_region
 from djinn_server.compiling.scalars import movable_slots
 from djinn_server.compiling.sizes import ObservedRun, SizeRelation, UnrulySlots, find_law, observe
 from djinn_server.compiling.written_views import WrittenView, written_views
+from djinn_server.hookspecs.run_strategies import RunOffer, Stage, StrategyRun
 from djinn_server.running.arbiter import ServedRun
 from djinn_server.running.compiled_step import Environment
 from djinn_server.running.template_compiler import CompiledTemplate

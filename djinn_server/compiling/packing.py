@@ -11,11 +11,11 @@ import torch
 from torch import fx
 
 from djinn_core.errors import ProtocolError, UnsupportedOperation
-from djinn_core.hookspecs.compilers import CompilerContext
 from djinn_core.ir.form import Enumerated
 from djinn_core.ir.operators import resolve
 from djinn_core.ir.values import tensor_meta
 from djinn_server.compiling.region import PLAIN
+from djinn_server.hookspecs.compilers import CompilerContext
 from djinn_server.running.template_compiler import enumerated
 
 _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {

@@ -9,8 +9,6 @@ from typing import Final
 import attrs
 
 from djinn_core.errors import DjinnError, ProtocolError, StartupError, TransportError
-from djinn_core.hookspecs.assignment_policies import AssignmentRequest
-from djinn_core.hookspecs.authenticators import Credentials, Denial, Identity
 from djinn_core.hookspecs.transports import Connection, Limits, Transport
 from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import transport_for
@@ -34,6 +32,8 @@ from djinn_server.gateway.killing import kill_session
 from djinn_server.gateway.relay import Relays, relay, relay_directions
 from djinn_server.gateway.server_status import status_of
 from djinn_server.handshake import UNAUTHENTICATED_LIMITS, Refusal, complain, receive_message, refuse, send_message
+from djinn_server.hookspecs.assignment_policies import AssignmentRequest
+from djinn_server.hookspecs.authenticators import Credentials, Denial, Identity
 from djinn_server.launch.engines import StartedExecutor
 from djinn_server.launch.tickets import TICKET_SECONDS, Badge
 from djinn_server.malloc_trim import MemoryTrimmer

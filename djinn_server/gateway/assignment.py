@@ -10,16 +10,16 @@ from typing import Final
 import attrs
 
 from djinn_core.errors import PluginError
-from djinn_core.hookspecs.assignment_policies import (
+from djinn_core.logs import get_logger
+from djinn_core.registry.registry import Registry
+from djinn_core.wire.executor_reports import Sessions
+from djinn_server.builtins.assignment import LEAST_LOADED, LeastLoaded
+from djinn_server.hookspecs.assignment_policies import (
     AssignmentPolicy,
     AssignmentRefusal,
     AssignmentRequest,
     ExecutorLoad,
 )
-from djinn_core.logs import get_logger
-from djinn_core.registry.registry import Registry
-from djinn_core.wire.executor_reports import Sessions
-from djinn_server.builtins.assignment import LEAST_LOADED, LeastLoaded
 
 LOAD_SECONDS: Final = 1.0  # after which a report is too old for load decisions
 RECENT_SECONDS: Final = 60.0

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from djinn_core.errors import ConfigurationError, PluginError
-from djinn_core.hookspecs.authenticators import Authenticator, Credentials, Denial, Identity
-from djinn_core.hookspecs.quotas import Quota
 from djinn_core.logs import HIDDEN, get_logger
 from djinn_core.registry.registry import Registry
 from djinn_server.gateway.log_rate_limit import LogRateLimit
 from djinn_server.gateway.tenants import MOST
 from djinn_server.gateway.token_authenticator import TokenAuthenticator
+from djinn_server.hookspecs.authenticators import Authenticator, Credentials, Denial, Identity
+from djinn_server.hookspecs.quotas import Quota
 from djinn_server.launch.token_table import check_tenant
 
 _UNKNOWN: Final = Denial(

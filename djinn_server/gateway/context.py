@@ -12,7 +12,6 @@ from typing import Final
 import attrs
 
 from djinn_core.hookspecs.observers import Event, Observer
-from djinn_core.hookspecs.operations_pages import OperationsPages
 from djinn_core.hookspecs.transports import Listener
 from djinn_core.protocol.net.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.system.printable import one_line
@@ -21,6 +20,7 @@ from djinn_server.events import ServerEvents
 from djinn_server.gateway.assignment import AssignmentCounters
 from djinn_server.gateway.authentication import Authentication
 from djinn_server.gateway.tenants import Tenants
+from djinn_server.hookspecs.operations_pages import OperationsPages
 from djinn_server.launch.process import how_ended
 
 _KEPT: Final = 512  # events

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from djinn_core.errors import StartupError
-from djinn_core.hookspecs.devices import Device
 from djinn_core.logs import get_logger
 from djinn_core.registry.selection import Selection
 from djinn_server.devices import FALLBACK
+from djinn_server.hookspecs.devices import Device
 from djinn_server.launch.command import executor_environment
 
 ALL = "all"

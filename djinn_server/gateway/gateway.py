@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from djinn_core.errors import ConfigurationError, PluginError, StartupError
-from djinn_core.hookspecs.authenticators import Denial, Identity
-from djinn_core.hookspecs.operations_pages import WatchedServer
 from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import is_loopback, reaches_network
 from djinn_core.protocol.connection_file import ConnectionFile, remove_connection_file, write_connection_file
@@ -49,6 +47,8 @@ from djinn_server.gateway.token_authenticator import (
     has_table,
 )
 from djinn_server.handshake import UNAUTHENTICATED_LIMITS
+from djinn_server.hookspecs.authenticators import Denial, Identity
+from djinn_server.hookspecs.operations_pages import WatchedServer
 from djinn_server.launch.engines import StartedExecutor, engine_named
 from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.listen_addresses import ListeningTransport, advertised, configured_transports

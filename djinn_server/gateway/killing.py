@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from djinn_core.hookspecs.authenticators import Denial, Identity
 from djinn_core.wire.messages import Killed
 from djinn_server.gateway.context import GatewayContext
+from djinn_server.hookspecs.authenticators import Denial, Identity
 
 
 def kill_session(context: GatewayContext, session: str, identity: Identity, peer: str, means: str) -> Killed | Denial:

@@ -8,10 +8,10 @@ from http import HTTPStatus
 
 import attrs
 
-from djinn_core.hookspecs.authenticators import OPERATOR, Credentials, Identity
-from djinn_core.hookspecs.operations_pages import EventFeed, HttpResponse, OperationsPages, PageRequest, WatchedServer
 from djinn_server.gateway.operations import split_path
 from djinn_server.gateway.operations_listener import OperationsListener
+from djinn_server.hookspecs.authenticators import OPERATOR, Credentials, Identity
+from djinn_server.hookspecs.operations_pages import EventFeed, HttpResponse, OperationsPages, PageRequest, WatchedServer
 
 
 @attrs.frozen

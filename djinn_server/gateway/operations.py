@@ -13,10 +13,10 @@ from typing import Final
 
 import attrs
 
-from djinn_core.hookspecs.authenticators import Credentials, Denial, Identity
-from djinn_core.hookspecs.operations_pages import EventFeed, HttpResponse, OperationsPages, PageRequest
 from djinn_core.logs import get_logger
 from djinn_server.gateway.context import GatewayContext
+from djinn_server.hookspecs.authenticators import Credentials, Denial, Identity
+from djinn_server.hookspecs.operations_pages import EventFeed, HttpResponse, OperationsPages, PageRequest
 
 _log = get_logger("djinn.server")
 

@@ -19,12 +19,12 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from djinn_core.errors import TransportError
-from djinn_core.hookspecs.authenticators import Credentials
-from djinn_core.hookspecs.operations_pages import EventFeed, HttpResponse
 from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import network_location
 from djinn_core.protocol.net.unauthenticated_limit import UnauthenticatedLimit
 from djinn_server.gateway.admission import REFUSAL_SECONDS
+from djinn_server.hookspecs.authenticators import Credentials
+from djinn_server.hookspecs.operations_pages import EventFeed, HttpResponse
 from djinn_server.launch.http_hosts import is_called, own_names
 
 REQUEST_SECONDS: Final = 5.0  # for a whole request, including the TLS handshake

@@ -12,11 +12,11 @@ from pathlib import Path
 import attrs
 
 from djinn_core.errors import ConfigurationError
-from djinn_core.hookspecs.authenticators import OPERATOR, Authenticator, Credentials, Denial, Identity
-from djinn_core.hookspecs.quotas import Quota
 from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import is_loopback
 from djinn_core.system.shared_files import FileVersion, version_of
+from djinn_server.hookspecs.authenticators import OPERATOR, Authenticator, Credentials, Denial, Identity
+from djinn_server.hookspecs.quotas import Quota
 from djinn_server.launch.server_state import kept_token
 from djinn_server.launch.token_table import TokenRow, TokenTable, digest_of, is_table, read_private, read_table
 

@@ -18,7 +18,7 @@ from typing import Final
 import attrs
 import msgspec
 
-from djinn_core.hookspecs.quotas import Quota
+from djinn_server.hookspecs.quotas import Quota
 
 KEY_BYTES = 32
 CLIENT_LENGTH = 128  # characters

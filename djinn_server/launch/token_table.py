@@ -20,9 +20,9 @@ import attrs
 import msgspec
 
 from djinn_core.errors import ConfigurationError
-from djinn_core.hookspecs.quotas import Quota
 from djinn_core.system.files import mode_of, user_id
 from djinn_core.system.shared_files import locked, replace_file
+from djinn_server.hookspecs.quotas import Quota
 
 PREFIX: Final = "djinn_"  # so that people, and scanners for leaked secrets, recognise a token
 _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")

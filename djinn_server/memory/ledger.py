@@ -12,11 +12,11 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from djinn_core import torch_private
-from djinn_core.hookspecs.devices import DeviceRuntime
-from djinn_core.hookspecs.memory_policies import EvictionCandidate
 from djinn_core.ir.values import meta_of
 from djinn_core.logs import get_logger
 from djinn_core.wire.messages import PRESSURE
+from djinn_server.hookspecs.devices import DeviceRuntime
+from djinn_server.hookspecs.memory_policies import EvictionCandidate
 from djinn_server.memory.policy import CheckedPolicy
 from djinn_server.memory.process import ProcessMemory, process_memory
 from djinn_server.memory.room import is_out_of_memory

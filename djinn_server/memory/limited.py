@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from djinn_core import torch_private
-from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_server.disk_quota import DiskQuota
+from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.memory.ledger import Ledger
 from djinn_server.memory.policy import CheckedPolicy
 from djinn_server.memory.spill import spill_spaces

@@ -6,10 +6,10 @@ import math
 from typing import Final
 
 from djinn_core.errors import StartupError
-from djinn_core.hookspecs.memory_policies import EvictionCandidate, MemoryPolicy
 from djinn_core.logs import get_logger
 from djinn_core.registry.registry import Registry
 from djinn_server.builtins.memory import NextUsePolicy
+from djinn_server.hookspecs.memory_policies import EvictionCandidate, MemoryPolicy
 
 _BUILT_IN: Final = NextUsePolicy()
 _log = get_logger("djinn.server")

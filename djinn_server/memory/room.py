@@ -8,9 +8,9 @@ from typing import Final
 
 import torch
 
-from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Room
+from djinn_server.hookspecs.devices import DeviceRuntime
 
 SECONDS: Final = 1.0  # between queries of the device
 NOTABLE: Final = 1 / 16  # relative change that is reported

@@ -12,9 +12,9 @@ from typing import Final, Protocol
 import attrs
 import torch
 
-from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.system.files import pread_into, pwrite
 from djinn_server.disk_quota import STEP, DiskQuota
+from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.system.memory import free_bytes
 
 PAGE: Final = 4096  # bytes; alignment of extents in the file

@@ -13,9 +13,9 @@ import attrs
 import msgspec
 import torch
 
-from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.logs import get_logger
 from djinn_core.wire.peer_messages import Item, TransferHeader
+from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.peers.packed_values import Packed, bytes_of
 from djinn_server.running.fair_share import FairShare
 

@@ -11,12 +11,12 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.errors import ProtocolError
-from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.ir.handles import storage_of
 from djinn_core.wire.frames import allocate
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.peer_messages import Item, View
 from djinn_core.wire.tensors import dtype_from_name, dtype_name
+from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.memory.limited import in_memory
 from djinn_server.memory.room import is_out_of_memory
 from djinn_server.running.random_state import octets_of, set_state, tensor_of

@@ -9,7 +9,6 @@ import msgspec
 import torch
 
 from djinn_core.errors import ProtocolError, SessionLost
-from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.protocol.delivery.record_log import LazyBuffers
 from djinn_core.wire.binding_delta import Slot
 from djinn_core.wire.frames import Buffer
@@ -17,6 +16,7 @@ from djinn_core.wire.messages import Template, Workload
 from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.peer_messages import Item
 from djinn_core.wire.timing_messages import TimingsRequest
+from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.peers.packed_values import storages_of_values, unpack_item
 from djinn_server.recovery.log_records import PoolCounts
 from djinn_server.running.random_state import octets_of, set_state, tensor_of

@@ -15,11 +15,11 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from djinn_core.errors import ProtocolError, QuotaExceeded, TransportError
-from djinn_core.hookspecs.run_strategies import RunOffer, RunStrategy, Stage, StrategyRun, TemplateFacts, TemplateOp
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_core.logs import get_logger
 from djinn_core.system.lru import LruCache
 from djinn_core.torch_private import inference_mode, storage_key
+from djinn_server.hookspecs.run_strategies import RunOffer, RunStrategy, Stage, StrategyRun, TemplateFacts, TemplateOp
 from djinn_server.memory.room import is_out_of_memory
 from djinn_server.running.device_time import DeviceTimer, TimedSpans
 from djinn_server.running.fair_share import Steps

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import Any
 
-from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_server.hookspecs.devices import DeviceRuntime
 
 
 class DeviceTimer:

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 
-from djinn_core.hookspecs.devices import DeviceRuntime
+from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.running.device_time import DeviceTimer
 
 T = TypeVar("T")

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.ir.operators import (
     ELAPSED_TIME,
     EXCHANGE_RANDOM_STATE,
@@ -22,6 +21,7 @@ from djinn_core.ir.operators import (
     SEEDED_GENERATOR,
     SET_RANDOM_STATE,
 )
+from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.running.device_time import DeviceTimer
 from djinn_server.running.layout_calls import layout_call
 from djinn_server.running.random_state import DeviceRandomness, set_state

@@ -10,7 +10,6 @@ import msgspec
 import torch
 
 from djinn_core.errors import ProtocolError
-from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.torch_private import inference_mode
 from djinn_core.wire import limits
 from djinn_core.wire.frame_order import COPIED_AT_ONCE
@@ -19,6 +18,7 @@ from djinn_core.wire.limits import BUFFERS, DIMENSIONS
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import TensorHeader, ValueDescription
 from djinn_core.wire.tensors import dtype_name, tensor_to_wire
+from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.running.run_request import RunRequest
 from djinn_server.running.values import Poison, ValueTable, no_such_value
 from djinn_server.session_metrics import SessionCounters

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from djinn_core.hookspecs.weight_formats import FileHeader, HeaderEntry
-from djinn_core.hookspecs.weight_sources import WeightFile
 from djinn_core.wire import limits
+from djinn_server.hookspecs.weight_formats import FileHeader, HeaderEntry
+from djinn_server.hookspecs.weight_sources import WeightFile
 
 MOST_TENSORS: Final = limits.STORED_TENSORS
 MOST_DIMENSIONS: Final = limits.DIMENSIONS

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.weight_sources import WeightPermissions
+from djinn_server.hookspecs.weight_sources import WeightPermissions
 
 
 def allows(permissions: WeightPermissions, address: str) -> bool:

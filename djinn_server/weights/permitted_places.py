@@ -8,14 +8,14 @@ from types import UnionType
 from typing import Any
 
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.weight_sources import (
+from djinn_server.builtins.weights import open_folder
+from djinn_server.hookspecs.weight_sources import (
     LocalPlace,
     ReportDownload,
     WeightFile,
     WeightPermissions,
     WeightSource,
 )
-from djinn_server.builtins.weights import open_folder
 from djinn_server.weights.permissions import allows, resolve, resolve_new
 
 

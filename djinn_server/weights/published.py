@@ -18,10 +18,10 @@ from typing import Final
 import attrs
 
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.weight_sources import WeightFile, WeightSink
 from djinn_core.logs import get_logger
 from djinn_server.builtins.weights import LocalFile, LocalSink
 from djinn_server.disk_quota import DiskQuota
+from djinn_server.hookspecs.weight_sources import WeightFile, WeightSink
 from djinn_server.weights.saving import SavedBytes
 
 SCHEME: Final = "published"

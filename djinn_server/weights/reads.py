@@ -14,12 +14,12 @@ import attrs
 import torch
 
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.values import contiguous_strides
 from djinn_core.wire.tensors import dtype_from_name
 from djinn_core.wire.upload_messages import UploadPart
 from djinn_core.wire.weight_messages import ReadWeights
+from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.memory.limited import ledger_of
 from djinn_server.memory.spill import bytes_on_device
 from djinn_server.recovery.journal import Journal

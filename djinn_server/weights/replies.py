@@ -11,8 +11,6 @@ from typing import Final
 import torch
 
 from djinn_core.errors import DjinnError, WeightsUnavailable
-from djinn_core.hookspecs.weight_formats import HeaderEntry
-from djinn_core.hookspecs.weight_sources import WeightSink
 from djinn_core.logs import get_logger
 from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import unpack_handles
@@ -34,6 +32,8 @@ from djinn_core.wire.weight_messages import (
     SmallFilesRequest,
     StoredTensorEntry,
 )
+from djinn_server.hookspecs.weight_formats import HeaderEntry
+from djinn_server.hookspecs.weight_sources import WeightSink
 from djinn_server.recovery.executor_channel import NO, YES, ExecutorChannel
 from djinn_server.running.values import Poison, ValueTable
 from djinn_server.session_machine import Cause, Wait

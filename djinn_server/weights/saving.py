@@ -10,10 +10,10 @@ from typing import Final
 import torch
 
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.weight_sources import WeightFile, WeightSink
 from djinn_server.builtins.safetensors_files import make_header
 from djinn_server.builtins.weights import UNFINISHED, remove_abandoned
 from djinn_server.disk_quota import DiskQuota
+from djinn_server.hookspecs.weight_sources import WeightFile, WeightSink
 
 MOST_FILES: Final = 10_000  # that a tenant has saved
 _COMPARED: Final = 1 << 20  # bytes of a file that are compared at a time

@@ -9,7 +9,6 @@ import attrs
 import torch
 
 from djinn_core.errors import ProtocolError
-from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Buffer
 from djinn_core.logs import get_logger
 from djinn_core.wire import limits
@@ -18,6 +17,7 @@ from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import is_of_kind
 from djinn_core.wire.tensors import dtype_from_name
 from djinn_core.wire.upload_messages import BlobOffer, BlobQuery, UploadPart
+from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.memory.limited import ledger_of
 from djinn_server.memory.room import is_out_of_memory
 from djinn_server.recovery.blob_files import BlobFiles

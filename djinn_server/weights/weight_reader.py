@@ -20,8 +20,14 @@ import msgspec
 import torch
 
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.weight_formats import FileHeader, HeaderEntry, WeightFormat
-from djinn_core.hookspecs.weight_sources import (
+from djinn_core.logs import get_logger
+from djinn_core.wire import limits
+from djinn_core.wire.digests import ContentHash
+from djinn_server.builtins.safetensors_files import Safetensors
+from djinn_server.builtins.weights import LocalFile
+from djinn_server.disk_quota import DiskQuota
+from djinn_server.hookspecs.weight_formats import FileHeader, HeaderEntry, WeightFormat
+from djinn_server.hookspecs.weight_sources import (
     INDEX,
     ReportDownload,
     WeightFile,
@@ -29,12 +35,6 @@ from djinn_core.hookspecs.weight_sources import (
     WeightSink,
     WeightSource,
 )
-from djinn_core.logs import get_logger
-from djinn_core.wire import limits
-from djinn_core.wire.digests import ContentHash
-from djinn_server.builtins.safetensors_files import Safetensors
-from djinn_server.builtins.weights import LocalFile
-from djinn_server.disk_quota import DiskQuota
 from djinn_server.system.mappings import populate
 from djinn_server.weights.headers import check_header, read_bytes
 from djinn_server.weights.openings import Opening, Openings

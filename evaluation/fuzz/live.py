@@ -31,7 +31,6 @@ import torch
 from djinn_client.runtime.connecting.handshake import Server as Reachable
 from djinn_client.runtime.connecting.handshake import reach_executor
 from djinn_core.errors import DjinnError, TransportError
-from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Connection, Frame, Transport
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import load_registry
@@ -49,6 +48,7 @@ from djinn_core.wire.messages import (
     encode,
 )
 from djinn_core.wire.peer_messages import AwaitTransfer, SendValues, TransferHeader
+from djinn_server.hookspecs.quotas import Quota
 from djinn_server.launch.token_table import change_table, create
 from djinn_server.malformed import UnreadableHints, UnreadableUpload, decode_partially
 from evaluation.fuzz.changing import changed

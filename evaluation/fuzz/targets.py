@@ -29,7 +29,6 @@ from djinn_core.errors import (
     UnsupportedOperation,
     WeightsUnavailable,
 )
-from djinn_core.hookspecs.weight_sources import WeightPermissions, WeightSource
 from djinn_core.ir.form import Form, Operand
 from djinn_core.protocol.connection_file import ConnectionFile, read_connection_file
 from djinn_core.wire import binding_delta, compression, messages
@@ -41,6 +40,7 @@ from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.builtins.safetensors_files import Safetensors
 from djinn_server.builtins.weights import FileSource
 from djinn_server.disk_quota import DiskQuota
+from djinn_server.hookspecs.weight_sources import WeightPermissions, WeightSource
 from djinn_server.launch import orders, tickets
 from djinn_server.launch.token_table import TokenTable, create, parse_table
 from djinn_server.peers.packed_values import room_for

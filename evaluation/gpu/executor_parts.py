@@ -447,7 +447,7 @@ def graph_capture(device: str) -> Found:
     """Capture a decode step as a graph in the executor: replays give the tokens of plain PyTorch."""
     needs_accelerator(device)
     place, model = plain_device(device), Model.sized_for(device)
-    from djinn_core.hookspecs.devices import DeviceRuntime
+    from djinn_server.hookspecs.devices import DeviceRuntime
     from djinn_server.running.template_compiler import compile_template
     from djinn_server.shared_device import SharedDevice
 

@@ -16,8 +16,6 @@ import torch
 from torch import fx
 
 from djinn_core.errors import QuotaExceeded, TransportError, UnsupportedOperation
-from djinn_core.hookspecs.compilers import CompilerContext
-from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.costs import DeviceCapabilities
 from djinn_core.ir.form import Constant, Form, Operand
@@ -53,6 +51,8 @@ from djinn_server.gateway.context import GatewayContext
 from djinn_server.gateway.relay import Relays
 from djinn_server.gateway.token_authenticator import Token, TokenAuthenticator
 from djinn_server.handshake import UNAUTHENTICATED_LIMITS
+from djinn_server.hookspecs.compilers import CompilerContext
+from djinn_server.hookspecs.quotas import Quota
 from djinn_server.launch.executor_config import ExecutorConfig, RecoveryConfig
 from djinn_server.launch.process import ExecutorProcess
 from djinn_server.launch.tickets import Badge, TicketChecker, issue_ticket, new_key

@@ -15,8 +15,9 @@ import attrs
 import pytest
 
 import djinn
+import djinn_core.hookspecs
+import djinn_server.hookspecs
 from djinn.testing.observers import EVENTS
-from djinn_core import hookspecs
 from djinn_core.registry.kinds import KINDS, Kind
 
 ROOT = Path(__file__).parents[2]
@@ -63,8 +64,9 @@ def undescribed(item: type) -> set[str]:
 
 def test_every_module_of_the_contract_with_a_hook_is_a_kind() -> None:
     modules = [
-        importlib.import_module(f"{hookspecs.__name__}.{found.name}")
-        for found in pkgutil.iter_modules(hookspecs.__path__)
+        importlib.import_module(f"{package.__name__}.{found.name}")
+        for package in (djinn_core.hookspecs, djinn_server.hookspecs)
+        for found in pkgutil.iter_modules(package.__path__)
     ]
     declared = {name for module in modules for name in vars(module) if name.startswith("djinn_register_")}
     assert declared == {kind.hook for kind in KINDS}

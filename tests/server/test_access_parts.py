@@ -15,8 +15,6 @@ from click.testing import CliRunner
 
 from djinn.testing import self_signed_tls
 from djinn_core.errors import ConfigurationError, TransportError
-from djinn_core.hookspecs.authenticators import Credentials, Denial, Identity
-from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Limits
 from djinn_core.protocol.net.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.protocol.tls_transports import under_tls
@@ -29,6 +27,8 @@ from djinn_server.gateway.authentication import Authentication
 from djinn_server.gateway.context import GatewayContext
 from djinn_server.gateway.operations import Operations
 from djinn_server.gateway.token_authenticator import Token, TokenAuthenticator, find_token, has_table
+from djinn_server.hookspecs.authenticators import Credentials, Denial, Identity
+from djinn_server.hookspecs.quotas import Quota
 from djinn_server.launch import token_table
 from djinn_server.launch.token_table import change_table, create, read_table
 from djinn_server.peers.exchange import PeerExchange, PeerListener, TransferInbox

@@ -9,7 +9,7 @@ import torch
 
 import djinn
 from djinn.hooks import RunOffer, RunStrategy, hookimpl
-from djinn_core.hookspecs.run_strategies import TemplateFacts
+from djinn_server.hookspecs.run_strategies import TemplateFacts
 from djinn_server.running import arbiter
 from djinn_server.running.arbiter import Candidate, TemplateChoice, TrialLimits
 from djinn_server.running.run_request import CANCEL

@@ -7,7 +7,6 @@ import pytest
 
 from djinn_client.runtime.connecting.open import open_connections
 from djinn_core.errors import AccessRefused
-from djinn_core.hookspecs.assignment_policies import AssignmentRefusal, AssignmentRequest, ExecutorLoad, TenantLoad
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.kinds import CLIENT_KINDS
 from djinn_core.registry.registry import load_registry
@@ -17,6 +16,7 @@ from djinn_core.wire.messages import DeviceInfo, SessionStatus
 from djinn_server.builtins.assignment import Affinity, AssignmentSettings, FairShareAssignment, least_loaded
 from djinn_server.gateway import assignment
 from djinn_server.gateway.assignment import LoadMeter
+from djinn_server.hookspecs.assignment_policies import AssignmentRefusal, AssignmentRequest, ExecutorLoad, TenantLoad
 from tests.shared.servers import start_server
 
 WHIMS = """

@@ -13,7 +13,6 @@ import torch
 from djinn_client.interception.device.numeric_settings import require_exact
 from djinn_client.interception.runtime_interface import port
 from djinn_core.errors import StartupError, TransportError
-from djinn_core.hookspecs.run_strategies import RunOffer, RunStrategy
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Constant, Form, ListArg, Operand, SlotArg
 from djinn_core.wire.binding_delta import pack_handles
@@ -31,6 +30,7 @@ from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.context import ExecutorContext
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.executor import begin_batching
+from djinn_server.hookspecs.run_strategies import RunOffer, RunStrategy
 from djinn_server.launch.tickets import NO_TENANT
 from djinn_server.memory.limited import LimitedRuntime
 from djinn_server.recovery.executor_channel import PlainExecutorChannel

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from djinn_core.hookspecs.devices import DeviceRuntime
-from djinn_core.system.device_copies import DeviceCopies, PinnedRing
 from djinn_core.wire.upload_messages import BlobOffer, UploadPart
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.checks.arguments import Arguments
 from djinn_server.checks.indexing import negative_log_likelihood
+from djinn_server.device_copies import DeviceCopies, PinnedRing
+from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.running.values import ValueTable
 from djinn_server.weights.uploads import UploadAssembly
 
@@ -126,7 +126,7 @@ def test_copies_of_a_device_are_made_once(monkeypatch):
             made.append(device)
             threading.Event().wait(0.05)
 
-    monkeypatch.setattr("djinn_core.hookspecs.devices.DeviceCopies", Slow)
+    monkeypatch.setattr("djinn_server.hookspecs.devices.DeviceCopies", Slow)
     runtime, found = DeviceRuntime(torch.device("cuda", 0)), []
 
     def ask():

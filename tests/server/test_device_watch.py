@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from djinn_core.errors import TransportError
-from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.wire.message_base import Failure
 from djinn_server.device_watch import DeviceWatch
+from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.running.responses import Responses
 from djinn_server.running.run import TemplateRun
 from djinn_server.running.run_request import RunRequest

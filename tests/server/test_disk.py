@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.protocol.delivery import record_log
 from djinn_core.protocol.delivery.record_log import LazyBuffers
@@ -14,6 +13,7 @@ from djinn_core.wire.messages import BlobOffer, UploadPart, encode
 from djinn_server import disk_quota
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.disk_quota import STEP, DiskQuota
+from djinn_server.hookspecs.quotas import Quota
 from djinn_server.launch.tickets import NO_TENANT, Badge
 from djinn_server.memory import spill
 from djinn_server.memory.spill import FileSpill, HostSpill

@@ -20,7 +20,6 @@ import torch
 from servers import start_executor, wait_for
 
 from djinn_core.errors import ProtocolError, StartupError, TransportError
-from djinn_core.hookspecs.devices import Device
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.system.private_directories import make_run_directory, remove_abandoned
 from djinn_core.wire.messages import (
@@ -37,6 +36,7 @@ from djinn_core.wire.messages import (
 from djinn_server.builtins.cpu import CpuDevice, MpsDevice
 from djinn_server.devices import open_device
 from djinn_server.executor import _open
+from djinn_server.hookspecs.devices import Device
 from djinn_server.launch.command import PREPARED_MODULE, executor_environment
 from djinn_server.launch.executor_config import ExecutorConfig, MemoryConfig
 from djinn_server.launch.fork_server_client import ForkedExecutor, ForkServerClient

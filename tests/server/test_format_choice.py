@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.weight_sources import LocalPlace, WeightPermissions, WeightSource
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import load_registry
 from djinn_core.registry.selection import Selection
 from djinn_server.builtins.safetensors_files import Safetensors
 from djinn_server.builtins.weights import FileSource, LocalFile
+from djinn_server.hookspecs.weight_sources import LocalPlace, WeightPermissions, WeightSource
 from djinn_server.weights.shared_weights import WeightKey
 from djinn_server.weights.weight_reader import WeightReader
 from djinn_weights.checkpoints import Checkpoints

@@ -10,10 +10,10 @@ from servers import start_server
 import djinn
 from djinn.testing import executor_figures
 from djinn_core.hookspecs import hookimpl
-from djinn_core.hookspecs.memory_policies import EvictionCandidate, MemoryPolicy
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.builtins.memory import NextUsePolicy
 from djinn_server.disk_quota import DiskQuota
+from djinn_server.hookspecs.memory_policies import EvictionCandidate, MemoryPolicy
 from djinn_server.memory.limited import LimitedRuntime
 from djinn_server.memory.policy import CheckedPolicy
 

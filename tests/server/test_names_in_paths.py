@@ -14,11 +14,11 @@ from djinn_client.runtime.connecting.logins import is_login_name
 from djinn_client.runtime.planning.calibrations import calibration_file
 from djinn_commands.connect.records import is_server_name
 from djinn_core.errors import ConfigurationError, WeightsUnavailable
-from djinn_core.hookspecs.weight_sources import WeightPermissions
 from djinn_core.wire.messages import DeviceInfo
 from djinn_jwt.authenticator import _TENANT as JWT_TENANT
 from djinn_server.builtins.weights import FileSource
 from djinn_server.disk_quota import DiskQuota
+from djinn_server.hookspecs.weight_sources import WeightPermissions
 from djinn_server.launch.token_table import check_tenant, parse_table
 from djinn_server.recovery.journal import journal_path
 from djinn_server.weights.permissions import resolve_new

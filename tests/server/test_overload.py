@@ -13,9 +13,7 @@ import pytest
 from djinn_client.runtime.connecting import open as connecting
 from djinn_client.runtime.connecting.handshake import ask
 from djinn_core.errors import ServerBusy, TransportError
-from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
-from djinn_core.hookspecs.weight_sources import WeightPermissions
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.kinds import EXECUTOR_KINDS
 from djinn_core.registry.registry import load_registry
@@ -45,6 +43,8 @@ from djinn_server.gateway.log_rate_limit import AT_ONCE, LogRateLimit
 from djinn_server.gateway.pool import Pool
 from djinn_server.gateway.token_authenticator import Token, TokenAuthenticator
 from djinn_server.handshake import Refusal, refuse
+from djinn_server.hookspecs.quotas import Quota
+from djinn_server.hookspecs.weight_sources import WeightPermissions
 from djinn_server.inline import connected_pair
 from djinn_server.launch import process
 from djinn_server.launch.executor_config import AdmissionLimits, ExecutorConfig, RecoveryConfig

@@ -1,4 +1,4 @@
-from djinn_core.hookspecs.weight_sources import WeightPermissions
+from djinn_server.hookspecs.weight_sources import WeightPermissions
 from djinn_server.weights.permissions import allows
 
 

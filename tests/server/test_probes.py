@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from djinn_core.hookspecs.operations_pages import HttpResponse
 from djinn_server.gateway import operations_listener
 from djinn_server.gateway.operations_listener import OperationsListener
+from djinn_server.hookspecs.operations_pages import HttpResponse
 
 REQUESTS = 40  # more than asyncio's own threads, of which it has 32 at most
 

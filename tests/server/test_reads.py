@@ -11,9 +11,9 @@ from memory_file import MemoryFile
 from safetensors.torch import save
 
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.weight_sources import WeightPermissions, WeightSource
 from djinn_core.wire.weight_messages import ReadWeights
 from djinn_server.builtins.cpu import CpuRuntime
+from djinn_server.hookspecs.weight_sources import WeightPermissions, WeightSource
 from djinn_server.running.values import Poison, ValueTable
 from djinn_server.weights import openings
 from djinn_server.weights.reads import WeightReads

@@ -12,7 +12,6 @@ import torch
 from bound_changes import changes
 from servers import wait_for
 
-from djinn_core.hookspecs.compilers import Compiler
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand, SlotArg
 from djinn_core.protocol.net.sockets import SocketConnection
@@ -38,6 +37,7 @@ from djinn_server.compiling.compilation_queue import CompilationQueue
 from djinn_server.compiling.hot_template import AdoptedPhase, CheckingPhase, Thresholds
 from djinn_server.context import ExecutorContext
 from djinn_server.disk_quota import DiskQuota
+from djinn_server.hookspecs.compilers import Compiler
 from djinn_server.memory.limited import LimitedRuntime
 from djinn_server.recovery.executor_channel import PlainExecutorChannel
 from djinn_server.running import arbiter, expected_runs, runs_ahead

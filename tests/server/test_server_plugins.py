@@ -21,9 +21,7 @@ from djinn.testing import (
 from djinn_client.runtime.connecting.handshake import Server, reach_executor
 from djinn_client.runtime.connecting.servers import ask_servers
 from djinn_core.errors import AccessRefused, ConfigurationError, PluginError, ServerBusy, SessionLost
-from djinn_core.hookspecs.authenticators import Authenticator, Credentials, Denial, Identity
 from djinn_core.hookspecs.observers import Event, Observer
-from djinn_core.hookspecs.quotas import Quota
 from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
 from djinn_core.observing import Events, Sink
 from djinn_core.protocol.tls_transports import under_tls
@@ -37,6 +35,8 @@ from djinn_server.gateway.audit import Audit
 from djinn_server.gateway.authentication import Authentication
 from djinn_server.gateway.context import GatewayCounters
 from djinn_server.gateway.token_authenticator import Token, TokenAuthenticator
+from djinn_server.hookspecs.authenticators import Authenticator, Credentials, Denial, Identity
+from djinn_server.hookspecs.quotas import Quota
 from djinn_server.launch.token_table import TokenTable, change_table, create
 
 DEVICE = "remote_accelerator:0"

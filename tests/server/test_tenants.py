@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
-from djinn_core.hookspecs.assignment_policies import AssignmentRequest
 from djinn_core.wire.messages import Attach, Attached
 from djinn_server.gateway import tenants as gateway_tenants
 from djinn_server.gateway.pool import Pool
 from djinn_server.gateway.tenants import Tenants
 from djinn_server.handshake import Refusal
+from djinn_server.hookspecs.assignment_policies import AssignmentRequest
 from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.tickets import Badge
 

@@ -8,9 +8,9 @@ from servers import start_server
 
 from djinn_client.runtime.connecting.open import open_connections
 from djinn_core.errors import AccessRefused, TransportError
-from djinn_core.hookspecs.quotas import Quota
 from djinn_core.wire.messages import Completed, Submit
 from djinn_server import usage_quota as accounts
+from djinn_server.hookspecs.quotas import Quota
 from djinn_server.launch.token_table import change_table, create
 from djinn_server.usage_quota import UsageQuota
 

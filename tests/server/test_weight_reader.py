@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.hookspecs.weight_formats import FileHeader, HeaderEntry
-from djinn_core.hookspecs.weight_sources import LocalPlace, WeightPermissions, WeightSource
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.weight_messages import RemoveWeights, SaveWeights
 from djinn_server import disk_quota
 from djinn_server.builtins.safetensors_files import Safetensors, read_header
 from djinn_server.builtins.weights import FileSource, LocalFile
 from djinn_server.disk_quota import DiskQuota
+from djinn_server.hookspecs.weight_formats import FileHeader, HeaderEntry
+from djinn_server.hookspecs.weight_sources import LocalPlace, WeightPermissions, WeightSource
 from djinn_server.running.values import ValueTable
 from djinn_server.weights import saving, weight_reader
 from djinn_server.weights.replies import remove, save_values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from djinn_core.hookspecs.weight_sources import WeightFile
+from djinn_server.hookspecs.weight_sources import WeightFile
 
 
 class MemoryFile(WeightFile):

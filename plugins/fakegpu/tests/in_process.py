@@ -7,13 +7,13 @@ import time
 
 import torch
 
-from djinn_core.hookspecs.devices import DeviceRuntime
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.ir.form import Form, Operand
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.messages import Completed, InitialBindings, Submit, Template, UploadPart, decode, encode
 from djinn_core.wire.templates import digest_of
 from djinn_server.context import ExecutorContext
+from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.inline import connected_pair
 from djinn_server.recovery.executor_channel import PlainExecutorChannel
 from djinn_server.session import ExecutorSession

@@ -21,7 +21,7 @@ def gpu():
 
 def test_bytes_and_views_come_back_through_page_locked_memory_alone(gpu):
     def program():
-        from djinn_core.hookspecs.devices import DeviceRuntime
+        from djinn_server.hookspecs.devices import DeviceRuntime
 
         runtime = DeviceRuntime(torch.device("fakegpu", 0))
         with torch.inference_mode():  # in which sessions make values, but not parts of uploads
@@ -45,7 +45,7 @@ def test_bytes_and_views_come_back_through_page_locked_memory_alone(gpu):
 
 def test_two_gibibytes_move_through_less_than_64_mebibytes(gpu):
     def program():
-        from djinn_core.hookspecs.devices import DeviceRuntime
+        from djinn_server.hookspecs.devices import DeviceRuntime
 
         runtime = DeviceRuntime(torch.device("fakegpu", 0))
         control.reset_counters()
@@ -66,11 +66,11 @@ def test_parts_go_from_the_socket_to_page_locked_memory_and_from_there_to_the_de
         import threading
         from functools import partial
 
-        from djinn_core.hookspecs.devices import DeviceRuntime
         from djinn_core.protocol.net.sockets import SocketConnection
         from djinn_core.wire.frames import Frame, Limits
         from djinn_core.wire.messages import encode
         from djinn_core.wire.upload_messages import AbortUpload, UploadPart
+        from djinn_server.hookspecs.devices import DeviceRuntime
         from djinn_server.running.values import ValueTable
         from djinn_server.weights.uploads import UploadAssembly, place_part
 
@@ -108,7 +108,7 @@ def test_parts_go_from_the_socket_to_page_locked_memory_and_from_there_to_the_de
 
 def test_bytes_that_no_block_is_free_for_are_received_elsewhere(gpu):
     def program():
-        from djinn_core.hookspecs.devices import DeviceRuntime
+        from djinn_server.hookspecs.devices import DeviceRuntime
 
         runtime = DeviceRuntime(torch.device("fakegpu", 0))
         held = []
@@ -127,10 +127,10 @@ def test_bytes_that_the_store_keeps_are_not_read_back_from_the_device(gpu, tmp_p
     def program(folder):
         from pathlib import Path
 
-        from djinn_core.hookspecs.devices import DeviceRuntime
         from djinn_core.wire.digests import digest_of_content
         from djinn_core.wire.upload_messages import BlobOffer, UploadPart
         from djinn_server.disk_quota import DiskQuota
+        from djinn_server.hookspecs.devices import DeviceRuntime
         from djinn_server.running.values import ValueTable
         from djinn_server.weights.store import WeightStore
         from djinn_server.weights.uploads import UploadAssembly
@@ -152,8 +152,8 @@ def test_bytes_that_the_store_keeps_are_not_read_back_from_the_device(gpu, tmp_p
 
 def test_memory_limit_counts_what_the_allocator_has_given_out(gpu):
     def program():
-        from djinn_core.hookspecs.devices import DeviceRuntime
         from djinn_server.disk_quota import DiskQuota
+        from djinn_server.hookspecs.devices import DeviceRuntime
         from djinn_server.memory.limited import LimitedRuntime
         from djinn_server.memory.session_memory import SessionMemory
         from djinn_server.running.values import ValueTable
@@ -181,8 +181,8 @@ def test_memory_limit_counts_what_the_allocator_has_given_out(gpu):
 
 def test_values_of_an_idle_session_go_to_the_host_then_to_disk_and_come_back(gpu):
     def program():
-        from djinn_core.hookspecs.devices import DeviceRuntime
         from djinn_server.disk_quota import DiskQuota
+        from djinn_server.hookspecs.devices import DeviceRuntime
         from djinn_server.memory.limited import LimitedRuntime
         from djinn_server.memory.session_memory import SessionMemory
         from djinn_server.running.values import ValueTable
@@ -212,7 +212,7 @@ def test_upload_in_parts_runs_beside_ops(gpu):
     """On the simulated clock, both take at most 1.1 times the longer of both."""
 
     def program():
-        from djinn_core.hookspecs.devices import DeviceRuntime
+        from djinn_server.hookspecs.devices import DeviceRuntime
 
         runtime = DeviceRuntime(torch.device("fakegpu", 0))
         control.configure(link=1e9, flops=1e11, bandwidth=1e12)
@@ -242,7 +242,7 @@ def test_upload_in_parts_runs_beside_ops(gpu):
 
 def test_small_fetch_waits_once_and_issues_no_other_copy(gpu):
     def program():
-        from djinn_core.hookspecs.devices import DeviceRuntime
+        from djinn_server.hookspecs.devices import DeviceRuntime
 
         runtime = DeviceRuntime(torch.device("fakegpu", 0))
         loss = torch.ones(100, device="fakegpu:0").sum()
@@ -257,7 +257,7 @@ def test_small_fetch_waits_once_and_issues_no_other_copy(gpu):
 
 def test_fetch_of_a_value_in_host_memory_waits_for_nothing(gpu):
     def program():
-        from djinn_core.hookspecs.devices import DeviceRuntime
+        from djinn_server.hookspecs.devices import DeviceRuntime
 
         runtime = DeviceRuntime(torch.device("fakegpu", 0))
         torch.ones(100, device="fakegpu:0").sum()
@@ -270,7 +270,7 @@ def test_fetch_of_a_value_in_host_memory_waits_for_nothing(gpu):
 
 def test_device_finds_an_upload_that_is_used_before_its_commit(gpu):
     def program():
-        from djinn_core.hookspecs.devices import DeviceRuntime
+        from djinn_server.hookspecs.devices import DeviceRuntime
 
         runtime = DeviceRuntime(torch.device("fakegpu", 0))
         target = runtime.allocate(64)
@@ -284,7 +284,7 @@ def test_device_finds_an_upload_that_is_used_before_its_commit(gpu):
 @pytest.mark.parametrize(("kind", "lost"), [("sticky", True), ("out_of_memory", False)])
 def test_sticky_error_loses_the_device_and_running_out_of_memory_does_not(gpu, kind, lost):
     def program(kind, lost):
-        from djinn_core.hookspecs.devices import DeviceRuntime
+        from djinn_server.hookspecs.devices import DeviceRuntime
 
         runtime = DeviceRuntime(torch.device("fakegpu", 0))
         x = torch.ones(8, device="fakegpu:0")
@@ -303,8 +303,8 @@ def test_watch_reports_within_a_second(gpu, kind, text):
         import threading
         from types import SimpleNamespace
 
-        from djinn_core.hookspecs.devices import DeviceRuntime
         from djinn_server.device_watch import DeviceWatch
+        from djinn_server.hookspecs.devices import DeviceRuntime
         from djinn_server.running.run_request import RunRequest
 
         runtime, stopped, reasons, told = DeviceRuntime(torch.device("fakegpu", 0)), [], [], threading.Event()

@@ -192,7 +192,7 @@ def test_quota_ends_the_session_with_long_kernels(gpu):
         from in_process import Client, executor, until
 
         from djinn_core.errors import QuotaExceeded
-        from djinn_core.hookspecs.quotas import Quota
+        from djinn_server.hookspecs.quotas import Quota
 
         control.configure(bandwidth=1e9)
         tenants = [executor(), executor()]

@@ -9,7 +9,8 @@ from typing import Any
 
 import attrs
 
-from djinn_core.hookspecs import authenticators, hookspec
+from djinn_core.hookspecs import hookspec
+from djinn_server.hookspecs import authenticators
 
 
 @attrs.frozen

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from djinn_core.hookspecs import hookspec
-from djinn_core.system.device_copies import DeviceCopies
+from djinn_server.device_copies import DeviceCopies
 
 if TYPE_CHECKING:
     from djinn_core.ir.costs import DeviceCapabilities

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from djinn_core.hookspecs import hookspec
-from djinn_core.hookspecs.quotas import Quota
+from djinn_server.hookspecs.quotas import Quota
 
 
 @attrs.frozen

@@ -9,7 +9,7 @@ from typing import Any, Final
 import attrs
 
 from djinn_core.hookspecs import hookspec
-from djinn_core.hookspecs.quotas import Quota
+from djinn_server.hookspecs.quotas import Quota
 
 OPERATOR: Final = "default"  # tenant of the server's operator; also of all clients if no tenants are configured
 

@@ -11,15 +11,16 @@ import attrs
 import torch
 from attrs.validators import instance_of, optional
 
-from djinn_core.hookspecs import hookspec, weight_sources
+from djinn_core.hookspecs import hookspec
 from djinn_core.ir.checked_fields import mapping_of, tuple_of
+from djinn_server.hookspecs.weight_sources import WeightFile
 
 
 class Decoding(ABC):
     """Decoder of a tensor that a file stores quantized or strided. Several threads of an executor call it at the same time."""
 
     @abstractmethod
-    def read_into(self, file: weight_sources.WeightFile, first: int, buffer: memoryview) -> None:
+    def read_into(self, file: WeightFile, first: int, buffer: memoryview) -> None:
         """Fill `buffer` with bytes of the contiguous, decoded tensor from byte `first` on.
 
         Raises:
@@ -52,7 +53,7 @@ class HeaderEntry:
     stored_as: str = attrs.field(default="", validator=instance_of(str))
     decoding: Decoding | None = attrs.field(default=None, validator=optional(instance_of(Decoding)))  # type: ignore[type-abstract]
 
-    def read_into(self, file: weight_sources.WeightFile, first: int, buffer: memoryview) -> None:
+    def read_into(self, file: WeightFile, first: int, buffer: memoryview) -> None:
         """Fill `buffer` (bytes) with the contents of the contiguous tensor from byte `first` on.
 
         Raises:
@@ -92,7 +93,7 @@ class WeightFormat(ABC):
     whole: tuple[str, ...] = ()
 
     @abstractmethod
-    def read_header(self, file: weight_sources.WeightFile) -> FileHeader:
+    def read_header(self, file: WeightFile) -> FileHeader:
         """Read and check the header of a file.
 
         Files come from strangers: run nothing in a file, and bound each size that it states. `djinn.weights` has `read_bytes`,
