@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from djinn.hooks import Pattern
 from djinn.planning import Graph, Node, PatternMatch
 from djinn_patterns.transformer.layers import PRODUCTS
-from djinn_patterns.transformer.networks import Network, activations, networks_of
+from djinn_patterns.transformer.networks import Network, networks_of
 
 
 class FeedForward(Pattern):
@@ -26,7 +26,7 @@ class FeedForward(Pattern):
 
 
 def _match(graph: Graph, network: Network) -> PatternMatch:
-    bends = tuple(dict.fromkeys(activations(network)))
+    bends = tuple(dict.fromkeys(network.bends))
     widths = tuple(graph.meta(graph.flow.value(layer.node.id)).shape[-1] for layer in (network.first[0], network.last))
     return PatternMatch(
         pattern=FeedForward.name,

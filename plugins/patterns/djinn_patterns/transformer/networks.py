@@ -11,7 +11,6 @@ import attrs
 from djinn.planning import ACTIVATION, CONVOLUTION, FUSED_ATTENTION, NORMALISATION, SOFTMAX, Graph, Node, is_given
 from djinn_core.planning.matching.layers import Layer
 from djinn_patterns.transformer.layers import MIXING, layers_of
-from djinn_patterns.transformer.norms import WrittenNorm, written_norms
 from djinn_patterns.transformer.positions import scores_places
 
 _BENDS = frozenset({
@@ -21,9 +20,10 @@ _BENDS = frozenset({
 _GATES = frozenset({"glu"})
 _PRODUCTS_OF_TWO = frozenset({"mul", "mul_"})
 _JOINS = frozenset({"cat", "concat"})
+_SPREADS = frozenset({"mean", "std", "var"})  # of a norm that is written out
 _BETWEEN = frozenset({
-    *_BENDS, *NORMALISATION, *CONVOLUTION, *_JOINS, "abs", "add", "add_", "addcmul", "alpha_dropout", "div", "div_", "dropout",
-    "ge", "gt", "le", "log1p", "lt", "minimum", "mul", "mul_", "native_dropout", "neg", "reciprocal", "rsub", "sub",
+    *_BENDS, *NORMALISATION, *CONVOLUTION, *_JOINS, *_SPREADS, "abs", "add", "add_", "addcmul", "alpha_dropout", "div", "div_", "dropout",
+    "ge", "gt", "le", "log1p", "lt", "minimum", "mul", "mul_", "native_dropout", "neg", "reciprocal", "rsqrt", "rsub", "sqrt", "sub",
 })  # fmt: skip
 _PARTS = frozenset({
     "chunk", "narrow", "select", "slice", "split", "split_with_sizes", "unbind", "unsafe_chunk", "unsafe_split",
@@ -38,7 +38,7 @@ class Network:
 
     Attributes:
         data: source of the input. first: the first layers, two if one gates the other.
-        layers: all layers, in order. between: the ops between them.
+        layers: all layers, in order. between: the ops between them. bends: names of the activations among these, in order.
         gated: True if the results of two layers (or of two halves of one) are multiplied.
     """
 
@@ -46,6 +46,7 @@ class Network:
     first: tuple[Layer, ...]
     layers: tuple[Layer, ...]
     between: tuple[Node, ...]
+    bends: tuple[str, ...]
     gated: bool
 
     @property
@@ -81,8 +82,6 @@ class _Search:
         self._graph = graph
         self._layers = layers_of(graph)
         self._ways: dict[int, _Way] = {}
-        written = graph.flow.shared(written_norms).values()
-        self._normed = {norm.nodes[-1]: norm for norm in written}
 
     def networks(self) -> list[Network]:
         """Return all networks."""
@@ -90,14 +89,11 @@ class _Search:
         found: list[Network] = []
         if len(whole) < 2:
             return found
-        normed = self._normed
-        within = {i for w in normed.values() for i in w.nodes} - normed.keys()
-        between = {i for operation in _BETWEEN for i in by_op.get(operation, ())}.union(normed) - within
+        between = {i for operation in _BETWEEN for i in by_op.get(operation, ())}
         for index in sorted(between.union(whole)):
             layer = whole.get(index)
             if layer is None:
-                norm = normed.get(index)
-                way = self._past(norm) if norm is not None else self._through(self._graph.nodes[index])
+                way = self._through(self._graph.nodes[index])
                 if way is not None:
                     ways[index] = way
                 continue
@@ -111,6 +107,8 @@ class _Search:
         """Return the path extended by one op; None if another op than a layer or a weight feeds it."""
         operation = node.operation
         if operation in CONVOLUTION and not self._is_by_channel(node):
+            return None
+        if operation in _SPREADS and not self._is_of_last_dimension(node):
             return None
         flow, ways = self._graph.flow, self._ways
         before: list[_Way] = []
@@ -127,11 +125,6 @@ class _Search:
             return None
         return self._longer(node, before)
 
-    def _past(self, norm: WrittenNorm) -> _Way | None:
-        """Return the path extended by a decomposed norm, which is linear in this sense."""
-        way = self._ways.get(norm.data)
-        return None if way is None or way.length >= _LIMIT else way._replace(length=way.length + 1)
-
     def _longer(self, node: Node, before: list[_Way]) -> _Way | None:
         operation = node.operation
         way = before[0]
@@ -142,15 +135,25 @@ class _Search:
         length = 1 + max(other.length for other in before)
         if length > _LIMIT or len(layers) > _MOST:
             return None
-        bends = operation in _BENDS or any(other.bends for other in before)
+        bends = self._bends(node) or any(other.bends for other in before)
         gates = operation in _GATES or (operation in _PRODUCTS_OF_TWO and len(node.inputs) > 1)
         multiplies = gates or any(other.multiplies for other in before)
         return _Way(layers, length, bends, multiplies)
+
+    def _bends(self, node: Node) -> bool:
+        """Return True if a node is an activation or a part of one, not the square of a norm."""
+        users = [self._graph.nodes[user].operation for user in self._graph.flow.users(node.id)]
+        return node.operation in _BENDS and not (users and _SPREADS.issuperset(users))
 
     def _is_by_channel(self, node: Node) -> bool:
         """Return True if a node is a depthwise convolution of images."""
         weight = self._graph.meta(node.inputs[1]).shape
         return len(weight) == 4 and weight[1] == 1 < weight[0]
+
+    def _is_of_last_dimension(self, node: Node) -> bool:
+        """Return True if a node reduces the last dimension of its operand to one element."""
+        given, made = (self._graph.meta(values[0]).shape for values in (node.inputs, node.outputs))
+        return len(made) == len(given) and made == (*given[:-1], 1)
 
     def _is_attention(self, source: int) -> bool:
         return source >= 0 and gives_attention(self._graph, self._graph.nodes[source])
@@ -165,7 +168,8 @@ class _Search:
             return None
         gated = way.multiplies and (len(first) > 1 or self._is_halved(first[0]))
         between = tuple(self._between(last, way.layers))
-        return Network(data.pop(), first, (*first, last), between, gated)
+        bends = tuple(n.operation for n in sorted(between, key=lambda n: n.id) if self._bends(n))
+        return Network(data.pop(), first, (*first, last), between, bends, gated)
 
     def _is_halved(self, layer: Layer) -> bool:
         """Return True if the layer's result is split, as for a gated activation."""
@@ -179,10 +183,8 @@ class _Search:
             source = todo.pop()
             if source not in seen and source in ways:
                 seen.add(source)
-                norm = self._normed.get(source)
-                nodes = [self._graph.nodes[i] for i in (norm.nodes if norm is not None else (source,))]
-                yield from nodes
-                todo += flow.operands(nodes[0]) if norm is None else (norm.data,)
+                yield self._graph.nodes[source]
+                todo += flow.operands(self._graph.nodes[source])
 
 
 def gives_attention(graph: Graph, node: Node) -> bool:
@@ -212,10 +214,6 @@ def _one(before: Network, after: Network) -> Network:
         before.first,
         (*before.layers, *after.layers[1:]),
         (*before.between, *after.between),
+        (*before.bends, *after.bends),
         before.gated or after.gated,
     )
-
-
-def activations(network: Network) -> Iterator[str]:
-    """Yield the names of the non-linear ops, in order."""
-    return (n.operation for n in sorted(network.between, key=lambda n: n.id) if n.operation in _BENDS)
