@@ -18,7 +18,7 @@ In the order in which a client's program passes through:
 - `memory`: the table of storages, eviction, spilling and idle values.
 - `peers`: transfer of values between executors.
 - `recovery`: leases, journals and snapshots of sessions, which outlive a connection and a process.
-- `hookspecs`: the contract for plugins that only servers call. `device_copies`: copies between host and device, and their pinned memory.
+- `hookspecs`: the contract for plugins that only servers call.
 - `launch`: how executors are started, and the pipe protocol with their parent. `builtins`: built-in plugins of servers. `cli`: `djinn serve` and `djinn token`.
 - `malformed`: what a message must not say. `system`: what servers ask of the operating system.
 - `events`, `executor_metrics`, `session_metrics`, `session_overview`, `usage_metrics`: what is told of all this. `request_times`: latency of

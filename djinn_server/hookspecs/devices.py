@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from djinn_core.hookspecs import hookspec
-from djinn_server.device_copies import DeviceCopies
+from djinn_server.system.device_copies import DeviceCopies
 
 if TYPE_CHECKING:
     from djinn_core.ir.costs import DeviceCapabilities
@@ -239,7 +239,8 @@ class Device(ABC):
 
         device = torch.device(self.name, index)
         free, total = torch.accelerator.get_memory_info(device)
-        name_of = getattr(torch.get_device_module(self.name), "get_device_name", None)  # MPS has none
+        backend = torch.get_device_module(self.name)
+        name_of = getattr(backend, "get_device_name", None)  # MPS has none
         title = str(name_of(device)) if name_of is not None else self.name
         return DeviceCapabilities(f"{self.name}:{index}", self.name, title, memory=total, memory_free=free)
 

@@ -13,7 +13,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
 # Clients use such a package without djinn-server: only a server imports these modules, or a command that says what is missing.
-SERVERS_MODULES = {"djinn_http/server.py", "djinn_observability/dashboard/dashboard_command.py"}
+SERVERS_MODULES = {
+    "djinn_http/server.py",
+    "djinn_observability/dashboard/__init__.py",
+    "djinn_observability/dashboard/dashboard_command.py",
+    "djinn_observability/dashboard/pages.py",
+    "djinn_observability/dashboard/watcher.py",
+}
 
 WITHOUT_PLUGINS = {"profiler"}  # its names are in `djinn.profiler`
 

@@ -12,9 +12,9 @@ from djinn_core.wire.upload_messages import BlobOffer, UploadPart
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.checks.arguments import Arguments
 from djinn_server.checks.indexing import negative_log_likelihood
-from djinn_server.device_copies import DeviceCopies, PinnedRing
 from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.running.values import ValueTable
+from djinn_server.system.device_copies import DeviceCopies, PinnedRing
 from djinn_server.weights.uploads import UploadAssembly
 
 
