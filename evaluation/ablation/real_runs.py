@@ -19,7 +19,7 @@ from djinn.testing import executor_figures
 from djinn_core.registry.registry import Registry
 from evaluation.fakegpu.run_fakegpu import serving
 from evaluation.zoo.catalogue import ZOO
-from evaluation.zoo.likeness import loss_of, moved
+from evaluation.zoo.likeness import moved, tensors
 
 ENVIRONMENTS = ("one", "two", "fakegpu")
 REMOTE = "remote_accelerator:0"
@@ -90,7 +90,7 @@ def counted(name: str) -> Counted:
 
     @torch.no_grad()
     def step() -> None:
-        loss_of(ours(**given)).item()
+        next(made for _, made in tensors(ours(**given)) if made.is_floating_point()).mean().item()
 
     for _ in range(WARM):
         step()

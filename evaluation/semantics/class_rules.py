@@ -16,7 +16,7 @@ _BLOCK = re.compile(r"(Layer|Block)$")
 _NORM = re.compile(r"(Norm|Norm\dd|NormGated|(?<!Pre)LayerNorm\w*|RMSNorm\w*|GroupNormActivation)$")
 _MIXTURE = re.compile(r"(SparseMoeBlock|SparseMLP|Moe|MoE|MOE)$")
 _RECURRENT = re.compile(
-    r"(Mixer|Mamba2|^LSTM|^GRU|^RNN|RwkvSelfAttention|RecurrentBlock|GatedDeltaNet|LSTMCell|GRUCell|RNNCell|Recurrence"
+    r"(Mixer|Mamba2|^LSTM|^GRU|^RNN|RwkvSelfAttention|RecurrentBlock|GatedDeltaNet|LSTMCell|GRUCell|RNNCell"
     r"|HybridMambaLayer|LightningAttention|DeltaAttention|xLSTMLayer)$"
 )
 _MLP = re.compile(r"(MLP|Mlp|FeedForward|FeedForwardNetwork|PositionWiseFF|PerceptronTower)$")

@@ -21,7 +21,6 @@ from evaluation.semantics import (  # noqa: F401 - their models are in PLAIN
     blind_networks,
     recommender_models,
     recurrent_decoders,
-    recurrent_scans,
     unseen_models,
     unseen_networks,
     unseen_recommenders,
@@ -141,11 +140,6 @@ _enter("illustrated decoder", WRITES, "qwen2_5_vl")
 _enter("diffusion", ONCE, "aura_flow cog_video")
 _enter("autoencoder", ONCE, "picture_autoencoder convolutional_autoencoder", 0)
 
-_enter("encoder", ONCE, "quasi_recurrent simple_recurrent_unit min_gru s4d s5 linear_recurrent_unit delta_net "
-       "gated_linear_attention retention causal_linear_attention hgrn written_mamba written_rwkv", 0)  # fmt: skip
-_enter("encoder", ONCE, "universal_transformer", 3)
-_enter("generic", ONCE, "highway affine_coupling", 0)
-_enter("vision", ONCE, "res2net", 0)
 _enter("recurrent decoder", WRITES, "xlstm", 0)
 _enter("decoder", WRITES, "falcon_h1 nemotron_h olmo_hybrid minimax kimi_linear qwen3_5 granitemoehybrid")
 _enter("recommender", ONCE, "factorization_machine one_table_fm neural_fm dlrm_offsets dlrm_multi_hot deep_crossing "
