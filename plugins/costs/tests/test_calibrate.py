@@ -13,18 +13,19 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 import djinn
 import djinn_costs.roofline.model
 from djinn.errors import ConfigurationError
 from djinn.planning import Calibration, DeviceCapabilities
-from djinn.testing import sample_graphs
+from djinn.testing import executor_figures, sample_graphs
 from djinn_client.runtime import client
 from djinn_client.runtime.planning.calibrations import calibration_file, calibration_of
 from djinn_costs.roofline.calibrate_command import calibrate, progress
 from djinn_costs.roofline.calibration.calibrate import Bench
-from djinn_costs.roofline.calibration.measuring import measuring, processor_clock
+from djinn_costs.roofline.calibration.measuring import DEVICE, measuring, processor_clock
 from djinn_costs.roofline.calibration.plot import draw
 from djinn_costs.roofline.calibration.validate import Comparison, Validation
 from djinn_costs.roofline.model import MeasuredRoofline
@@ -185,6 +186,20 @@ def test_processor_time_that_is_not_known_is_refused(monkeypatch):
     monkeypatch.setattr(client, "executor_process", os.getpid)
     with pytest.raises(ConfigurationError, match="on this machine only"), measuring(processor_time=True):
         pass
+
+
+def test_nothing_runs_ahead_while_programs_are_measured():
+    with measuring() as clock:
+        weight = torch.full((256, 256), 1 / 256, device=DEVICE)
+        before, began = executor_figures(), clock.read()
+        for _ in range(30):
+            for _ in range(4):
+                weight = weight @ weight
+            assert weight[0, 0].item() == 1 / 256
+        now = executor_figures()
+        assert clock.read() > began
+    counts = [(figures["runs_ahead"], figures["runs_ahead_dropped"]) for figures in (before, now)]
+    assert counts[0] == counts[1]
 
 
 def test_only_svg_is_drawn(tmp_path):

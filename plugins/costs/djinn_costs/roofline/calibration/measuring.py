@@ -11,8 +11,12 @@ from typing import Final, Protocol
 import djinn
 from djinn.errors import ConfigurationError
 from djinn.hooks import Event, Observer
+from djinn_client.interception.runtime_interface import port
 from djinn_client.runtime import client
+from djinn_client.runtime.context import context
+from djinn_client.runtime.session import Session
 from djinn_core.system.processes import ThreadTimes
+from djinn_core.wire.timing_messages import TimingsReply, TimingsRequest
 
 DEVICE: Final = "remote_accelerator:0"
 
@@ -57,7 +61,7 @@ def processor_clock(process: int) -> Clock | None:
 
 @contextmanager
 def measuring(*, processor_time: bool = False) -> Iterator[Clock]:
-    """Yield a clock for the open session.
+    """Yield a clock for the open session. Executors that report timings run nothing ahead, where the clock would miss it.
 
     Raises:
         ConfigurationError: processor time was requested, but the executor is not a process of this machine.
@@ -72,8 +76,22 @@ def measuring(*, processor_time: bool = False) -> Iterator[Clock]:
                 f"processor time can be measured of an executor process on this machine only, if it runs Linux; {process} is not one"
             )
         clock = known
-    with client.observed_by(observer):
-        yield clock
+    session = context.session
+    assert session is not None
+    _request_timings(session, on=True)
+    try:
+        with client.observed_by(observer):
+            yield clock
+    finally:
+        if context.session is session and not session.lost:
+            _request_timings(session, on=False)
+
+
+def _request_timings(session: Session, *, on: bool) -> None:
+    djinn.synchronize()
+    with port.lock:
+        for executor in session.executors.here:
+            executor.replies.ask(TimingsRequest(on), TimingsReply)
 
 
 def seconds_of(run: Callable[[], object], clock: Clock) -> float:
