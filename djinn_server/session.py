@@ -225,9 +225,10 @@ class ExecutorSession:
         return ahead.receive(connection, self._runs.numeric_settings)
 
     @property
-    def is_brief(self) -> bool:
-        """Return True if the next message is expected to be brief."""
-        return self._turn.is_brief and (self._runs.ahead is None or not self._runs.ahead.pending)
+    def brief_use(self) -> float | None:
+        """As `MessageHandlers.brief_use`."""
+        is_brief = self._turn.is_brief and (self._runs.ahead is None or not self._runs.ahead.pending)
+        return self._turn.used if is_brief else None
 
     def between_messages(self, connection: ExecutorChannel) -> None:
         """Do work between messages, as `MessageHandlers.between_messages` does."""

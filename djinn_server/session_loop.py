@@ -51,8 +51,8 @@ class MessageHandlers(Protocol):
         """Run what is expected next until a frame comes. Return None if nothing more is expected."""
 
     @property
-    def is_brief(self) -> bool:
-        """True if the next message is expected to take less than `BRIEF_SECONDS`."""
+    def brief_use(self) -> float | None:
+        """Device seconds used so far, if the next message is expected to take less than `BRIEF_SECONDS`; else None."""
 
     def between_messages(self, connection: ExecutorChannel) -> None:
         """Called after a message if no other message waits."""
@@ -84,7 +84,8 @@ class SessionLoop:
         self._handlers, self._reads, self._cancellation, self._threads = handlers, reads, cancellation, threads
         self.is_pooled = True
         self._resumed_at = 0.0
-        self._is_brief = self._offers = False  # as of the next pause; `_offers`: it only lets other sessions go on
+        self._used: float | None = None  # as of the next pause
+        self._offers = False  # True if the next pause only lets other sessions go on
         self._linger = min(LINGER_SECONDS, idle_seconds or LINGER_SECONDS)
         self._present = _NO_WAITS  # the handler of the present message
         self._wait = Wait(())  # the wait of that handler
@@ -189,8 +190,8 @@ class SessionLoop:
             self._threads.promote_follower()
             return connection.receive(LINGER_SECONDS if self.machine.needs_client else 0.0)
         self._cancellation.busy_since = 0.0
-        self._is_brief = self.is_pooled and self._handlers.is_brief
-        if self._is_brief and self._threads.alternate and connection.descriptor() is not None:
+        self._used = self._handlers.brief_use if self.is_pooled else None
+        if self._used is not None and self._threads.alternate and connection.descriptor() is not None:
             self._offers = time.monotonic() - self._resumed_at >= BRIEF_SECONDS
             if self._offers:
                 raise TimeoutError
@@ -207,8 +208,8 @@ class SessionLoop:
         if self._offers:
             deadline = _AT_ONCE
         lingers = listens and (machine.current is None or machine.needs_client)
-        pause = Pause(deadline, connection if listens else None, lingers=lingers, is_brief=self._is_brief)
-        self._is_brief = self._offers = False
+        pause = Pause(deadline, connection if listens else None, lingers=lingers, used=self._used)
+        self._used, self._offers = None, False
         return pause
 
     def _note_events(self, connection: ExecutorChannel) -> None:

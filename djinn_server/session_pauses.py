@@ -26,13 +26,13 @@ class Pause:
         until: time at which it goes on anyway, on the clock `time.monotonic`; None: never.
         connection: the connection whose next frame ends the pause, too; None if no frame does.
         lingers: True if the session waits for a frame for `LINGER_SECONDS` before its next pause.
-        is_brief: True if the session expects to need a thread for less than `BRIEF_SECONDS` after it.
+        used: device seconds that the session has used, if it expects to need a thread for less than `BRIEF_SECONDS` after it; else None.
     """
 
     until: float | None = None
     connection: ExecutorChannel | None = None
     lingers: bool = False
-    is_brief: bool = False
+    used: float | None = None
 
 
 class Wakeup:

@@ -5,7 +5,7 @@ The leader runs the session that it finds, and a follower waits in its place: no
 `SPARE_THREADS` of these threads, however many sessions it has. A session that lingers for its next message has the thread that ran it.
 
 The leader runs a session itself that needs it briefly, and goes on waiting: sessions with short submissions that are busy at the same time
-change no threads. Such a session calls `promote_follower` before it does anything that may take longer. A follower looks after the leader,
+change no threads. Of several, it runs the one that has used the least device time. Such a session calls `promote_follower` before it does anything that may take longer. A follower looks after the leader,
 and takes its place if a session keeps it for `LOOK_SECONDS` all the same.
 
 A session that computes does not read its connection. So the threads also look at sessions that have been busy with one message for
@@ -15,6 +15,8 @@ A session that computes does not read its connection. So the threads also look a
 from __future__ import annotations
 
 import contextvars
+import heapq
+import itertools
 import selectors
 import socket
 import threading
@@ -31,7 +33,7 @@ from djinn_core.logs import get_logger
 from djinn_server.recovery.executor_channel import ExecutorChannel
 from djinn_server.running import cancellation
 from djinn_server.running.cancellation import CancellationState, look
-from djinn_server.session_pauses import Pause, Wakeup, clamp_timeout, wait_here
+from djinn_server.session_pauses import BRIEF_SECONDS, Pause, Wakeup, clamp_timeout, wait_here
 
 SPARE_THREADS: Final = 4
 ALTERNATE_SECONDS: Final = 0.01
@@ -45,7 +47,7 @@ class SessionTask:
     Attributes:
         pauses: its steps. wakeup: ends a pause. context: the context variables of its steps.
         pause: the present pause; None while a thread runs the session. descriptor: what the pause waits for, or -1.
-        is_brief: as of its last pause.
+        used: as of its last pause.
     """
 
     pauses: Iterator[Pause]
@@ -53,7 +55,7 @@ class SessionTask:
     context: contextvars.Context
     pause: Pause | None = None
     descriptor: int = -1
-    is_brief: bool = False
+    used: float | None = None
 
     def advance(self) -> bool:
         """Run the session until it can pause without a thread. Return False if it has ended."""
@@ -93,7 +95,9 @@ class SessionThreads:
         # Used by the leader.
         self._paused: set[SessionTask] = set()
         self._timed: set[SessionTask] = set()  # of these, those whose pauses have deadlines
-        self._ready: deque[SessionTask] = deque()
+        self._ready: list[tuple[float, int, SessionTask]] = []  # a heap by used device seconds
+        self._numbers = itertools.count()
+        self._least_used = 0.0  # device seconds of the first ready session when the leader last looked for others
         self._look_at = 0.0
 
     @contextmanager
@@ -213,7 +217,7 @@ class SessionThreads:
                 self.promote_follower()
                 self._look()
                 return True
-            if not task.is_brief:
+            if task.used is None:
                 self.promote_follower()
             if not self._run(task):
                 return True
@@ -274,11 +278,17 @@ class SessionThreads:
             one.close()
 
     def _next(self) -> SessionTask | None:
-        """Wait for a session that has something to do; None: it is time to look at busy sessions, or there are no sessions."""
+        """Wait for a session that has something to do; None: it is time to look at busy sessions, or there are no sessions.
+
+        Ready sessions run without a look for others, unless these may have used `BRIEF_SECONDS` less device time.
+        """
+        looked = False
         while True:
             self._take_changes()
-            if self._ready:
-                return self._ready.popleft()
+            if self._ready and (looked or self._ready[0][0] < self._least_used + BRIEF_SECONDS):
+                if looked:
+                    self._least_used = self._ready[0][0]
+                return heapq.heappop(self._ready)[2]
             now = time.monotonic()
             with self._lock:
                 count = len(self._sessions)
@@ -290,7 +300,7 @@ class SessionThreads:
                     self._look_at = now + cancellation.LOOK_SECONDS
                     return None
                 deadlines.append(self._look_at)
-            until = min(deadlines, default=None)
+            until = now if self._ready else min(deadlines, default=None)
             for key, _ in self._selector.select(None if until is None else clamp_timeout(until - now)):
                 if key.data is not None:
                     self._resume(key.data)
@@ -300,6 +310,7 @@ class SessionThreads:
             now = time.monotonic()
             for task in [task for task in self._timed if task.pause is not None and (task.pause.until or now) < now]:
                 self._resume(task)
+            looked = True
 
     def _take_changes(self) -> None:
         while self._changed:
@@ -332,9 +343,9 @@ class SessionThreads:
             with suppress(KeyError, ValueError, OSError):
                 if self._selector.get_key(task.descriptor).data is task:
                     self._selector.unregister(task.descriptor)
-        task.is_brief = task.pause is not None and task.pause.is_brief
+        task.used = None if task.pause is None else task.pause.used
         task.pause, task.descriptor = None, -1
-        self._ready.append(task)
+        heapq.heappush(self._ready, (-1.0 if task.used is None else task.used, next(self._numbers), task))
 
     def _look(self) -> None:
         """Look at the sessions that are busy."""

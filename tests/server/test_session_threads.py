@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import selectors
@@ -124,20 +125,22 @@ def test_a_wakeup_ends_a_pause_with_a_distant_deadline(seconds):
     assert ended.wait(SECONDS)
 
 
-def alternate(threads, pairs, handle):
-    """Sessions that are brief; each calls `handle` with its number for each byte that it receives, until the connection ends."""
+def alternate(threads, pairs, handle, used=lambda _: 0.0):
+    """Sessions that are brief; each calls `handle` with its number for each byte that it receives, until the connection ends.
+
+    `used`: returns the device seconds that a session has used.
+    """
     ended = []
     for number, (near, _) in enumerate(pairs):
 
         def pauses(number=number, near=near):
             near.setblocking(False)
             while True:
-                try:
+                yield Pause(connection=PlainExecutorChannel(Silent(near.fileno())), used=used(number))
+                with contextlib.suppress(BlockingIOError):
                     if not near.recv(1):
                         return
                     handle(number)
-                except BlockingIOError:
-                    yield Pause(connection=PlainExecutorChannel(Silent(near.fileno())), is_brief=True)
 
         ended.append(run(threads, pauses, Wakeup()))
     return ended
@@ -162,6 +165,31 @@ def test_brief_sessions_share_the_thread_that_waits(monkeypatch):
             assert handled.acquire(timeout=SECONDS)
     assert [number for number, _ in seen] == [0, 1] * 10
     assert len({thread for _, thread in seen}) == 1
+    for _, far in pairs:
+        far.close()
+    assert all(one.wait(SECONDS) for one in ended)
+    for near, _ in pairs:
+        near.close()
+
+
+@pytest.mark.parametrize("seconds", [(0.0002, 0.0008), (0.0003, 0.0003)], ids=["short_and_long", "equal"])
+def test_brief_sessions_take_turns_by_device_time(monkeypatch, seconds):
+    monkeypatch.setattr(cancellation, "LOOK_SECONDS", 60.0)
+    threads, pairs = SessionThreads(), [socket.socketpair() for _ in range(4)]
+    clock, done, full = [0.0] * 4, threading.Semaphore(0), 400 * min(seconds)
+
+    def handle(number):
+        clock[number] += seconds[number % 2]
+        if max(clock) < full:
+            pairs[number][1].send(b"x")  # the next message of the session is there before another session runs
+        else:
+            done.release()
+
+    ended = alternate(threads, pairs, handle, clock.__getitem__)
+    for _, far in pairs:
+        far.send(b"x")
+    assert done.acquire(timeout=SECONDS)
+    assert min(clock) > 0.97 * full - 2 * 0.001, "within 3 %, and two looks for other sessions"
     for _, far in pairs:
         far.close()
     assert all(one.wait(SECONDS) for one in ended)

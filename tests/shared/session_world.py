@@ -122,7 +122,7 @@ class Process:
         elif isinstance(message, CancelSubmissions):
             self.cancelled.update(message.submissions)
 
-    is_brief = False
+    brief_use = None
 
     def receive_ahead(self, connection):
         return None
