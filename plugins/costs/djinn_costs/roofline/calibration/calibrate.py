@@ -105,7 +105,7 @@ class Bench:
             run = probe.prepare(self.device)
             if key not in self.seconds:
                 seconds_of(run, self.clock)  # the first run allocates memory and loads kernels
-            self.idle.append(seconds_of(_nothing, self.clock))
+            self.idle.append(seconds_of(lambda: None, self.clock))
             took = seconds_of(run, self.clock)
         except SessionLost:
             raise  # further probes cannot be timed either
@@ -133,10 +133,6 @@ def _middle(times: Sequence[float], rest: float) -> float:
     """Return the median, minus the cost of an empty submission."""
     found = statistics.median(times)
     return max(found - rest, found / 4)
-
-
-def _nothing() -> None:
-    """A program without ops."""
 
 
 def calibrated_models(models: Sequence[CostModel]) -> list[CostModel]:

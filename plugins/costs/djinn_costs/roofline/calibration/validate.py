@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import attrs
 import numpy as np
@@ -82,40 +81,6 @@ class _Running:
         return [self.step() for _ in range(self.repeats)]
 
 
-def _unheard(_: str) -> None:
-    """Ignore progress."""
-
-
-def _nothing() -> None:
-    """A program without ops."""
-
-
-def validate(
-    clock: Clock, device: torch.device, chosen: Iterable[Workload], bench: Bench | None, rounds: int
-) -> Validation:
-    """Measure every workload in each of `rounds` rounds, alternating with the probes of `bench`. Then predict them.
-
-    Calibration and measurement alternate, because machines drift. Without a bench, the stored calibration is used.
-    """
-    told = bench.told if bench is not None else _unheard
-    running = []
-    for workload in chosen:
-        told(workload.name)
-        running.append(_start(workload, device, clock))
-    rest: list[float] = []
-    for _ in range(rounds):
-        if bench is not None:
-            bench.round()
-        with without_collection():
-            for one in running:
-                told(one.workload.name)
-                rest.append(seconds_of(_nothing, clock))
-                one.measure(clock)
-    calibration = Calibration("validation", models=bench.fit()) if bench is not None else None
-    idle = statistics.median(rest)
-    return Validation(tuple(_compared(one, calibration, idle) for one in running))
-
-
 def validate_session(
     rounds: int = 3,
     *,
@@ -123,7 +88,9 @@ def validate_session(
     only: Sequence[str] = (),
     told: Callable[[str], None] = lambda _: None,
 ) -> Validation:
-    """Measure and predict on the executor of the session that `open_session` opened, calibrating meanwhile.
+    """Measure and predict on the executor of the session that `open_session` opened.
+
+    Calibration and measurement take turns, because machines drift.
 
     Args:
         rounds: number of times that each probe and program is timed.
@@ -145,7 +112,19 @@ def validate_session(
         )
     device = torch.device(DEVICE)
     with measuring(processor_time=processor_time) as clock:
-        return validate(clock, device, chosen, Bench(clock, device, models, told=told), rounds)
+        bench = Bench(clock, device, models, told=told)
+        running = []
+        for workload in chosen:
+            told(workload.name)
+            running.append(_start(workload, device, clock))
+        for _ in range(rounds):
+            bench.round()
+            with without_collection():
+                for one in running:
+                    told(one.workload.name)
+                    one.measure(clock)
+        calibration, idle = Calibration("validation", models=bench.fit()), statistics.median(bench.idle)
+        return Validation(tuple(_compared(one, calibration, idle) for one in running))
 
 
 def _start(workload: Workload, device: torch.device, clock: Clock) -> _Running:
@@ -164,22 +143,12 @@ def _start(workload: Workload, device: torch.device, clock: Clock) -> _Running:
     return running
 
 
-def _compared(one: _Running, calibration: Calibration | None, idle: float) -> Comparison:
-    costs, plan = predicted_costs(one.result, calibration)
+def _compared(one: _Running, calibration: Calibration, idle: float) -> Comparison:
+    result, idle = one.result, idle / one.repeats
+    device = attrs.evolve(result.topology.devices[0], calibration=calibration)
+    topology = attrs.evolve(result.topology, devices=(device,))
+    costs = estimate(result.graph, client.registry().cost_models, topology).by_device[device.id]
+    nodes = result.plan.nodes if result.plan is not None else range(len(result.graph.nodes))
+    predicted, flops = sum(costs[node].seconds for node in nodes), sum(costs[node].flops for node in nodes)
     measured = statistics.median(one.seconds)
-    idle /= one.repeats
-    predicted = sum(costs[node].seconds for node in plan)
-    flops = sum(costs[node].flops for node in plan)
-    return Comparison(one.workload.name, predicted, max(measured - idle, measured / 4), len(plan), flops)
-
-
-def predicted_costs(result: PipelineResult, calibration: Calibration | None) -> tuple[Sequence[Any], Sequence[int]]:
-    """Return the estimates for all nodes on the first device, with another calibration if given, and the nodes that run."""
-    assert result.costs is not None
-    topology, costs = result.topology, result.costs
-    if calibration is not None:
-        device = attrs.evolve(topology.devices[0], calibration=calibration)
-        topology = attrs.evolve(topology, devices=(device,))
-        costs = estimate(result.graph, client.registry().cost_models, topology)
-    nodes = result.plan.nodes if result.plan is not None else tuple(range(len(result.graph.nodes)))
-    return costs.by_device[topology.devices[0].id], nodes
+    return Comparison(one.workload.name, predicted, max(measured - idle, measured / 4), len(nodes), flops)
