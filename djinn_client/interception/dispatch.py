@@ -127,7 +127,8 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _with_cpu_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if is_taken_apart(func):
         return _take_apart_always(func, args, kwargs)
-    if (mode := _fake_mode_of(args, kwargs)) is not None:
+    fakes = (a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, FakeTensor))
+    if (mode := next((fake.fake_mode for fake in fakes), None)) is not None:
         return _run_as_fake(mode, func, args, kwargs)
     if (numbers := in_lists_of_numbers(func, args)) is not None:
         return record(*numbers, kwargs)
@@ -141,11 +142,6 @@ def _take_apart_always(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if not is_custom(func):  # the next server may run the op
         _handlers[id(func)] = take_apart
     return take_apart(func, args, kwargs)
-
-
-def _fake_mode_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FakeTensorMode | None:
-    """Return the mode of the first fake tensor (of a tracer) among the arguments, or None."""
-    return next((a.fake_mode for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, FakeTensor)), None)
 
 
 def _run_as_fake(mode: FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -218,10 +218,6 @@ def registry() -> Registry:
     return context.configured()[0]
 
 
-def _op_handler(name: str) -> OpHandler | None:
-    return _handler_in(registry(), name)
-
-
 def _handler_in(registry: Registry, name: str) -> OpHandler | None:
     return next((one for one in registry.op_handlers if one.name == name), None)
 
@@ -670,5 +666,5 @@ def become_runtime() -> None:
     port.counts_when_open = lambda: not is_initialized() and _named_servers()
     port.describe, port.residence = _described, _residence
     port.round_trip_seconds = lambda: context.session.round_trip_seconds if context.session is not None else None
-    port.op_handler, port.operators = _op_handler, lambda: registry().operators
+    port.op_handler, port.operators = lambda name: _handler_in(registry(), name), lambda: registry().operators
     port.is_open = is_initialized  # set last: code that sees the client's sink may rely on all other functions

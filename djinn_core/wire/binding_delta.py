@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from operator import sub
 
 from djinn_core.errors import ProtocolError
 from djinn_core.ir.handles import VIEW_BITS, VIEW_MASK
@@ -100,8 +101,8 @@ def pack_slots(positions: Sequence[int], slots: Sequence[Slot]) -> SlotChanges:
     """
     groups: dict[tuple[type, Slot, bool], list[int]] = {}
     for position, new in zip(positions, slots, strict=True):
-        groups.setdefault((type(new), new, _negative_zero(new)), []).append(position)
-    return tuple((key[1] if not key[2] else -0.0, _distances(places)) for key, places in groups.items())
+        groups.setdefault((type(new), new, new == 0 and str(new).startswith("-")), []).append(position)
+    return tuple([(-0.0 if key[2] else key[1], tuple(map(sub, at, [0, *at]))) for key, at in groups.items()])
 
 
 def apply_slot_changes(slots: list[Slot], changes: SlotChanges) -> None:
@@ -115,11 +116,3 @@ def apply_slot_changes(slots: list[Slot], changes: SlotChanges) -> None:
             if not 0 <= position < len(slots):
                 raise ProtocolError(f"a submission changes slot {position} of {len(slots)}")
             slots[position] = slot
-
-
-def _negative_zero(slot: Slot) -> bool:
-    return slot == 0 and str(slot).startswith("-")
-
-
-def _distances(positions: Sequence[int]) -> tuple[int, ...]:
-    return tuple([b - a for a, b in zip([0, *positions], positions, strict=False)])

@@ -64,7 +64,7 @@ def own_journals() -> OwnJournals | None:
     If there is no space, log that and return None.
     """
     errors: list[str] = []
-    for base in _bases():
+    for base in (cache_directory() / "own-journals", Path(tempfile.gettempdir()) / f"djinn-own-journals-{user_id()}"):
         try:
             made = OwnJournals(base)
         except OSError as error:
@@ -76,10 +76,6 @@ def own_journals() -> OwnJournals | None:
         made.close()
     _log.warning("an executor of this program's own will not be replaced if it dies: no journals", reasons=errors)
     return None
-
-
-def _bases() -> tuple[Path, Path]:
-    return cache_directory() / "own-journals", Path(tempfile.gettempdir()) / f"djinn-own-journals-{user_id()}"
 
 
 def _remove(path: Path, lock: int, owner: int) -> None:

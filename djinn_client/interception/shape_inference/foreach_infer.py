@@ -84,13 +84,9 @@ def _alone(given: Sequence[Any]) -> bool:
     return all(
         all(isinstance(item, (LazyTensor, int, float)) for item in a)
         if isinstance(a, (list, tuple))
-        else not _spread(a)
+        else not (hasattr(a, "dim") and a.dim() > 0)
         for a in given
     )
-
-
-def _spread(argument: Any) -> bool:
-    return hasattr(argument, "dim") and argument.dim() > 0
 
 
 def _kind(item: Any) -> Any:

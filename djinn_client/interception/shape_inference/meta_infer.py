@@ -266,7 +266,8 @@ def _build(
     for index, order in signature.orders.items():
         metas[index] = laid_out(metas[index], order)
     for index, dtype in (signature.dtypes or {}).items():
-        metas[index] = _of_dtype(metas[index], dtype)
+        if (m := metas[index]) is not None:
+            metas[index] = tensor_meta(m.shape, m.stride, m.offset, dtype, m.device, m.conj, m.neg)
     return Call(
         signature=signature,
         operands=tuple(before),
@@ -281,10 +282,6 @@ def _build(
         changes=_changes(world, before, device),
         nbytes=tuple(_storage_bytes(r, m) for r, m in zip(results, metas, strict=True)),
     )
-
-
-def _of_dtype(meta: TensorMeta | None, dtype: torch.dtype) -> TensorMeta | None:
-    return meta and tensor_meta(meta.shape, meta.stride, meta.offset, dtype, meta.device, meta.conj, meta.neg)
 
 
 def _storage_bytes(result: torch.Tensor | None, meta: TensorMeta | None) -> int:

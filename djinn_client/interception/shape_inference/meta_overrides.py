@@ -41,10 +41,6 @@ def _batch_norm_in_evaluation(func: Any) -> Rule:
     return rule
 
 
-def _bin_edges(data: torch.Tensor, bins: Sequence[int], **_: Any) -> list[torch.Tensor]:
-    return [data.new_empty(count + 1) for count in bins]
-
-
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Give the result the strides of the query, as fused kernels do.
 
@@ -357,7 +353,7 @@ _RULES: dict[Any, Rule] = {
         "_fused_sgd_.default _fused_sgd_.tensor_lr",
     ),
     aten._grouped_mm.default: _grouped_mm,
-    aten._histogramdd_bin_edges.default: _bin_edges,
+    aten._histogramdd_bin_edges.default: lambda data, bins, **_: [data.new_empty(count + 1) for count in bins],
     aten.index.Tensor: _index,
     aten.mul.Tensor: _mul,
     aten.roll.default: _roll,

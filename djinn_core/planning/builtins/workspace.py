@@ -66,18 +66,10 @@ def _batch_norm_backward(graph: Graph, node: Node) -> int:
     return graph.meta(node.inputs[0]).nbytes + _copies_of_gaps(graph, node)
 
 
-def _copy_of_operand(graph: Graph, node: Node) -> int:
-    return graph.meta(node.inputs[0]).nbytes
-
-
 def _sort(graph: Graph, node: Node) -> int:
     """Return the bytes of a copy of the keys and of the indices."""
     given = graph.meta(node.inputs[0])
     return given.numel * (given.dtype.itemsize + _INDEX)
-
-
-def _unique(graph: Graph, node: Node) -> int:
-    return 3 * _INDEX * graph.meta(node.inputs[0]).numel
 
 
 def _index(graph: Graph, node: Node) -> int:
@@ -167,9 +159,11 @@ _RULES: dict[str, Callable[[Graph, Node], int]] = {
     **dict.fromkeys((*NORMALISATION, *SOFTMAX, "_log_softmax"), _copies_of_gaps),
     **dict.fromkeys(("native_group_norm_backward", "native_layer_norm_backward"), _copies_of_gaps),
     "native_batch_norm_backward": _batch_norm_backward,
-    **dict.fromkeys(("_linalg_svd", "linalg_inv_ex", "logsumexp"), _copy_of_operand),
+    **dict.fromkeys(
+        ("_linalg_svd", "linalg_inv_ex", "logsumexp"), lambda graph, node: graph.meta(node.inputs[0]).nbytes
+    ),
     **dict.fromkeys(("argsort", "kthvalue", "msort", "sort"), _sort),
-    **dict.fromkeys(("_unique2", "unique_dim"), _unique),
+    **dict.fromkeys(("_unique2", "unique_dim"), lambda graph, node: 3 * _INDEX * graph.meta(node.inputs[0]).numel),
     "index": _index,
     "matmul": _matmul,
     **dict.fromkeys(FUSED_ATTENTION, _attention),

@@ -78,10 +78,7 @@ class _BackwardWalk:
         self._weights = {storage_of(v) for v in (*inputs.weights, *weights)}
         waiting = [known.get(v) is DataResidency.GRADIENT for v in graph.inputs]
         for node, sources in zip(graph.nodes, graph.flow.sources, strict=True):
-            self._take(node, any(waiting[~s] if s < 0 else self._derives(s) for s in sources))
-
-    def _derives(self, source: int) -> bool:
-        return bool(self.derived[source]) and not self._stops[source]
+            self._take(node, any(waiting[~s] if s < 0 else self.derived[s] and not self._stops[s] for s in sources))
 
     def _take(self, node: Node, derived: bool) -> None:
         backward = is_backward(node)

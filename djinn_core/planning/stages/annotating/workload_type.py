@@ -210,11 +210,8 @@ def _becomes_vector(graph: Graph, wave: int) -> bool:
     ]  # fmt: skip
     after = (u for n in layers for u in graph.flow.users(n))
     second = [u for u in after if graph.nodes[u].operation in {"silu", "gelu", "mish", "silu_"}]
-    return any(next(_ends_time(graph, user), None) for activation in second for user in graph.flow.users(activation))
-
-
-def _ends_time(graph: Graph, node: int) -> Iterator[Found]:
-    return _TIME.ways(Found(graph, {}, {}), node)
+    found = Found(graph, {}, {})
+    return any(next(_TIME.ways(found, user), None) for value in second for user in graph.flow.users(value))
 
 
 def _several_kinds(evidence: Evidence) -> Iterator[Judgement]:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import attrs
@@ -144,7 +145,7 @@ class Options:
     def in_parts(self) -> Option | None:
         """Return contiguous segments of the program on as few devices as hold it."""
         for where in itertools.islice(cuts(self.work, self.devices, self.room), _TRIED):
-            if (listed := self.listed(_by_parts(where))) is not None:
+            if (listed := self.listed(partial(_next_part, where))) is not None:
                 return self._part_option(listed, list(dict.fromkeys(where.values())))
         return None
 
@@ -212,15 +213,12 @@ def _made(unit: Unit, listing: ListScheduler) -> str | None:
     return max(makers)[2] if makers else None
 
 
-def _by_parts(where: Mapping[int, str]) -> Choose:
-    return lambda index, unit, listing: [_next_part(unit, listing, where[index])]
-
-
-def _next_part(unit: Unit, listing: ListScheduler, part: str) -> str:
-    """Return `part` for units with new inputs. Other units follow their inputs and operands."""
+def _next_part(where: Mapping[int, str], index: int, unit: Unit, listing: ListScheduler) -> Sequence[str]:
+    """Return the part in `where` for units with new inputs. Other units follow their inputs and operands."""
     homes, leader = listing.result.homes, listing.work.blocks.leader
     fresh = unit.kept + sum(listing.work.sizes[s] for s in unit.reads if leader(s) not in homes)
-    return unit.home or _settled(unit, listing, fresh) or (None if fresh else _made(unit, listing)) or part
+    found = unit.home or _settled(unit, listing, fresh) or (None if fresh else _made(unit, listing))
+    return [found or where[index]]
 
 
 def _soonest(index: int, unit: Unit, listing: ListScheduler) -> Sequence[str]:
