@@ -733,7 +733,7 @@ class ExecutorSession:
     def _save_weights(self, request: SaveWeights, connection: ExecutorChannel) -> Iterator[Wait]:
         yield self._reads.wait(_readable(request.handles))
         weights, deliver = self._context.weights, self._delivered
-        answer_once(connection, lambda again: save_values(request, self.values, self._reads, weights, deliver, again))
+        answer_once(connection, lambda again: save_values(request, self.values, weights, deliver, again))
 
     def _delivered(self, value: torch.Tensor) -> torch.Tensor:
         with self._turn:

@@ -32,6 +32,17 @@ def open_private(path: Path) -> BufferedReader:
     return file
 
 
+def make_private_folder(path: Path) -> None:
+    """Make a folder for secrets, or check an existing one.
+
+    Raises:
+        OSError: the folder cannot be made.
+        PermissionError: as `check_private_folder`.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_private_folder(path)
+
+
 def check_private_folder(path: Path) -> None:
     """Raise `PermissionError` if a folder is a link, belongs to another user, or is accessible to other users."""
     check_private(path, path.lstat(), "700")

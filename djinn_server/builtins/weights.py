@@ -10,7 +10,7 @@ import secrets
 import stat
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -140,9 +140,13 @@ def open_folder(path: Path, permissions: WeightPermissions, immutable: bool = Fa
 class LocalSink(WeightSink):
     """A `WeightSink` to the server's disk. It writes a temporary file next to the final path."""
 
-    def __init__(self, path: Path, size: int) -> None:
-        """Raises `OSError` if the file cannot be created, or the disk lacks `size` free bytes."""
-        self.path = path
+    def __init__(self, path: Path, size: int, committed: Callable[[], None] = lambda: None) -> None:
+        """Create the file. `committed`: called once it is complete.
+
+        Raises:
+            OSError: the file cannot be created, or the disk lacks `size` free bytes.
+        """
+        self.path, self._committed = path, committed
         remove_abandoned(path.parent)
         # The file is not secret: its mode follows the server's umask.
         for _ in range(_TRIES):
@@ -170,6 +174,7 @@ class LocalSink(WeightSink):
         self._aside.replace(self.path)
         sync_folder(self.path.parent)
         self._close()
+        self._committed()
 
     def discard(self) -> None:
         """Delete the temporary file, as `WeightSink.discard` does."""

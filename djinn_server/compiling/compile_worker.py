@@ -1,18 +1,17 @@
 """Low-priority process for compilers: a long compilation must not hold the interpreter lock of the sessions.
 
-    python -m djinn_server.compiling.compile_worker NICE IDLE_SECONDS
+    python -m djinn_server.compiling.compile_worker NICE IDLE_SECONDS DESCRIPTOR
 
-takes calls on its standard input, one after the other, and answers on its standard output. Imports of one call stay for
-the next. The process ends with its parent, and after IDLE_SECONDS without a call.
+takes calls on a socket, one after the other: a name, then the argument. It answers whether the call succeeded, then the result.
+Imports of one call stay for the next. The process ends with its parent, and after IDLE_SECONDS without a call.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import multiprocessing
 import os
-import selectors
-import struct
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ import threading
 import time
 import traceback
 import weakref
+from multiprocessing.connection import Connection
 from typing import IO, Final
 
 from djinn_core.errors import UnsupportedOperation
@@ -28,8 +28,7 @@ from djinn_core.system.limits import lower_priority
 _TOLD: Final = 2000  # characters of a failed process's output to show
 NICE: Final = 10  # below all sessions, but not starved on a busy machine
 IDLE_SECONDS: Final = 60.0  # an idle process holds hundreds of megabytes
-_CALL: Final = struct.Struct(">IQ")  # lengths of the function's name and of its argument
-_REPLY: Final = struct.Struct(">?Q")  # true if the call succeeded, and the length of the reply
+_SUCCEEDED: Final = b"1"
 
 
 class CompileProcess:
@@ -46,7 +45,8 @@ class CompileProcess:
         self._arguments = str(nice), str(idle_seconds)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._errors: IO[bytes] | None = None
+        self._calls: Connection | None = None
+        self._output: IO[bytes] | None = None
         self._ending: weakref.finalize[..., CompileProcess] | None = None
 
     def call(self, function: str, data: bytes, seconds: float) -> bytes:
@@ -76,12 +76,19 @@ class CompileProcess:
         from djinn_server.launch.command import executor_environment
 
         self._end()
-        command = [sys.executable, "-P", "-m", __name__, *self._arguments]
-        self._errors = tempfile.TemporaryFile(mode="a+b")  # noqa: SIM115 - closed by `_end`
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=executor_environment()
-        )
-        self._ending = weakref.finalize(self, _end, self._process, self._errors)
+        self._calls, theirs = multiprocessing.Pipe()
+        command = [sys.executable, "-P", "-m", __name__, *self._arguments, str(theirs.fileno())]
+        self._output = output = tempfile.TemporaryFile(mode="a+b")  # noqa: SIM115 - closed by `_end`
+        with theirs:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(theirs.fileno(),),
+                env=executor_environment(),
+            )
+        self._ending = weakref.finalize(self, _end, self._process, self._calls, output)
         return self._process
 
     def _end(self) -> None:
@@ -95,58 +102,33 @@ class CompileProcess:
         Raises:
             EOFError: the process ended.
         """
-        assert process.stdin is not None
-        assert process.stdout is not None
-        late = threading.Event()
-
-        def stop() -> None:
-            late.set()
-            process.kill()
-
-        timer = threading.Timer(seconds, stop)
-        timer.daemon = True
-        timer.start()
+        calls = self._calls
+        assert calls is not None
         try:
-            _write_call(process.stdin, function, data)
-            succeeded, length = _REPLY.unpack(_exactly(process.stdout, _REPLY.size))
-            reply = _exactly(process.stdout, length)
-        except (EOFError, OSError) as error:
-            if late.is_set():
-                raise UnsupportedOperation(f"{function} took more than {seconds:g} s") from error
+            calls.send_bytes(function.encode())
+            calls.send_bytes(data)
+            if not calls.poll(seconds):
+                process.kill()
+                process.wait()
+                raise UnsupportedOperation(f"{function} took more than {seconds:g} s")
+            succeeded, reply = calls.recv_bytes() == _SUCCEEDED, calls.recv_bytes()
+        except OSError as error:
             raise EOFError from error
-        finally:
-            timer.cancel()
         if not succeeded:
             raise UnsupportedOperation(f"{function} failed: {reply.decode(errors='replace')}")
         return reply
 
     def _said(self) -> str:
-        assert self._errors is not None
-        self._errors.seek(0)
-        return self._errors.read().decode(errors="replace").strip()[-_TOLD:]
+        assert self._output is not None
+        self._output.seek(0)
+        return self._output.read().decode(errors="replace").strip()[-_TOLD:]
 
 
-def _end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], calls: Connection, output: IO[bytes]) -> None:
     process.kill()
     process.wait()
-    for pipe in (process.stdin, process.stdout, errors):
-        with contextlib.suppress(OSError):  # the unwritten rest
-            assert pipe is not None
-            pipe.close()
-
-
-def _write_call(file: IO[bytes], function: str, data: bytes) -> None:
-    name = function.encode()
-    file.write(_CALL.pack(len(name), len(data)) + name)
-    file.write(data)
-    file.flush()
-
-
-def _exactly(file: IO[bytes], length: int) -> bytes:
-    found = file.read(length)
-    if len(found) < length:
-        raise EOFError
-    return found
+    calls.close()
+    output.close()
 
 
 def _end_with(parent: int) -> None:
@@ -155,21 +137,15 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _answer(calls: IO[bytes], replies: IO[bytes]) -> None:
-    lengths = _CALL.unpack(_exactly(calls, _CALL.size))
-    function, data = (_exactly(calls, length) for length in lengths)
-    module, _, name = function.decode().partition(":")
+def _answer(calls: Connection) -> None:
+    function, data = calls.recv_bytes().decode(), calls.recv_bytes()
+    module, _, name = function.partition(":")
     try:
-        made = getattr(importlib.import_module(module), name)(data)
+        reply, succeeded = getattr(importlib.import_module(module), name)(data), _SUCCEEDED
     except Exception:
-        replies.write(_framed(traceback.format_exc().strip()[-_TOLD:].encode(), succeeded=False))
-    else:
-        replies.write(_framed(made, succeeded=True))
-    replies.flush()
-
-
-def _framed(content: bytes, *, succeeded: bool) -> bytes:
-    return _REPLY.pack(succeeded, len(content)) + content
+        reply, succeeded = traceback.format_exc().strip()[-_TOLD:].encode(), b""
+    calls.send_bytes(succeeded)
+    calls.send_bytes(reply)
 
 
 def main() -> None:
@@ -179,13 +155,10 @@ def main() -> None:
     become_server("executor")
     lower_priority(int(sys.argv[1]))
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # keep printed text out of the replies
-    idle, calls = float(sys.argv[2]), sys.stdin.buffer
-    with selectors.DefaultSelector() as ready, contextlib.suppress(EOFError, BrokenPipeError):
-        ready.register(calls, selectors.EVENT_READ)
-        while ready.select(idle):
-            _answer(calls, replies)
+    idle, calls = float(sys.argv[2]), Connection(int(sys.argv[3]))
+    with contextlib.suppress(EOFError, OSError):
+        while calls.poll(idle):
+            _answer(calls)
 
 
 if __name__ == "__main__":

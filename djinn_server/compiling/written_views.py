@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import attrs
 import torch
 
+from djinn_core.wire.tensors import extent
 from djinn_server.compiling.region import Region
 
 
@@ -56,5 +57,4 @@ def address_of(tensor: torch.Tensor) -> int:
 def _lies_within(tensor: torch.Tensor, base: torch.Tensor) -> bool:
     if not base.is_contiguous() or base.storage_offset() or tensor.dtype is not base.dtype or not tensor.numel():
         return False
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return tensor.storage_offset() + sum([(size - 1) * step for size, step in steps]) < base.numel()
+    return tensor.storage_offset() + extent(tensor.shape, tensor.stride()) <= base.numel()

@@ -26,7 +26,7 @@ from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import address_towards
 from djinn_core.protocol.net.tls_contexts import fingerprint_of_file
 from djinn_core.system.files import CLOEXEC, user_id
-from djinn_core.system.private_directories import private_directory
+from djinn_core.system.private_files import make_private_folder
 from djinn_core.system.processes import lock_file
 from djinn_server.launch.executor_config import ExecutorConfig, NetworkConfig, StoreConfig, decode_config
 from djinn_server.launch.fork_server_client import ForkServerClient
@@ -155,12 +155,9 @@ def _own_folder(base: Path, name: str, locks: list[int]) -> Path:
     """The folder of that name, locked for this process by the descriptor that is added to `locks`.
 
     Raises:
-        OSError: it cannot be made, or another process has locked it.
-        ConfigurationError: other users may write to `base`.
+        OSError: it cannot be made, other users have access to `base`, or another process has locked the folder.
     """
-    private_directory(base, "certificates and journals of executors")
-    if base.is_symlink():
-        raise PermissionError(f"{base} leads elsewhere")
+    make_private_folder(base)
     folder = base / name
     folder.mkdir(mode=0o700, exist_ok=True)
     # A file, since network file systems lock nothing that is not open for writing.

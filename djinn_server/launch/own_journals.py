@@ -13,6 +13,7 @@ from djinn_core.logs import get_logger
 from djinn_core.system.directories import cache_directory
 from djinn_core.system.files import CLOEXEC, DIRECTORY, user_id
 from djinn_core.system.private_directories import remove_abandoned
+from djinn_core.system.private_files import make_private_folder
 from djinn_core.system.processes import lock_file
 
 JOURNAL_BYTES: Final = 8 << 30  # the most that one journal may have
@@ -39,9 +40,7 @@ class OwnJournals:
         Raises:
             OSError: the directory cannot be made.
         """
-        base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if base.lstat().st_uid != user_id() or base.is_symlink():
-            raise PermissionError(f"{base} belongs to another user")
+        make_private_folder(base)
         remove_abandoned(base, "*")
         self.path = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=base))
         lock = os.open(self.path, os.O_RDONLY | DIRECTORY | CLOEXEC)

@@ -130,8 +130,8 @@ class EvictionCounters:
     Attributes:
         evictions: storages whose memory was freed.
         spills, restores: storages that were spilled, and read back. spilled, restored: bytes of these storages.
-        dropped, reread: storages that were freed without a spill, and reread from weight files.
-        reread_bytes: bytes of reread storages. refused: allocations without enough memory.
+        dropped: storages that were freed without a spill.
+        reread_bytes: bytes that were reread from weight files. refused: allocations without enough memory.
     """
 
     evictions: int = 0
@@ -140,7 +140,6 @@ class EvictionCounters:
     restores: int = 0
     restored: int = 0
     dropped: int = 0
-    reread: int = 0
     reread_bytes: int = 0
     refused: int = 0
 
@@ -430,7 +429,6 @@ class Ledger:
             self.counts.restores += 1
             self.counts.restored += entry.nbytes
         else:
-            self.counts.reread += 1
             self.counts.reread_bytes += entry.nbytes
 
     def copy_of(self, tensor: torch.Tensor) -> torch.UntypedStorage:
@@ -551,8 +549,7 @@ class Ledger:
 
     def refusal(self, wanted: int, resident: int) -> str:
         """Return an out-of-memory message: the bytes requested, the bytes resident, and those of each session."""
-        held = [(session.values.held, session) for session in self.sessions]
-        shares = ", ".join(f"{session.name or 'a session'} {nbytes:,}" for nbytes, session in held if nbytes)
+        shares = ", ".join(f"{session.values.held:,}" for session in self.sessions if session.values.held)
         return (
             f"{wanted:,} bytes do not fit: this executor may hold {self.limit:,} bytes, {self.process.reserve:,} of them are left to "
             f"what ops need beside their results, and {resident:,} cannot make room (bytes by session: {shares or 'none'}). "

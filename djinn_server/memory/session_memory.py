@@ -40,9 +40,8 @@ class SessionMemory:
         uses: when its storages were used.
     """
 
-    def __init__(self, ledger: Ledger, values: ValueTable, kinds: ValueKinds, name: str = "") -> None:
+    def __init__(self, ledger: Ledger, values: ValueTable, kinds: ValueKinds) -> None:
         self.values, self._kinds = values, kinds
-        self.name = name
         self.uses = UseHistory()
         self._ledger = ledger
         self._memories: LruCache[bytes, TemplateMemory] = LruCache(TEMPLATES_LIMIT)

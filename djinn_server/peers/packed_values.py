@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import TypeGuard
 
@@ -15,10 +16,11 @@ from djinn_core.ir.handles import storage_of
 from djinn_core.wire.frames import allocate
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.peer_messages import Item, View
-from djinn_core.wire.tensors import dtype_from_name, dtype_name
+from djinn_core.wire.tensors import dtype_from_name, dtype_name, extent
 from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.memory.limited import in_memory
 from djinn_server.memory.room import is_out_of_memory
+from djinn_server.memory.spill import bytes_on_device
 from djinn_server.running.random_state import octets_of, set_state, tensor_of
 from djinn_server.running.uninitialized_memory import copy_with_strides
 from djinn_server.running.values import Poison, Stored, ValueTable, no_such_value
@@ -87,10 +89,10 @@ def _pack_copy(handle: int, value: Stored, runtime: DeviceRuntime, executor: int
 def _pack_dense(handle: int, value: torch.Tensor, runtime: DeviceRuntime, on_device: bool) -> Packed:
     tensor = value.resolve_conj().resolve_neg()
     shape, stride = tuple(tensor.shape), tensor.stride()
-    extent = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
-    if dense := extent > _GAPS * tensor.numel():
-        tensor, extent = tensor.contiguous(), tensor.numel()
-    flat = tensor.as_strided((extent,), (1,))
+    elements = extent(shape, stride)
+    if dense := elements > _GAPS * tensor.numel():
+        tensor, elements = tensor.contiguous(), tensor.numel()
+    flat = tensor.as_strided((elements,), (1,))
     data = _snapshot(flat, runtime, on_device)
     view = View(handle, dtype_name(tensor.dtype), shape, stride)
     return Item(len(data), (view,), dense), data
@@ -121,18 +123,18 @@ def _no_room(error: torch.OutOfMemoryError) -> Poison:
 
 def _copy_memory(tensor: torch.Tensor, runtime: DeviceRuntime, on_device: bool) -> memoryview | torch.Tensor:
     with in_memory(tensor, runtime):
-        return _snapshot(_as_bytes(tensor), runtime, on_device)
+        return _snapshot(_bytes_on_device(tensor), runtime, on_device)
 
 
 def host_memory(tensor: torch.Tensor, runtime: DeviceRuntime) -> memoryview:
     """Return the storage of a tensor in host memory, without a copy if it is host memory."""
     with torch.inference_mode():
-        return bytes_of(runtime.deliver(_as_bytes(tensor)))
+        return bytes_of(runtime.deliver(_bytes_on_device(tensor)))
 
 
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+def _bytes_on_device(tensor: torch.Tensor) -> torch.Tensor:
     storage = tensor.untyped_storage()
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),), (1,))
+    return bytes_on_device(storage, storage.device)
 
 
 def can_move(value: Stored) -> bool:
@@ -265,11 +267,7 @@ def _check_view(item: Item, view: View) -> None:
     itemsize = dtype_from_name(view.dtype).itemsize
     if len(view.shape) != len(view.stride) or min((*view.shape, *view.stride, 0)) < 0:
         raise ProtocolError(f"value {view.handle} has an impossible layout")
-    elements = 1
-    for n in view.shape:
-        elements *= n
-    last = sum((n - 1) * s for n, s in zip(view.shape, view.stride, strict=True))
-    extent = 0 if not elements else view.offset + 1 + last
-    needed = elements if item.dense else extent
+    elements = math.prod(view.shape)
+    needed = elements if item.dense or not elements else view.offset + extent(view.shape, view.stride)
     if needed * itemsize > item.size or item.size % itemsize:
         raise ProtocolError(f"value {view.handle} needs {needed * itemsize} bytes, and {item.size} come")

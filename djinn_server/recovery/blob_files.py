@@ -13,6 +13,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Collection, Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from djinn_core.hookspecs.transports import Frame
 from djinn_core.logs import get_logger
 from djinn_core.protocol.delivery.record_log import Buffers, body_checksum, sizes_of
 from djinn_core.system.files import CLOEXEC, NOFOLLOW, pwrite
+from djinn_core.system.private_files import open_private
 from djinn_core.wire.compression import expanded
 from djinn_core.wire.digests import digest_of_content, digest_of_file
 from djinn_core.wire.frames import Buffer, allocate, flatten
@@ -290,12 +292,9 @@ def read_part(folder: Path, part: BlobFrame) -> Frame:
         SessionLost: the file has changed.
     """
     view = allocate(part.length)
-    try:
-        with (folder / part.digest.hex()).open("rb") as file:
-            file.seek(part.start)
-            count = file.readinto(view)
-    except OSError as error:
-        raise SessionLost(f"what a journal refers to cannot be read: {error}") from error
+    with _opened(folder, part.digest) as file:
+        file.seek(part.start)
+        count = file.readinto(view)
     if count != part.length:
         raise SessionLost(f"what a journal refers to has {count} bytes of {part.length}")
     if body_checksum([view]) != part.checksum:
@@ -309,14 +308,21 @@ def mapped(folder: Path, digest: bytes) -> memoryview:
     Raises:
         SessionLost: they are not there, or others are.
     """
-    path = folder / digest.hex()
+    with _opened(folder, digest) as file:
+        found: Any = np.memmap(file, np.uint8, "c").view(np.ndarray)
+    if digest_of_content(found.data) != digest:
+        raise SessionLost("what a journal refers to is not what it was")
+    return memoryview(found).cast("B")
+
+
+@contextlib.contextmanager
+def _opened(folder: Path, digest: bytes) -> Iterator[BufferedReader]:
+    """Open a blob file, which must be no link, and this user's alone. Raise SessionLost if it cannot be read."""
     try:
-        if digest_of_file(path) != digest:
-            raise SessionLost("what a journal refers to is not what it was")
-        found: Any = np.memmap(path, np.uint8, "c").view(np.ndarray)
+        with open_private(folder / digest.hex()) as file:
+            yield file
     except (OSError, ValueError) as error:
         raise SessionLost(f"what a journal refers to cannot be read: {error}") from error
-    return memoryview(found).cast("B")
 
 
 def _plain(upload: UploadPart, part: Buffer) -> Buffer:

@@ -174,10 +174,8 @@ class Leases:
 
         `resumed` is called when the session goes on. Return True if the session has the connection from now on.
         """
-        with self._lock:
-            leased = self._leased.get(asked.session)
-        expected = leased.secret if leased is not None else secrets.token_urlsafe(32)
-        if not hmac.compare_digest(expected, asked.secret) or leased is None:
+        leased = self._with_secret(asked.session, asked.secret)
+        if leased is None:
             _log.warning("a client came back to a session that is not there", session=asked.session)
             refuse(connection, "there is no such session (any more)")
             return False
@@ -195,10 +193,14 @@ class Leases:
 
     def knows(self, session: str, secret: str) -> bool:
         """Check that `secret` is that of a session that is here."""
+        return self._with_secret(session, secret) is not None
+
+    def _with_secret(self, session: str, secret: str) -> LeasedConnection | None:
+        """Return the session if this is its secret. An unknown session takes as long as a wrong secret."""
         with self._lock:
             leased = self._leased.get(session)
         expected = leased.secret if leased is not None else secrets.token_urlsafe(32)
-        return hmac.compare_digest(expected, secret) and leased is not None
+        return leased if hmac.compare_digest(expected, secret) else None
 
     def expire(self) -> None:
         """End all leases: no client may reconnect any more."""

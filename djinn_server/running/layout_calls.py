@@ -35,6 +35,7 @@ from djinn_core.ir.layout_operators import (
     STRIDED_RESULT,
 )
 from djinn_core.ir.operators import resolve_for_layouts
+from djinn_core.wire.tensors import extent
 
 # In the order of `COMPRESSED` and `QUANTIZED`.
 _LAYOUTS: Final = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -207,8 +208,7 @@ def _make_nested_view(
     )
     offsets = torch.tensor([int(n) for n in starts], dtype=torch.int64)
     for size, stride, offset in zip(sizes.tolist(), strides.tolist(), offsets.tolist(), strict=True):
-        reach = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-        lies_inside = min(size, default=0) == 0 or reach < memory.numel()
+        lies_inside = min(size, default=0) == 0 or offset + extent(size, stride) <= memory.numel()
         if min(*size, *stride, offset) < 0 or not lies_inside or not memory.is_contiguous():
             raise RuntimeError("a view of a nested tensor lies in the memory that it is given")
     return torch_layouts.nested_of_memory(memory, sizes, strides, offsets)

@@ -24,38 +24,27 @@ def ignore_progress(done: int, expected: int) -> None:
 
 
 def open_permitted(
-    source: WeightSource, address: str, permissions: WeightPermissions, report: ReportDownload = ignore_progress
+    source: WeightSource, address: str, permissions: WeightPermissions, report: ReportDownload | None = ignore_progress
 ) -> Sequence[WeightFile]:
-    """Open the first place of an address that clients may read and that has weights.
+    """Open the first place of an address that clients may read and that has weights. `report` None: only on this machine's disk.
 
     Raises:
         WeightsUnavailable: no permitted place has weights. The message does not reveal whether a forbidden place exists.
     """
     failure: WeightsUnavailable | None = None
     for place in _places(source, address, (*permissions.folders, *permissions.saving)):
-        if not _is_permitted(place, permissions):
+        if not _is_permitted(place, permissions) or (report is None and not isinstance(place, LocalPlace)):
             continue
         try:
             if isinstance(place, LocalPlace):
                 return open_folder(place.path, permissions, place.immutable)
+            assert report is not None
             return _checked(source, source.download(place, permissions, report), WeightFile)
         except WeightsUnavailable as error:
             failure = failure or error
     raise failure or WeightsUnavailable(
         f"there is no {address!r} among the weights that clients may read (--models, --allow-weights)"
     )
-
-
-def open_here(source: WeightSource, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
-    """Open the first place of an address on this machine's disk that clients may read and that has such files.
-
-    Raises:
-        WeightsUnavailable: there is none.
-    """
-    for place in _places(source, address, (*permissions.folders, *permissions.saving)):
-        if isinstance(place, LocalPlace) and _is_permitted(place, permissions):
-            return open_folder(place.path, permissions, place.immutable)
-    raise WeightsUnavailable(f"there is no folder {address!r} among the models that clients may read (--models)")
 
 
 def _is_permitted(place: LocalPlace | str, permissions: WeightPermissions) -> bool:

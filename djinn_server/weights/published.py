@@ -6,22 +6,18 @@ expires, so that a list of the folder says all. The newest file of a name is the
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import attrs
 
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.logs import get_logger
 from djinn_server.builtins.weights import LocalFile, LocalSink
 from djinn_server.disk_quota import DiskQuota
-from djinn_server.hookspecs.weight_sources import WeightFile, WeightSink
 from djinn_server.weights.saving import SavedBytes
 
 SCHEME: Final = "published"
@@ -29,7 +25,6 @@ MOST_NAMES: Final = 1000  # of a tenant
 _SUFFIX: Final = ".safetensors"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _FILE: Final = re.compile(rf"({_NAME.pattern})@([0-9a-f]{{1,16}})-([0-9a-f]{{1,16}})-[0-9a-f]{{16}}")
-_log = get_logger("djinn.server")
 
 
 @attrs.frozen
@@ -74,12 +69,11 @@ class PublishedWeights:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._longest = longest
         self._room = SavedBytes(disk, self._folder, "published", 2 * MOST_NAMES)
-        self._held: dict[str, Path] = {}  # by address: links that journals keep to files that were removed
         self._lock = threading.Lock()
         _remove_expired(folders)
 
-    def create(self, address: str, size: int, seconds: float) -> WeightSink:
-        """Begin to publish a file of `size` bytes with a lifetime in seconds; 0: the maximum.
+    def create(self, address: str, size: int, seconds: float) -> LocalSink:
+        """Begin to publish a file of `size` bytes with a lifetime in seconds; 0: the maximum. Older files of the name go once it is complete.
 
         Raises:
             WeightsUnavailable: the name or the time is not possible, or the tenant has as much as it may.
@@ -104,26 +98,24 @@ class PublishedWeights:
             made = max([_now(), *(one.made + 1 for one in self._publications() if one.name == name)])
             file = f"{name}@{made:x}-{_now() + int(seconds * 1000):x}-{secrets.token_hex(8)}{_SUFFIX}"
             try:
-                return PublishedSink(self, name, LocalSink(self._folder / file, size))
+                return LocalSink(self._folder / file, size, lambda: self._remove_older(name, made))
             except OSError as error:
                 raise WeightsUnavailable(f"{name!r} cannot be published: {error.strerror or error}") from error
 
-    def open(self, address: str) -> tuple[str, Sequence[WeightFile]]:
+    def open(self, address: str) -> tuple[str, LocalFile]:
         """Open a name, or the address of one of its files. Return the file's address, and the file.
 
         Raises:
             WeightsUnavailable: it does not exist (any more).
         """
         asked = address.removeprefix(f"{SCHEME}:")
-        path, held = self._path_of(address), self._held.get(address)
         found = next((one for one in self.listing() if one.name == asked), None)
+        path = self._folder / f"{asked}{_SUFFIX}"
         try:
             if found is not None:
-                return found.address, [LocalFile(found.path, found.path.name, immutable=True)]
-            if path is not None and path.exists():
-                return address, [LocalFile(path, path.name, immutable=True)]
-            if path is not None and held is not None:
-                return address, [LocalFile(held, path.name, immutable=True)]
+                return found.address, LocalFile(found.path, found.path.name, immutable=True)
+            if _FILE.fullmatch(asked) and path.exists():
+                return address, LocalFile(path, path.name, immutable=True)
         except OSError as error:
             raise WeightsUnavailable(f"{asked!r} cannot be opened: {error.strerror or error}") from error
         name = asked.partition("@")[0]
@@ -132,27 +124,6 @@ class PublishedWeights:
             if name == asked
             else f"what was published as {name!r} when it was attached has been replaced or removed, or has expired"
         )
-
-    def _path_of(self, address: str) -> Path | None:
-        """Path of the file at an address that names one; None where it names none."""
-        asked = address.removeprefix(f"{SCHEME}:")
-        return self._folder / f"{asked}{_SUFFIX}" if _FILE.fullmatch(asked) else None
-
-    def hold(self, address: str, link: Path) -> None:
-        """Keep the file at an address as `link` as well, or find it there, where another process has kept it before."""
-        path = self._path_of(address)
-        if path is None:
-            return
-        try:
-            link.parent.mkdir(mode=0o700, exist_ok=True)
-            os.link(path, link, follow_symlinks=False)
-        except FileExistsError:
-            pass
-        except FileNotFoundError:
-            if link.exists():
-                self._held[address] = link
-        except OSError as error:
-            _log.info("a session depends on what is published", address=address, reason=str(error))
 
     def listing(self) -> list[PublishedFile]:
         """Return the current publications by name, and remove expired ones."""
@@ -174,11 +145,11 @@ class PublishedWeights:
         if not found:
             raise WeightsUnavailable(f"nothing is published as {name!r}") from FileNotFoundError()
         try:
-            self.remove_older(name, found[0].made + 1)
+            self._remove_older(name, found[0].made + 1)
         except OSError as error:
             raise WeightsUnavailable(f"{name!r} cannot be removed: {error.strerror or error}") from error
 
-    def remove_older(self, name: str, made: int) -> None:
+    def _remove_older(self, name: str, made: int) -> None:
         """Remove the files of a name that were made before."""
         with self._lock:
             for one in self._publications():
@@ -188,35 +159,6 @@ class PublishedWeights:
 
     def _publications(self) -> list[PublishedFile]:
         return [one for path in self._folder.iterdir() if (one := _living(path)) is not None]
-
-
-class PublishedSink(WeightSink):
-    """A file that is being published, as `WeightSink`; older files of its name are removed once it is complete.
-
-    Attributes:
-        address: names this file and no later one.
-    """
-
-    def __init__(self, published: PublishedWeights, name: str, inner: LocalSink) -> None:
-        self._published = published
-        self._name = name
-        self._inner = inner
-        self.address = f"{SCHEME}:{inner.path.name.removesuffix(_SUFFIX)}"
-
-    def write(self, data: memoryview) -> None:
-        """As `WeightSink.write`."""
-        self._inner.write(data)
-
-    def commit(self) -> None:
-        """As `WeightSink.commit`."""
-        self._inner.commit()
-        made = _publication(self._inner.path)
-        if made is not None:
-            self._published.remove_older(self._name, made.made)
-
-    def discard(self) -> None:
-        """As `WeightSink.discard`."""
-        self._inner.discard()
 
 
 def _remove_expired(folders: Path) -> None:

@@ -6,7 +6,7 @@ Programs that do not use a value do not wait for it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
@@ -14,7 +14,6 @@ import attrs
 import torch
 
 from djinn_core.errors import WeightsUnavailable
-from djinn_core.ir.handles import storage_of
 from djinn_core.ir.values import contiguous_strides
 from djinn_core.wire.tensors import dtype_from_name
 from djinn_core.wire.upload_messages import UploadPart
@@ -24,7 +23,7 @@ from djinn_server.memory.limited import ledger_of
 from djinn_server.memory.spill import bytes_on_device
 from djinn_server.recovery.journal import Journal
 from djinn_server.recovery.snapshot_format import StoredValue
-from djinn_server.running.values import ValueTable, memory_of
+from djinn_server.running.values import ValueTable
 from djinn_server.session_machine import Cause, Wait
 from djinn_server.weights.shared_weights import Origin, SessionShares, WeightKey
 from djinn_server.weights.uploads import UploadAssembly, is_countable
@@ -214,40 +213,6 @@ class WeightReads:
             source = self._reader.again(origin.address, origin.key)
             if source is not None:
                 self._ledger.reread_from(value, source)
-
-    def lend(self, address: str, saved: Mapping[str, int]) -> None:
-        """Share the memory of values that were just saved at an address with sessions that read them there.
-
-        `saved`: their handles, by the names of the tensors. A value that does not fill its storage is left out. So is a storage that the
-        client knows under several numbers: a program that is under way may write it under another one.
-        """
-        try:
-            opened = self._reader.open(address)
-        except WeightsUnavailable:  # it was replaced or has expired already
-            return
-        owners: dict[int, set[int]] = {}
-        for handle, value in self._values.everything():
-            if memory := memory_of(value):
-                owners.setdefault(memory, set()).add(storage_of(handle))
-        with self._moving():
-            for name, handle in saved.items():
-                value = self._values[handle]
-                if (
-                    not isinstance(value, torch.Tensor)
-                    or not value.is_contiguous()
-                    or value.is_conj()
-                    or value.is_neg()
-                ):
-                    continue
-                if not value.numel() or len(owners[memory_of(value)]) > 1:
-                    continue
-                storage, size = value.untyped_storage(), opened.tensors[name].entry.size
-                if storage.nbytes() != size:
-                    continue
-                key = WeightKey(opened.version, name, 0, size)
-                if self._reader.shared.share(key, storage) is storage:
-                    self._hold_file(opened.address, opened.version)
-                    self._note_shared(handle, value, Origin(opened.address, key))
 
     def read_again(self, stored: Sequence[StoredValue]) -> None:
         """Make the values of a snapshot that are read from where they came; those that cannot be are poison."""

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import Final
 
 import torch
@@ -33,12 +34,10 @@ from djinn_core.wire.weight_messages import (
     StoredTensorEntry,
 )
 from djinn_server.hookspecs.weight_formats import HeaderEntry
-from djinn_server.hookspecs.weight_sources import WeightSink
 from djinn_server.recovery.executor_channel import NO, YES, ExecutorChannel
 from djinn_server.running.values import Poison, ValueTable
 from djinn_server.session_machine import Cause, Wait
-from djinn_server.weights.published import PublishedSink, PublishedWeights
-from djinn_server.weights.reads import WeightReads
+from djinn_server.weights.published import PublishedWeights
 from djinn_server.weights.saving import DifferentContents, save
 from djinn_server.weights.weight_reader import OpenedWeights, WeightReader
 
@@ -134,7 +133,7 @@ def answer_opening(
 
     `wakeup`: called when it was opened.
     """
-    opening = weights.opening(request.address)
+    opening = weights.openings.of(request.address)
     opening.found.add_done_callback(lambda _: wakeup())
     until = time.monotonic() + request.patience if request.patience else None
     before = connection.journal.decided() if request.patience else None
@@ -151,22 +150,20 @@ def answer_opening(
             reply = OpenWeightsReply(bytes(32), unfinished=True, done=opening.done, expected=opening.expected)
             connection.send(Frame(encode(reply)))
             return
-    weights.opened(request.address, opening)
+    weights.openings.ended(request.address, opening)
     connection.send(Frame(listed(request, opening.found, connection.limits.head)))
 
 
 def save_values(
     request: SaveWeights,
     values: ValueTable,
-    reads: WeightReads,
     weights: WeightReader,
     deliver: Callable[[torch.Tensor], torch.Tensor],
     again: bool = False,
 ) -> SaveWeightsReply:
     """Write values of a session at an address; the reply says what was wrong, if anything was.
 
-    `deliver`: gives the host's copy of a value. `again`: the file may be there already, and is looked for first. `reads`: shares the
-    memory of values that were published with sessions that read them.
+    `deliver`: gives the host's copy of a value. `again`: the file may be there already, and is looked for first.
     """
     handles = unpack_handles(request.handles)
     if len(handles) != len(request.names):
@@ -179,22 +176,13 @@ def save_values(
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
             return SaveWeightsReply(0, f"{name!r} is no dense tensor")
         tensors[name] = value
-    made: list[WeightSink] = []
-
-    def create(size: int) -> WeightSink:
-        made.append(weights.create(request.address, size, request.seconds))
-        return made[-1]
-
     try:
         with torch.inference_mode():
             if again and (there := weights.written(request.address)) is not None:
                 with contextlib.suppress(DifferentContents, OSError):
                     return SaveWeightsReply(save(tensors, dict(request.metadata), there, deliver))
-            nbytes = save(tensors, dict(request.metadata), create, deliver)
-        for sink in made:
-            if isinstance(sink, PublishedSink):
-                reads.lend(sink.address, dict(zip(request.names, handles, strict=True)))
-        return SaveWeightsReply(nbytes)
+            create = partial(weights.create, request.address, seconds=request.seconds)
+            return SaveWeightsReply(save(tensors, dict(request.metadata), create, deliver))
     except WeightsUnavailable as error:
         return SaveWeightsReply(0, str(error)[: limits.FAILURE_TEXT])
     except (OSError, ValueError, RuntimeError, MemoryError) as error:

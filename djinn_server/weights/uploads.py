@@ -15,7 +15,7 @@ from djinn_core.wire import limits
 from djinn_core.wire.compression import expanded
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import is_of_kind
-from djinn_core.wire.tensors import dtype_from_name
+from djinn_core.wire.tensors import dtype_from_name, extent
 from djinn_core.wire.upload_messages import BlobOffer, BlobQuery, UploadPart
 from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.memory.limited import ledger_of
@@ -291,10 +291,9 @@ def _check_layout(upload: UploadPart) -> None:
     if len(upload.shape) != len(upload.stride) or not is_countable(counts):
         raise ProtocolError(f"upload {upload.handle} has an impossible layout")
     item = dtype_from_name(upload.dtype).itemsize
-    last = sum((n - 1) * s for n, s in zip(upload.shape, upload.stride, strict=True))
-    extent = 0 if 0 in upload.shape else (last + 1) * item
-    if extent > upload.size or upload.size % item:
-        raise ProtocolError(f"upload {upload.handle} needs {extent} bytes and announces {upload.size}")
+    needed = extent(upload.shape, upload.stride) * item
+    if needed > upload.size or upload.size % item:
+        raise ProtocolError(f"upload {upload.handle} needs {needed} bytes and announces {upload.size}")
 
 
 def is_countable(counts: Sequence[int]) -> bool:

@@ -37,9 +37,9 @@ from djinn_server.hookspecs.weight_sources import (
 )
 from djinn_server.system.mappings import populate
 from djinn_server.weights.headers import check_header, read_bytes
-from djinn_server.weights.openings import Opening, Openings
+from djinn_server.weights.openings import Openings
 from djinn_server.weights.permissions import resolve_new
-from djinn_server.weights.permitted_places import ignore_progress, open_here, open_permitted, writable_path
+from djinn_server.weights.permitted_places import ignore_progress, open_permitted, writable_path
 from djinn_server.weights.published import SCHEME as PUBLISHED
 from djinn_server.weights.published import PublishedWeights
 from djinn_server.weights.saving import SavedBytes, WrittenFile
@@ -199,6 +199,7 @@ class WeightReader:
     """Opens addresses, reads tensors, and makes files at addresses. Thread-safe.
 
     Attributes:
+        openings: calls of `open` in other threads, one for all sessions that wait for the same address.
         published: the names that the tenant has published; None: it publishes nothing.
         shared: what sessions have read and hold in the device's memory.
         reads: tensors, or parts of them, that were read. read_bytes: how many bytes they have.
@@ -214,7 +215,7 @@ class WeightReader:
         self._permissions = attrs.evolve(permissions or WeightPermissions(), suffixes=suffixes_of(formats))
         self._formats = formats
         self._opened: OrderedDict[str, OpenedWeights] = OrderedDict()
-        self._openings = Openings[OpenedWeights](lambda address, one: self._remember(self._open(address, one.report)))
+        self.openings = Openings[OpenedWeights](lambda address, one: self._remember(self._open(address, one.report)))
         # Files that others have replaced, and a journal has kept, by version.
         self._kept: dict[bytes, OpenedWeights] = {}
         self._saved: SavedBytes | None = None
@@ -237,14 +238,6 @@ class WeightReader:
             WeightsUnavailable: there are none, they may not be read, or they are malformed.
         """
         return self._remember(self._open(address))
-
-    def opening(self, address: str) -> Opening[OpenedWeights]:
-        """As `open`, in another thread, where others may be waiting for the same."""
-        return self._openings.of(address)
-
-    def opened(self, address: str, opening: Opening[OpenedWeights]) -> None:
-        """Note that a session has taken what was opened: the next one who asks has the files looked at again."""
-        self._openings.ended(address, opening)
 
     def _remember(self, found: OpenedWeights) -> OpenedWeights:
         address = found.address
@@ -274,9 +267,6 @@ class WeightReader:
 
     def hold(self, address: str, version: bytes, link: Path) -> None:
         """Link the file at an address as `link`, too, or find it there: it may be removed or replaced while a session needs it."""
-        if self.published is not None and address.startswith(f"{PUBLISHED}:"):
-            self.published.hold(address, link)
-            return
         with self._lock:
             opened = self._opened.get(address)
         if opened is None or opened.version != version:
@@ -294,8 +284,10 @@ class WeightReader:
         """Find the file that was at an address when another process kept it."""
         if version in self._kept or not link.exists():
             return
+        scheme, _, path = address.partition(":")
+        name = PurePosixPath(path).name.removesuffix(".safetensors") + ".safetensors"
         try:
-            kept = _opened(address, [LocalFile(link, PurePosixPath(address.partition(":")[2]).name)], self._formats)
+            kept = _opened(address, [LocalFile(link, name, immutable=scheme == PUBLISHED)], self._formats)
         except (OSError, WeightsUnavailable):  # these are a blob's bytes
             return
         if kept.version == version:
@@ -358,7 +350,7 @@ class WeightReader:
         """
         source = self._source(address)
         permitted = attrs.evolve(self._permissions, suffixes=SMALL_SUFFIXES)
-        files = [file for file in open_here(source, address, permitted) if not file.name.startswith(".")]
+        files = [file for file in open_permitted(source, address, permitted, None) if not file.name.startswith(".")]
         files = [file for file in files if not file.name.endswith(INDEX)]
         nbytes = sum(file.size for file in files)
         if len(files) > limits.SMALL_FILES or nbytes > limits.SMALL_FILES_BYTES:
@@ -477,7 +469,8 @@ class WeightReader:
 
     def _open(self, address: str, report: ReportDownload = ignore_progress) -> OpenedWeights:
         if self.published is not None and address.startswith(f"{PUBLISHED}:"):
-            return _opened(*self.published.open(address), self._formats)
+            exact, file = self.published.open(address)
+            return attrs.evolve(_opened(exact, [file], self._formats), replaceable=file)
         source = self._source(address)
         try:
             files = open_permitted(source, address, self._permissions, report)

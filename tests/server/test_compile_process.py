@@ -36,11 +36,11 @@ def test_it_ends_with_what_has_started_it():
     """An executor in a program's own process has compilers that go with it."""
     process = CompileProcess(nice=0)
     process.call("base64:b64encode", b"", 600.0)
-    started = process._process
+    started, calls, output = process._process, process._calls, process._output
     del process
     assert started.poll() is not None
-    assert started.stdin.closed
-    assert started.stdout.closed
+    assert calls.closed
+    assert output.closed
 
 
 def test_a_call_that_takes_too_long_is_ended(process):

@@ -31,7 +31,7 @@ def test_it_is_for_this_user_alone_and_goes_with_what_made_it(base):
 
 
 def test_directories_of_programs_that_were_killed_are_removed_by_the_next_one(base):
-    base.mkdir(parents=True)
+    base.mkdir(mode=0o700, parents=True)
     old, new = base / "1-old", base / "2-new"
     for path in (old, new):
         path.mkdir()
@@ -59,3 +59,13 @@ def test_without_room_there_is_none_and_the_log_says_so(base, monkeypatch, caplo
     assert own_journals() is None
     assert "will not be replaced if it dies" in caplog.text
     assert list(base.iterdir()) == []
+
+
+def test_folders_that_others_may_enter_or_that_are_links_are_not_used(base, tmp_path):
+    base.mkdir(mode=0o755, parents=True)
+    base.chmod(0o755)
+    with pytest.raises(PermissionError, match="others on this machine have access"):
+        OwnJournals(base)
+    (tmp_path / "link").symlink_to(base)
+    with pytest.raises(PermissionError, match="is a link"):
+        OwnJournals(tmp_path / "link")

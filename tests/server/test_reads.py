@@ -124,8 +124,8 @@ def test_a_read_that_fails_is_poison_of_its_value_alone(source, reads):
 def test_a_download_is_shared_reported_and_ended_when_no_client_asks(monkeypatch):
     source = Downloading()
     reader = WeightReader([source], WeightPermissions((), ("*",)))
-    opening = reader.opening("memory:x")
-    assert reader.opening("memory:x") is opening
+    opening = reader.openings.of("memory:x")
+    assert reader.openings.of("memory:x") is opening
     openings_seen = threading.Event()
     for _ in range(SECONDS * 100):
         if opening.expected:
@@ -137,7 +137,7 @@ def test_a_download_is_shared_reported_and_ended_when_no_client_asks(monkeypatch
         opening.found.result(SECONDS)
     monkeypatch.undo()
     source.come.set()
-    again = reader.opening("memory:x")
+    again = reader.openings.of("memory:x")
     assert set(again.found.result(SECONDS).tensors) == {"slow", "quick"}
-    reader.opened("memory:x", again)
-    assert reader.opening("memory:x") is not again
+    reader.openings.ended("memory:x", again)
+    assert reader.openings.of("memory:x") is not again

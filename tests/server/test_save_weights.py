@@ -20,13 +20,10 @@ from djinn_core.wire.messages import decode
 from djinn_core.wire.weight_messages import RemoveWeights, RemoveWeightsReply, SaveWeights, SaveWeightsReply
 from djinn_integrations.weights import open_weights
 from djinn_server.builtins import weights
-from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.builtins.weights import FileSource
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.running.values import ValueTable
-from djinn_server.weights.reads import WeightReads
 from djinn_server.weights.replies import answer_once, remove, save_values
-from djinn_server.weights.uploads import UploadAssembly
 from djinn_server.weights.weight_reader import WeightReader
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
@@ -266,16 +263,15 @@ def test_what_was_done_when_the_executor_died_is_not_done_again_and_is_no_failur
     for folder in (tmp_path / "default", tmp_path / "published" / "default"):
         (folder / ".x.safetensors.unfinished-0").write_bytes(bytes(1000))  # left by an executor that died
     tensors = {1: torch.arange(200.0), 2: torch.ones(3, dtype=torch.int8)}
-    runtime, values = CpuRuntime(), ValueTable()
+    values = ValueTable()
     for handle, tensor in tensors.items():
         values[handle] = tensor
-    reads = WeightReads(runtime, values, UploadAssembly(runtime, values, None), reader)
     asked = SaveWeights(address, ("a", "b"), pack_handles(list(tensors)))
 
     def save_again(notes, dies_at):
         channel = DyingChannel(notes, dies_at)
         with contextlib.suppress(SystemError):
-            answer_once(channel, lambda again: save_values(asked, values, reads, reader, torch.clone, again))
+            answer_once(channel, lambda again: save_values(asked, values, reader, torch.clone, again))
         return channel.sent
 
     def files():

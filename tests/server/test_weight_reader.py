@@ -456,7 +456,7 @@ def test_a_source_that_fails_to_save_costs_only_that_call(models, caplog, source
     reader, values = WeightReader([source], WeightPermissions(saving=(models,))), ValueTable()
     values[1] = torch.ones(3)
     request = SaveWeights("file:new.safetensors", ("a",), pack_handles([1]))
-    reply = save_values(request, values, None, reader, lambda value: value)
+    reply = save_values(request, values, reader, lambda value: value)
     assert "cannot be written: " in reply.refused
     assert "a weight source failed" in caplog.text
 
