@@ -127,9 +127,11 @@ def test_what_a_step_makes_of_a_pinned_cache_is_pinned(limited, model):
 def test_all_caches_of_a_session_are_known_without_being_named(limited, model):
     there = model.to(limited)
     try:
+        planned = djinn.stats()["plans_made"]
         _, cache = generated(there, prompt().to(limited), 3)
         with djinn.kv_session() as kv:
             assert kv.pin().pinned == cache_bytes(cache)
+        assert djinn.stats()["plans_made"] == planned, "programs are analysed, not planned"
         assert kv.size().pinned == 0
         assert kv.evict().resident == 0
         assert torch.isfinite(cache.layers[0].keys.cpu()).all()

@@ -61,11 +61,11 @@ class PlanMaker:
         return PlannedProgram(result, about)
 
     def analyse(self, prepared: PreparedTemplate, program: Program) -> WorkloadProfile:
-        """Return the profile of a program that ran without a plan."""
-        profile = self._result(program, NOTHING_LEFT_OUT, "annotate").profile
-        assert profile is not None
-        self._earlier.planned(prepared, program, profile.residency, profile.lineage)
-        return profile
+        """Return the profile of a program that runs without a plan."""
+        result = self._result(program, NOTHING_LEFT_OUT, "annotate")
+        assert result.profile is not None
+        self.made(prepared, program, PlannedProgram(result, result.profile))
+        return result.profile
 
     def _result(self, program: Program, without: Without, until: Stage) -> PipelineResult:
         opened = self._context.opened
@@ -74,7 +74,7 @@ class PlanMaker:
         return plan_program(program, *self._context.configured(), device, until, without=without, make=make)
 
     def made(self, prepared: PreparedTemplate, program: Program, planned: PlannedProgram) -> None:
-        """Record that a template was made from a plan."""
+        """Record what a plan or an analysis says about a template's values."""
         self._earlier.planned(prepared, program, planned.profile.residency, planned.profile.lineage)
         if self._context.opened:
             prepared.hints = hints_for(prepared, program, planned.profile, planned.result)

@@ -84,6 +84,7 @@ class Planner:
         plans_all: Callable[[], bool] = lambda: True,
         is_wanted: Callable[[Program], bool] = lambda _: False,
         are_loaded: Callable[[], bool] = lambda: True,
+        describes_values: Callable[[], bool] = lambda: False,
     ) -> None:
         """Make a planner without plans.
 
@@ -94,10 +95,12 @@ class Planner:
             is_wanted: returns True if an optimization wants a program.
             are_loaded: returns True if the optimizations are loaded. Otherwise `ask_optimizations` is called when they
                 are.
+            describes_values: returns True if the executor is told the kinds of a program's values, planned or not.
         """
         self._begin_planning = planning
         self._begun: Planning | None = None
         self._plans_all, self._is_wanted, self._are_loaded = plans_all, is_wanted, are_loaded
+        self._describes_values = describes_values
         self.recent: Recent = deque(maxlen=RECENT)
         self._stats = stats
         self._plans: PlanCache[PreparedTemplate] = PlanCache(FACTOR)
@@ -147,6 +150,8 @@ class Planner:
         if self._plans_all() or (self.asks_optimizations and self._is_wanted(program)):
             return self._plan(program, variants, for_sizes)
         prepared = make_template(program, range(len(program)), {}, ())
+        if self._describes_values():
+            self._analyse(prepared, program)
         variants.append(prepared)
         return prepared
 
@@ -204,6 +209,10 @@ class Planner:
         self.planning.made(prepared, program, planned)
         return prepared
 
+    def _analyse(self, prepared: PreparedTemplate, program: Program) -> None:
+        with modes_as_before(), interrupt_mask.unmasked():
+            prepared.profile = self.planning.analyse(prepared, program)
+
     @property
     def last_profile(self) -> WorkloadProfile | None:
         """Return the profile of the last submitted program, or None.
@@ -214,6 +223,5 @@ class Planner:
         recent = list(self.recent)
         for prepared, program in recent:
             if prepared.profile is None:
-                with modes_as_before(), interrupt_mask.unmasked():
-                    prepared.profile = self.planning.analyse(prepared, program)
+                self._analyse(prepared, program)
         return recent[-1][0].profile if recent else None

@@ -40,6 +40,7 @@ def new_planner(context: ClientContext, devices: int) -> Planner:
         lambda: plans_all(context),
         lambda program: is_wanted(context, program),
         lambda: are_loaded(context, "optimizations"),
+        lambda: describes_values(context),
     )
     context.asked_by_size, context.kinds_to_load = (), ()
     if devices > 1 or plans_all(context) or context.configured()[0].is_selected:
@@ -60,14 +61,16 @@ def _begin(context: ClientContext, devices: int, recent: Recent) -> Planning:
 def plans_all(context: ClientContext) -> bool:
     """Return True while every program is planned.
 
-    Plans keep to memory limits, follow a chosen scheduler or placement policy, and tell an executor with a memory limit which values
-    are KV caches, for `kv_session` and `djinn status`. They are also made while somebody collects them.
+    Plans keep to memory limits, and follow a chosen scheduler or placement policy. They are also made while somebody collects them.
     """
     settings = context.settings
     assert settings is not None, "a session is open"
     chosen = settings.memory_limits or settings.placement_policy or settings.scheduler != DEFAULT_SCHEDULER
-    if chosen or context.recordings:
-        return True
+    return bool(chosen or context.recordings)
+
+
+def describes_values(context: ClientContext) -> bool:
+    """Return True if the executor evicts values: it is told which values are KV caches, for `kv_session` and `djinn status`."""
     here = context.session.executors.here if context.session is not None else ()
     return bool(here and here[0].opened.attached.device.spill)
 
