@@ -86,6 +86,7 @@ NEEDED: Final = (
     "torch._C._get_nested_int",
     "torch._prims_common.suggest_memory_format",
     "torch.Tensor._use_count",
+    "torch._C._storage_Use_Count",
     "torch.Tensor._make_wrapper_subclass",
     "torch._utils._rebuild_device_tensor_from_cpu_tensor",
     "torch._utils._rebuild_sparse_tensor",
@@ -274,6 +275,12 @@ def storage_key(tensor: torch.Tensor) -> int:
     """Return a number that is equal for two tensors exactly if they share a storage, also on the meta device."""
     key: int = tensor.untyped_storage()._cdata
     return key
+
+
+def storage_use_count(storage: torch.UntypedStorage) -> int:
+    """Return how many tensors and storages of Python refer to the memory of `storage`."""
+    count: int = torch._C._storage_Use_Count(storage._cdata)
+    return count
 
 
 @functools.cache

@@ -590,7 +590,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     )
     if opened.capabilities.kind == FALLBACK:
         confine(opened.capabilities.memory)
-    begin_strategies(context, registry, config.compilers)
+    begin_strategies(context, registry, config.compilers, graphs=config.graphs)
     if config.batch_sessions:
         begin_batching(context)
     store = _open_store(config.store, disk)
@@ -607,8 +607,10 @@ def load_plugins(config: ExecutorConfig) -> Registry:
     return load_registry(config.plugins, builtins=builtin_plugins(), kinds=EXECUTOR_KINDS, started=True)
 
 
-def begin_strategies(context: ExecutorContext, registry: Registry, names: Sequence[str]) -> None:
-    """Register run strategies: those of plugins, and compilation by the compilers called `names`, if any.
+def begin_strategies(
+    context: ExecutorContext, registry: Registry, names: Sequence[str], *, graphs: bool = False
+) -> None:
+    """Register run strategies: those of plugins, compilation by the compilers called `names`, and graphs if `graphs`.
 
     Raises:
         StartupError: there is no such compiler.
@@ -619,6 +621,11 @@ def begin_strategies(context: ExecutorContext, registry: Registry, names: Sequen
         compiling = CompilationQueue(chosen(registry.compilers, names), context.device.runtime)
         compiling.prepare()
         context.device.begin_compiling(compiling)
+    device = context.device.runtime.device
+    if graphs and device.type != "cpu":
+        context.device.begin_recording()
+    elif graphs:
+        _log.warning("--graphs has no effect: only an accelerator records graphs", device=str(device))
 
 
 def begin_batching(context: ExecutorContext) -> None:

@@ -10,6 +10,7 @@ from djinn_core.wire.executor_reports import ExecutorMetrics, LabelledValue
 from djinn_core.wire.messages import PRESSURE
 from djinn_server.batching.session_batches import SessionBatches
 from djinn_server.compiling.compilation_queue import CompilationQueue
+from djinn_server.compiling.graph_recorder import GraphRecorder
 from djinn_server.context import ExecutorContext
 from djinn_server.memory.ledger import Ledger
 from djinn_server.recovery.leases import Leases
@@ -31,6 +32,8 @@ def metered(context: ExecutorContext, store: WeightStore | None, leases: Leases,
         parts.append(_stored(store))
     if device.compiling is not None:
         parts.append(_compiled(device.compiling))
+    if device.graphs is not None:
+        parts.append(_recorded(device.graphs))
     if device.batches is not None:
         parts.append(_batched(device.batches))
     if device.ledger is not None:
@@ -108,6 +111,14 @@ def _compiled(compiling: CompilationQueue) -> ExecutorMetrics:
             "compiled_runs": counts.runs,
         },
         gauges={**compiling.figures()},
+    )
+
+
+def _recorded(graphs: GraphRecorder) -> ExecutorMetrics:
+    counts = graphs.counts
+    return ExecutorMetrics(
+        counters={"graph_captures": graphs.captures, "graphs_unused": counts.unused, "graph_runs": counts.runs},
+        gauges={**graphs.figures()},
     )
 
 

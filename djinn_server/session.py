@@ -816,6 +816,7 @@ class ExecutorSession:
                 **{f"idle_{where}": nbytes for where, nbytes in self._evicted().items()},
             }
             | (self.device.compiling.figures() if self.device.compiling else {})
+            | (self.device.graphs.figures() if self.device.graphs else {})
             | (self.device.ledger.figures() if self.device.ledger else {})
             | {f"used_{kind}": used.get(kind, 0) for kind in KINDS.values()}
             | (self._memory.figures() if self._memory is not None else {})
@@ -846,6 +847,8 @@ class ExecutorSession:
             self._reads.clear()
             self._runs.close()
             self.values.clear()
+            if self.device.graphs is not None:
+                self.device.graphs.sweep()
             self._uploads.clear()
             self._templates.clear()
             self._loop.machine.close()

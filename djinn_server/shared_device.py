@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from djinn_server.batching.session_batches import SessionBatches
 from djinn_server.compiling.compilation_queue import CompilationQueue
+from djinn_server.compiling.graph_recorder import GraphRecorder
 from djinn_server.device_watch import DeviceWatch
 from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.memory.limited import ledger_of
@@ -35,6 +36,7 @@ class SharedDevice:
         self.templates = CompiledTemplates()
         self.arbiter = Arbiter(runtime.device, self.timer)
         self.compiling: CompilationQueue | None = None
+        self.graphs: GraphRecorder | None = None
         self.batches: SessionBatches | None = None
         self.ledger = ledger_of(runtime)
         self.watch = DeviceWatch(runtime) if self.timer.runs_late else None
@@ -44,6 +46,13 @@ class SharedDevice:
         """Have hot templates compiled from now on."""
         self.compiling = compiling
         self.arbiter.register(compiling)
+
+    def begin_recording(self) -> None:
+        """Record hot templates of fixed shape as graphs from now on."""
+        self.graphs = GraphRecorder(self.runtime)
+        self.arbiter.register(self.graphs)
+        if self.ledger is not None:
+            self.ledger.free_graphs = self.graphs.free
 
     def begin_batching(self) -> None:
         """Run the same template of several sessions together from now on, where their clients allow it."""

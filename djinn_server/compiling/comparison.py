@@ -17,6 +17,7 @@ import torch
 
 from djinn_core.ir.values import meta_of
 from djinn_server.compiling.compiled_region import CompiledRegion
+from djinn_server.compiling.recorded_region import RecordedRegion, difference_in_place
 from djinn_server.compiling.written_views import address_of
 from djinn_server.running.compiled_step import CompiledStep, Environment
 from djinn_server.running.result_layout import layout_difference
@@ -36,6 +37,8 @@ def difference(compiled: CompiledRegion, env: Environment) -> str:
     Raises:
         Exception: any error that the instructions themselves raise.
     """
+    if isinstance(compiled, RecordedRegion):
+        return difference_in_place(compiled, env)
     theirs, ours = _copy(compiled, env), _copy(compiled, env)
     for step in compiled.steps:
         step.run(theirs)

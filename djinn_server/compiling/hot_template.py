@@ -21,6 +21,7 @@ from djinn_server.compiling.scalars import movable_slots
 from djinn_server.compiling.sizes import ObservedRun, SizeRelation, UnrulySlots, find_law, observe
 from djinn_server.compiling.written_views import WrittenView, written_views
 from djinn_server.hookspecs.run_strategies import RunOffer, Stage, StrategyRun
+from djinn_server.memory.room import is_out_of_memory
 from djinn_server.running.arbiter import ServedRun
 from djinn_server.running.compiled_step import Environment
 from djinn_server.running.template_compiler import CompiledTemplate
@@ -142,7 +143,10 @@ class HotTemplate(RunOffer):
     def run(self, run: StrategyRun) -> Iterator[None]:
         """Run the template, as `RunOffer.run` does."""
         assert isinstance(run, ServedRun)
-        self.slots, phase = run.slots, self.phase
+        self.slots = run.slots
+        if isinstance(self.phase, HotPhase):
+            self.phase.find_region()
+        phase = self.phase
         region = phase.region
         if region is None:
             return
@@ -156,8 +160,7 @@ class HotTemplate(RunOffer):
 
     def ran(self, seconds: float) -> None:
         """Note that a run was issued, as `RunOffer.ran` does."""
-        if len(self.slots) == self.template.slots:  # it has run
-            self.phase.ran(seconds)
+        self.phase.ran(seconds)
 
     def decided(self, ratio: float, *, used: bool, reason: str) -> None:
         """Take the result of a trial, as `RunOffer.decided` does."""
@@ -247,18 +250,32 @@ class ColdPhase(NotCompiledPhase):
         self.seconds += seconds
         if not self._is_hot():
             return
-        region = find_region(self.hot.template, self.hot.slots)
-        if region is None:
-            self.hot.leave("it has no ops in a row that can be compiled")
-        else:
-            share = self.seconds / max(time.perf_counter() - self.since, self.seconds)
-            self.hot.phase = ObservingPhase(self.hot, region, share)
+        share = self.seconds / max(time.perf_counter() - self.since, self.seconds)
+        self.hot.phase = HotPhase(self.hot, share)
 
     def _is_hot(self) -> bool:
         limits, factor = self.hot.thresholds, float(4**self.hot.tries)
         runs, seconds = self.runs / factor, self.seconds / factor
         often = runs >= limits.runs and seconds >= limits.seconds
         return often or (runs >= limits.long_runs and seconds >= limits.long_seconds)
+
+
+@attrs.define(eq=False)
+class HotPhase(NotCompiledPhase):
+    """Phase of a hot template until its next run, whose slots tell which ops draw random numbers."""
+
+    stage: ClassVar[Stage] = "watching"
+    settled: ClassVar[bool] = False
+    hot: HotTemplate
+    share: float
+
+    def find_region(self) -> None:
+        """Observe the region that can be compiled, if there is one."""
+        region = find_region(self.hot.template, self.hot.slots)
+        if region is None:
+            self.hot.leave("it has no ops in a row that can be compiled")
+        else:
+            self.hot.phase = ObservingPhase(self.hot, region, self.share)
 
 
 class ObservingPhase:
@@ -329,7 +346,12 @@ class _RegionPhase:
 
     def follows(self, env: Environment) -> int | None:
         """Return `CompiledRegion.follows`, and count misses."""
-        n = self.compiled.follows(env)
+        try:
+            n = self.compiled.follows(env)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                self.hot.leave(f"it cannot be recorded: {type(error).__name__}: {error}")
+            n = None
         self._missed = self._missed + 1 if n is None else 0
         return n
 

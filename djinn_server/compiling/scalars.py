@@ -79,8 +79,8 @@ def _row(argument: Any, count: int) -> Iterable[Any]:
 def _call_one(name: str, in_place: bool, args: Sequence[Any], kwargs: Mapping[str, Any], call: Call) -> Any:
     place, key = _WEIGHT.get(name, (len(args), ""))
     weight = args[place] if place < len(args) else kwargs.get(key)
-    other = call(_OF_TWO[name], (args[1], args[2])) if name in _OF_TWO else args[1]
-    if weight is not None:
-        other = call(aten.mul.Tensor, (other, weight))
+    other = args[1] if weight is None else call(aten.mul.Tensor, (args[1], weight))
+    if name in _OF_TWO:  # in the order of PyTorch's kernels for CPUs, so that results have the same bits there
+        other = call(_OF_TWO[name], (other, args[2]))
     packet = getattr(aten, ("add" if name in _OF_TWO else name) + "_" * in_place)
     return call(packet.Tensor, (args[0], other))

@@ -220,6 +220,7 @@ class ExecutorConfig(ExecutorOptions):
         plugins: the plugins to load.
         hang_seconds: as `DeviceRuntime.hang_seconds`; None: that of the device.
         compilers: names of those that compile hot templates, in the order in which they are asked.
+        graphs: True if hot templates of fixed shape are recorded as graphs.
         operators: custom ops that clients may name: operator libraries and modules, as `--operators` has them.
         batch_sessions: True if runs of one template by sessions with shared weights may be batched.
         accounts: directory with the used device time of its tenant, which outlives this executor; None: not kept.
@@ -243,6 +244,11 @@ class ExecutorConfig(ExecutorOptions):
         (),
         "--compile",
         "Compiler for programs that run often, such as inductor. May be repeated: they are asked in this order.",
+    )
+    graphs: bool = flagged(
+        False,
+        "--graphs",
+        "Record programs of fixed shape that run often as graphs of the accelerator, which launch with one call. Untried on a real GPU.",
     )
     operators: tuple[str, ...] = flagged(
         (),

@@ -177,6 +177,7 @@ class Ledger:
         self.peak = 0
         self.pressure = Pressure()
         self.loading: threading.Thread | None = None
+        self.free_graphs: Callable[[], None] = _nothing
         self._runtime, self._device = runtime, runtime.device
         self._is_host = runtime.device.type == "cpu"
         self._table: dict[int, Entry] = {}
@@ -470,9 +471,14 @@ class Ledger:
 
         Once a spill space is full, only storages with a copy are evicted.
         """
-        excess = resident + wanted - self.budget
-        if excess <= 0:
+        if resident + wanted <= self.budget:
             return 0
+        self.free_graphs()
+        without = min(resident, self.allocated() or resident)
+        excess = without + wanted - self.budget
+        if excess <= 0:
+            return resident - without
+        resident, graphs = without, resident - without
         excess, freed = max(excess, min(self.limit // BATCH, resident)), 0
         # With equal keys, evict the newest first: weights are used in the order of their uploads.
         movable, is_full = [holding for holding in holdings if holding.movable][::-1], False
@@ -489,7 +495,7 @@ class Ledger:
                 is_full = True
                 continue
             freed += movable[position].nbytes
-        return freed
+        return graphs + freed
 
     # --- outside of runs ----------------------------------------------------------------------------------------
 
@@ -605,6 +611,10 @@ class Ledger:
             "memory_shared": self.shared_bytes(),
             "refused": self.counts.refused,
         }
+
+
+def _nothing() -> None:
+    """Free no graphs: none are recorded."""
 
 
 def resident_bytes(holdings: Iterable[Holding]) -> int:

@@ -120,6 +120,8 @@ class TemplateChoice:
                 continue
             if (stage := self.stage(candidate)) != "ready":
                 candidate.reset()
+            if stage == "idle":
+                continue
             if stage == "watching" or (stage == "ready" and candidate.used is None):
                 return candidate
             if candidate.used is not False and (best is None or candidate.ratio < best.ratio):

@@ -447,6 +447,7 @@ def graph_capture(device: str) -> Found:
     """Capture a decode step as a graph in the executor: replays give the tokens of plain PyTorch."""
     needs_accelerator(device)
     place, model = plain_device(device), Model.sized_for(device)
+    from djinn_server.compiling.graph_recorder import GraphRecorder
     from djinn_server.hookspecs.devices import DeviceRuntime
     from djinn_server.running.template_compiler import compile_template
     from djinn_server.shared_device import SharedDevice
@@ -455,30 +456,23 @@ def graph_capture(device: str) -> Found:
     program = recorded(model.decode, state)
     compiled = compile_template(program.template, place, SharedDevice(DeviceRuntime(place)).own)
 
-    def run() -> None:
+    def run() -> tuple[torch.Tensor, ...]:
         env = [*compiled.constants, *program.slots, *state, *[None] * compiled.made]
         for step in compiled.steps:
             step.run(env)
+        return ()
 
-    stream = torch.cuda.Stream(place) if place.type == "cuda" else torch.Stream(place)
-    with torch.inference_mode(), stream:
+    with torch.inference_mode():
         run()
-        torch.accelerator.synchronize(place)
-        if place.type == "cuda":
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=stream):
-                run()
-        else:
-            with (graph := torch.accelerator.Graph()):
-                run()
+        launch, _, nbytes = GraphRecorder(DeviceRuntime(place)).record(run)
         for _ in range(8):
-            graph.replay()
+            launch()
         synchronize(place)
         for _ in range(9):
             model.decode(expected)
         for one, other in zip(state, expected, strict=True):
             torch.testing.assert_close(one.cpu(), other.cpu())
-    return {"ops": len(compiled.steps)}
+    return {"ops": len(compiled.steps), "bytes": nbytes}
 
 
 def replay_library(device: str) -> Found:

@@ -312,14 +312,14 @@ def asserts(device: str) -> Found:
     return found
 
 
-def compiling(compiler: str, device: str) -> Found:
-    """Run a hot model that the server compiles: results are equal; count compiled runs."""
+def accelerated(device: str, figure: str, *options: str) -> Found:
+    """Run a hot model that the server compiles or records: results are equal. `figure` counts its templates."""
     torch.manual_seed(0)
     model = nn.Sequential(
         *[layer for _ in range(8) for layer in (nn.Linear(256, 256), nn.GELU(), nn.LayerNorm(256))]
     ).eval()
     inputs = torch.randn(32, 256)
-    with serving("--compile", compiler, device=device) as file, torch.no_grad():
+    with serving(*options, device=device) as file, torch.no_grad():
         expected = model.to(device)(inputs.to(device)).cpu()
         model, there, runs = model.to(REMOTE), inputs.to(REMOTE), 0
         figures: Mapping[str, int] = {}
@@ -332,23 +332,24 @@ def compiling(compiler: str, device: str) -> Found:
             torch.testing.assert_close(result, expected)
             figures = executor_figures()
             said = [line for line in file.with_name("log").read_text().splitlines() if TOLD.search(line)]
-            if figures["compiled_templates"]:
+            if figures[figure]:
                 break
-        if not said and figures["compiling_templates"]:
+        if not said and figures.get("compiling_templates"):
             raise NotRun(f"after {COMPILING_SECONDS:.0f} s it is still being compiled, by a process of low priority")
         assert said, f"nothing was compiled within {COMPILING_SECONDS:.0f} s, in {runs} runs"
-        return {"runs": runs, "compiled": figures["compiled_templates"], "server said": said[-3:]}
+        return {"runs": runs, figure: figures[figure], "server said": said[-3:]}
 
 
 def inductor(device: str) -> Found:
     """Test `djinn serve --compile inductor`."""
-    return compiling("inductor", device)
+    return accelerated(device, "compiled_templates", "--compile", "inductor")
 
 
-def cudagraphs(device: str) -> Found:
-    """Test `djinn serve --compile cudagraphs`."""
-    needs_gpu(device, "CUDA graphs")
-    return compiling("cudagraphs", device)
+def graphs(device: str) -> Found:
+    """Test `djinn serve --graphs`."""
+    if device == "cpu":
+        raise NotRun("a CPU records no graphs")
+    return accelerated(device, "recorded_templates", "--graphs")
 
 
 def tensorrt(device: str) -> Found:
@@ -358,7 +359,7 @@ def tensorrt(device: str) -> Found:
         import torch_tensorrt  # noqa: F401 - asked for, to know if it works here
     except Exception as error:
         raise NotRun(f"torch-tensorrt cannot be imported: {error}") from None
-    return compiling("tensorrt", device)
+    return accelerated(device, "compiled_templates", "--compile", "tensorrt")
 
 
 def spill(device: str) -> Found:
@@ -589,7 +590,7 @@ PARTS: dict[str, Callable[[str], Found]] = {
     part.__name__: part
     for part in (
         devices, training, generation, randomness, autocast, numeric_settings, streams, copies, memory_figures, out_of_memory,
-        filling, asserts, spill, idle, weights, cuda_names, two_clients, crash, inductor, cudagraphs, tensorrt, calibration, demo,
+        filling, asserts, spill, idle, weights, cuda_names, two_clients, crash, inductor, graphs, tensorrt, calibration, demo,
         databases, ray, two_gpus, times,
     )
 }  # fmt: skip

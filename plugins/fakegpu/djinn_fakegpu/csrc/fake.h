@@ -46,6 +46,7 @@ struct Use {
 };
 
 struct Graph;
+struct GraphPool;
 
 // Memory that kernels or copies use: a block of device memory or of page-locked host memory.
 struct Block {
@@ -57,7 +58,7 @@ struct Block {
   int64_t serial = 0;
   int lane = 0;  // stream that was current when the block was allocated
   bool freed = false, imported = false;
-  Graph* graph = nullptr;  // graph that captured the allocation and keeps the memory; null otherwise
+  GraphPool* pool = nullptr;  // pool of the graphs that keep the memory; null otherwise
   std::vector<Use> writes, reads;
   std::set<int> recorded;  // lanes given to record_stream
 };
@@ -122,7 +123,7 @@ Block* block_of_kernel(const void* address);  // find the block by the address t
 char* kernel_address(const c10::StorageImpl* s);
 void* raw_address(const c10::StorageImpl* s);
 c10::DataPtr import_memory(const std::string& path, size_t offset, size_t bytes, c10::DeviceIndex index);
-void end_of_graph(Block* block);
+void end_of_pool(Block* block);
 
 // ---- streams.cpp --------------------------------------------------------------------------------------------------------
 
@@ -192,6 +193,9 @@ void count_peak(const std::string& name, int64_t value);
 // If a graph is being captured, mark the capture as failed and raise.
 void check_no_capture(const char* cause);
 void keep_in_graph(Graph* graph, Block* block);
+Block* take_from_pool(Graph* graph, size_t size);  // a block that no tensor uses; nullptr: there is none
+void give_to_pool(Block* block);
+bool is_of_graph(const Graph* graph, Block* block);
 // Record an op, or a copy, in a graph. The tensors are CPU views of device memory, or page-locked.
 void capture_op(Graph* graph, const c10::OperatorHandle& op, c10::DeviceIndex random, Stack arguments, const std::vector<bool>& written,
                 const Stack& results, const std::vector<int>& same);

@@ -195,7 +195,10 @@ struct Call {
       auto* cpu = shared.cpu.unsafeGetStorageImpl();
       if (raw_address(cpu) == shared.address && cpu->nbytes() == shared.fake->nbytes()) continue;
       resize_storage(shared.fake, cpu->nbytes());
-      if (cpu->nbytes()) std::memcpy(kernel_address(shared.fake), raw_address(cpu), cpu->nbytes());
+      if (!cpu->nbytes()) continue;
+      auto* there = kernel_address(shared.fake);
+      std::memcpy(there, raw_address(cpu), cpu->nbytes());
+      cpu->set_data_ptr_noswap(c10::DataPtr(there, c10::Device(c10::DeviceType::CPU)));  // a graph writes there when it is replayed
     }
     for (auto& a : tensors) {
       if (a.written && (a.cpu.sizes() != a.fake.sizes() || a.cpu.strides() != a.fake.strides())) {
@@ -245,10 +248,11 @@ double operations(const OpInfo& info, const Call& call, const std::vector<c10::I
 }
 
 // Restores the tensors that a captured op wrote, because the op takes effect only when the graph is replayed.
+// Memory of the graph itself holds nothing before.
 struct Unwritten {
-  explicit Unwritten(const Call& call) {
+  Unwritten(const Call& call, const Graph* graph) {
     for (const auto& a : call.tensors) {
-      if (a.written && a.cpu.numel()) kept.emplace_back(a.cpu, a.cpu.clone());
+      if (a.written && a.cpu.numel() && !is_of_graph(graph, block_of(a.fake))) kept.emplace_back(a.cpu, a.cpu.clone());
     }
   }
   void restore() const {
@@ -300,7 +304,7 @@ void run(const c10::OperatorHandle& op, Stack* stack) {
     if (host_waits(info, call)) synchronize(info.name, lane);
   }
   std::optional<Unwritten> unwritten;
-  if (lane.capture && launch) unwritten.emplace(call);
+  if (lane.capture && launch) unwritten.emplace(call, lane.capture);
   run_kernel(op, info, call.device, stack);
   std::vector<c10::IValue> lowered(stack->begin() + static_cast<std::ptrdiff_t>(first), stack->end());
   stack->resize(first);

@@ -7,6 +7,7 @@
 
 #include <cstring>
 #include <fstream>
+#include <thread>
 
 namespace fakegpu {
 
@@ -28,8 +29,18 @@ struct Needed {
   bool written;
 };
 
+// Memory of graphs that are replayed one after another. It is given back when all of them are reset.
+struct GraphPool {
+  int graphs = 0;
+  std::set<Block*> blocks;
+  std::set<std::pair<size_t, Block*>> unused;  // that no tensor uses, by size
+};
+
 struct Graph {
   Lane* lane = nullptr;
+  std::thread::id only;  // thread whose calls can spoil the capture; none: those of all threads
+  at::MempoolId_t id{0, 0};
+  GraphPool* pool = nullptr;
   std::vector<Node> nodes;
   std::vector<Needed> needed;
   std::set<Block*> memory;  // blocks allocated during the capture
@@ -37,6 +48,24 @@ struct Graph {
 };
 
 namespace {
+
+std::map<at::MempoolId_t, GraphPool>& pools() {
+  static auto* all = new std::map<at::MempoolId_t, GraphPool>();
+  return *all;
+}
+
+void enter_pool(Graph* graph, at::MempoolId_t id) {
+  static at::CaptureId_t last = 0;
+  graph->id = id == at::MempoolId_t{0, 0} ? at::MempoolId_t{0, ++last} : id;
+  graph->pool = &pools()[graph->id];
+  ++graph->pool->graphs;
+}
+
+void leave_pool(Graph* graph) {
+  if (is_in_bad_fork() || !graph->pool || --graph->pool->graphs) return;
+  for (auto* block : graph->pool->blocks) end_of_pool(block);
+  pools().erase(graph->id);
+}
 
 void collect(const c10::IValue& value, std::vector<at::Tensor>* into) {
   if (value.isTensor()) into->push_back(value.toTensor());
@@ -56,13 +85,16 @@ struct FakeGraph final : at::GraphImplInterface {
   explicit FakeGraph(const at::GraphImplArgs&) {}
   ~FakeGraph() override { reset(); }
 
-  void capture_begin(at::MempoolId_t, at::GraphCaptureMode) override {
+  void capture_begin(at::MempoolId_t pool, at::GraphCaptureMode mode) override {
     Guard guard(mutex());
     check_alive();
     auto& lane = current_lane();
     TORCH_CHECK(!capturing(), "fakegpu: another graph is being captured");
     TORCH_CHECK(lane.index % kStreams, "fakegpu: a graph must be captured on a stream that is not the default stream");
+    TORCH_CHECK(!graph.pool, "fakegpu: this graph was captured: reset it first");
+    enter_pool(&graph, pool);
     graph.lane = &lane;
+    if (mode == at::GraphCaptureMode::ThreadLocal) graph.only = std::this_thread::get_id();
     lane.capture = capturing() = &graph;
     count("captures");
   }
@@ -84,10 +116,10 @@ struct FakeGraph final : at::GraphImplInterface {
     Graph old;  // freed after the lock is released
     Guard guard(mutex());
     if (capturing() == &graph) graph.lane->capture = capturing() = nullptr;
-    for (auto* block : graph.memory) end_of_graph(block);
+    leave_pool(&graph);
     std::swap(graph, old);
   }
-  at::MempoolId_t pool() const override { return {0, 1}; }
+  at::MempoolId_t pool() const override { return graph.id; }
   void enable_debug_mode() override {}
   void debug_dump(const std::string& path) override {
     std::ofstream file(path);
@@ -189,14 +221,31 @@ void need(Graph* graph, const at::Tensor& t, bool written) {
 void check_no_capture(const char* cause) {
   Guard guard(mutex());
   if (C10_LIKELY(!capturing())) return;
+  const auto only = capturing()->only;
+  if (only != std::thread::id() && only != std::this_thread::get_id()) return;
   capturing()->spoiled = cause;
   TORCH_CHECK(false, "fakegpu: operation not permitted when a stream is capturing: ", cause);
 }
 
 void keep_in_graph(Graph* graph, Block* block) {
-  block->graph = graph;
+  block->pool = graph->pool;
+  graph->pool->blocks.insert(block);
   graph->memory.insert(block);
 }
+
+Block* take_from_pool(Graph* graph, size_t size) {
+  auto& unused = graph->pool->unused;
+  const auto found = unused.lower_bound({size, nullptr});
+  if (found == unused.end() || found->first > 2 * size) return nullptr;
+  auto* block = found->second;
+  unused.erase(found);
+  graph->memory.insert(block);
+  return block;
+}
+
+bool is_of_graph(const Graph* graph, Block* block) { return graph->memory.contains(block); }
+
+void give_to_pool(Block* block) { block->pool->unused.emplace(block->size, block); }
 
 void capture_op(Graph* graph, const c10::OperatorHandle& op, c10::DeviceIndex random, Stack arguments, const std::vector<bool>& written,
                 const Stack& results, const std::vector<int>& same) {

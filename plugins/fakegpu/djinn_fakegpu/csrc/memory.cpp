@@ -170,7 +170,8 @@ void free_block(void* context) {
   auto* block = static_cast<Block*>(context);
   block->freed = true;
   check_uses_at_free(block);
-  if (!block->graph) release(block);
+  if (block->pool) give_to_pool(block);
+  else release(block);
 }
 
 struct ImportedBlock {
@@ -357,6 +358,14 @@ bool is_pinned(const void* data) {
 c10::DataPtr allocate(size_t bytes, c10::DeviceIndex index) {
   Guard guard(mutex());
   check_alive();
+  const auto size = (bytes + kStep - 1) / kStep * kStep;
+  auto* graph = current_lane(index).capture;
+  if (auto* block = graph && bytes ? take_from_pool(graph, size) : nullptr) {
+    block->freed = false;
+    block->requested = bytes;
+    block->serial = next_serial++;
+    return {reinterpret_cast<void*>(block->address), block, &free_block, c10::Device(kFake, index)};
+  }
   auto* block = new Block();
   block->device = index;
   block->requested = bytes;
@@ -364,7 +373,6 @@ c10::DataPtr allocate(size_t bytes, c10::DeviceIndex index) {
   block->lane = current_lane(index).index;
   if (!bytes) return {nullptr, block, &free_block, c10::Device(kFake, index)};
   auto& d = device(index);
-  const auto size = (bytes + kStep - 1) / kStep * kStep;
   const bool injected = injected_out_of_memory("allocate");
   if (!injected && d.allocated + size <= d.limit) {
     block->address = take_unused(&d, size);
@@ -384,13 +392,12 @@ c10::DataPtr allocate(size_t bytes, c10::DeviceIndex index) {
   d.peak = std::max(d.peak, d.allocated);
   std::memset(block->kernel, kGarbage, std::min(size, kFilled));
   count("device_allocations");
-  if (auto* graph = current_lane(index).capture) keep_in_graph(graph, block);
+  if (graph) keep_in_graph(graph, block);
   return {reinterpret_cast<void*>(block->address), block, &free_block, c10::Device(kFake, index)};
 }
 
-void end_of_graph(Block* block) {
-  if (is_in_bad_fork()) return;
-  block->graph = nullptr;
+void end_of_pool(Block* block) {
+  block->pool = nullptr;
   if (block->freed) release(block);
 }
 
@@ -401,7 +408,7 @@ Block* block_of(const void* address, bool or_throw) {
   if (!or_throw) return found;
   check_fork();
   TORCH_CHECK(found, "fakegpu: no block of device memory has the address ", address);
-  TORCH_CHECK(!found->freed || found->graph, "fakegpu: an op uses a freed block of ", found->requested, " bytes at ", address);
+  TORCH_CHECK(!found->freed || found->pool, "fakegpu: an op uses a freed block of ", found->requested, " bytes at ", address);
   return found;
 }
 

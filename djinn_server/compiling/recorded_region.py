@@ -1,0 +1,292 @@
+"""A region whose kernel launches are recorded once as a graph of the device, and replayed with one launch.
+
+A graph has fixed addresses. It reads weights in place, by addresses that are checked before each replay. Other inputs
+are copied into buffers, and varying floats lie in one device tensor. A session gets a result in the graph's own memory.
+A result that a session still holds at the next replay is copied from then on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import attrs
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from djinn_core import torch_private
+from djinn_core.ir.values import TensorMeta, meta_of
+from djinn_server.compiling.compiled_region import CompiledRegion
+from djinn_server.compiling.scalars import call_with_tensors
+from djinn_server.compiling.written_views import address_of
+from djinn_server.hookspecs.devices import DeviceRuntime
+from djinn_server.running.compiled_step import CompiledStep, Environment, ListSource, Source
+from djinn_server.running.result_layout import layout_difference
+
+RECORDINGS: Final = 8  # of one region, by the addresses of its weights
+_RUNS_PER_RECORDING: Final = 16  # after the first recordings: recording takes longer than running the ops
+_PAST: Final = 8  # runs by whose inputs weights are recognised
+_PATIENCE: Final = 3  # runs without some of the weights, after which these count as ordinary inputs
+
+
+class Recorder(Protocol):
+    """Record kernel launches on a device."""
+
+    runtime: DeviceRuntime
+
+    def record(
+        self, run: Callable[[], Sequence[torch.Tensor]]
+    ) -> tuple[Callable[[], None], Sequence[torch.Tensor], int]:
+        """Return a function that replays the launches of `run`, the tensors that receive its results, and the bytes of the graph."""
+
+
+@attrs.define(eq=False)
+class Recording:
+    """A recorded graph.
+
+    Attributes:
+        launch: launches the graph.
+        results: memory that receives the results, with their layout.
+        in_place: inputs that the graph reads at their address: index, address and storage.
+        buffers: memory for the other inputs, by index.
+        nbytes: device memory of the graph and its buffers.
+    """
+
+    launch: Callable[[], None]
+    results: Sequence[tuple[torch.UntypedStorage, TensorMeta]]
+    in_place: Sequence[tuple[int, int, StorageWeakRef]]
+    buffers: Mapping[int, torch.Tensor]
+    nbytes: int
+    _baseline: Sequence[tuple[int, int]] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._baseline = self._uses()
+
+    def _uses(self) -> list[tuple[int, int]]:
+        return [(torch_private.storage_use_count(storage), storage.data_ptr()) for storage, _ in self.results]
+
+    def fits(self, addresses: Sequence[int]) -> bool:
+        """Return True if all inputs that it reads in place are at their recorded address, in the same storage."""
+        return all(addresses[index] == address and not ref.expired() for index, address, ref in self.in_place)
+
+    def is_dead(self) -> bool:
+        """Return True if no run will fit it: a storage that it reads in place is gone, or an op gave a result other memory."""
+        moved = any(address != before for (_, address), (_, before) in zip(self._uses(), self._baseline, strict=True))
+        return moved or any(ref.expired() for _, _, ref in self.in_place)
+
+    def held(self) -> set[int]:
+        """Return the results that something other than this recording refers to."""
+        uses = enumerate(zip(self._uses(), self._baseline, strict=True))
+        return {i for i, ((count, _), (before, _)) in uses if count > before}
+
+    def replay(self, inputs: Sequence[torch.Tensor], written: Sequence[int], copied: set[int]) -> list[torch.Tensor]:
+        """Launch the graph and return its results. `written`: inputs that it writes. `copied`: results in new memory."""
+        for index, buffer in self.buffers.items():
+            buffer.copy_(_memory_of(inputs[index]))
+        self.launch()
+        for index in written:
+            if index in self.buffers:
+                _memory_of(inputs[index]).copy_(self.buffers[index])
+        found = enumerate(self.results)
+        return [_over(storage.clone() if i in copied else storage, meta) for i, (storage, meta) in found]
+
+
+class RecordedRegion(CompiledRegion):
+    """A region that replays recordings of its instructions. A run that fits no recording runs op by op."""
+
+    def __init__(self, job: Any, recorder: Recorder) -> None:
+        """`job`: a `CompilationJob`."""
+        super().__init__("graphs", _no_replay, job.template, job.region, job.law, recorder.runtime.receive, job.aliases)
+        self._template, self._recorder, self._runtime = job.template, recorder, recorder.runtime
+        self._steps = [(step, self._moves(step)) for step in self.steps]
+        self._written = [i for i, place in enumerate(self.region.inputs) if place in self.region.written]
+        self._numbers: torch.Tensor | None = None  # the varying floats
+        self._recordings: list[Recording] = []  # least recently used first
+        self._next: Recording | None = None  # for the present run
+        self._copied: set[int] = set()
+        self._past: deque[list[StorageWeakRef]] = deque(maxlen=_PAST)
+        self._weights: frozenset[int] = frozenset()
+        self._without_weights = 0
+        self._runs = self._made = 0
+
+    @property
+    def recordings(self) -> Sequence[Recording]:
+        """The recordings."""
+        return self._recordings
+
+    def forget(self, *, dead: bool = False) -> None:
+        """Drop the recordings. `dead`: only those whose weights are gone."""
+        self._recordings = [one for one in self._recordings if dead and not one.is_dead()]
+        self._next = None
+
+    def follows(self, env: Environment) -> int | None:
+        """As `CompiledRegion.follows`; None also for a run that fits no recording.
+
+        Raises:
+            RuntimeError: the region cannot be recorded.
+        """
+        n = super().follows(env)
+        self._next = None if n is None else self._recording(self._inputs(env))
+        return None if self._next is None else n
+
+    def run(self, env: Environment) -> None:
+        """Replay the recording that `follows` has found."""
+        assert self._next is not None
+        if self._numbers is not None:
+            self._runtime.overwrite(self._numbers, self._numbers_of(env))
+        made = self._next.replay(self._inputs(env), self._written, self._copied)
+        for place, tensor in zip(self.region.fresh, made, strict=True):
+            env[place] = tensor
+        for view in self._views:
+            view(env)
+
+    def _recording(self, tensors: Sequence[torch.Tensor]) -> Recording | None:
+        self._runs += 1
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        for found in self._recordings:
+            if not found.fits(addresses):
+                continue
+            held = found.held() - self._copied
+            if held or found.is_dead():
+                self._copied |= held
+                self._recordings = [one for one in self._recordings if one is not found]
+                return None
+            self._without_weights = 0
+            self._recordings = [*[one for one in self._recordings if one is not found], found]
+            return found
+        weights = self._weights_among(tensors)
+        if weights is None or self._made > RECORDINGS + self._runs // _RUNS_PER_RECORDING:
+            return None
+        made = self._record(tensors, weights)
+        if made is not None:
+            self._made += 1
+            self._recordings = [*[one for one in self._recordings if not one.is_dead()][1 - RECORDINGS :], made]
+        return made
+
+    def _weights_among(self, tensors: Sequence[torch.Tensor]) -> frozenset[int] | None:
+        """Return the inputs whose storages earlier runs had; None if some that had them before are new in this run."""
+        storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
+        known = [{past[i].cdata for past in self._past} for i in range(len(storages))]
+        same = frozenset([i for i, ref in enumerate(storages) if ref.cdata in known[i]])
+        self._past.append(storages)
+        if len(self._past) == 1:
+            return None
+        if not same >= self._weights:
+            self._without_weights += 1
+            if self._without_weights < _PATIENCE:
+                return None
+        self._weights, self._without_weights = same, 0
+        return same
+
+    def _record(self, tensors: Sequence[torch.Tensor], weights: frozenset[int]) -> Recording | None:
+        in_place = [
+            (i, tensors[i].data_ptr(), StorageWeakRef(tensors[i].untyped_storage())) for i in sorted(weights)
+        ]
+        moving = [i for i in range(len(tensors)) if i not in weights]
+        if not weights.issuperset([i for alias in self._aliases for i in (alias.view, alias.base)]):
+            return None
+        buffers = {i: _memory_of(tensors[i]).clone() for i in moving}
+        given = list(tensors)
+        for i, buffer in buffers.items():
+            given[i] = buffer.as_strided(tensors[i].shape, tensors[i].stride(), 0)
+        if self._floats and self._numbers is None:
+            self._numbers = self._runtime.receive(torch.zeros(8 * len(self._floats), dtype=torch.uint8))
+        launch, results, nbytes = self._recorder.record(lambda: self._run_steps(given))
+        layouts = [(tensor.untyped_storage(), meta_of(tensor)) for tensor in results]
+        del results
+        return Recording(launch, layouts, in_place, buffers, nbytes + sum([b.nbytes for b in buffers.values()]))
+
+    def _run_steps(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        template, fresh = self._template, frozenset(self.region.fresh)
+        env = [*template.constants, *self.law.example.slots, *[None] * (template.inputs + template.made)]
+        for place, tensor in zip(self.region.inputs, inputs, strict=True):
+            env[place] = tensor
+        if self._numbers is not None:
+            for place, number in zip(self._floats, self._numbers.view(torch.float64).unbind(), strict=True):
+                env[place] = number
+        for step, moves in self._steps:
+            if moves:
+                args, kwargs = step.given(env)
+                made = call_with_tensors(step.op, args, kwargs, _call)
+                for result, place in step.makes:
+                    env[place] = made[result] if step.sequence else made
+            else:
+                step.store(env)
+            for place in step.release:
+                if place not in fresh:
+                    env[place] = None
+        return [env[place] for place in self.region.fresh]
+
+    def _moves(self, step: CompiledStep) -> bool:
+        """Return True if a step takes a varying float."""
+        return not set(self._floats).isdisjoint(_places([*step.arguments, *[source for _, source in step.keywords]]))
+
+
+def _places(sources: Sequence[Source]) -> list[int]:
+    found = [source for source in sources if isinstance(source, int)]
+    return found + [place for source in sources if isinstance(source, ListSource) for place in _places(source.items)]
+
+
+def _call(op: Any, args: Sequence[Any]) -> Any:
+    return op(*args)
+
+
+def _no_replay(_: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    raise NotImplementedError("a recorded region replays its recordings")
+
+
+def _over(storage: torch.UntypedStorage, meta: TensorMeta) -> torch.Tensor:
+    return torch.empty(0, dtype=meta.dtype, device=storage.device).set_(storage, meta.offset, meta.shape, meta.stride)
+
+
+def _memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """View the memory from a tensor's first to its last element, gaps included: ops may depend on strides."""
+    return tensor.as_strided((max(meta_of(tensor).extent - int(tensor.storage_offset()), 0),), (1,))
+
+
+def difference_in_place(compiled: RecordedRegion, env: Environment) -> str:
+    """Describe how the results of a recording differ from those of the instructions, bit by bit; empty if they agree.
+
+    Both run on the session's values, whose addresses the recording has. Written inputs get their contents back.
+    """
+    region = compiled.region
+    written = {address_of(env[place]): env[place].untyped_storage() for place in region.written}
+    before = {address: storage.clone() for address, storage in written.items()}
+    theirs, ours = list(env), list(env)
+    try:
+        for step in compiled.steps:
+            step.run(theirs)
+        after = {address: storage.clone() for address, storage in written.items()}
+        for address, storage in written.items():
+            storage.copy_(before[address])
+        try:
+            compiled.run(ours)
+        except Exception as error:
+            return f"it raised {type(error).__name__}: {error}"
+        places = [place for step in compiled.steps for _, place in step.makes]
+        for place in [p for p in dict.fromkeys(places) if isinstance(ours[p], torch.Tensor) and theirs[p] is not None]:
+            if found := _unlike(theirs[place], ours[place]):
+                return found
+        for address, storage in written.items():
+            if not torch.equal(_bytes_of(storage), _bytes_of(after[address])):
+                return "an input that it writes has other contents"
+    finally:
+        for address, storage in written.items():
+            storage.copy_(before[address])
+    return ""
+
+
+def _unlike(expected: torch.Tensor, found: torch.Tensor) -> str:
+    if other := layout_difference(expected, found):
+        return other
+    same = torch.equal(_bits(expected), _bits(found))
+    return "" if same else f"a result of shape {tuple(found.shape)} has other bits"
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().flatten().view(torch.uint8)
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),), (1,))

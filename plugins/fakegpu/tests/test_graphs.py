@@ -1,0 +1,233 @@
+"""`djinn serve --graphs`: hot programs of fixed shape run as graphs, with the results of the ops."""
+
+from __future__ import annotations
+
+import copy
+import sys
+
+import pytest
+import torch
+from configured import configured
+
+import djinn
+from djinn.testing import executor_figures
+from djinn_fakegpu.library import build
+from djinn_fakegpu.remote_control import RemoteControl
+from evaluation.fakegpu import run_fakegpu as counting
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+REMOTE = "remote_accelerator:0"
+MIB = 1 << 20
+RUNS = 24  # from the first run of a program to a graph, with some to spare
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, plain_environment):
+    build()  # on a busy machine it takes longer than an executor may take to start
+    folder = tmp_path_factory.mktemp("graphs")
+    with counting.serving(folder, plain_environment | {"DJINN_PLUGINS": "tcp,fakegpu"}, "--graphs") as server:
+        yield server
+
+
+@pytest.fixture
+def gpu(server):
+    """The device of a new session. Launches take so long on its clock that few runs make a program hot."""
+    control = RemoteControl(server.file.parent)
+    control.configure(launch=0.1)
+    with configured(servers=[server.url("tcp")], token=server.token, disable=("local",)):
+        djinn.init()
+        yield control
+    control.configure(memory=16 << 30)
+
+
+class Grown:
+    """Growth of the executor's figures inside a block."""
+
+    def __enter__(self):
+        djinn.synchronize()
+        self._before = executor_figures()
+        return self
+
+    def __exit__(self, *_):
+        djinn.synchronize()
+        self._after = executor_figures()
+
+    def __getitem__(self, name):
+        return self._after.get(f"device_{name}", 0) - self._before.get(f"device_{name}", 0)
+
+
+class Training:
+    """Steps of AdamW with a schedule of learning rates, so that numbers of the program vary."""
+
+    def __init__(self, device, dropout=0.0):
+        torch.manual_seed(3)
+        layers = torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Dropout(dropout), torch.nn.Linear(32, 5)
+        self.model = torch.nn.Sequential(*layers).to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.99)
+        self.inputs, self.labels = torch.randn(8, 16).to(device), torch.randint(5, (8,)).to(device)
+
+    def steps(self, count, inputs=None):
+        """Train, and return the loss of the last step."""
+        for _ in range(count):
+            self.optimizer.zero_grad()
+            given = self.inputs if inputs is None else next(inputs)
+            loss = torch.nn.functional.cross_entropy(self.model(given), self.labels)
+            loss.backward()
+            self.optimizer.step()
+            self.schedule.step()
+            if loss.device.type != "cpu":
+                counting.send_recorded()
+        return loss.item()
+
+    def state(self):
+        return [value.cpu() for value in self.model.state_dict().values()]
+
+
+def assert_same(one, other):
+    for there, here in zip(one.state(), other.state(), strict=True):
+        assert torch.equal(there, here)
+
+
+def test_training_step_is_one_launch_with_the_bits_of_the_ops(gpu):
+    there, here = Training(REMOTE), Training("cpu")
+    there.steps(RUNS)
+    with Grown() as grown:
+        there.steps(5)
+    assert there.steps(1) == here.steps(RUNS + 6)
+    assert (grown["graph_launches"], grown["ops_outside_graphs"]) == (5, 0)
+    assert_same(there, here)
+
+
+def test_new_inputs_are_copied_to_the_graph(gpu):
+    batches = torch.randn(2 * RUNS, 8, 16)
+    there, here = Training(REMOTE), Training("cpu")
+    there.steps(RUNS, inputs=(batch.to(REMOTE) for batch in batches))
+    with Grown() as grown:
+        there.steps(5, inputs=(batch.to(REMOTE) for batch in batches[RUNS:]))
+    here.steps(RUNS + 5, inputs=iter(batches))
+    assert (grown["graph_launches"], grown["ops_outside_graphs"]) == (5, 5)  # a copy for each batch
+    assert_same(there, here)
+
+
+def test_op_that_draws_random_numbers_stays_outside(gpu):
+    there, here = Training(REMOTE, dropout=0.5), Training("cpu", dropout=0.5)
+    torch.manual_seed(5)
+    there.steps(RUNS)
+    with Grown() as grown:
+        there.steps(5)
+    torch.manual_seed(5)
+    here.steps(RUNS + 5)
+    assert grown["graph_launches"] == 5
+    assert grown["ops_outside_graphs"] > 0
+    assert_same(there, here)
+
+
+def predicting(device, depth):
+    """A network. Tests have programs of their own, because sessions share what the executor knows of a program."""
+    torch.manual_seed(7)
+    layers = [layer for _ in range(depth) for layer in (torch.nn.Linear(24, 24), torch.nn.GELU(), torch.nn.LayerNorm(24))]
+    return torch.nn.Sequential(*layers).eval().to(device)
+
+
+@torch.no_grad()
+def predict(model, inputs, runs=1):
+    """Return the result of the last of some runs, each of which is a program of its own."""
+    for _ in range(runs):
+        result = model(inputs).cpu()
+    return result
+
+
+@torch.no_grad()
+def test_replaced_weight_is_never_read_at_its_old_address(gpu):
+    model, inputs = predicting("cpu", 2), torch.randn(3, 24)
+    there, given = copy.deepcopy(model).to(REMOTE), inputs.to(REMOTE)
+    predict(there, given, RUNS)
+    for change in range(4):
+        value = torch.full((24, 24), 0.1 * change + 0.1)
+        model[0].weight = torch.nn.Parameter(value)
+        there[0].weight = torch.nn.Parameter(value.to(REMOTE))
+        with Grown() as grown:
+            for _ in range(5):
+                assert torch.equal(predict(there, given), predict(model, inputs))
+        assert grown["captures"] == 1
+        assert grown["graph_launches"] >= 3
+    model[0].weight.zero_()
+    there[0].weight.zero_()
+    with Grown() as grown:
+        assert torch.equal(predict(there, given), predict(model, inputs))
+    assert (grown["captures"], grown["graph_launches"]) == (0, 1)  # what lies at the address is read anew
+
+
+@torch.no_grad()
+def test_results_that_are_held_keep_their_values(gpu):
+    model, given = predicting(REMOTE, 3), [torch.full((3, 24), float(n)).to(REMOTE) for n in range(3)]
+    held = []
+    for run in range(2 * RUNS):
+        held.append(model(given[run % 3]))
+        counting.send_recorded()
+    with Grown() as grown:
+        for run in range(6):
+            held.append(model(given[run % 3]))
+            counting.send_recorded()
+    expected = [predict(predicting("cpu", 3), inputs.cpu()) for inputs in given]
+    assert grown["graph_launches"] == 6
+    for run, result in enumerate(held[: 2 * RUNS]):
+        assert torch.equal(result.cpu(), expected[run % 3])
+    for run, result in enumerate(held[2 * RUNS :]):
+        assert torch.equal(result.cpu(), expected[run % 3])
+
+
+@torch.no_grad()
+def test_program_that_waits_for_the_device_stays_as_it_is(gpu, server):
+    def program(x):
+        for _ in range(6):
+            x = x * 1.5 - 1
+        x[x > 2] = 0  # sizes depend on values
+        return (x + 1).sum()
+
+    values = torch.arange(8.0)
+    given = values.to(REMOTE)
+    before = server.log.read_text().count("it cannot be recorded")
+    for _ in range(RUNS):
+        assert program(given).item() == program(values.clone()).item()
+    assert server.log.read_text().count("it cannot be recorded") == before + 1
+    assert executor_figures()["recorded_graphs"] == 0
+
+
+@torch.no_grad()
+def test_sizes_that_vary_are_not_recorded(gpu):
+    model = predicting(REMOTE, 4)
+    with Grown() as grown:
+        for size in range(2, RUNS):
+            assert torch.equal(predict(model, torch.ones(size, 24).to(REMOTE)), predict(predicting("cpu", 4), torch.ones(size, 24)))
+    assert grown["captures"] == 0
+
+
+@torch.no_grad()
+def test_graph_ends_with_its_session(gpu, server):
+    model, given = predicting(REMOTE, 5), torch.ones(3, 24).to(REMOTE)
+    result = predict(model, given, RUNS)
+    figures = executor_figures()
+    assert figures["recorded_graphs"] == 1
+    assert figures["recorded_graph_bytes"] > 0
+    djinn.shut_down()
+    djinn.init()
+    figures = executor_figures()
+    assert (figures["recorded_graphs"], figures["recorded_graph_bytes"]) == (0, 0)
+    model, given = predicting(REMOTE, 5), torch.ones(3, 24).to(REMOTE)
+    with Grown() as grown:
+        assert torch.equal(predict(model, given, 4), result)
+    assert grown["captures"] == 1  # of the weights of this session
+
+
+@torch.no_grad()
+def test_graph_gives_way_when_memory_is_short(gpu):
+    model, given = predicting(REMOTE, 6), torch.ones(3, 24).to(REMOTE)
+    result = predict(model, given, RUNS)
+    assert executor_figures()["recorded_graphs"] == 1
+    gpu.configure(memory=64 * MIB)
+    large = [torch.ones(12 * MIB // 4).to(REMOTE) for _ in range(6)]
+    assert sum(one.sum().item() for one in large) == 6 * 12 * MIB // 4
+    assert executor_figures()["recorded_graphs"] == 0
+    assert torch.equal(predict(model, given), result)
