@@ -58,16 +58,14 @@ class CompiledRegion:
         """Run the compiled code in `env`."""
         inputs = self._inputs(env)
         if self._floats:
-            inputs = (*inputs, self._receive(self._numbers_of(env)).view(torch.float64))
+            numbers = [env[place] for place in self._floats]
+            floats = torch.tensor(numbers, dtype=torch.float64).view(torch.uint8)
+            inputs = (*inputs, self._receive(floats).view(torch.float64))
         made = self._replay(inputs)
         for place, tensor in zip(self.region.fresh, made, strict=True):
             env[place] = tensor
         for view in self._views:
             view(env)
-
-    def _numbers_of(self, env: Environment) -> torch.Tensor:
-        """Return the varying floats of a run, as bytes on the host."""
-        return torch.tensor([env[place] for place in self._floats], dtype=torch.float64).view(torch.uint8)
 
     def _shares(self, env: Environment, tensors: Sequence[torch.Tensor]) -> bool:
         """Return True if an input aliases written memory in a way that was not compiled."""

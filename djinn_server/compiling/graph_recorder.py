@@ -76,7 +76,7 @@ class GraphRecorder(RunStrategy):
         if self._stream is None:
             self._stream = torch.Stream(device)
         # Threads of other sessions may use the device meanwhile, for copies: only calls of this thread are recorded.
-        graph, recording = _new_graph(self._pool, self._stream)
+        graph, recording = _new_graph(self._pool)
         with self._stream, recording:
             before = torch.accelerator.memory_reserved(device)
             results = tuple(run())
@@ -113,10 +113,11 @@ class GraphRecorder(RunStrategy):
         }
 
 
-def _new_graph(pool: tuple[int, int] | None, stream: torch.Stream) -> tuple[Any, Any]:
+def _new_graph(pool: Any) -> tuple[Any, Any]:
     """Return a graph, and the context in which it records. PyTorch before 2.13 has graphs of CUDA alone."""
+    graph: Any
     if hasattr(torch.accelerator, "Graph"):
         graph = torch.accelerator.Graph(pool=pool, capture_error_mode="thread_local")
         return graph, graph
     graph = torch.cuda.CUDAGraph()
-    return graph, torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
+    return graph, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")

@@ -97,7 +97,9 @@ class RecordedRegion(CompiledRegion):
 
     def __init__(self, job: Any, recorder: Recorder) -> None:
         """`job`: a `CompilationJob`."""
-        super().__init__("graphs", _no_replay, job.template, job.region, job.law, recorder.runtime.receive, job.aliases)
+        super().__init__(
+            "graphs", self._replay_next, job.template, job.region, job.law, self._overwrite_numbers, job.aliases
+        )
         self._template, self._recorder, self._runtime = job.template, recorder, recorder.runtime
         self._steps = [(step, self._moves(step)) for step in self.steps]
         self._written = [i for i, place in enumerate(self.region.inputs) if place in self.region.written]
@@ -118,7 +120,6 @@ class RecordedRegion(CompiledRegion):
     def forget(self, *, dead: bool = False) -> None:
         """Drop the recordings. `dead`: only those whose weights are gone."""
         self._recordings = [one for one in self._recordings if dead and not one.is_dead()]
-        self._next = None
 
     def follows(self, env: Environment) -> int | None:
         """As `CompiledRegion.follows`; None also for a run that fits no recording.
@@ -130,16 +131,17 @@ class RecordedRegion(CompiledRegion):
         self._next = None if n is None else self._recording(self._inputs(env))
         return None if self._next is None else n
 
-    def run(self, env: Environment) -> None:
-        """Replay the recording that `follows` has found."""
-        assert self._next is not None
-        if self._numbers is not None:
-            self._runtime.overwrite(self._numbers, self._numbers_of(env))
-        made = self._next.replay(self._inputs(env), self._written, self._copied)
-        for place, tensor in zip(self.region.fresh, made, strict=True):
-            env[place] = tensor
-        for view in self._views:
-            view(env)
+    def _overwrite_numbers(self, data: torch.Tensor) -> torch.Tensor:
+        """Put the varying floats of a run where recordings read them."""
+        assert self._numbers is not None
+        self._runtime.overwrite(self._numbers, data)
+        return self._numbers
+
+    def _replay_next(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Replay the recording that `follows` has found. Another thread may have dropped it since."""
+        recording, self._next = self._next, None
+        assert recording is not None
+        return recording.replay(inputs, self._written, self._copied)
 
     def _recording(self, tensors: Sequence[torch.Tensor]) -> Recording | None:
         self._runs += 1
@@ -180,9 +182,7 @@ class RecordedRegion(CompiledRegion):
         return same
 
     def _record(self, tensors: Sequence[torch.Tensor], weights: frozenset[int]) -> Recording | None:
-        in_place = [
-            (i, tensors[i].data_ptr(), StorageWeakRef(tensors[i].untyped_storage())) for i in sorted(weights)
-        ]
+        in_place = [(i, tensors[i].data_ptr(), StorageWeakRef(tensors[i].untyped_storage())) for i in sorted(weights)]
         moving = [i for i in range(len(tensors)) if i not in weights]
         if not weights.issuperset([i for alias in self._aliases for i in (alias.view, alias.base)]):
             return None
@@ -194,6 +194,9 @@ class RecordedRegion(CompiledRegion):
             self._numbers = self._runtime.receive(torch.zeros(8 * len(self._floats), dtype=torch.uint8))
         launch, results, nbytes = self._recorder.record(lambda: self._run_steps(given))
         layouts = [(tensor.untyped_storage(), meta_of(tensor)) for tensor in results]
+        memories = [address_of(tensor) for tensor in (*results, *tensors, *buffers.values()) if tensor.nbytes]
+        if any(memories.count(storage.data_ptr()) > 1 for storage, _ in layouts):
+            raise ValueError("a result shares memory with another result or with an input")
         del results
         return Recording(launch, layouts, in_place, buffers, nbytes + sum([b.nbytes for b in buffers.values()]))
 
@@ -230,10 +233,6 @@ def _places(sources: Sequence[Source]) -> list[int]:
 
 def _call(op: Any, args: Sequence[Any]) -> Any:
     return op(*args)
-
-
-def _no_replay(_: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    raise NotImplementedError("a recorded region replays its recordings")
 
 
 def _over(storage: torch.UntypedStorage, meta: TensorMeta) -> torch.Tensor:

@@ -3,6 +3,7 @@
     python -m evaluation fakegpu [--tokens 64] [--steps 20] [--mib 1024] [--json]
 
 A client of `djinn serve --device fakegpu` decodes with a toy GPT, trains it without reading a value, and moves `--mib` MiB each way.
+With `--graphs`, the server records a training step and a decode step with a static cache, whose launches are counted.
 The figures are growths of the device's own counters, and times of its simulated clock. The program ends with 1 if a bar is missed.
 """
 
@@ -32,6 +33,7 @@ REMOTE: Final = "remote_accelerator:0"
 MIB: Final = 1 << 20
 PIECE_MIB: Final = 256  # MiB per transfer
 LINK, FLOPS = 25e9, 1e12  # simulated rates per second: compute that overlaps an upload takes little real time
+CAPTURE_RUNS: Final = 400  # most runs until a hot program is a graph
 # maximum of each figure
 BARS: Final = {
     "decode_syncs_per_token": 1.0,
@@ -41,6 +43,9 @@ BARS: Final = {
     "pinned_bytes_peak": 64.0 * MIB - 1,
     "pageable_copies": 0.0,
     "upload_overlap": 1.1,
+    "launches_per_captured_step": 1.0,
+    "ops_outside_graphs": 0.0,
+    "launches_per_captured_token": 3.0,  # the token of a step is copied from the graph, and to it in the next step
 }
 Figures = dict[str, float]
 
@@ -58,6 +63,16 @@ def serving(folder: Path, environment: Mapping[str, str], *options: object) -> I
         status = server.stop()
     if status:
         raise RuntimeError(f"the server ended with {status}: {server.log.read_text()}")
+
+
+@contextmanager
+def session(folder: Path, environment: Mapping[str, str], *options: object) -> Iterator[None]:
+    """Make `remote_accelerator` the device of a new server with these options."""
+    with serving(folder, environment, *options) as server:
+        settings: dict[str, Any] = {"servers": [server.url("tcp")], "token": server.token, "disable": ("local",)}
+        djinn.configure(**settings)
+        yield
+        djinn.shut_down()
 
 
 def counters() -> dict[str, int]:
@@ -93,13 +108,13 @@ def send_recorded() -> None:
     event.query()
 
 
-def toy_gpt() -> GPT2LMHeadModel:
-    """Return a GPT of two layers on the device."""
+def toy_gpt(**options: float) -> GPT2LMHeadModel:
+    """Return a GPT of two layers on the device. `options`: of its configuration."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
     tokens = {"bos_token_id": 0, "eos_token_id": 0, "loss_type": "ForCausalLM"}
-    config = GPT2Config(vocab_size=384, n_positions=512, n_embd=64, n_layer=2, n_head=4, **tokens)
+    config = GPT2Config(vocab_size=384, n_positions=512, n_embd=64, n_layer=2, n_head=4, **tokens, **options)
     return GPT2LMHeadModel(config).to(REMOTE)
 
 
@@ -134,6 +149,65 @@ def train_figures(steps: int) -> Figures:
 
     train(3)
     return figures_each(train, steps, "train", "step")
+
+
+def captured_figures(steps: int) -> Figures:
+    """Train and decode where the server records graphs. All tensors of a step are on the device."""
+    train, decode = captured_training(), captured_decoding()
+    train(3)
+    before = counters()
+    step, token = settled(train, steps), settled(decode, steps)
+    return {
+        "launches_per_captured_step": (step("graph_launches") + step("launches")) / steps,
+        "ops_outside_graphs": step("ops_outside_graphs") / steps,
+        "launches_per_captured_token": (token("graph_launches") + token("launches")) / steps,
+        "memory_peak_without_graphs": before["peak"],
+        "memory_peak_with_graphs": counters()["peak"],
+        **{name: executor_figures()[name] for name in ("recorded_graphs", "recorded_graph_bytes")},
+    }
+
+
+def settled(work: Callable[[int], object], count: int) -> Callable[[str], int]:
+    """Run until all runs are graphs, or `CAPTURE_RUNS` have passed. Return the growth of counters in `count` more runs."""
+    for _ in range(CAPTURE_RUNS // 20):
+        if grown(lambda: work(20))("graph_launches") >= 20:
+            break
+    return grown(lambda: work(count))
+
+
+def captured_training() -> Callable[[int], None]:
+    """Return a function that takes steps of AdamW with one batch."""
+    model = toy_gpt(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0).train()
+    optimizer, batch = torch.optim.AdamW(model.parameters()), torch.randint(384, (4, 32)).to(REMOTE)
+
+    def train(count: int) -> None:
+        for _ in range(count):
+            optimizer.zero_grad()
+            model(batch, labels=batch).loss.backward()
+            optimizer.step()
+            send_recorded()
+
+    return train
+
+
+def captured_decoding() -> Callable[[int], None]:
+    """Return a function that decodes tokens with a static cache. The client reads each token."""
+    from transformers import StaticCache
+
+    model = toy_gpt().eval()
+    cache = StaticCache(model.config, max_cache_len=512)
+    ids, position = torch.zeros(1, 1, dtype=torch.long).to(REMOTE), torch.zeros(1, dtype=torch.long).to(REMOTE)
+
+    @torch.no_grad()
+    def decode(count: int) -> None:
+        nonlocal ids
+        for _ in range(count):
+            logits = model(ids, past_key_values=cache, cache_position=position, position_ids=position[None]).logits
+            ids = logits[:, -1].argmax(-1, keepdim=True)
+            position.add_(1).remainder_(512)
+            ids.item()
+
+    return decode
 
 
 def transfer_figures(mib: int) -> Figures:
@@ -192,12 +266,11 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="djinn-fakegpu-") as folder:
         environment = {**os.environ, "XDG_CACHE_HOME": folder}
-        with serving(Path(folder), environment) as server:
-            settings: dict[str, Any] = {"servers": [server.url("tcp")], "token": server.token, "disable": ("local",)}
-            djinn.configure(**settings)
+        with session(Path(folder), environment):
             figures = decode_figures(options.tokens) | train_figures(options.steps)
             figures |= transfer_figures(options.mib) | overlap_figures(options.mib, RemoteControl(Path(folder)))
-            djinn.shut_down()
+        with session(Path(folder), environment, "--graphs"):
+            figures |= captured_figures(options.steps)
     above = missed(figures)
     for name, value in figures.items():
         print(f"{name:34} {value:20,.4f}{f'   missed: at most {BARS[name]:,.1f}' if name in above else ''}")

@@ -370,6 +370,65 @@ def test_graph_keeps_its_memory_until_it_is_reset(gpu):
             assert torch.accelerator.memory_allocated() == 1 << 20
 
 
+def test_graphs_of_one_pool_share_the_memory_that_no_tensor_uses(gpu):
+    @gpu.check
+    def _():
+        given, stream, captured = torch.ones(1 << 18, device="fakegpu"), torch.Stream("fakegpu"), []
+
+        def capture(pool=None):
+            graph = torch.accelerator.Graph(pool=pool)
+            with stream, graph:
+                result = ((given + 1) * 2 - 3) * 4
+            captured.append((graph, result))
+            return torch.accelerator.memory_allocated() >> 20
+
+        # A chain takes two blocks. The second graph of a pool takes one more, because the first one's result lives.
+        assert [capture(), capture(captured[0][0].pool()), capture()] == [3, 4, 6]
+        first, second, other = [graph.pool() for graph, _ in captured]
+        assert first == second != other
+        with stream:
+            for graph, result in captured:
+                graph.replay()
+                assert result.sum().item() == 4 << 18
+        while captured:
+            graph, result = captured.pop()
+            graph.reset()
+        del result
+        assert torch.accelerator.memory_allocated() == 1 << 20
+
+
+@pytest.mark.parametrize("mode", ["thread_local", "global"])
+def test_wait_of_another_thread_spoils_a_capture_unless_it_is_of_one_thread(gpu, mode):
+    def program(mode):
+        import threading
+
+        stream, graph = torch.Stream("fakegpu"), torch.accelerator.Graph(capture_error_mode=mode)
+        value, found = torch.ones(8, device="fakegpu"), []
+
+        def wait():
+            try:
+                found.append(value.sum().item())
+            except RuntimeError as error:
+                found.append("operation not permitted" in str(error))
+
+        with stream:
+            graph.__enter__()
+            result = value + 1
+            waiting = threading.Thread(target=wait)
+            waiting.start()
+            waiting.join()
+            if mode == "global":
+                with pytest.raises(RuntimeError, match="the capture failed"):
+                    graph.__exit__()
+                assert found == [True]
+                return
+            graph.__exit__()
+            graph.replay()
+            assert (found, result.sum().item()) == ([8.0], 16.0)
+
+    gpu.check(program, mode=mode)
+
+
 def test_graph_with_page_locked_input_waits_only_for_what_it_writes(gpu):
     @gpu.check
     def _():

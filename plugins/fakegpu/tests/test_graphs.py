@@ -126,7 +126,9 @@ def test_op_that_draws_random_numbers_stays_outside(gpu):
 def predicting(device, depth):
     """A network. Tests have programs of their own, because sessions share what the executor knows of a program."""
     torch.manual_seed(7)
-    layers = [layer for _ in range(depth) for layer in (torch.nn.Linear(24, 24), torch.nn.GELU(), torch.nn.LayerNorm(24))]
+    layers = [
+        layer for _ in range(depth) for layer in (torch.nn.Linear(24, 24), torch.nn.GELU(), torch.nn.LayerNorm(24))
+    ]
     return torch.nn.Sequential(*layers).eval().to(device)
 
 
@@ -200,7 +202,9 @@ def test_sizes_that_vary_are_not_recorded(gpu):
     model = predicting(REMOTE, 4)
     with Grown() as grown:
         for size in range(2, RUNS):
-            assert torch.equal(predict(model, torch.ones(size, 24).to(REMOTE)), predict(predicting("cpu", 4), torch.ones(size, 24)))
+            assert torch.equal(
+                predict(model, torch.ones(size, 24).to(REMOTE)), predict(predicting("cpu", 4), torch.ones(size, 24))
+            )
     assert grown["captures"] == 0
 
 
