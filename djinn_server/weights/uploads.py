@@ -242,6 +242,8 @@ class UploadAssembly:
         contents = self._contents()
         file = contents.whole(handle) if contents is not None else None
         if contents is None or file is None or not store.adopt(digest, file, contents.prove):
+            if data.device.type != "cpu":  # the copy to the device may not have ended
+                data = self._runtime.commit(data)
             store.keep(digest, self._runtime.deliver(data))
         else:
             self.journal.shared(data.nbytes)
