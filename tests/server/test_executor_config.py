@@ -41,6 +41,7 @@ FULL = ExecutorConfig(
     hang_seconds=9.0,
     memory=MemoryConfig(1 << 40, "lru"),
     compilers=("inductor",),
+    graphs=True,
     batch_sessions=True,
     operators=("torchvision",),
     admission=AdmissionLimits(7, 1.5),
@@ -84,7 +85,7 @@ def test_without_flags_every_field_has_its_default():
 def test_every_flag_sets_its_field(tmp_path):
     arguments = (
         "--device=cpu --device=cuda:0 --threads=3 --hang-seconds=9 --memory-gib=0.5 --memory-policy=lru --compile=a --compile=b "
-        f"--most-sessions=7 --most-queue-seconds=1.5 --store=/store --store-gib=2 --lease-seconds=0 "
+        f"--graphs --most-sessions=7 --most-queue-seconds=1.5 --store=/store --store-gib=2 --lease-seconds=0 "
         "--state-dir=/state --journal-gib=0 --snapshot-seconds=0 --token-file=/token --authenticator=jwt --operations-port=0 "
         f"--models={tmp_path} --models=/ --allow-weights=hf://a/* --allow-weights=s3://b/* "
         "--open-probes --audit-log=/audit --insecure-plaintext-on-network --connection-file=/connection --drain-seconds=0"
@@ -96,6 +97,7 @@ def test_every_flag_sets_its_field(tmp_path):
             hang_seconds=9.0,
             memory=MemoryConfig(1 << 29, "lru"),
             compilers=("a", "b"),
+            graphs=True,
             admission=AdmissionLimits(7, 1.5),
             store=StoreConfig(Path("/store"), 2 << 30),
             models=ModelConfig((tmp_path, Path("/")), ("hf://a/*", "s3://b/*")),
