@@ -254,7 +254,7 @@ def overlap_figures(mib: int, control: RemoteControl) -> Figures:
 
 def missed(figures: Figures) -> dict[str, float]:
     """Return the figures above their bars."""
-    return {name: figures[name] for name, bar in BARS.items() if figures[name] > bar}
+    return {name: value for name, value in figures.items() if name in BARS and value > BARS[name]}
 
 
 def main() -> None:
