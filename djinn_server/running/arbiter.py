@@ -122,7 +122,7 @@ class TemplateChoice:
                 candidate.reset()
             if stage == "idle":
                 continue
-            if stage == "watching" or (stage == "ready" and candidate.used is None):
+            if stage == "watching" or candidate.used is None:
                 return candidate
             if candidate.used is not False and (best is None or candidate.ratio < best.ratio):
                 best = candidate
