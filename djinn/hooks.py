@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from djinn_client.runtime.plugins import is_disabled
     from djinn_core.hookspecs.channels import ChannelContext, ChannelWrapper, StandbyServer, WrappedChannel
     from djinn_core.hookspecs.cost_models import CostModel, Probe
-    from djinn_core.hookspecs.executors import ExecutorEngine, ExecutorHandle, ExecutorOptions, LaunchRequest
     from djinn_core.hookspecs.integrations import Integration
     from djinn_core.hookspecs.interception import Interception
     from djinn_core.hookspecs.observers import Event, Observer
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from djinn_server.hookspecs.authenticators import Authenticator, Credentials, Denial, Identity
     from djinn_server.hookspecs.compilers import Compiler, CompilerContext, Replay
     from djinn_server.hookspecs.devices import Device, DeviceRuntime
+    from djinn_server.hookspecs.executors import ExecutorEngine, ExecutorHandle, ExecutorOptions, LaunchRequest
     from djinn_server.hookspecs.memory_policies import EvictionCandidate, MemoryPolicy
     from djinn_server.hookspecs.operations_pages import (
         EventFeed,
@@ -205,7 +205,7 @@ _PLACES = {
     "djinn_server.hookspecs.compilers": "Compiler CompilerContext Replay",
     "djinn_core.hookspecs.cost_models": "CostModel Probe",
     "djinn_server.hookspecs.devices": "Device DeviceRuntime",
-    "djinn_core.hookspecs.executors": "ExecutorEngine ExecutorHandle ExecutorOptions LaunchRequest",
+    "djinn_server.hookspecs.executors": "ExecutorEngine ExecutorHandle ExecutorOptions LaunchRequest",
     "djinn_core.hookspecs.integrations": "Integration",
     "djinn_core.hookspecs.interception": "Interception",
     "djinn_core.sink": "DescribedValue Facts OpHandler Sink Submission SubmissionReply",

@@ -25,9 +25,9 @@ from djinn.testing.processes import executor_process
 from djinn.testing.suite import SECONDS, outcome, start
 from djinn_client.runtime.connecting.handshake import attach
 from djinn_core.errors import AccessRefused, StartupError, TransportError
-from djinn_core.hookspecs.executors import ExecutorEngine, LaunchRequest
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.wire.messages import Goodbye, encode
+from djinn_server.hookspecs.executors import ExecutorEngine, LaunchRequest
 from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.held_executor import HeldExecutor
 from djinn_server.launch.tickets import Badge

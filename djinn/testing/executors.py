@@ -14,7 +14,6 @@ from djinn.testing.processes import executor_process
 from djinn.testing.suite import SECONDS, Ending, missing, outcome, require_protocol, start
 from djinn_client.runtime.connecting.handshake import ask, attach
 from djinn_core.errors import AccessRefused, StartupError
-from djinn_core.hookspecs.executors import ExecutorEngine, LaunchRequest
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.protocol.addresses import transport_for
 from djinn_core.protocol.tls_transports import trusting
@@ -22,6 +21,7 @@ from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import load_registry
 from djinn_core.registry.selection import Selection
 from djinn_core.wire.messages import Goodbye, StatsReply, StatsRequest, encode
+from djinn_server.hookspecs.executors import ExecutorEngine, LaunchRequest
 from djinn_server.launch.engines import StartedExecutor, start_executor
 from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.tickets import Badge

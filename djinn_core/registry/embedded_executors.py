@@ -10,13 +10,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from djinn_core.errors import DjinnError, StartupError
 from djinn_core.system.processes import CLIENT_ONLY
 
 if TYPE_CHECKING:
-    from djinn_core.hookspecs.executors import ExecutorEngine
     from djinn_core.hookspecs.transports import Connection, Transport
     from djinn_core.settings import Settings
     from djinn_core.wire.executor_reports import Ready
@@ -95,7 +94,7 @@ class ExecutorStarter(Protocol):
     def start(
         self,
         settings: Settings,
-        engines: Sequence[ExecutorEngine],
+        engines: Sequence[Any],
         joining: tuple[int, int] | None = None,
         unused_seconds: float = 0.0,
     ) -> tuple[EmbeddedExecutor, ...]:
@@ -104,7 +103,7 @@ class ExecutorStarter(Protocol):
         Args:
             settings: number of executors, engine, device, memory and so on; `plugins` are names that executors can
                 import.
-            engines: engines of plugins, of which `settings.engine` may name one.
+            engines: engines of plugins (`ExecutorEngine`), of which `settings.engine` may name one.
             joining: first number and count, for executors that join a session.
             unused_seconds: an executor ends if no session begins within these seconds. 0: no limit.
 

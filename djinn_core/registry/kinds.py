@@ -20,21 +20,18 @@ class Kind(msgspec.Struct, frozen=True):
         base_name: name, in that module, of the base class of the objects.
         processes: the processes in which its hook is called: `client`, `gateway`, `executor`, or `command`, the command
             `djinn`.
+        package: the package that declares the hook. Clients may lack `djinn_server`, and with it the kinds of servers.
     """
 
     name: str
     base_name: str
     processes: tuple[str, ...] = ("client",)
+    package: str = "djinn_core"
 
     @property
     def hook(self) -> str:
         """Name of the hook."""
         return f"djinn_register_{self.name}"
-
-    @property
-    def package(self) -> str:
-        """The package that declares the hook. The server's package, which clients may lack, declares what only servers call."""
-        return "djinn_server" if {"gateway", "executor"}.issuperset(self.processes) else "djinn_core"
 
     @property
     def specification(self) -> ModuleType:
@@ -48,6 +45,7 @@ class Kind(msgspec.Struct, frozen=True):
         return found
 
 
+SERVER: Final = "djinn_server"
 INTEGRATIONS: Final = "integrations"
 KINDS: Final[tuple[Kind, ...]] = (
     Kind(INTEGRATIONS, "Integration"),
@@ -62,16 +60,16 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("schedulers", "Scheduler"),
     Kind("transports", "Transport", ("client", "gateway", "executor")),
     Kind("channels", "ChannelWrapper"),
-    Kind("executors", "ExecutorEngine", ("client", "gateway")),
-    Kind("devices", "Device", ("gateway", "executor")),
-    Kind("compilers", "Compiler", ("executor",)),
-    Kind("run_strategies", "RunStrategy", ("executor",)),
-    Kind("memory_policies", "MemoryPolicy", ("executor",)),
-    Kind("weight_sources", "WeightSource", ("executor",)),
-    Kind("weight_formats", "WeightFormat", ("executor",)),
-    Kind("authenticators", "Authenticator", ("gateway",)),
-    Kind("assignment_policies", "AssignmentPolicy", ("gateway",)),
-    Kind("operations_pages", "OperationsPages", ("gateway",)),
+    Kind("executors", "ExecutorEngine", ("client", "gateway"), SERVER),
+    Kind("devices", "Device", ("gateway", "executor"), SERVER),
+    Kind("compilers", "Compiler", ("executor",), SERVER),
+    Kind("run_strategies", "RunStrategy", ("executor",), SERVER),
+    Kind("memory_policies", "MemoryPolicy", ("executor",), SERVER),
+    Kind("weight_sources", "WeightSource", ("executor",), SERVER),
+    Kind("weight_formats", "WeightFormat", ("executor",), SERVER),
+    Kind("authenticators", "Authenticator", ("gateway",), SERVER),
+    Kind("assignment_policies", "AssignmentPolicy", ("gateway",), SERVER),
+    Kind("operations_pages", "OperationsPages", ("gateway",), SERVER),
     Kind("observers", "Observer", ("client", "gateway", "executor")),
     Kind("renderers", "Renderer"),
     Kind("commands", "Command", ("command",)),

@@ -101,7 +101,7 @@ class PluginLoader:
         self.plugins: list[LoadedPlugin] = []
         self.failures: list[PluginFailure] = []
         self.owners: dict[tuple[str, str], LoadedPlugin] = {}
-        declared = {package for package in ("djinn_core", "djinn_server") if find_spec(package) is not None}
+        declared = {package for package in {kind.package for kind in KINDS} if find_spec(package) is not None}
         self.kinds = frozenset(kind.name for kind in KINDS if kind.name in kinds and kind.package in declared)
         self.selection, self._started, self._libraries = selection, started, libraries
         self._told = 0  # number of failures that were already raised or logged

@@ -20,7 +20,6 @@ if TYPE_CHECKING:  # lists commands without importing PyTorch
 
     from djinn_core.hookspecs.channels import ChannelWrapper
     from djinn_core.hookspecs.cost_models import CostModel
-    from djinn_core.hookspecs.executors import ExecutorEngine
     from djinn_core.hookspecs.integrations import Integration
     from djinn_core.hookspecs.interception import Interception
     from djinn_core.hookspecs.observers import Observer
@@ -39,7 +38,7 @@ class Registry:
     """The objects that plugins registered, each tuple in the order that the docstring of its hook promises.
 
     A kind is loaded when its objects are first asked for, by any thread. Given objects may replace those of plugins.
-    The kinds that only servers call have no annotation here: their classes belong to the server's package.
+    Kinds of the server's package have no annotation here.
     """
 
     integrations: tuple[Integration, ...]
@@ -54,7 +53,6 @@ class Registry:
     schedulers: tuple[Scheduler, ...]
     transports: tuple[Transport, ...]
     channels: tuple[ChannelWrapper, ...]
-    executors: tuple[ExecutorEngine, ...]
     observers: tuple[Observer, ...]
     renderers: tuple[Renderer, ...]
     commands: tuple[Command, ...]

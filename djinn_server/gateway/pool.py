@@ -11,7 +11,6 @@ from typing import Final
 import attrs
 
 from djinn_core.errors import DjinnError, StartupError
-from djinn_core.hookspecs.executors import ExecutorEngine, LaunchRequest
 from djinn_core.logs import get_logger
 from djinn_core.protocol.backoff import Backoff
 from djinn_core.wire.executor_reports import Distribution, Sessions
@@ -20,6 +19,7 @@ from djinn_server.events import ServerEvents
 from djinn_server.gateway.assignment import Assigner, LoadMeter
 from djinn_server.handshake import Refusal
 from djinn_server.hookspecs.assignment_policies import AssignmentRefusal, AssignmentRequest, ExecutorLoad, TenantLoad
+from djinn_server.hookspecs.executors import ExecutorEngine, LaunchRequest
 from djinn_server.launch.engines import LocalEngine, StartedExecutor, start_executor
 from djinn_server.launch.executor_config import ExecutorConfig
 

@@ -11,12 +11,12 @@ import attrs
 import msgspec
 
 from djinn_core.errors import DjinnError
-from djinn_core.hookspecs.executors import ExecutorEngine, LaunchRequest
 from djinn_core.logs import get_logger
 from djinn_core.wire.messages import ExecutorStatus
 from djinn_server.events import ServerEvents
 from djinn_server.gateway.pool import Pool
 from djinn_server.handshake import Refusal
+from djinn_server.hookspecs.executors import ExecutorEngine, LaunchRequest
 from djinn_server.launch.engines import LocalEngine, StartedExecutor
 from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.tickets import TICKET_SECONDS

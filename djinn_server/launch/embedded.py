@@ -26,8 +26,8 @@ from djinn_server.launch.own_executor import LEASE_SECONDS, OwnExecutor
 from djinn_server.launch.own_journals import own_journals
 
 if TYPE_CHECKING:
-    from djinn_core.hookspecs.executors import ExecutorEngine, LaunchRequest
     from djinn_core.hookspecs.transports import Connection
+    from djinn_server.hookspecs.executors import ExecutorEngine, LaunchRequest
 
 _log = get_logger("djinn.launch")
 

@@ -9,9 +9,9 @@ from typing import Any, cast
 import attrs
 
 from djinn_core.errors import PluginError
-from djinn_core.hookspecs.executors import ExecutorEngine, ExecutorHandle, ExecutorOptions, LaunchRequest
 from djinn_core.registry.embedded_executors import LOCAL
 from djinn_core.settings import Settings
+from djinn_server.hookspecs.executors import ExecutorEngine, ExecutorHandle, ExecutorOptions, LaunchRequest
 from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.flags import flagged
 from djinn_server.launch.fork_server_client import ForkServerClient

@@ -14,11 +14,11 @@ import attrs
 import msgspec
 
 from djinn_core.errors import ConfigurationError, StartupError
-from djinn_core.hookspecs.executors import ExecutorOptions
 from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.protocol.delivery.snapshot_schedule import SNAPSHOT_SECONDS
 from djinn_core.registry.selection import Selection
 from djinn_core.settings import Settings, bytes_of
+from djinn_server.hookspecs.executors import ExecutorOptions
 from djinn_server.hookspecs.weight_sources import WeightPermissions
 from djinn_server.launch.command import EXECUTOR_MODULE
 from djinn_server.launch.flags import flagged

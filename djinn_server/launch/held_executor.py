@@ -11,9 +11,9 @@ from typing import Final
 import msgspec
 
 from djinn_core.errors import PluginError, StartupError
-from djinn_core.hookspecs.executors import ExecutorEngine, ExecutorHandle
 from djinn_core.logs import get_logger
 from djinn_core.wire.executor_reports import Ready, Sessions
+from djinn_server.hookspecs.executors import ExecutorEngine, ExecutorHandle
 from djinn_server.launch.tickets import NO_TENANT, TICKET_SECONDS, Badge
 
 _REPLY_SECONDS: Final = 10.0  # extra time for a call beyond its method's timeout

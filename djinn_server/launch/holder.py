@@ -26,7 +26,6 @@ from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import address_towards
 from djinn_core.protocol.net.tls_contexts import fingerprint_of_file
 from djinn_core.system.files import CLOEXEC, user_id
-from djinn_core.system.private_files import make_private_folder
 from djinn_core.system.processes import lock_file
 from djinn_server.launch.executor_config import ExecutorConfig, NetworkConfig, StoreConfig, decode_config
 from djinn_server.launch.fork_server_client import ForkServerClient
@@ -35,6 +34,7 @@ from djinn_server.launch.own_journals import JOURNAL_BYTES, LEAST_ROOM, room_for
 from djinn_server.launch.process import ExecutorProcess
 from djinn_server.launch.process_holder import ProcessHolder
 from djinn_server.launch.self_signed import self_signed
+from djinn_server.system.private_files import make_private_folder
 
 _ABANDONED_SECONDS: Final = 86_400.0
 _LOCK: Final = "in-use"

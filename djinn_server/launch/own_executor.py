@@ -7,11 +7,11 @@ import threading
 import attrs
 
 from djinn_core.errors import StartupError
-from djinn_core.hookspecs.executors import ExecutorEngine, LaunchRequest
 from djinn_core.hookspecs.transports import Transport
 from djinn_core.logs import get_logger
 from djinn_core.protocol.tls_transports import trusting
 from djinn_core.wire.executor_reports import Ready
+from djinn_server.hookspecs.executors import ExecutorEngine, LaunchRequest
 from djinn_server.launch.engines import StartedExecutor, start_executor
 from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.own_journals import JOURNAL_BYTES, OwnJournals, room_for_journals

@@ -13,8 +13,8 @@ from djinn_core.logs import get_logger
 from djinn_core.system.directories import cache_directory
 from djinn_core.system.files import CLOEXEC, DIRECTORY, user_id
 from djinn_core.system.private_directories import remove_abandoned
-from djinn_core.system.private_files import make_private_folder
 from djinn_core.system.processes import lock_file
+from djinn_server.system.private_files import make_private_folder
 
 JOURNAL_BYTES: Final = 8 << 30  # the most that one journal may have
 LEAST_ROOM: Final = 64 << 20  # bytes; with less space for all journals, none is written

@@ -12,8 +12,8 @@ import attrs
 
 from djinn_core.errors import ConfigurationError
 from djinn_core.system.private_directories import private_directory
-from djinn_core.system.private_files import open_private
 from djinn_core.system.shared_files import replace_file
+from djinn_server.system.private_files import open_private
 
 _DAYS: Final = 825  # the longest lifetime that browsers accept
 _RENEW_DAYS: Final = 30

@@ -15,11 +15,11 @@ import attrs
 from djinn_core.errors import ConfigurationError
 from djinn_core.system.directories import cache_directory, state_directory
 from djinn_core.system.files import CLOEXEC, NOFOLLOW, user_id
-from djinn_core.system.private_files import check_private_folder, open_private
 from djinn_core.system.processes import lock_file
 from djinn_core.system.shared_files import replace_file
 from djinn_server.launch.listen_addresses import ListenAddresses
 from djinn_server.launch.own_journals import OwnJournals
+from djinn_server.system.private_files import check_private_folder, open_private
 
 _LOCK: Final = "lock"
 _TOKEN: Final = "token"

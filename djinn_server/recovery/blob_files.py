@@ -26,7 +26,6 @@ from djinn_core.hookspecs.transports import Frame
 from djinn_core.logs import get_logger
 from djinn_core.protocol.delivery.record_log import Buffers, body_checksum, sizes_of
 from djinn_core.system.files import CLOEXEC, NOFOLLOW, pwrite
-from djinn_core.system.private_files import open_private
 from djinn_core.wire.compression import expanded
 from djinn_core.wire.digests import digest_of_content, digest_of_file
 from djinn_core.wire.frames import Buffer, allocate, flatten
@@ -34,6 +33,7 @@ from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.tensors import dtype_from_name
 from djinn_core.wire.upload_messages import UploadPart
 from djinn_server.recovery.log_records import BlobFrame
+from djinn_server.system.private_files import open_private
 
 BLOB_BYTES: Final = 1 << 20  # least size of a buffer that a snapshot writes to a file of its own
 _log = get_logger("djinn.server")

@@ -25,7 +25,6 @@ from djinn_core.logs import get_logger
 from djinn_core.protocol.delivery.record_log import Buffers, LazyBuffers, RecordWriter, record_size, sizes_of
 from djinn_core.protocol.delivery.snapshot_schedule import SNAPSHOT_SECONDS, SnapshotSchedule, reply_checksum
 from djinn_core.system.files import CLOEXEC, NOFOLLOW
-from djinn_core.system.private_files import check_private
 from djinn_core.system.processes import lock_file
 from djinn_core.wire.frames import Frame
 from djinn_server.disk_quota import STEP, DiskQuota
@@ -34,6 +33,7 @@ from djinn_server.recovery.blob_files import BlobFiles, contents_folder
 from djinn_server.recovery.journal_reader import JournalReader
 from djinn_server.recovery.journal_versions import MAGIC
 from djinn_server.recovery.log_records import NO_SESSION, Record, SessionIdentity, SnapshotHeader
+from djinn_server.system.private_files import check_private
 
 CROWDED_SECONDS: Final = 1.0  # least time between two snapshots of a journal that has reached half of its limit
 _ROUNDED: Final = b"rounded"  # in place of a checksum

@@ -14,12 +14,12 @@ import msgspec
 
 from djinn_core.errors import ProtocolError, SessionLost
 from djinn_core.protocol.delivery.record_log import RecordReader
-from djinn_core.system.private_files import open_private
 from djinn_core.wire.frames import Frame
 from djinn_server.recovery import log_records as records
 from djinn_server.recovery.blob_files import contents_folder, mapped, read_part
 from djinn_server.recovery.journal_versions import MAGIC, check_magic
 from djinn_server.recovery.log_records import LoggedTransfer, SessionIdentity, SnapshotHeader
+from djinn_server.system.private_files import open_private
 
 if TYPE_CHECKING:  # a process that only removes journals does not load torch
     from djinn_server.peers.packed_values import Packed

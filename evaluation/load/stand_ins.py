@@ -22,7 +22,6 @@ from typing import Any
 import torch
 
 from djinn_core.errors import DjinnError
-from djinn_core.hookspecs.executors import ExecutorHandle
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.protocol.local import LocalTransport
 from djinn_core.wire.executor_reports import Ready, Sessions
@@ -39,6 +38,7 @@ from djinn_core.wire.messages import (
     encode,
 )
 from djinn_core.wire.peer_messages import ConnectPeer, ConnectPeerReply, PeerTicket, PeerTicketRequest
+from djinn_server.hookspecs.executors import ExecutorHandle
 
 GIB = 1 << 30
 DEVICE = DeviceInfo("cpu:0", "cpu", "a stand-in", 80 * GIB, 80 * GIB, 1, str(torch.__version__))

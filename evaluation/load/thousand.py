@@ -28,7 +28,7 @@ from typing import Any
 
 import attrs
 
-from djinn_core.hookspecs.executors import ExecutorEngine
+from djinn_server.hookspecs.executors import ExecutorEngine
 from evaluation.load.stand_ins import StandIn, allow_many_sockets, stand_ins
 
 SIZES = (10, 100, 1000)
