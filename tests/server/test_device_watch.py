@@ -384,7 +384,7 @@ def test_hang_is_seen_while_the_session_waits_for_the_device(monkeypatch):
         watched.watch.look()
         raise ERROR
 
-    turn = DeviceTurn(known, work, None)
+    turn = DeviceTurn(known, work, None, (), 0.0, 0.0, 0.0)
     turn.outcome, turn.responses = run_of(session, known, work), Responses()
     session._turn.reached = SimpleNamespace(synchronize=synchronize)
     ExecutorSession._wait(session, turn)
