@@ -26,8 +26,7 @@ from djinn_server.running.result_layout import layout_difference
 
 RECORDINGS: Final = 8  # of one region, by the addresses of its weights
 _RUNS_PER_RECORDING: Final = 16  # after the first recordings: recording takes longer than running the ops
-_PAST: Final = 8  # runs by whose inputs weights are recognised
-_PATIENCE: Final = 3  # runs without some of the weights, after which these count as ordinary inputs
+_PAST: Final = 8  # runs by whose inputs weights are recognised, and without weights after which these are ordinary inputs
 
 
 class Recorder(Protocol):
@@ -174,9 +173,9 @@ class RecordedRegion(CompiledRegion):
         self._past.append(storages)
         if len(self._past) == 1:
             return None
-        if not same >= self._weights:
+        if not same or not same >= self._weights:  # of another session, or of new weights
             self._without_weights += 1
-            if self._without_weights < _PATIENCE:
+            if self._without_weights < _PAST:
                 return None
         self._weights, self._without_weights = same, 0
         return same

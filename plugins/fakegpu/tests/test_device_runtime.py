@@ -157,11 +157,12 @@ def test_memory_limit_counts_what_the_allocator_has_given_out(gpu):
         from djinn_server.memory.limited import LimitedRuntime
         from djinn_server.memory.session_memory import SessionMemory
         from djinn_server.running.values import ValueTable
+        from djinn_server.value_kinds import ValueKinds
 
         mib = 1 << 20
         runtime = LimitedRuntime(DeviceRuntime(torch.device("fakegpu", 0)), 64 * mib, DiskQuota())
         ledger, values = runtime.ledger, ValueTable()
-        SessionMemory(ledger, values)
+        SessionMemory(ledger, values, ValueKinds(values, at_once=True))
         with torch.inference_mode():
             values[1 << 32] = runtime.receive(torch.ones(20 * mib, dtype=torch.uint8))
         ledger.admit(20 * mib)
@@ -186,11 +187,12 @@ def test_values_of_an_idle_session_go_to_the_host_then_to_disk_and_come_back(gpu
         from djinn_server.memory.limited import LimitedRuntime
         from djinn_server.memory.session_memory import SessionMemory
         from djinn_server.running.values import ValueTable
+        from djinn_server.value_kinds import ValueKinds
 
         mib = 1 << 20
         runtime = LimitedRuntime(DeviceRuntime(torch.device("fakegpu", 0)), 0, DiskQuota())
         values = ValueTable()
-        memory = SessionMemory(runtime.ledger, values)
+        memory = SessionMemory(runtime.ledger, values, ValueKinds(values, at_once=True))
         given = torch.arange(2 * mib, dtype=torch.int32)
         with torch.inference_mode():
             values[1 << 32] = runtime.receive(given.view(torch.uint8)).view(torch.int32)

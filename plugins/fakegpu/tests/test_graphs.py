@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from configured import configured
+from servers import SECONDS
 
 import djinn
 from djinn.testing import executor_figures
@@ -235,3 +236,43 @@ def test_graph_gives_way_when_memory_is_short(gpu):
     assert sum(one.sum().item() for one in large) == 6 * 12 * MIB // 4
     assert executor_figures()["recorded_graphs"] == 0
     assert torch.equal(predict(model, given), result)
+
+
+@pytest.mark.usefixtures("forked_processes")
+@torch.no_grad()
+def test_sessions_with_one_program_have_graphs_of_their_own(gpu, server, python, plain_environment):
+    """The other session's weights are twice as large. Runs alternate."""
+    program = """
+import sys, torch, djinn
+weights = [torch.full((24, 24), 2.0 / n).to("remote_accelerator:0") for n in range(1, 6)]
+given = torch.ones(24, 24).to("remote_accelerator:0")
+for line in sys.stdin:
+    result = given
+    for weight in weights:
+        result = result @ weight
+    print(result[0, 0].item(), flush=True)
+"""
+    known = {"DJINN_SERVERS": server.url("tcp"), "DJINN_TOKEN": server.token, "DJINN_THREADS": "1"}
+    other = python.start_talking("-c", program, env={**plain_environment, **known})
+    weights = [torch.full((24, 24), 1.0 / n).to(REMOTE) for n in range(1, 6)]
+    given = torch.ones(24, 24).to(REMOTE)
+
+    def both():
+        other.stdin.write("\n")
+        other.stdin.flush()
+        theirs, ours = float(other.stdout.readline()), given
+        for weight in weights:
+            ours = ours @ weight
+        return ours[0, 0].item(), theirs
+
+    with other:
+        found = [both() for _ in range(RUNS)]
+        with Grown() as grown:
+            found += [both() for _ in range(5)]
+        assert executor_figures()["recorded_graphs"] == 2
+        other.stdin.close()
+        other.wait(SECONDS)
+    assert grown["graph_launches"] == 10
+    assert grown["captures"] == 0
+    assert len(set(found)) == 1
+    assert found[0][1] == pytest.approx(32 * found[0][0])
