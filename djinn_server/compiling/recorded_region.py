@@ -26,7 +26,9 @@ from djinn_server.running.result_layout import layout_difference
 
 RECORDINGS: Final = 8  # of one region, by the addresses of its weights
 _RUNS_PER_RECORDING: Final = 16  # after the first recordings: recording takes longer than running the ops
-_PAST: Final = 8  # runs by whose inputs weights are recognised, and without weights after which these are ordinary inputs
+_PAST: Final = (
+    8  # runs by whose inputs weights are recognised, and without weights after which these are ordinary inputs
+)
 
 
 class Recorder(Protocol):
