@@ -590,9 +590,9 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     )
     if opened.capabilities.kind == FALLBACK:
         confine(opened.capabilities.memory)
-    begin_strategies(context, registry, config.compilers, graphs=config.graphs)
     if config.batch_sessions:
         begin_batching(context)
+    begin_strategies(context, registry, config.compilers, graphs=config.graphs)
     store = _open_store(config.store, disk)
     key, config = TicketChecker(start.key), start.without_secrets().config
     return Executor(opened, context, registry, key, new, config, store, operators)
@@ -610,22 +610,25 @@ def load_plugins(config: ExecutorConfig) -> Registry:
 def begin_strategies(
     context: ExecutorContext, registry: Registry, names: Sequence[str], *, graphs: bool = False
 ) -> None:
-    """Register run strategies: those of plugins, compilation by the compilers called `names`, and graphs if `graphs`.
+    """Register run strategies: those of plugins, packed products, compilation by the compilers called `names`, and graphs if `graphs`.
 
     Raises:
         StartupError: there is no such compiler.
     """
+    device = context.device
     for strategy in registry.run_strategies:
-        context.device.arbiter.register(strategy)
+        device.arbiter.register(strategy)
+    others = device.batches, device.ledger, device.timekeeper
+    if device.runtime.device.type == "cpu" and all(other is None for other in others):
+        device.begin_packing()
     if names:
-        compiling = CompilationQueue(chosen(registry.compilers, names), context.device.runtime)
+        compiling = CompilationQueue(chosen(registry.compilers, names), device.runtime)
         compiling.prepare()
-        context.device.begin_compiling(compiling)
-    device = context.device.runtime.device
-    if graphs and device.type != "cpu":
-        context.device.begin_recording()
+        device.begin_compiling(compiling)
+    if graphs and device.runtime.device.type != "cpu":
+        device.begin_recording()
     elif graphs:
-        _log.warning("--graphs has no effect: only an accelerator records graphs", device=str(device))
+        _log.warning("--graphs has no effect: only an accelerator records graphs", device=str(device.runtime.device))
 
 
 def begin_batching(context: ExecutorContext) -> None:

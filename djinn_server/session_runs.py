@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 
 from djinn_core.errors import ProtocolError, QuotaExceeded, TransportError
@@ -21,6 +21,7 @@ from djinn_server.running.bound_templates import BoundTemplate
 from djinn_server.running.cancellation import CancellationState
 from djinn_server.running.device_turn import DeviceTurn
 from djinn_server.running.fair_share import Share, Steps
+from djinn_server.running.growing import Growth
 from djinn_server.running.lanes import Access, access_of
 from djinn_server.running.random_state import SessionRandomness
 from djinn_server.running.run import RunOutcome, StepGuard, TemplateRun, refuse_run, run_template
@@ -33,6 +34,10 @@ from djinn_server.value_kinds import ValueKinds
 from djinn_server.weights.shared_weights import SessionShares
 
 _log = get_logger("djinn.server")
+
+
+def _has_ended(steps: Iterator[None]) -> bool:
+    return next(steps, steps) is steps
 
 
 def finished(run: Generator[None, None, RunOutcome]) -> RunOutcome:
@@ -145,10 +150,12 @@ class SessionRuns:
         """Return what a bound submission uses; None if it cannot run beside others."""
         if known is None:
             return access_of(None, work, (), ())
-        template = known.template
-        if template.moves or known.choice is not None or known.draws.first(known.slots) is not None:
+        choice = known.choice
+        if choice is not None and not choice.is_settled(exact=self._exact):
             return None
-        growth = template.growth() if self._grows else None
+        if known.template.moves or known.draws.first(known.slots) is not None:
+            return None
+        growth = self._growth(known)
         grown = [] if growth is None else [position for position, _ in growth.appends]
         return access_of(known, work, self._device.own, grown)
 
@@ -163,20 +170,25 @@ class SessionRuns:
                 turn.outcome = RunOutcome() if turn.known is None else self._fail(error, turn.known, turn.work)
 
     def _run_together(self, turns: Sequence[DeviceTurn]) -> Steps:
-        device, values, shares = self._device, self._values, self._shares
+        device, values = self._device, self._values
         device.numeric_settings.compute_under(self.numeric_settings)
-        runs = list[tuple[DeviceTurn, TemplateRun]]()
+        runs, calls, exact = list[tuple[DeviceTurn, TemplateRun]](), list[Callable[[], bool]](), self._exact
         for turn in turns:
             known, work = turn.known, turn.work
             if known is None:
                 turn.outcome = RunOutcome()
                 continue
-            if shares.storages:
-                shares.before_run(known.input_aliases(device.own), work.inputs, work.outputs)
+            self._before_run(known, work)
             work.rest = self._cancellation.pauses
-            growth = known.template.growth() if self._grows else None
-            runs.append((turn, TemplateRun(known.template, work, turn.slots, values, growth=growth)))
-        while not all(device.lanes.run([run.advance for _, run in runs])):
+            run = TemplateRun(known.template, work, turn.slots, values, growth=self._growth(known))
+            runs.append((turn, run))
+            if known.choice is None:
+                calls.append(run.advance)
+            else:
+                served = ServedRun(known.choice.facts, run, turn.slots, lambda: iter((None,)))
+                steps = device.arbiter.run_settled(known.choice, served, exact=exact)
+                calls.append(partial(_has_ended, steps))
+        while not all(device.lanes.run(calls)):
             yield from self._pause(False, *[turn.work for turn in turns])
         for turn, run in runs:
             turn.outcome = run.finish()
@@ -193,8 +205,7 @@ class SessionRuns:
             return (yield from device.batches.run(pending, joined))
         if known.template.random:
             device.randomness.hand_to(self.randomness)
-        if self._shares.storages:
-            self._shares.before_run(known.input_aliases(device.own), work.inputs, work.outputs)
+        self._before_run(known, work)
         if device.timekeeper is not None and self.memory is None:
             with device.timekeeper.running():
                 return run_template(known.template, work, known.slots, values)
@@ -222,16 +233,35 @@ class SessionRuns:
         self, known: BoundTemplate, work: RunRequest, guard: StepGuard | None
     ) -> Generator[None, None, RunOutcome]:
         """Run a submission as the arbiter decides. Under a memory guard, and if each op is timed, it runs op by op."""
-        growth = known.template.growth() if self._grows and known.choice is None else None
-        run = TemplateRun(known.template, work, known.slots, self._values, guard=guard, growth=growth)
+        run = TemplateRun(known.template, work, known.slots, self._values, guard=guard, growth=self._growth(known))
         if known.choice is None or guard is not None or work.op_times is not None:
             while not run.advance():
                 yield from self._pause(known.template.random, work)
         else:
             served = ServedRun(known.choice.facts, run, known.slots, partial(self._pause, known.template.random, work))
-            exact = self.numeric_settings is None or self.numeric_settings.exact
-            yield from self._device.arbiter.run(known.choice, served, exact=exact)
+            yield from self._device.arbiter.run(known.choice, served, exact=self._exact)
         return run.finish()
+
+    def _before_run(self, known: BoundTemplate, work: RunRequest) -> None:
+        """Prepare for what a run writes: shared weights and packed ones."""
+        packed = self._device.packed
+        if not self._shares.storages and packed is None:
+            return
+        aliases = known.input_aliases(self._device.own)
+        if self._shares.storages:
+            self._shares.before_run(aliases, work.inputs, work.outputs)
+        if packed is not None and aliases.written:
+            packed.writing([self._values.table.get(work.inputs[position]) for position in aliases.written])
+
+    def _growth(self, known: BoundTemplate) -> Growth | None:
+        """Return the growth of a template whose appends may be done in place."""
+        choice = known.choice
+        grows = self._grows and (choice is None or choice.concurrent or not choice.acts(exact=self._exact))
+        return known.template.growth() if grows else None
+
+    @property
+    def _exact(self) -> bool:
+        return self.numeric_settings is None or self.numeric_settings.exact
 
     def _pause(self, random: bool, *works: RunRequest) -> Steps:
         """In the middle of runs: let others compute. `random`: they draw random numbers."""

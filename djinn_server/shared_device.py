@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from djinn_server.batching.session_batches import SessionBatches
+from djinn_server.batching.weights import PackedWeights
 from djinn_server.compiling.compilation_queue import CompilationQueue
 from djinn_server.compiling.graph_recorder import GraphRecorder
 from djinn_server.device_watch import DeviceWatch
@@ -15,6 +16,7 @@ from djinn_server.running.fair_share import FairShare
 from djinn_server.running.issued_turns import IssuedTurns
 from djinn_server.running.lanes import Lanes
 from djinn_server.running.own_operators import own_operators
+from djinn_server.running.packed_products import PackedProducts
 from djinn_server.running.process_settings import ProcessNumericSettings
 from djinn_server.running.random_state import DeviceRandomness
 
@@ -38,6 +40,7 @@ class SharedDevice:
         self.compiling: CompilationQueue | None = None
         self.graphs: GraphRecorder | None = None
         self.batches: SessionBatches | None = None
+        self.packed: PackedWeights | None = None
         self.ledger = ledger_of(runtime)
         self.watch = DeviceWatch(runtime) if self.timer.runs_late else None
         self.timekeeper = runtime if runtime.keeps_time else None
@@ -53,6 +56,12 @@ class SharedDevice:
         self.arbiter.register(self.graphs)
         if self.ledger is not None:
             self.ledger.free_graphs = self.graphs.free
+
+    def begin_packing(self) -> None:
+        """Compute products from packed copies of their weights from now on, where clients allow other rounding."""
+        strategy = PackedProducts(self.runtime, self.own)
+        self.packed = strategy.packed
+        self.arbiter.register(strategy)
 
     def begin_batching(self) -> None:
         """Run the same template of several sessions together from now on, where their clients allow it."""

@@ -17,7 +17,7 @@ from djinn_server.running.template_compiler import CompiledTemplate
 
 # Ops that multiply rows with a weight: operand positions of rows and weight, and whether the weight has a row for each
 # column of the result. The only other operand may be a bias.
-_PRODUCTS: Final = {
+PRODUCTS: Final = {
     "aten::mm": (0, 1, False),
     "aten::matmul": (0, 1, False),
     "aten::addmm": (1, 2, False),
@@ -86,7 +86,7 @@ def draws_of(template: CompiledTemplate) -> Draws:
 
 
 def _product(form: Form, step: CompiledStep, index: int, sources: dict[int, int]) -> Product | None:
-    kind = _PRODUCTS.get(form.op)
+    kind = PRODUCTS.get(form.op)
     if kind is None or form.kwargs or form.sequence or len(step.makes) != 1:
         return None
     rows, weight, transposed = kind

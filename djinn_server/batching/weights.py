@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 
 import attrs
@@ -30,13 +31,14 @@ class _Copy:
 
 
 class PackedWeights:
-    """Packed copies of weights that are never written, for as long as their memory lives.
+    """Packed copies of weights that nothing writes, for as long as their memory lives.
 
     Used only during a turn of the device.
     """
 
     def __init__(self, runtime: DeviceRuntime) -> None:
         self._runtime = runtime
+        self._written: WeakSet[torch.UntypedStorage] = WeakSet()
         self._kept: WeakKeyDictionary[torch.UntypedStorage, dict[Layout, _Copy]] = WeakKeyDictionary()
 
     @property
@@ -60,13 +62,20 @@ class PackedWeights:
         if found is not None:
             found.users.add(user)
             return found.packed
-        if not torch_private.can_pack(weight):
+        if not torch_private.can_pack(weight) or weight.untyped_storage() in self._written:
             return None
         if 2 * weight.nbytes > self._runtime.memory()["free"]:
             return None
         packed = torch_private.packed_weight(weight if transposed else weight.t(), rows)
         copies[_layout(weight)] = _Copy(packed, WeakSet((user,)))
         return packed
+
+    def writing(self, values: Iterable[object]) -> None:
+        """Free the copies of these values, which are written now, and pack them no more."""
+        for value in values if self._kept else ():
+            if isinstance(value, torch.Tensor) and value.untyped_storage() in self._kept:
+                del self._kept[value.untyped_storage()]
+                self._written.add(value.untyped_storage())
 
     def drop(self, place: WeightPlace, user: object) -> None:
         """Free the packed copy of a weight, if this was its last user."""

@@ -86,9 +86,12 @@ class RunOffer(ABC):
 
     Attributes:
         checked: True if the offer compares its results with those of the ops itself, before its stage is `ready`.
+        concurrent: True if it replaces ops one by one and ignores strides and storages of other values. Once its trial has ended, several
+            threads may call `run` at the same time.
     """
 
     checked: bool = False
+    concurrent: bool = False
 
     @abstractmethod
     def run(self, run: StrategyRun) -> Iterator[None]:

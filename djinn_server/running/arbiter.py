@@ -6,7 +6,9 @@ A trial compares an offer's results with those of the ops and times both in turn
 from __future__ import annotations
 
 import functools
+import statistics
 import threading
+import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -47,6 +49,7 @@ class TrialLimits:
         checks: runs on which results must have been the same.
         timed: runs of each way that are timed. gain: the largest share of the time op by op that the offer may take.
         plain: runs of each way that are enough where all runs of the offer are faster than all others.
+        compared: runs of a concurrent offer that are compared and timed side by side, op for op: its templates may vary in size.
         fruitless: runs in which the offer had its turn and replaced nothing, after which it is not used.
     """
 
@@ -54,6 +57,7 @@ class TrialLimits:
     timed: int = 8
     plain: int = 3
     gain: float = 0.95
+    compared: int = 5
     fruitless: int = 16
 
     def ratio(self, before: Sequence[float], offered: Sequence[float]) -> float | None:
@@ -71,7 +75,7 @@ class Candidate:
 
     Attributes:
         checked: runs whose results were compared. given: storages of results in these. fruitless: as in `TrialLimits`, so far.
-        before, offered: device seconds of runs in a trial, op by op and by the offer.
+        before, offered: device seconds of runs in a trial, op by op and by the offer; of a concurrent offer those of the replaced ops.
         ratio: as in `RunOffer.decided`; 1.0 without a trial. used: True or False once that is decided. reason: why it is not used.
     """
 
@@ -128,6 +132,20 @@ class TemplateChoice:
                 best = candidate
         return best
 
+    def acts(self, *, exact: bool) -> bool:
+        """Return True if a candidate may run the template for such sessions."""
+        return any(candidate.strategy.exact or not exact for candidate in self.candidates)
+
+    @property
+    def concurrent(self) -> bool:
+        """True if all offers are `concurrent`."""
+        return all(candidate.offer.concurrent for candidate in self.candidates)
+
+    def is_settled(self, *, exact: bool) -> bool:
+        """Return True if the next runs may be concurrent: none is part of a trial."""
+        candidate = self.next(exact=exact)
+        return candidate is None or (candidate.used is True and candidate.offer.concurrent)
+
     def stage(self, candidate: Candidate) -> Stage:
         """As `RunOffer.stage`; `idle` once the offer has failed."""
         return "idle" if candidate.failed else self._tell_offer(candidate, candidate.offer.stage) or "idle"
@@ -176,6 +194,7 @@ class ServedRun(StrategyRun):
         run: the run. slots: its numbers. paused: True if the session paused in the middle.
         offered: True if a strategy has it. replaced: True if that has done the work of ops.
         compares: True if the ops run as well where a strategy replaces them. exact: whether results must be bitwise equal then.
+        by_ops, by_offer: where both ran, the seconds of either.
         given: storages of earlier results of the offer, by key. generator: in a trial the one that ops draw from.
         difference: between the results; empty: none.
     """
@@ -189,6 +208,7 @@ class ServedRun(StrategyRun):
         self.exact, self.difference = True, ""
         self.given: dict[int, StorageWeakRef] = {}
         self.generator: torch.Generator | None = None
+        self.by_ops = self.by_offer = self._advanced = 0.0
         self._drawn: torch.Tensor | None = None
         self._pause = pause
 
@@ -200,6 +220,7 @@ class ServedRun(StrategyRun):
             assert self._pause is not None
             yield from self._pause()
         self.note_draws()
+        self._advanced = time.perf_counter()
 
     def note_draws(self) -> None:
         """Note the random state, which ops have left."""
@@ -241,8 +262,11 @@ class ServedRun(StrategyRun):
         if not self.is_replaceable():
             raise UnfitRun
         if self.compares:
+            began = time.perf_counter()
+            self.by_offer += began - self._advanced
             operands = {memory_of(run.env[place]) for step in steps for place in step.reads}
             yield from self.advance(stop)
+            self.by_ops += self._advanced - began
             values = [(run.env[place], made[place]) for place in sorted(needed)]
             self.difference = self.difference or _difference(values, operands, self.given, exact=self.exact)
         else:
@@ -321,7 +345,7 @@ class Arbiter:
             timer.wait(begun)
             choice.spans.take()
             begun = timer.mark()
-        checks = tried is not None and not tried.offer.checked and tried.checked < self._limits.checks
+        checks = tried is not None and not tried.offer.checked and tried.checked < self._checks(tried)
         run.compares = checks
         run.offered = candidate is not None and (tried is None or checks or len(tried.offered) < len(tried.before))
         if candidate is not None and run.offered:
@@ -336,6 +360,14 @@ class Arbiter:
         if tried is not None:
             timer.wait(ended)
         self.ran(choice, tried, run, choice.spans.take())
+
+    def run_settled(self, choice: TemplateChoice, run: ServedRun, *, exact: bool) -> Iterator[None]:
+        """Run a template whose choice is settled. Several threads may do so at the same time."""
+        candidate = choice.next(exact=exact)
+        if candidate is not None and candidate.used and run.is_replaceable():
+            run.offered = True
+            yield from self._try(choice, candidate, run)
+        yield from run.advance()
 
     def _try(self, choice: TemplateChoice, candidate: Candidate, run: ServedRun) -> Iterator[None]:
         steps = candidate.offer.run(run)
@@ -365,8 +397,16 @@ class Arbiter:
             return
         if run.compares:
             tried.checked += run.replaced
-            if tried.checked >= self._limits.checks:
+            if run.replaced and tried.offer.concurrent and not run.paused:
+                tried.before.append(run.by_ops)
+                tried.offered.append(run.by_offer)
+            if tried.checked >= self._checks(tried):
                 tried.given = {}
+                if tried.offer.concurrent:
+                    pairs = zip(tried.offered, tried.before, strict=True)
+                    self._decide(
+                        choice, tried, statistics.median([offered / max(before, 1e-9) for offered, before in pairs])
+                    )
             return
         if run.paused:  # other sessions have used the device meanwhile
             return
@@ -375,8 +415,13 @@ class Arbiter:
         elif not run.offered:
             tried.before.append(seconds)
         ratio = self._limits.ratio(tried.before, tried.offered)
-        if ratio is None:
-            return
+        if ratio is not None:
+            self._decide(choice, tried, ratio)
+
+    def _checks(self, tried: Candidate) -> int:
+        return self._limits.compared if tried.offer.concurrent else self._limits.checks
+
+    def _decide(self, choice: TemplateChoice, tried: Candidate, ratio: float) -> None:
         tried.ratio = ratio
         if ratio > self._limits.gain:
             choice.refuse(tried, f"it takes {ratio:.2f} of the time")

@@ -291,14 +291,15 @@ class RunsAhead:
             unwritten = known.input_aliases(self._device.own).unwritten
             known.runs_ahead = min(next(others, len(steps)), unwritten) if known.batched is None else 0
         candidate, hot = known.choice.next(exact=False) if known.choice is not None else None, _hot(known)
-        return known.runs_ahead if candidate is None or (hot is not None and hot.phase.settled) else 0
+        runs = candidate is None or candidate.offer.concurrent or (hot is not None and hot.phase.settled)
+        return known.runs_ahead if runs else 0
 
     def _begun(self, known: BoundTemplate, expected: ExpectedSubmission) -> RunAhead | None:
         pending, get = self.pending, self._values.table.get
         before = next((run for run in reversed(pending) if run.known is known), None)
         slots: Sequence[Slot] = known.slots if before is None else before.slots
         inputs: list[Any] = [*map(get, known.inputs)] if before is None else [*before.inputs]
-        growth = known.template.growth() if known.choice is None else None
+        growth = known.template.growth() if known.choice is None or known.choice.concurrent else None
         for position, source in zip(expected.relation.positions, expected.relation.sources, strict=True):
             assert source is not None
             back, number = source

@@ -15,11 +15,14 @@ from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Goodbye, InitialBindings, Submit, Template, decode, encode
+from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.templates import digest_of
 from djinn_server import session
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.context import ExecutorContext
 from djinn_server.recovery.executor_channel import PlainExecutorChannel
+from djinn_server.running import arbiter
+from djinn_server.running.arbiter import TrialLimits
 from djinn_server.running.run import TemplateRun
 from djinn_server.session import ExecutorSession
 
@@ -73,9 +76,12 @@ class Program:
         results = [one if isinstance(one, Failure) else next(body) for one in message.results]
         self.answers.append((message.sequence, [failure.op for failure in message.failures], results))
 
-    def run(self, lanes, values):
+    def run(self, lanes, values, *, exact=True):
         """Return the answers, and the numbers of runs at a time."""
         context = ExecutorContext.of(CpuRuntime())
+        if not exact:
+            context.device.begin_packing()
+            self._frames.insert(0, Frame(encode(NumericSettings(exact=False))))
         context.device.lanes.count = lanes
         plain, sizes = context.device.lanes.run, []
         context.device.lanes.run = lambda calls: (sizes.append(len(calls)), plain(calls))[1]
@@ -175,3 +181,15 @@ def test_numbers_and_inputs_are_those_of_each_submission():
     assert sizes == [3]
     expected = [(values[handle(n)] * factor).numpy().tobytes() for n, factor in enumerate((2.0, 3.0, 4.0), start=1)]
     assert [results[0] for _, _, results in answers] == expected
+
+
+def test_a_settled_strategy_runs_in_lanes(monkeypatch):
+    monkeypatch.setattr(arbiter, "TrialLimits", lambda: TrialLimits(gain=float("inf")))
+    program, values, count = Program(), matrices(2), TrialLimits().compared + 9
+    products(program, count, [handle(1), handle(2)])
+    answers, sizes = program.run(2, values, exact=False)
+    assert sum(sizes) == 8, "the first one sees the weight, and the trial has five"
+    for _, failures, (result,) in answers:
+        assert not failures
+        found = torch.frombuffer(bytearray(result), dtype=torch.float32).view(4, 4)
+        torch.testing.assert_close(found, values[handle(1)] @ values[handle(2)])
