@@ -108,14 +108,15 @@ class TemplateRun:
         guard: StepGuard | None = None,
         *,
         growth: Growth | None = None,
+        env: Environment | None = None,
     ) -> None:
-        """`growth`: the template's, if appends may be done in place."""
+        """`growth`: the template's, if appends may be done in place. `env`: of a run ahead; None: a new one."""
         self.template, self.work, self._values, self._guard = template, work, values, guard
         self.outcome = run = RunOutcome(halt=work.halt, progress=work.progress)
         checked = bool(work.claims) or work.op_times is not None or guard is not None
         self._growth = growth = None if checked else growth
         self._steps = template.steps if growth is None else growth.steps
-        self.env = env = environment_of(template, work, slots, values, growth)
+        self.env = env = environment_of(template, work, slots, values, growth) if env is None else env
         if template.consumed:
             first_input = len(template.constants) + template.slots
             values.free([work.inputs[place - first_input] for place in template.consumed])

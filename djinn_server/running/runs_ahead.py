@@ -156,15 +156,16 @@ class RunAhead:
         """As `run_template` for the submission that has come; the template runs ahead no more where it makes more than `limit` bytes."""
         began = time.perf_counter()
         choice = self.known.choice
-        run = TemplateRun(self.known.template, work, self.slots, values, growth=self.growth)
-        run.env, run.step, run.outcome.native_ops = self.env, self.step, self.native_ops
+        run = TemplateRun(self.known.template, work, self.slots, values, growth=self.growth, env=self.env)
+        run.step, run.outcome.native_ops = self.step, self.native_ops
         if choice is not None and self.hot is not None and self.region is not None and self.step <= self.region.start:
             with inference_mode(True):
                 for _ in self.hot.run(ServedRun(choice.facts, run, self.slots, None)):
                     pass
-        run.advance()
-        if not self.over and self.made() > limit:
-            self.known.runs_ahead = 0
+        if not self.over:
+            run.advance()
+            if self.made() > limit:
+                self.known.runs_ahead = 0
         if choice is not None:
             choice.ran(self.seconds + time.perf_counter() - began)
         return run.finish()
