@@ -63,6 +63,18 @@ def test_an_upload_is_a_snapshot(embedded: str) -> None:
     assert [r.sum().item() for r in remote] == [0.0, 0.0]
 
 
+def test_a_tensor_without_elements_needs_no_upload(embedded: str) -> None:
+    ones = torch.ones(2, device=embedded)
+    assert ones.tolist() == [1.0, 1.0]
+    before = djinn.stats()["messages_sent"]
+    empties = torch.tensor([], device=embedded), torch.zeros(3, 0).to(embedded), torch.ones(0).to(embedded, torch.int64)
+    assert torch.cat([empties[0], ones]).tolist() == [1.0, 1.0]
+    assert djinn.stats()["messages_sent"] - before == 1
+    assert [(one.shape, one.dtype) for one in empties[1:]] == [((3, 0), torch.float32), ((0,), torch.int64)]
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        empties[0].copy_(torch.ones(3))
+
+
 def test_an_upload_sends_what_is_viewed_and_a_fetch_likewise(embedded: str) -> None:
     large = torch.arange(4 << 20, dtype=torch.float32)
     djinn.reset_stats()

@@ -42,10 +42,13 @@ def _uploaded(plain: torch.Tensor, meta: TensorMeta) -> LazyTensor:
 def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
     """Replace the instruction that created `target` by an upload of `source`, if it is the last one.
 
-    Return True on success. `.to(device)` is an `empty` and a `copy_`; this turns both into one upload.
+    Return True on success. `.to(device)` is an `empty` and a `copy_`; this turns both into one upload. Without elements, it
+    stays an `empty`: a message for each empty cache of a model would take longer than the op.
     """
     meta = target.remote.meta
     source = torch_dispatch.of_own_class(source)
+    if not meta.numel and tuple(source.shape) == meta.shape:
+        return True
     if source.dtype != meta.dtype or tuple(source.shape) != meta.shape or meta.offset:
         return False
     if meta.extent * meta.dtype.itemsize != meta.nbytes:
