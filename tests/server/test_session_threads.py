@@ -126,10 +126,7 @@ def test_a_wakeup_ends_a_pause_with_a_distant_deadline(seconds):
 
 
 def alternate(threads, pairs, handle, used=lambda _: 0.0):
-    """Sessions that are brief; each calls `handle` with its number for each byte that it receives, until the connection ends.
-
-    `used`: returns the device seconds that a session has used.
-    """
+    """Sessions that are brief; each calls `handle` with its number for each byte, until the connection ends. `used`: its device seconds."""
     ended = []
     for number, (near, _) in enumerate(pairs):
 
@@ -172,11 +169,10 @@ def test_brief_sessions_share_the_thread_that_waits(monkeypatch):
         near.close()
 
 
-@pytest.mark.parametrize("seconds", [(0.0002, 0.0008), (0.0003, 0.0003)], ids=["short_and_long", "equal"])
-def test_brief_sessions_take_turns_by_device_time(monkeypatch, seconds):
+def test_brief_sessions_take_turns_by_device_time(monkeypatch):
     monkeypatch.setattr(cancellation, "LOOK_SECONDS", 60.0)
-    threads, pairs = SessionThreads(), [socket.socketpair() for _ in range(4)]
-    clock, done, full = [0.0] * 4, threading.Semaphore(0), 400 * min(seconds)
+    threads, pairs, seconds, full = SessionThreads(), [socket.socketpair() for _ in range(4)], (0.0002, 0.0008), 0.08
+    clock, done = [0.0] * 4, threading.Semaphore(0)
 
     def handle(number):
         clock[number] += seconds[number % 2]
