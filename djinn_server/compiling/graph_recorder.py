@@ -21,6 +21,7 @@ from djinn_server.compiling.recorded_region import RecordedRegion
 from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.hookspecs.run_strategies import RunOffer, RunStrategy, TemplateFacts
 from djinn_server.running.arbiter import ServedFacts
+from djinn_server.running.process_settings import ProcessNumericSettings
 
 TEMPLATES: Final = 1024  # that are counted
 
@@ -31,14 +32,15 @@ class GraphRecorder(RunStrategy):
     Graphs share one memory pool: the device replays one after another.
 
     Attributes:
-        runtime: the device. counts: counters since the executor began. captures: recorded graphs since then.
+        runtime: the device. settings: numeric settings, which choose kernels. counts: counters since the executor began. captures: recorded graphs since then.
     """
 
     name = "graphs"
 
-    def __init__(self, runtime: DeviceRuntime, thresholds: Thresholds | None = None) -> None:
-        self.runtime, self.counts, self.captures = runtime, CompilationCounters(), 0
-        self._thresholds = thresholds or Thresholds()
+    def __init__(self, runtime: DeviceRuntime, settings: ProcessNumericSettings) -> None:
+        self.runtime, self.settings = runtime, settings
+        self.counts, self.captures = CompilationCounters(), 0
+        self._thresholds = Thresholds()
         self._templates: LruCache[bytes, HotTemplate] = LruCache(TEMPLATES)
         self._regions: weakref.WeakSet[RecordedRegion] = weakref.WeakSet()
         self._lock = threading.Lock()

@@ -17,11 +17,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from djinn_core import torch_private
 from djinn_core.ir.values import TensorMeta, meta_of
+from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_server.compiling.compiled_region import CompiledRegion
 from djinn_server.compiling.scalars import call_with_tensors
 from djinn_server.compiling.written_views import address_of
 from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.running.compiled_step import CompiledStep, Environment, ListSource, Source
+from djinn_server.running.process_settings import ProcessNumericSettings
 from djinn_server.running.result_layout import layout_difference
 
 RECORDINGS: Final = 8  # of one region, by the addresses of its weights
@@ -32,9 +34,10 @@ _PAST: Final = (
 
 
 class Recorder(Protocol):
-    """Record kernel launches on a device."""
+    """Record kernel launches on a device. `settings`: the numeric settings of the process."""
 
     runtime: DeviceRuntime
+    settings: ProcessNumericSettings
 
     def record(
         self, run: Callable[[], Sequence[torch.Tensor]]
@@ -51,6 +54,7 @@ class Recording:
         results: memory that receives the results, with their layout.
         in_place: inputs that the graph reads at their address: index, address and storage.
         buffers: memory for the other inputs, by index.
+        settings: numeric settings that chose its kernels.
         nbytes: device memory of the graph and its buffers.
     """
 
@@ -58,6 +62,7 @@ class Recording:
     results: Sequence[tuple[torch.UntypedStorage, TensorMeta]]
     in_place: Sequence[tuple[int, int, StorageWeakRef]]
     buffers: Mapping[int, torch.Tensor]
+    settings: NumericSettings | None
     nbytes: int
     _baseline: Sequence[tuple[int, int]] = attrs.field(init=False)
 
@@ -148,7 +153,7 @@ class RecordedRegion(CompiledRegion):
         self._runs += 1
         addresses = [tensor.data_ptr() for tensor in tensors]
         for found in self._recordings:
-            if not found.fits(addresses):
+            if found.settings != self._recorder.settings.now or not found.fits(addresses):
                 continue
             held = found.held() - self._copied
             if held or found.is_dead():
@@ -199,7 +204,8 @@ class RecordedRegion(CompiledRegion):
         if any(memories.count(storage.data_ptr()) > 1 for storage, _ in layouts):
             raise ValueError("a result shares memory with another result or with an input")
         del results
-        return Recording(launch, layouts, in_place, buffers, nbytes + sum([b.nbytes for b in buffers.values()]))
+        nbytes += sum([buffer.nbytes for buffer in buffers.values()])
+        return Recording(launch, layouts, in_place, buffers, self._recorder.settings.now, nbytes)
 
     def _run_steps(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         template, fresh = self._template, frozenset(self.region.fresh)

@@ -449,6 +449,7 @@ def graph_capture(device: str) -> Found:
     place, model = plain_device(device), Model.sized_for(device)
     from djinn_server.compiling.graph_recorder import GraphRecorder
     from djinn_server.hookspecs.devices import DeviceRuntime
+    from djinn_server.running.process_settings import ProcessNumericSettings
     from djinn_server.running.template_compiler import compile_template
     from djinn_server.shared_device import SharedDevice
 
@@ -464,7 +465,7 @@ def graph_capture(device: str) -> Found:
 
     with torch.inference_mode():
         run()
-        launch, _, nbytes = GraphRecorder(DeviceRuntime(place)).record(run)
+        launch, _, nbytes = GraphRecorder(DeviceRuntime(place), ProcessNumericSettings()).record(run)
         for _ in range(8):
             launch()
         synchronize(place)

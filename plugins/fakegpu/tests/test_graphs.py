@@ -163,6 +163,22 @@ def test_replaced_weight_is_never_read_at_its_old_address(gpu):
 
 
 @torch.no_grad()
+def test_graph_of_other_numeric_settings_is_not_replayed(gpu):
+    """These settings choose among kernels of a GPU."""
+    model, inputs = predicting(REMOTE, 7), torch.randn(3, 24).to(REMOTE)
+    predict(model, inputs, RUNS)
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = not before
+    try:
+        with Grown() as grown:
+            predict(model, inputs, 5)
+        assert grown["captures"] == 1
+        assert grown["graph_launches"] >= 4
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+@torch.no_grad()
 def test_results_that_are_held_keep_their_values(gpu):
     model, given = predicting(REMOTE, 3), [torch.full((3, 24), float(n)).to(REMOTE) for n in range(3)]
     held = []
