@@ -848,7 +848,7 @@ class ExecutorSession:
             self._runs.close()
             self.values.clear()
             if self.device.graphs is not None:
-                self.device.graphs.sweep()
+                self.device.graphs.free(dead=True)
             self._uploads.clear()
             self._templates.clear()
             self._loop.machine.close()

@@ -89,15 +89,8 @@ class GraphRecorder(RunStrategy):
             result.record_stream(stream)
         return graph.replay, results, torch.accelerator.memory_reserved(device) - before
 
-    def free(self) -> None:
-        """Drop all recordings, because memory is short. Hot templates are recorded anew later."""
-        self._forget(dead=False)
-
-    def sweep(self) -> None:
-        """Drop the recordings whose weights are gone."""
-        self._forget(dead=True)
-
-    def _forget(self, *, dead: bool) -> None:
+    def free(self, *, dead: bool = False) -> None:
+        """Drop all recordings, because memory is short; `dead`: those whose weights are gone. Hot templates are recorded anew later."""
         with self._lock:
             regions = list(self._regions)
         for region in regions:

@@ -22,7 +22,7 @@ from djinn_server.compiling.compiled_region import CompiledRegion
 from djinn_server.compiling.scalars import call_with_tensors
 from djinn_server.compiling.written_views import address_of
 from djinn_server.hookspecs.devices import DeviceRuntime
-from djinn_server.running.compiled_step import CompiledStep, Environment, ListSource, Source
+from djinn_server.running.compiled_step import CompiledStep, Environment, ListSource
 from djinn_server.running.process_settings import ProcessNumericSettings
 from djinn_server.running.result_layout import layout_difference
 
@@ -99,7 +99,11 @@ class Recording:
 
 
 class RecordedRegion(CompiledRegion):
-    """A region that replays recordings of its instructions. A run that fits no recording runs op by op."""
+    """A region that replays recordings of its instructions. A run that fits no recording runs op by op.
+
+    Attributes:
+        recordings: least recently used first.
+    """
 
     def __init__(self, job: Any, recorder: Recorder) -> None:
         """`job`: a `CompilationJob`."""
@@ -110,7 +114,7 @@ class RecordedRegion(CompiledRegion):
         self._steps = [(step, self._moves(step)) for step in self.steps]
         self._written = [i for i, place in enumerate(self.region.inputs) if place in self.region.written]
         self._numbers: torch.Tensor | None = None  # the varying floats
-        self._recordings: list[Recording] = []  # least recently used first
+        self.recordings: list[Recording] = []
         self._next: Recording | None = None  # for the present run
         self._copied: set[int] = set()
         self._past: deque[list[StorageWeakRef]] = deque(maxlen=_PAST)
@@ -118,14 +122,9 @@ class RecordedRegion(CompiledRegion):
         self._without_weights = 0
         self._runs = self._made = 0
 
-    @property
-    def recordings(self) -> Sequence[Recording]:
-        """The recordings."""
-        return self._recordings
-
     def forget(self, *, dead: bool = False) -> None:
         """Drop the recordings. `dead`: only those whose weights are gone."""
-        self._recordings = [one for one in self._recordings if dead and not one.is_dead()]
+        self.recordings = [one for one in self.recordings if dead and not one.is_dead()]
 
     def follows(self, env: Environment) -> int | None:
         """As `CompiledRegion.follows`; None also for a run that fits no recording.
@@ -152,16 +151,16 @@ class RecordedRegion(CompiledRegion):
     def _recording(self, tensors: Sequence[torch.Tensor]) -> Recording | None:
         self._runs += 1
         addresses = [tensor.data_ptr() for tensor in tensors]
-        for found in self._recordings:
+        for found in self.recordings:
             if found.settings != self._recorder.settings.now or not found.fits(addresses):
                 continue
             held = found.held() - self._copied
             if held or found.is_dead():
                 self._copied |= held
-                self._recordings = [one for one in self._recordings if one is not found]
+                self.recordings = [one for one in self.recordings if one is not found]
                 return None
             self._without_weights = 0
-            self._recordings = [*[one for one in self._recordings if one is not found], found]
+            self.recordings = [*[one for one in self.recordings if one is not found], found]
             return found
         weights = self._weights_among(tensors)
         if weights is None or self._made > RECORDINGS + self._runs // _RUNS_PER_RECORDING:
@@ -169,7 +168,7 @@ class RecordedRegion(CompiledRegion):
         made = self._record(tensors, weights)
         if made is not None:
             self._made += 1
-            self._recordings = [*[one for one in self._recordings if not one.is_dead()][1 - RECORDINGS :], made]
+            self.recordings = [*[one for one in self.recordings if not one.is_dead()][1 - RECORDINGS :], made]
         return made
 
     def _weights_among(self, tensors: Sequence[torch.Tensor]) -> frozenset[int] | None:
@@ -218,7 +217,7 @@ class RecordedRegion(CompiledRegion):
         for step, moves in self._steps:
             if moves:
                 args, kwargs = step.given(env)
-                made = call_with_tensors(step.op, args, kwargs, _call)
+                made = call_with_tensors(step.op, args, kwargs, lambda op, given: op(*given))
                 for result, place in step.makes:
                     env[place] = made[result] if step.sequence else made
             else:
@@ -230,16 +229,9 @@ class RecordedRegion(CompiledRegion):
 
     def _moves(self, step: CompiledStep) -> bool:
         """Return True if a step takes a varying float."""
-        return not set(self._floats).isdisjoint(_places([*step.arguments, *[source for _, source in step.keywords]]))
-
-
-def _places(sources: Sequence[Source]) -> list[int]:
-    found = [source for source in sources if isinstance(source, int)]
-    return found + [place for source in sources if isinstance(source, ListSource) for place in _places(source.items)]
-
-
-def _call(op: Any, args: Sequence[Any]) -> Any:
-    return op(*args)
+        sources = [*step.arguments, *[source for _, source in step.keywords]]
+        items = [item for source in sources if isinstance(source, ListSource) for item in source.items]
+        return any(place in self._floats for place in (*sources, *items))
 
 
 def _over(storage: torch.UntypedStorage, meta: TensorMeta) -> torch.Tensor:

@@ -78,9 +78,7 @@ COUNTERS: Final = (
     ExecutorFamily("compilations_unused", "Compiled templates that were dropped: wrong, no faster, or never run again"),
     ExecutorFamily("compiled_runs", "Runs of templates in which compiled code took the place of ops"),
     ExecutorFamily("graph_captures", "Graphs that were recorded"),
-    ExecutorFamily(
-        "graphs_unused", "Recorded templates that were dropped: other results, no faster, or never run again"
-    ),
+    ExecutorFamily("graphs_unused", "Recorded templates that were dropped: wrong, no faster, or never run again"),
     ExecutorFamily("graph_runs", "Runs of templates in which a graph took the place of ops"),
     ExecutorFamily("batches", "Runs of a template for several sessions at once"),
     ExecutorFamily("batched_submissions", "Submissions that were run in them"),

@@ -172,28 +172,27 @@ def test_graph_of_other_numeric_settings_is_not_replayed(gpu):
     try:
         with Grown() as grown:
             predict(model, inputs, 5)
-        assert grown["captures"] == 1
-        assert grown["graph_launches"] >= 4
     finally:
         torch.backends.cudnn.benchmark = before
+    assert grown["captures"] == 1
 
 
 @torch.no_grad()
 def test_results_that_are_held_keep_their_values(gpu):
     model, given = predicting(REMOTE, 3), [torch.full((3, 24), float(n)).to(REMOTE) for n in range(3)]
     held = []
-    for run in range(2 * RUNS):
-        held.append(model(given[run % 3]))
-        counting.send_recorded()
-    with Grown() as grown:
-        for run in range(6):
-            held.append(model(given[run % 3]))
+
+    def hold(runs):
+        for _ in range(runs):
+            held.append(model(given[len(held) % 3]))
             counting.send_recorded()
+
+    hold(2 * RUNS)
+    with Grown() as grown:
+        hold(6)
     expected = [predict(predicting("cpu", 3), inputs.cpu()) for inputs in given]
     assert grown["graph_launches"] == 6
-    for run, result in enumerate(held[: 2 * RUNS]):
-        assert torch.equal(result.cpu(), expected[run % 3])
-    for run, result in enumerate(held[2 * RUNS :]):
+    for run, result in enumerate(held):
         assert torch.equal(result.cpu(), expected[run % 3])
 
 
