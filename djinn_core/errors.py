@@ -56,7 +56,7 @@ def _unpickled(name: str, arguments: tuple[Any, ...]) -> DjinnError:
     """Recreate an error of this module by its class name. `pickle` then restores its attributes."""
     error_type = globals()[name]
     if not (isinstance(error_type, type) and issubclass(error_type, DjinnError)):
-        raise TypeError(f"{name} is no error of Djinn")
+        raise TypeError(f"Djinn has no error class {name}")
     return error_type(*arguments)
 
 

@@ -79,7 +79,7 @@ def handles(*funcs: Any, repeats: bool = False) -> Callable[[Handler], Handler]:
             if repeats:
                 device_state.repeated.add(id(func))
             if _handlers.setdefault(id(func), handler) is not handler:
-                raise AssertionError(f"{func} has a handler")
+                raise AssertionError(f"{func} already has a handler")
         return handler
 
     return register

@@ -222,7 +222,7 @@ def settle(
     except DjinnError as error:
         if refused.error is None:
             raise error from None
-        log.debug("the executor cannot be asked about an op", op=func.name(), reason=str(error))
+        log.debug("the executor could not infer the results of an op", op=func.name(), reason=str(error))
         raise refused.error from None
     note_taken(func, args, kwargs)
     return results

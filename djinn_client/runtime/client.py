@@ -141,7 +141,7 @@ def _reconfigure(resolved: Settings, registry: Registry) -> None:
     if not restarting and names & (PLANNING | PLUGINS):
         session_planner.plan_anew(context)
     if names and not restarting:
-        log.info("the open session goes on with other settings", settings=sorted(names))
+        log.info("the settings of the open session have changed", settings=sorted(names))
 
 
 def _end_unless_held(names: str) -> None:
@@ -159,8 +159,8 @@ def _end_unless_held(names: str) -> None:
         )
     shut_down()
     log.warning(
-        "djinn.configure() has ended the session, which held no tensors: the next use of the device begins another, whose "
-        "random state begins again",
+        "djinn.configure() has ended the session, which held no tensors: the next use of the device begins a new "
+        "session with a new random state",
         changed=names,
     )
 
@@ -321,8 +321,9 @@ def _chosen_router() -> Router:
     missing = f"no plugin offers {settings.router!r}" if settings.router else "no plugin offers one"
     found = [one.name for one in registry.routers]
     raise ConfigurationError(
-        f"several executors need a router, and {missing}; there are {', '.join(sorted(found)) or 'none'}. That of pools is in the package "
-        "plugins/pool: run `pip install ./plugins/pool` in a checkout of Djinn's repository, and name it where the setting `plugins` names plugins"
+        f"several executors need a router, and {missing}; available are {', '.join(sorted(found)) or 'none'}. The "
+        "package plugins/pool has a router: run `pip install ./plugins/pool` in a checkout of Djinn's repository, "
+        "and add it to the setting `plugins` if that is set"
     )
 
 

@@ -99,7 +99,7 @@ def _begun() -> EarlyStart | None:
 
         started = start_executors(settings, unused_seconds=UNUSED_SECONDS) if settings.engine == LOCAL else ()
     except DjinnError as error:  # the first use reports the error
-        _log.debug("no executor was started early", reason=str(error))
+        _log.debug("no executor was started before the first use", reason=str(error))
         return EarlyStart(mark)
     return EarlyStart(mark, settings, started)
 

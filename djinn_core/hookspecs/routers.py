@@ -243,7 +243,7 @@ class Router:
         Raises:
             DjinnError: the executors cannot join; they leave again.
         """
-        raise UnsupportedOperation(f"executors cannot join: the router {self.name!r} takes no more than it began with")
+        raise UnsupportedOperation(f"executors cannot join: the router {self.name!r} does not support it")
 
     def leave(self, numbers: Sequence[int]) -> None:
         """Move all values of some executors to the other executors, and remove the former from `executors`.
@@ -251,7 +251,7 @@ class Router:
         Raises:
             DjinnError: the values cannot be moved; the session keeps its executors.
         """
-        raise UnsupportedOperation(f"executors cannot leave: the router {self.name!r} keeps those it began with")
+        raise UnsupportedOperation(f"executors cannot leave: the router {self.name!r} does not support it")
 
     def route(self, submission: Submission) -> Sequence[Part]:
         """Return the parts of a submission, in the order in which they are sent.

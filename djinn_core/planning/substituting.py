@@ -42,5 +42,5 @@ def substitute(
     except Exception as error:  # runs plugin code
         names = ", ".join(result.optimization for result in results)
         why = str(error) if isinstance(error, InvalidStage) else f"its code raised {type(error).__name__}: {error}"
-        _log.warning("substitutions cannot be recorded; the program stays as it was", by=names, error=why)
+        _log.warning("substitutions cannot be recorded; the program is not changed", by=names, error=why)
         return f"{names}: {why}" if len(results) > 1 else why

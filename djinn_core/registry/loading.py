@@ -260,11 +260,11 @@ class PluginLoader:
             self._manager.register(module, name=f"{candidate.name} {id(module)}")
             self._check_hooks(module)
         except ValueError as error:
-            raise PluginError("it is registered already, under another name") from error
+            raise PluginError("it is already registered under another name") from error
         except pluggy.PluginValidationError as error:
             if self._manager.is_registered(module):  # some versions of pluggy register it in part
                 self._manager.unregister(module)
-            raise PluginError(f"a hook is not declared as Djinn declares it: {' '.join(str(error).split())}") from error
+            raise PluginError(f"a hook has another signature than in Djinn: {' '.join(str(error).split())}") from error
         except PluginError:
             self._manager.unregister(module)
             raise

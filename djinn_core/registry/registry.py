@@ -83,7 +83,7 @@ class Registry:
             PluginError: a plugin that the user named, or that is built in, cannot be used.
         """
         if name not in EVERY_KIND:
-            raise AttributeError(f"there is no kind {name!r} of plugins")
+            raise AttributeError(f"there is no plugin kind {name!r}")
         self.load(name)
         found: tuple[Any, ...] = vars(self)[name]
         return found
@@ -237,7 +237,7 @@ def _loader(
         warn_of_unknown_plugins(selection.plugin_settings, names)
         for unknown in sorted(selection.disable - names):
             error = f"{unknown!r}{choices(unknown, (*own, *offered))}"
-            log().warning("there is no such plugin to disable", plugin=unknown, error=error)
+            log().warning("the setting `disable` names an unknown plugin", plugin=unknown, error=error)
     return loader
 
 

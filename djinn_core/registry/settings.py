@@ -161,7 +161,7 @@ def _make(declared: Any, plugin: str, fields: Mapping[str, Any], chosen: Mapping
     except (ValueError, TypeError) as error:
         origins = ", ".join(sorted({given.origin for given in chosen.values()})) or "all of them defaults"
         raise ConfigurationError(
-            f"The settings of the plugin {plugin!r} do not go together ({origins}): {error}."
+            f"The settings of the plugin {plugin!r} contradict each other ({origins}): {error}."
         ) from None
 
 

@@ -216,8 +216,8 @@ def warn_without_lock() -> None:
     """Warn that Djinn needs the GIL if a free-threaded Python runs without it."""
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         warnings.warn(
-            "Djinn does not support Python without the GIL: threads may see inconsistent data. Set PYTHON_GIL=1, or "
-            "use a build of Python with the lock",
+            "Djinn does not support Python without the GIL: threads may see inconsistent data. Set PYTHON_GIL=1, "
+            "or use a build of Python with the GIL",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -52,7 +52,7 @@ def unpack_handles(packed: Handles) -> list[int]:
     if len(packed) > 2 * limits.HANDLES:
         raise ProtocolError(f"a list of {len(packed) // 2:,} handles; at most {limits.HANDLES:,} are read at a time")
     if len(packed) % 2:
-        raise ProtocolError("a list of handles is cut short")
+        raise ProtocolError("a list of handles is truncated")
     views = packed[1::2]
     handles = [_handle(s, v) for s, v in zip(accumulate(packed[::2]), views, strict=True)]
     if not (min(handles) >= 0 and max(handles) < _HANDLE_LIMIT and min(views) >= 0 and max(views) <= VIEW_MASK):
@@ -82,12 +82,12 @@ def apply_input_changes(before: list[int], changes: InputChanges) -> None:
         ProtocolError: the difference does not match the bindings.
     """
     if len(changes) % 3:
-        raise ProtocolError("a list of bindings is cut short")
+        raise ProtocolError("a list of bindings is truncated")
     positions = accumulate(changes[::3])
     storages = accumulate(changes[1::3])
     for position, storage, view in zip(positions, storages, changes[2::3], strict=True):
         if not 0 <= position < len(before):
-            raise ProtocolError(f"a submission binds input {position} of {len(before)}")
+            raise ProtocolError(f"a submission changes input {position}, but its template has {len(before)} inputs")
         handle = _handle(storage, view)
         if not (0 <= view <= VIEW_MASK and 0 <= handle < _HANDLE_LIMIT):
             raise ProtocolError("a handle is out of range")
@@ -114,5 +114,5 @@ def apply_slot_changes(slots: list[Slot], changes: SlotChanges) -> None:
     for slot, distances in changes:
         for position in accumulate(distances):
             if not 0 <= position < len(slots):
-                raise ProtocolError(f"a submission changes slot {position} of {len(slots)}")
+                raise ProtocolError(f"a submission changes scalar {position} of only {len(slots)}")
             slots[position] = slot

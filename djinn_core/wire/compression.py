@@ -42,7 +42,7 @@ def expanded(data: Buffer, compression: str, item: int, length: int) -> memoryvi
     if compression not in supported_compressions():
         raise ProtocolError(f"data has the compression {compression[:64]!r}, which this end cannot read")
     if length > LARGEST or length % item:
-        raise ProtocolError(f"{length:,} bytes do not come in one buffer of elements of {item} bytes")
+        raise ProtocolError(f"{length:,} bytes cannot be one buffer of elements of {item} bytes")
     planes = allocate(length)
     _fill(planes, flatten(data))
     if item == 1:

@@ -145,7 +145,7 @@ def name_parallel(group: bytes) -> bytes:
 def _check_lengths(lengths: Iterable[int], body: int) -> None:
     total = sum(lengths)
     if total != body:
-        raise ProtocolError(f"buffers of {total:,} bytes in a frame that says {body:,}")
+        raise ProtocolError(f"a frame has buffers of {total:,} bytes, but its header says {body:,}")
 
 
 def weight(frame: Frame) -> int:
@@ -358,14 +358,14 @@ class FrameDecoder:
         """Return the checked kind, head length, number of buffers and body length of a frame."""
         magic, version, kind, head, buffers, body = _PREFIX.unpack_from(data, position)
         if magic != _MAGIC:
-            raise ProtocolError(f"not a frame: it starts with {bytes(magic)!r}; is the other end Djinn?")
+            raise ProtocolError(f"this is not a frame: it starts with {bytes(magic)!r}; is the other end Djinn?")
         if version != FRAME_VERSION or kind > (_STRIPED if self.takes_striped else _WHOLE):
             raise ProtocolError(f"frame version {version} (kind {kind}) met version {FRAME_VERSION}; update one end")
         limits = self.limits
         if head > limits.head or buffers > limits.buffers or body > limits.body:
             limits.check(head, buffers, body)
         if body and not buffers:
-            raise ProtocolError(f"a frame without buffers says that they take {body:,} bytes")
+            raise ProtocolError(f"a frame has no buffers, but its header says {body:,} bytes")
         return kind, head, buffers, body
 
     def _finish_prefix(self) -> None:

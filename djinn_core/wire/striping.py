@@ -87,10 +87,10 @@ class Reassembly:
         view = self._coming.pop(position, None)
         if view is None or view is not data:
             if view is not None:
-                raise ProtocolError(f"piece {position} of a striped frame came twice")
+                raise ProtocolError(f"piece {position} of a striped frame arrived twice")
             place = self.place(piece.head, len(data))
             if place is None:
-                raise ProtocolError(f"a piece of a striped frame after number {self.number} came too early")
+                raise ProtocolError(f"a piece of a striped frame arrived too early, after frame {self.number}")
             place[:] = data
             del self._coming[position]
         self._missing -= 1

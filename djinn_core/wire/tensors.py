@@ -108,8 +108,7 @@ def tensor_from_wire(header: TensorHeader, buffer: Buffer) -> torch.Tensor:
     needed = dtype.itemsize * (extent(header.shape, header.stride) if sizes else 1)
     if needed != data.nbytes:
         raise ProtocolError(
-            f"a {header.dtype} tensor of shape {header.shape} and stride {header.stride} takes {needed:,} bytes,"
-            f" but {data.nbytes:,} came"
+            f"a {header.dtype} tensor of shape {header.shape} and stride {header.stride} takes {needed:,} bytes, but {data.nbytes:,} arrived"
         )
     try:
         rows = not sizes or header.stride == _row_major(header.shape)

@@ -122,7 +122,7 @@ class DeviceRuntime:
 
         Any client may have forged `description`. An exception has the bytes sent instead.
         """
-        raise NotImplementedError(f"{type(self).__name__} opens no memory of other executors")
+        raise NotImplementedError(f"{type(self).__name__} cannot open memory of other executors")
 
     def start_delivery(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Issue a copy of `tensor` to host memory, and return a function that waits for the copy and returns it.

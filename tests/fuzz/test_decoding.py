@@ -63,7 +63,7 @@ def claim_in_upload():
 
 
 def claim_in_compression():
-    with pytest.raises(ProtocolError, match="do not come in one buffer"):
+    with pytest.raises(ProtocolError, match="cannot be one buffer"):
         expanded(compressed(bytes(100), 1), PLANES_ZSTD, 1, TERABYTE)
     with pytest.raises(ProtocolError, match="more than the 100 bytes"):
         expanded(compressed(bytes(50 << 20), 1), PLANES_ZSTD, 1, 100)

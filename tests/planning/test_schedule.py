@@ -72,7 +72,7 @@ def broken(mutate):
         (lambda s, d: {"steps": {d: (Run((0, 0, 1, 2)),)}}, "twice"),
         (lambda s, d: {"steps": {d: (Run((0, 2, 1)),)}}, "writes"),
         (lambda s, d: {"steps": {d: (Run((1, 2, 0)),)}}, "too early"),
-        (lambda s, d: {"steps": {d: (Run((0, 1)), Receive(5, "other"), Run((2,)))}}, "waits for ever"),
+        (lambda s, d: {"steps": {d: (Run((0, 1)), Receive(5, "other"), Run((2,)))}}, "waits forever"),
         (lambda s, d: {"groups": ()}, "in no group"),
         (lambda s, d: {"groups": (SchedulingGroup(0, d, (1, 0, 2)),)}, "do not run in that order"),
         (lambda s, d: {"groups": (SchedulingGroup(1, d, (0,)), SchedulingGroup(1, d, (1, 2)))}, "in that order"),
@@ -98,7 +98,7 @@ def test_freeing_too_early_or_what_is_held_is_refused():
     with pytest.raises(InvalidStage, match="after it was freed"):
         check_schedule(context, made, "x")
     context, made, _ = broken(lambda s, d: {"steps": {d: (Run((0, 1, 2)), Free((s.program.operands[0],)))}})
-    with pytest.raises(InvalidStage, match="still held"):
+    with pytest.raises(InvalidStage, match="still in use"):
         check_schedule(context, made, "x")
 
 

@@ -56,7 +56,7 @@ BROKEN = {
     ),
     "demanding": (
         HEAD + "@hookimpl\ndef djinn_register_patterns(graph): return []",
-        "a hook is not declared as Djinn declares it",
+        "a hook has another signature than in Djinn",
     ),
     "wrapper": (
         HEAD + "@hookimpl(wrapper=True)\ndef djinn_register_patterns():\n    return (yield)",

@@ -411,7 +411,7 @@ def test_later_pieces_over_all_connections_end_the_connection(ends):
     with ThreadPoolExecutor(2) as threads:
         for (one, _), piece in zip(both.beside, pieces(2, large), strict=True):
             threads.submit(one._socket.sendall, b"".join(encode_frame(piece, LIMITS)))
-        with pytest.raises(ProtocolError, match="over all connections"):
+        with pytest.raises(ProtocolError, match="on all connections"):
             both.far.receive(5.0)
 
 

@@ -192,7 +192,8 @@ def test_session_with_a_cut_journal_ends_with_the_reason(journals):
     os.truncate(path, first.start + first.size)
     os.kill(process, signal.SIGKILL)
     with pytest.raises(
-        djinn.errors.SessionLost, match="messages are lost that had been received: the journal of the session was cut"
+        djinn.errors.SessionLost,
+        match="messages that had been received are lost: the end of the session's journal is missing",
     ):
         total.add_(1).sum().item()
 

@@ -133,8 +133,8 @@ def test_more_than_the_machine_has_is_a_protocol_error():
         (struct.pack("<4sHHIIQ", b"HTTP", 1, 0, 0, 0, 0), "not a frame"),
         (struct.pack("<4sHHIIQ", b"DJNF", 2, 0, 0, 0, 0), "version 2"),
         (struct.pack("<4sHHIIQ", b"DJNF", 1, 7, 0, 0, 0), "kind 7"),
-        (struct.pack("<4sHHIIQ", b"DJNF", 1, 0, 0, 0, 5), "without buffers"),
-        (struct.pack("<4sHHIIQQQ", b"DJNF", 1, 0, 0, 2, 5, 2, 2), "buffers of 4 bytes in a frame that says 5"),
+        (struct.pack("<4sHHIIQ", b"DJNF", 1, 0, 0, 0, 5), "has no buffers"),
+        (struct.pack("<4sHHIIQQQ", b"DJNF", 1, 0, 0, 2, 5, 2, 2), "buffers of 4 bytes, but its header says 5"),
     ],
 )
 def test_what_contradicts_itself_is_refused(prefix, message):

@@ -89,7 +89,7 @@ class _UnsentRecorder(Recorder):
         Raises:
             InvalidStage: always, because a substitution may not upload data.
         """
-        raise InvalidStage("the code of a substitution brings a tensor of its own: make it on the device of its inputs")
+        raise InvalidStage("the code of a substitution uploads a tensor: create it on the device of the inputs")
 
 
 @contextmanager
@@ -177,7 +177,7 @@ class _Rewriter:
     def _user_of(self, value: int) -> tuple[Call, int]:
         user = self._first_user(value)
         if user is None:
-            raise InvalidStage(f"a substitution takes value {value}, which the program does not have")
+            raise InvalidStage(f"a substitution has the input {value}, which is not a value of the program")
         return user.call, user.inputs.index(value)
 
     def _first_user(self, value: int) -> Instruction | None:
@@ -191,7 +191,7 @@ class _Rewriter:
         if all(t.remote.meta is meta for t, meta in zip(operands, call.operands, strict=True)):
             out = append(call, operands, instruction.slots)
         elif call.op in OWN_OPERATORS:
-            raise InvalidStage(f"{call.op} would get operands with other metadata")
+            raise InvalidStage(f"{call.op} would get operands with other metadata than before")
         else:
             form = call.signature.form
             positional, keywords = call_arguments(form, operands, instruction.slots, logical_device(0))
@@ -238,7 +238,7 @@ class _Rewriter:
             meta = self.metas[value]
             if not isinstance(tensor, LazyTensor) or (tuple(tensor.shape), tensor.dtype) != (meta.shape, meta.dtype):
                 raise InvalidStage(
-                    f"the code of a substitution makes {_shown(tensor)} for a {meta.dtype} of {meta.shape}"
+                    f"the code of a substitution returns {_shown(tensor)} instead of a {meta.dtype} tensor of shape {meta.shape}"
                 )
             made.append(tensor)
         return made
@@ -273,7 +273,7 @@ class _Rewriter:
             assert isinstance(tensor, LazyTensor)
             handle = tensor.remote.handle
             if handle in self.names or tensor.remote.borrowed:
-                raise InvalidStage(f"value {value} would be the same tensor as another one")
+                raise InvalidStage(f"value {value} would be the same tensor as another value")
             self.names[handle] = value
             self.tensors[value] = tensor
             storage = storage_of(handle)

@@ -25,8 +25,8 @@ def check_given(func: Any, args: Iterable[Any], operands: Sequence[Any], slots: 
     count = len(operands) + len(slots)
     if count > limits.ARGUMENTS_OF_AN_OP:
         raise UnsupportedOperation(
-            f"{func.name()} was given {count:,} tensors and numbers; an executor takes {limits.ARGUMENTS_OF_AN_OP:,} for an op. "
-            "Call it for parts of the lists"
+            f"{func.name()} was given {count:,} tensors and numbers; an executor takes at most "
+            f"{limits.ARGUMENTS_OF_AN_OP:,} in one op. Call it for parts of the lists"
         )
     for slot in slots:
         if type(slot) is int and not limits.SMALLEST_INTEGER <= slot <= limits.LARGEST_INTEGER:
@@ -36,7 +36,7 @@ def check_given(func: Any, args: Iterable[Any], operands: Sequence[Any], slots: 
     for argument in args:
         if isinstance(argument, (int, float)) and argument > limits.DEGREE and "_polynomial_" in func.name():
             raise UnsupportedOperation(
-                f"{func.name()} was given the degree {argument:,}; an executor takes {limits.DEGREE:,}"
+                f"{func.name()} was given the degree {argument:,}; an executor takes at most {limits.DEGREE:,}"
             )
         if (
             func is torch.ops.aten.roll.default
@@ -61,12 +61,12 @@ def check_made(func: Any, call: Call) -> None:
     """
     if len(call.results) > limits.ARGUMENTS_OF_AN_OP:
         raise UnsupportedOperation(
-            f"{func.name()} returns {len(call.results):,} tensors; an executor makes {limits.ARGUMENTS_OF_AN_OP:,} in one op"
+            f"{func.name()} returns {len(call.results):,} tensors; an executor returns at most {limits.ARGUMENTS_OF_AN_OP:,} from one op"
         )
     if func is torch.ops.aten.split_with_sizes.default and len(call.results) > _PIECES:
         raise UnsupportedOperation(
-            f"{func.name()} makes {len(call.results):,} views, which would take {16 * len(call.results) ** 2:,} bytes here; at most "
-            f"{_PIECES:,} are made at a time. Split in two steps"
+            f"{func.name()} makes {len(call.results):,} views, which would take {16 * len(call.results) ** 2:,} "
+            f"bytes here; one op can make at most {_PIECES:,}. Split the tensor in two steps"
         )
     metas: list[TensorMeta | None] = [*call.results, *[meta for _, meta in call.changes]]
     check_dimensions(func.name(), max((len(meta.shape) for meta in metas if meta is not None), default=0))

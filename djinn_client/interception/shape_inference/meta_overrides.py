@@ -55,7 +55,7 @@ def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *arg
 def _index(source: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
     """Use the meta kernel unless an index is a mask."""
     if any(i is not None and i.dtype in {torch.bool, torch.uint8} for i in indices):
-        raise NotImplementedError("how many elements a mask selects depends on data")
+        raise NotImplementedError("the number of elements that a mask selects depends on data")
     indexed: torch.Tensor = aten.index.Tensor(source, indices)
     return indexed
 

@@ -297,7 +297,7 @@ def ask_loads(servers: Sequence[Server]) -> list[tuple[float, int]]:
         try:
             status = ask_status(server)
         except DjinnError as error:  # repeated for the user when the session begins
-            _log.debug("a server does not say how busy it is", url=server.urls[0], reason=str(error))
+            _log.debug("a server does not report its load", url=server.urls[0], reason=str(error))
             return math.inf, 0
         return status.load, status.recent
 

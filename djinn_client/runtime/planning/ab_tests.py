@@ -187,7 +187,7 @@ class AbTests:
         reason = reason_of(measured) if pays is False else ""
         self._verdicts.add(tried.program, name, measured, reason)
         if not reason:
-            _log.debug("an optimization pays", **told)
+            _log.debug("an optimization is faster", **told)
             return True
         _log.info("an optimization is slower here and is switched off", **told)
         self._stats.optimizations_switched_off += 1
@@ -207,7 +207,7 @@ def verdict_of(judge: object, ask: Callable[[], bool | None]) -> bool | None:
 
         failure = f"{type(error).__name__}: {error}"
         judged = title("optimization", judge)
-        _log.warning("a plugin failed and is left out", plugin=judged, error=failure, instead="the plan stays as it is")
+        _log.warning("a plugin failed and is left out", plugin=judged, error=failure, instead="the plan is not changed")
         return True
     return verdict
 

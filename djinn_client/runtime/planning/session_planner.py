@@ -117,7 +117,7 @@ def _wants(optimization: Optimization, ops: frozenset[str]) -> bool:
             "a plugin failed and is left out",
             plugin=f"optimization {optimization.name!r} ({type(optimization).__module__})",
             error=f"{type(error).__name__}: {error}",
-            instead="the program is not planned for it",
+            instead="the program is not planned for this optimization",
         )
         return False
 

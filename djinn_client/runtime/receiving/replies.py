@@ -289,7 +289,7 @@ class Replies:
             reply = self._told.pop()
         self.tell_waited(begun)
         if not isinstance(reply, kind):
-            self._link.lose(ProtocolError(f"{type(reply).__name__} answers {type(question).__name__}"))
+            self._link.lose(ProtocolError(f"{type(question).__name__} was answered with {type(reply).__name__}"))
         return reply
 
     def awaits(self, *kinds: type[Message]) -> bool:
@@ -451,7 +451,7 @@ class Replies:
     def _take(self, message: Message, body: Sequence[Buffer]) -> None:
         handler = self._handlers.get(type(message))
         if handler is None:
-            self._link.lose(ProtocolError(f"unexpected {type(message).__name__}"))
+            self._link.lose(ProtocolError(f"the executor sent an unexpected {type(message).__name__}"))
         handler(message, body)
 
     def _closed(self, message: ProtocolClose, _: Sequence[Buffer]) -> None:
@@ -461,7 +461,7 @@ class Replies:
         number = completed.sequence
         pending = self.pending.get(number)
         if pending is None:
-            raise ProtocolError(f"the executor answers submission {number}, which is not pending")
+            raise ProtocolError(f"the executor answered submission {number}, which is not pending")
         timing, cancellation = completed.timing, self.cancellation
         self.deferred.read = pending.position
         if completed.links:

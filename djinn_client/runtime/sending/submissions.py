@@ -71,8 +71,8 @@ def framed(message: Submit) -> Frame:
     frame = Frame(encode(message))
     if len(frame.head) > limits.HEAD_BYTES - _BESIDE_BYTES:
         raise UnsupportedOperation(
-            f"the message of a program has {len(frame.head):,} bytes; the limit of an executor is {limits.HEAD_BYTES:,}. "
-            "Call ops for parts of their lists"
+            f"the message of a program has {len(frame.head):,} bytes; the executor's limit is "
+            f"{limits.HEAD_BYTES:,}. Call the op with shorter lists, several times"
         )
     return frame
 
@@ -345,7 +345,7 @@ class Submissions:
     def _define(self, needed: TemplateRequest, _: Sequence[Buffer]) -> None:
         pending = self._replies.pending.get(needed.sequence)
         if pending is None or pending.prepared is None or pending.bound is None:
-            raise ProtocolError(f"the executor asks for the template of submission {needed.sequence}, which has none")
+            raise ProtocolError(f"the executor requested the template of submission {needed.sequence}, which has none")
         self._link.send(
             Frame(
                 encode(TemplateReply(pending.prepared.template, pending.bound.as_first(workload_of(pending.program))))

@@ -170,16 +170,16 @@ class Uploader:
             asked = self.asked.popleft() if self.asked else []
             if len(asked) != len(reply.found):
                 raise ProtocolError(
-                    f"the executor says of {len(reply.found)} tensors whether it has them, not {len(asked)}"
+                    f"the executor answered for {len(reply.found)} tensors; it was asked about {len(asked)}"
                 )
             self._promised = {digest for digest, found in zip(asked, reply.found, strict=True) if found}
             return
         offered = self.open.get(reply.handle)
         if offered is None:
-            raise ProtocolError(f"the executor answers an offer of {reply.handle}, which was not made")
+            raise ProtocolError(f"the executor answered an offer of {reply.handle}, which the client did not make")
         if isinstance(reply, BlobNeeded):
             if offered.promised:
-                raise ProtocolError("the executor wants bytes that it said it had")
+                raise ProtocolError("the executor requested bytes that it said it had")
             self.unsent.append(reply.handle)
         else:
             size = self._close(reply.handle)

@@ -62,7 +62,7 @@ class Found:
         """
         source = self.names[name]
         if source < 0:
-            raise KeyError(f"{name!r} comes from outside the graph; its value is found.value({name!r})")
+            raise KeyError(f"{name!r} is an input of the graph, not a node; its value is found.value({name!r})")
         return self.graph.nodes[source]
 
     def value(self, name: str) -> int:

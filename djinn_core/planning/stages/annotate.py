@@ -78,7 +78,7 @@ def _all_matches(graph: Graph, patterns: Sequence[Pattern]) -> tuple[tuple[Patte
         try:
             found += _matches(graph, pattern)
         except Exception as error:
-            skipped.append(warn_skipped("pattern", pattern, error, "its matches are left out for this graph", graph))
+            skipped.append(warn_skipped("pattern", pattern, error, "its matches are ignored for this graph", graph))
     return tuple(sorted(found, key=lambda m: (-m.confidence, m.nodes, m.pattern))), skipped
 
 

@@ -64,6 +64,6 @@ class _Panel:
         return self.orders[operation]
 
     def _dismiss(self, model: CostModel, error: Exception, graph: Graph) -> None:
-        warn_skipped("cost model", model, error, "the next model answers for this graph", graph)
+        warn_skipped("cost model", model, error, "the next cost model estimates this graph", graph)
         self.models = tuple(m for m in self.models if m is not model)
         self.orders.clear()

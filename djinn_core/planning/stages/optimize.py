@@ -50,7 +50,7 @@ def optimize(context: OptimizationContext, optimizations: Sequence[Optimization]
                 reason = "another optimization does some of its nodes in another way"
                 result = OptimizationResult(optimization.name, applied=False, reason=reason)
         except Exception as error:
-            reason = warn_skipped("optimization", optimization, error, "the plan stays as it was", context.graph)
+            reason = warn_skipped("optimization", optimization, error, "the plan is not changed", context.graph)
             result = OptimizationResult(optimization.name, applied=False, reason=reason)
         plan = _apply(plan, result, context.costs)
     return plan

@@ -215,6 +215,6 @@ def _with_replicas(context: PlacementContext, placement: Placement) -> Placement
         if short := shortages(context, more, spill=placement.spills):
             raise DoesNotFit(told(short))
     except InvalidStage as error:
-        _log.warning("replicas are left out", error=str(error), instead="what is wanted elsewhere is sent")
+        _log.warning("replicas are ignored", error=str(error), instead="values are sent between devices")
         return placement
     return more

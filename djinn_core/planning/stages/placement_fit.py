@@ -254,7 +254,7 @@ def bytes_held(
     """
     plan, placement, costs, schedule = result.plan, result.placement, result.costs, result.schedule
     if plan is None or placement is None or costs is None or schedule is None:
-        raise ValueError("only what was scheduled can be measured: plan until='schedule'")
+        raise ValueError("only a scheduled program can be measured: plan until='schedule'")
     known = (schedule.program, result.graph, plan, placement, costs, result.topology)
     taken = needs_of_steps(SchedulingContext(*known, resident, (), copies), schedule.steps)
     return {device: need.bytes for device, need in taken.items()}

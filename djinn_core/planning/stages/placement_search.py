@@ -145,8 +145,8 @@ class _Search:
         persistent, free = sum(b.persistent for b in self.blocks), sum(rooms)
         if len(rooms) == len(self.rooms) and persistent > free:
             raise DoesNotFit(
-                f"inputs and what is kept are {persistent:,} bytes, and all devices together have room for {free:,}: "
-                f"{persistent - free:,} bytes are short"
+                f"inputs and kept values take {persistent:,} bytes, and all devices together have {free:,} bytes "
+                f"free: {persistent - free:,} bytes are short"
             )
 
     def _why_not(self, name: str, block: _Block) -> str:

@@ -125,7 +125,7 @@ class _Simulation:
                 heapq.heappush(turns, (clock.now, device))
         stuck = [device for device, clock in self.clocks.items() if clock.at < len(clock.steps)]
         if stuck:
-            raise ValueError(f"{', '.join(stuck)} wait for ever; check_schedule says for what")
+            raise ValueError(f"deadlock in the schedule of {', '.join(stuck)}: check_schedule shows the missing step")
         devices = {
             name: Occupied(
                 c.busy, c.waited, c.now, tuple(self.memory.risen[name]), self.memory.peak[name], c.sent, c.received
@@ -275,7 +275,7 @@ def simulated(
     graph, plan, placement, costs = result.graph, result.plan, result.placement, result.costs
     schedule = result.schedule
     if plan is None or placement is None or costs is None or schedule is None:
-        raise ValueError("only what was scheduled can be simulated: plan until='schedule'")
+        raise ValueError("only a scheduled program can be simulated: plan until='schedule'")
     topology, program = result.topology, schedule.program
     context = SchedulingContext(program, graph, plan, placement, costs, topology, resident or {}, fetch, copies or {})
     return simulate(context, schedule, step_seconds=step_seconds)

@@ -22,7 +22,7 @@ def check_match(graph: Graph, match: PatternMatch) -> None:
         InvalidStage: the match does not.
     """
     if not isinstance(match, PatternMatch):
-        raise InvalidStage(f"a {type(match).__name__} is no PatternMatch")
+        raise InvalidStage(f"a pattern returned a {type(match).__name__}; return a PatternMatch")
     if not match.nodes or not all(0 <= n < len(graph.nodes) for n in match.nodes):
         raise InvalidStage(f"match {match.pattern!r} covers nodes that the graph does not have: {match.nodes}")
     for value in match.residency:

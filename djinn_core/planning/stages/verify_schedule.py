@@ -126,7 +126,7 @@ class _Rehearsal:
             pass
         for device, machine in self.machines.items():
             if machine.at < len(machine.steps):
-                raise _Broken(f"{device} waits for ever in step {machine.at}, {machine.steps[machine.at]}")
+                raise _Broken(f"deadlock: {device} waits forever in step {machine.at}, {machine.steps[machine.at]}")
         if missing := sorted(self.placed.keys() - self.done):
             raise _Broken(f"nodes {missing[:8]} never run")
         if self.replicas:
@@ -197,7 +197,7 @@ class _Rehearsal:
     def _upload(self, device: str, step: Upload) -> None:
         if self.home.get(step.value) != device or step.value not in self.graph.inputs or step.value in self.present:
             raise _Broken(
-                f"{device} uploads value {step.value}, which is no input, is there already or lives elsewhere"
+                f"{device} uploads value {step.value}, which is not an input, is on the device already, or is placed elsewhere"
             )
         self.present.add(step.value)
 
@@ -217,7 +217,7 @@ class _Rehearsal:
                 self.machines[device].copies.pop(value, None)
                 continue
             if value not in self.dead or value not in self.present:
-                raise _Broken(f"{device} frees value {value}, which is still held, not there, or free already")
+                raise _Broken(f"{device} frees value {value}, which is still in use, not there, or already freed")
             self.present.remove(value)
             self.freed.add(value)
 

@@ -108,7 +108,7 @@ class RecordWriter:
             OSError: the file cannot grow.
         """
         if self.size + record_size(head, body) > self._limit:
-            raise OSError(errno.EFBIG, f"a log would have more than {self._limit:,} bytes")
+            raise OSError(errno.EFBIG, f"a record log would exceed its limit of {self._limit:,} bytes")
         try:
             if not body:
                 record = _opening(kind, head, ())
@@ -223,10 +223,10 @@ class RecordReader:
         while done < length:
             count = self._file.readinto(view[done:])
             if not count:
-                raise ProtocolError("a log ends in the middle of a record")
+                raise ProtocolError("a record log ends in the middle of a record")
             done += count
         return view
 
 
 def _damaged(start: int) -> ProtocolError:
-    return ProtocolError(f"the record at offset {start:,} is damaged: its checksum differs, as by a failing disk")
+    return ProtocolError(f"the record at offset {start:,} is damaged: its checksum differs, as after a disk failure")

@@ -190,7 +190,7 @@ class ReliableConnection(ReconnectingConnection):
                 self._frames = self._bytes = 0
                 self._inner.send(Frame(Prefix(self._outbox.sent, self._inbox.received, wish, asked).encode()))
             except TransportError as error:
-                _log.debug("a note was not sent", reason=str(error))  # the next reader notices the break
+                _log.debug("an acknowledgement was not sent", reason=str(error))  # the next reader notices the break
             finally:
                 self._sending.release()
 
@@ -459,7 +459,8 @@ class ReliableConnection(ReconnectingConnection):
             with self._keeping:
                 if lost := self._outbox.lost(received):
                     raise FramesLost(
-                        f"{lost:,} messages are lost that had been received: the journal of the session was cut, as by a failing disk"
+                        f"{lost:,} messages that had been received are lost: the end of the session's journal is "
+                        "missing, for example after a disk failure"
                     )
                 self._outbox.acknowledge(received)
                 much = self._outbox.nbytes > _MUCH_BYTES

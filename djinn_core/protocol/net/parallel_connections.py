@@ -174,7 +174,7 @@ class ParallelConnections:
         if not any(not one.ended for one in self._descriptors if one not in self._early):
             self._check_ended()
             raise ProtocolError(
-                "pieces of later striped frames came over all connections, but earlier pieces are missing"
+                "pieces of later striped frames arrived on all connections, but earlier pieces are missing"
             )
         if self._ended_at is not None and time.monotonic() - self._ended_at > LOOK_SECONDS and not self._hung_up():
             self._check_ended()
@@ -189,7 +189,7 @@ class ParallelConnections:
     def _place(self, head: bytes, length: int) -> memoryview | None:
         reassembly = self._reassembly
         if reassembly is None:
-            raise ProtocolError("a piece came of a striped frame that has not begun")
+            raise ProtocolError("a piece of a striped frame arrived before the frame's head")
         return reassembly.place(head, length)
 
     # --- closing ----------------------------------------------------------------------------------------------

@@ -151,12 +151,12 @@ class SocketConnection(StripingConnection):
         except OSError:
             seconds = 0.0  # another thread has just closed it, or the system does not report this
         if seconds > SILENT_SECONDS:
-            log.warning("the machine at the other end is gone", peer=self.peer, seconds=seconds)
+            log.warning("the machine at the other end does not answer", peer=self.peer, seconds=seconds)
             self._end(f"the machine at the other end has acknowledged nothing for {seconds:.0f} s")
         elif address_is_gone(
             self._socket
         ):  # otherwise the kernel retransmits from the lost address for a quarter of an hour
-            log.warning("this machine has lost the address of a connection", peer=self.peer)
+            log.warning("the local network address of a connection was removed from this machine", peer=self.peer)
             self._end("this machine has lost the address of the connection, as after a change of networks")
 
     @property
@@ -226,7 +226,7 @@ class SocketConnection(StripingConnection):
             deadline = time.monotonic() + _FINISH_SECONDS
             return not send_buffers(self._socket, buffers, self._count_sent, self._sent, deadline)
         except OSError as error:
-            log.info("an interrupted frame could not be sent to its end", peer=self.peer, error=str(error))
+            log.info("an interrupted frame could not be completed", peer=self.peer, error=str(error))
             return False
 
     def _count_sent(self, count: int) -> None:

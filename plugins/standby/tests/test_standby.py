@@ -264,7 +264,7 @@ def test_with_more_than_its_limit_it_says_so_at_once_and_later_why(caplog):
     first.down = "gone"
     with pytest.raises(
         TransportError,
-        match="no standby server could go on: what is sent cannot be logged: a log would have more than 1,000 bytes",
+        match="no standby server could go on: what is sent cannot be logged: a record log would exceed its limit of 1,000 bytes",
     ):
         connection.send(submit(1))
 
