@@ -53,7 +53,6 @@ def expanded(data: Buffer, compression: str, item: int, length: int) -> memoryvi
 
 
 def _fill(target: memoryview, data: memoryview) -> None:
-    """Expand `data` into `target`, which it must fill exactly."""
     zstandard = _zstandard()
     reader = zstandard.ZstdDecompressor(max_window_size=LARGEST).stream_reader(data)
     filled = 0

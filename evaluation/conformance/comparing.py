@@ -97,7 +97,6 @@ def outcome_of(program: Callable[[str], Any], device: str) -> Outcome:
 
 
 def _forget_failures(device: str) -> None:
-    """Drop other failures, so that they do not count for the next program."""
     if device == DEVICE:
         with contextlib.suppress(Exception):
             djinn.synchronize()

@@ -205,7 +205,6 @@ class Runner:
 
 
 def _steps(tensor: torch.Tensor) -> list[int | None]:
-    """Return the strides, None for dimensions of size 1."""
     steps = zip(tensor.stride(), tensor.shape, strict=True)
     return [step if size > 1 and tensor.numel() else None for step, size in steps]
 

@@ -321,8 +321,6 @@ def _upload_seeds(draw: random.Random) -> list[bytes]:
 
 @attrs.frozen
 class _OneFile(WeightSource):
-    """A weight source with one file."""
-
     file: MemoryFile
     name: str = "file"
 

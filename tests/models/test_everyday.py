@@ -151,7 +151,7 @@ def test_a_compiled_model_runs_as_it_is_and_says_so(remote, model, caplog):
 
     eager._say_once.cache_clear()
     both(work, model.eval())
-    assert caplog.text.count("torch.compile does nothing for remote tensors") == 1
+    assert caplog.text.count("torch.compile has no effect on remote tensors") == 1
 
 
 def test_numbers_print_and_format(remote):

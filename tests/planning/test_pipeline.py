@@ -144,7 +144,7 @@ def test_basic_when_planning_fails_and_minimal_when_that_fails_too(caplog):
     made = nothing.create_schedule(graph)
     assert made.scheduler == "minimal"
     assert [n for g in made.groups for n in g.nodes] == [n.id for n in graph.nodes]
-    assert len([r for r in caplog.records if "a scheduler's result is not used" in r.getMessage()]) == 3
+    assert len([r for r in caplog.records if "a scheduler's result is ignored" in r.getMessage()]) == 3
 
 
 def test_the_scheduler_remembers_and_counts(registry):

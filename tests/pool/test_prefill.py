@@ -119,7 +119,7 @@ class Masked(torch.nn.Module):
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("written", "reason"), [(True, "mul_.*writes into values that would be divided"), (False, "a mask of its own")]
+    ("written", "reason"), [(True, "mul_.*writes into values that would be split"), (False, "has a mask or dropout")]
 )
 def test_what_cannot_be_divided_stays_and_says_why(divided, written, reason):
     model, ids = Masked(written).eval(), torch.randint(1, 64, (1, LENGTH))

@@ -219,7 +219,7 @@ def test_servers_join_and_leave(serving, start_python, plain_environment, tmp_pa
             assert djinn.compat.get_runtime_state().servers == (second,)
             view.add_(1)
             assert kept.tolist() == [0, 1, 3, 4, 4, 5], "views still look into the memory that moved"
-            with pytest.raises(djinn.errors.ConfigurationError, match="started there"):
+            with pytest.raises(djinn.errors.ConfigurationError, match="run on servers"):
                 djinn.scale(executors=2)
             with pytest.raises(djinn.errors.TransportError):
                 djinn.scale(servers=[second, "tcp://127.0.0.1:9"])
@@ -247,7 +247,7 @@ def test_what_cannot_go_elsewhere_stays(pooled):
             current().asked(lambda: router.leave([holder]))
         router._planner.memory = [0, 0]
         kept = torch.ones(3).to(f"remote_accelerator:{2 - holder}")
-        with pytest.raises(djinn.errors.DoesNotFit, match="no memory"):
+        with pytest.raises(djinn.errors.DoesNotFit, match="too full"):
             current().asked(lambda: router.leave([1 - holder]))
         assert len(router.executors.present) == 2
         assert kept.tolist() == [1, 1, 1]
@@ -273,7 +273,7 @@ def test_pinned_caches_stay_pinned_where_they_go(pooled, monkeypatch):
             full.setattr(
                 router.executors.members[0].replies, "ask", refusing_to_pin(router.executors.members[0].replies.ask)
             )
-            with pytest.raises(djinn.errors.DoesNotFit, match=r"no room to pin.*it is full"):
+            with pytest.raises(djinn.errors.DoesNotFit, match=r"no free memory to pin.*it is full"):
                 djinn.scale(executors=1)
         assert [len(executor_processes()), cache.size().pinned] == [2, 0]
         second = torch.arange(1 << 16, device="remote_accelerator:2")

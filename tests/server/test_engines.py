@@ -134,7 +134,7 @@ def test_a_notice_that_raises_is_warned_of_once_and_the_session_goes_on(held, mo
     assert kept.sum().item() == 6
     wait_for(lambda: asked[1] > 5, "some looks at the executor whose handle answers")
     assert asked[0] == 1
-    (warning,) = [record for record in caplog.records if "cannot say if it drains" in record.getMessage()]
+    (warning,) = [record for record in caplog.records if "does not report drained nodes" in record.getMessage()]
     said = warning.getMessage() + str(vars(warning))
     assert "HeldPlugin" in said
     assert "KeyError: 'a node that the engine does not know'" in said

@@ -149,7 +149,7 @@ def test_what_is_no_tensor_is_refused(served):
     one = torch.ones(1, device=REMOTE)
     with pytest.raises(djinn.errors.ConfigurationError, match=r"'param_groups' is of type list"):
         djinn.weights.publish("bad", {"x": one, "param_groups": [{"lr": 0.1}]})
-    with pytest.raises(djinn.errors.ConfigurationError, match="two tensors are called"):
+    with pytest.raises(djinn.errors.ConfigurationError, match="two tensors have the name"):
         djinn.weights.publish("bad", {"a": {"b": one}, "a.b": one})
     with pytest.raises(djinn.errors.ConfigurationError, match="on none"):
         djinn.weights.publish("bad", {"x": torch.ones(1)})

@@ -179,7 +179,6 @@ def _mark(index: int) -> torch.Tensor:
 
 
 def _asked(op: str, *marks: LazyTensor) -> LazyTensor:
-    """Record one of Djinn's ops on event marks of one device. Return its result."""
     metas = tuple(mark.remote.meta for mark in marks)
     return append(own_call(op, metas, device=metas[0].device), list(marks), ())  # type: ignore[no-any-return]
 

@@ -129,10 +129,10 @@ def test_pauses_grow_and_a_refusal_is_final():
 
 def test_a_broken_connection_is_told_from_a_step_that_failed():
     assert failure("looking", "box", Done(255, "", "")).code == "transport"
-    told = failure("making the environment", "box", Done(5, "", "one\n\nNo space left on device\n"))
+    told = failure("creating the environment", "box", Done(5, "", "one\n\nNo space left on device\n"))
     assert told.code == "startup"
     assert "No space left on device" in str(told)
-    assert "--wheels DIR" in str(failure("making the environment", "box", Done(6, "", "")))
+    assert "--wheels DIR" in str(failure("creating the environment", "box", Done(6, "", "")))
 
 
 def test_packages_that_a_server_needs_are_sent_from_the_checkout():
@@ -189,7 +189,7 @@ def test_addresses_of_a_server_that_are_none_are_passed_over():
     "line", ["a\tdone\tx\t1\t2\t3\tc", "a\tdone\t0\t1\t\t9" + 30 * "9" + "\tc", "a\x1b[2J\tdone\t0\t1\t2\t3\tc"]
 )
 def test_a_list_of_jobs_that_is_wrong_is_refused(line):
-    with pytest.raises(ValueError, match="is not a line of the job list") as refused:
+    with pytest.raises(ValueError, match="is not a valid line of the job list") as refused:
         read_jobs(line)
     assert str(refused.value).isprintable()
 

@@ -134,8 +134,8 @@ def test_a_model_that_looks_at_its_inputs_gets_zeros() -> None:
         (["shop_of_models.py", "--batch", "3"], "options of the script come after --"),
         (["nowhere.json"], "there is no file nowhere.json"),
         (["nowhere.py"], "there is no file nowhere.py"),
-        (["whisper.json"], "is no configuration that transformers"),
-        (["broken.json"], "is no configuration that transformers"),
+        (["whisper.json"], "is not a configuration that transformers"),
+        (["broken.json"], "is not a configuration that transformers"),
         (["own.json"], "has no model 'OwnModel'"),
     ],
 )

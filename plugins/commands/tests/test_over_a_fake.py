@@ -66,8 +66,8 @@ def test_a_dry_run_prints_each_command_and_does_nothing(machine):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--", "-oProxyCommand=x"], "is no destination"),
-        (["alice@gpu box"], "is no destination"),
+        (["--", "-oProxyCommand=x"], "is not an SSH destination"),
+        (["alice@gpu box"], "is not an SSH destination"),
         (["alice@[::1]"], "give --name"),
         (["alice@box", "--folder", "relative"], "must be an absolute path"),
     ],

@@ -113,7 +113,7 @@ def test_links_are_those_of_the_innermost_group():
         (("gbs = 100\n", ""), r"missing required field `gbs`.*docs/planning.md"),
         (("devices = 2", "devices = 0"), "above 0"),
         (("link = { gbs = 100, us = 1 }", ""), "above 0"),
-        (('name = "node"', "name = node"), "describes no cluster"),
+        (('name = "node"', "name = node"), "does not describe a cluster"),
         (
             (
                 "[[machines]]",

@@ -184,7 +184,10 @@ def test_processor_time_is_for_executors_of_their_own():
 
 def test_processor_time_that_is_not_known_is_refused(monkeypatch):
     monkeypatch.setattr(client, "executor_process", os.getpid)
-    with pytest.raises(ConfigurationError, match="on this machine only"), measuring(processor_time=True):
+    with (
+        pytest.raises(ConfigurationError, match="only for an executor process on this machine"),
+        measuring(processor_time=True),
+    ):
         pass
 
 

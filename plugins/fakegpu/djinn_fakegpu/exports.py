@@ -74,7 +74,7 @@ def opened(description: bytes) -> Iterator[torch.Tensor]:
     """
     found = _DESCRIPTION.fullmatch(description)
     if found is None:
-        raise RuntimeError("fakegpu: this is no description of exported memory")
+        raise RuntimeError("fakegpu: this is not a description of exported memory")
     with unix_socket() as line:
         line.settimeout(_SECONDS)
         try:
@@ -87,7 +87,7 @@ def opened(description: bytes) -> Iterator[torch.Tensor]:
             raise RuntimeError(f"fakegpu: exported memory cannot be opened: {error}") from error
         try:
             if len(data) != _PLACE.size or len(files) != 1:
-                raise RuntimeError("fakegpu: the memory is not exported, or was opened before")
+                raise RuntimeError("fakegpu: the memory is not exported, or has been opened already")
             offset, nbytes, index = _PLACE.unpack(data)
             yield torch.ops.fakegpu.import_memory(f"/proc/self/fd/{files[0]}", offset, nbytes, index)
         finally:

@@ -34,7 +34,7 @@ def load(figures: Mapping[str, float] | None = None) -> None:
             name = torch._C._get_privateuse1_backend_name()
             if name != "privateuseone":
                 raise StartupError(
-                    f"this process has the device {name!r} and can have no other: use fakegpu in an executor process"
+                    f"this process has the device {name!r}, and PyTorch allows only one such device: use fakegpu in an executor process"
                 )
             torch.ops.load_library(str(build()))
         torch.ops.fakegpu.configure({name: float(value) for name, value in (figures or {}).items()})

@@ -111,7 +111,7 @@ def _is_remote_tensor(value: Any) -> bool:
 
 @functools.cache
 def _say_once() -> None:
-    _log.warning("torch.compile does nothing for remote tensors: the model runs op by op, with the same results")
+    _log.warning("torch.compile has no effect on remote tensors: the model runs op by op, with the same results")
 
 
 def _adapt_flex_attention(module: Any) -> None:

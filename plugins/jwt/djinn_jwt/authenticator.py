@@ -22,7 +22,7 @@ _OPERATOR: Final = "default"  # sees all tenants and uses the server's own token
 def _check_algorithms(instance: object, attribute: object, value: tuple[str, ...]) -> None:
     del instance, attribute
     if not value or not set(value) <= set(_ASYMMETRIC):
-        raise ValueError(f"must be some of {', '.join(_ASYMMETRIC)}")
+        raise ValueError(f"must be one or more of {', '.join(_ASYMMETRIC)}")
 
 
 @attrs.frozen
@@ -62,9 +62,11 @@ class JwtAuthenticator(Authenticator):
             ConfigurationError: `keys` or `audience` is not set, the key set is invalid, or PyJWT is missing.
         """
         if self._settings.keys is None:
-            raise ConfigurationError("its setting `keys` must name a file with the public keys of the issuer (JWKS)")
+            raise ConfigurationError("set `plugins.jwt.keys` to a file with the issuer's public keys (JWKS)")
         if not self._settings.audience:
-            raise ConfigurationError("its setting `audience` must say for whom tokens are, such as djinn")
+            raise ConfigurationError(
+                "set `plugins.jwt.audience` to the `aud` claim of your tokens, for example `djinn`"
+            )
         try:
             import jwt  # noqa: F401 - whether it is there
         except ImportError as error:

@@ -43,10 +43,10 @@ class KeySet:
                 version = _version(self._path)
                 if version != self._version:
                     self._keys, self._version, self._trouble = _read(self._path), version, ""
-                    _log.info("the key set %s was read again: %d keys", self._path, len(self._keys))
+                    _log.info("the key set %s was reloaded: %d keys", self._path, len(self._keys))
             except ConfigurationError as error:
                 if str(error) != self._trouble:  # once, because every connection asks
-                    _log.warning("%s; what was read before holds", error)
+                    _log.warning("%s; the previous keys stay in use", error)
                 self._trouble = str(error)
             return self._keys
 
@@ -69,12 +69,12 @@ def _read(path: Path) -> tuple[VerifyingKey, ...]:
         raise ConfigurationError(f"the key set {path} cannot be read: {error}") from error
     listed = content.get("keys") if isinstance(content, dict) else None
     if not isinstance(listed, list):
-        raise ConfigurationError(f"{path} is no key set: it has no list `keys`, as JWKS files have")
+        raise ConfigurationError(f"{path} is not a key set: it has no list `keys`, as JWKS files have")
     found = tuple(_key(entry, path) for entry in listed if _verifies(entry))
     if not found:
         raise ConfigurationError(f"the key set {path} has no public key that verifies signatures")
     if len({key.name for key in found}) < len(found):
-        raise ConfigurationError(f"two keys of the key set {path} have one `kid`, or none")
+        raise ConfigurationError(f"two keys of the key set {path} have the same `kid`, or none")
     return found
 
 

@@ -243,7 +243,7 @@ def test_a_key_set_that_is_gone_changes_nothing(prepared, keys, caplog):
     keys.unlink()
     for _ in range(3):
         assert isinstance(prepared.authenticate(Credentials(FIRST.token())), Identity)
-    assert caplog.text.count("what was read before holds") == 1
+    assert caplog.text.count("the previous keys stay in use") == 1
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_a_key_set_that_is_gone_changes_nothing(prepared, keys, caplog):
         ('{"keys": []}', "no public key"),
         ('{"keys": [{"kty": "oct", "k": "c2VjcmV0", "kid": "a"}]}', "no public key"),
         ('{"keys": [{"kty": "RSA", "kid": "a"}]}', "the key 'a'"),
-        (json.dumps({"keys": [FIRST.public, STRANGE.public]}), "have one `kid`"),
+        (json.dumps({"keys": [FIRST.public, STRANGE.public]}), "have the same `kid`"),
     ],
 )
 def test_a_server_does_not_start_with_a_key_set_that_is_none(tmp_path, content, said):
@@ -270,7 +270,7 @@ def test_a_key_set_that_others_can_write_is_refused(keys):
 
 
 def test_keys_and_audience_have_to_be_set(keys):
-    for settings, said in ((Settings(), "`keys`"), (Settings(keys), "`audience`")):
+    for settings, said in ((Settings(), "`plugins.jwt.keys`"), (Settings(keys), "`plugins.jwt.audience`")):
         with pytest.raises(ConfigurationError, match=said):
             JwtAuthenticator(settings).prepare()
     for algorithms in (("HS256",), ("none",), ()):

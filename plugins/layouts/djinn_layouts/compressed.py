@@ -152,7 +152,7 @@ def _like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     blocks = list(source.held_values.shape[batch + 1 : batch + 3]) if source.held_layout in IN_BLOCKS else []
     if bool(blocks) != (layout in IN_BLOCKS):
         raise RuntimeError(
-            f"zeros_like: a tensor of layout {source.held_layout} says nothing of the blocks of layout {layout}"
+            f"zeros_like: layout {layout} needs a block size, which a tensor of layout {source.held_layout} does not have"
             if layout in IN_BLOCKS
             else f"zeros_like: blocksize cannot be specified for non-block layout {layout}"
         )

@@ -64,7 +64,7 @@ def test_later_chunks_are_shorter_where_attention_counts(graph):
     [
         ({"linear": 50e-6}, "divided, 512 rows would take"),
         ({"bandwidth": 1e5}, "divided, 512 rows would take"),
-        ({"memory": 2048}, "weights too large to copy"),
+        ({"memory": 2048}, "weights are too large to copy"),
         ({"devices": 1}, "there is one device"),
     ],
     ids=["short", "slow link", "little memory", "alone"],

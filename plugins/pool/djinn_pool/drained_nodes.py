@@ -37,7 +37,7 @@ def _look(plugin: str) -> None:
         for one in context.opened:
             if one not in told and (reason := _notice(one, told, plugin)):
                 told.append(one)
-                _log.warning("the engine drains the node of an executor, which leaves the session", reason=reason)
+                _log.warning("an executor leaves, because the engine drains its node", reason=reason)
                 try:
                     _give_way(one)
                 except DjinnError as error:
@@ -53,7 +53,7 @@ def _notice(one: OpenSession, told: list[OpenSession], plugin: str) -> str:
     except Exception as error:
         told.append(one)
         _log.warning(
-            "an engine cannot say if it drains a node and is not asked again", plugin=plugin, error=shown(error)
+            "an engine does not report drained nodes, and is not asked again", plugin=plugin, error=shown(error)
         )
         return ""
 
@@ -88,7 +88,7 @@ def _give_way(one: OpenSession) -> None:
                     return  # the session has ended meanwhile
                 scaling.join(more)
     except DjinnError as error:
-        _log.warning("an executor that left was not replaced: djinn.scale() starts another", error=str(error))
+        _log.warning("an executor that left was not replaced: start another with djinn.scale()", error=str(error))
         if not has_left:
             raise
     if not has_left:

@@ -148,8 +148,8 @@ class ElasticExecutors:
             member = self.executors.members[number]
             if reason := member.replies.ask(CacheRequest("pin", pack_handles(values)), CacheReply).refused:
                 raise DoesNotFit(
-                    f"an executor cannot leave: {member.link.called} has no room to pin the KV caches that were pinned there ({reason}). "
-                    "They are on that executor now and not pinned; let go of tensors, and scale again"
+                    f"an executor cannot leave: {member.link.called} has no free memory to pin the KV caches of "
+                    f"that executor ({reason}). They are on {member.link.called} now, unpinned; free tensors, and scale again"
                 )
 
     def _drop(self, executor: int, peer: int) -> None:
@@ -172,8 +172,9 @@ class ElasticExecutors:
             target = next((e for e, free in room.items() if free is None or free >= size), None)
             if target is None:
                 raise DoesNotFit(
-                    f"an executor cannot leave: the {len(rest)} others have no memory for what it holds ({size:,} bytes more were to go "
-                    f"there, of {sum(free or 0 for free in room.values()):,} that are free). Let go of tensors, or let fewer leave"
+                    f"an executor cannot leave: the {len(rest)} other executors are too full for its values "
+                    f"({size:,} more bytes are needed, and {sum(free or 0 for free in room.values()):,} are "
+                    "free). Free tensors, or let fewer executors leave"
                 )
             if (free := room[target]) is not None:
                 room[target] = free - size
@@ -203,14 +204,14 @@ def _pinned_values(member: ExecutorClient) -> list[int]:
     figures, called = member.replies.ask(StatsRequest(), StatsReply).values, member.link.called
     if bound := figures.get("bound_values", 0):
         raise UnsupportedOperation(
-            f"an executor cannot leave: {called} holds {bound} values that cannot go to another one, such as events. Let go of them first"
+            f"an executor cannot leave: {called} has {bound} values that cannot be moved, such as events. Free these first"
         )
     if not figures.get("pinned_caches", 0):
         return []
     if found := unpack_handles(member.replies.ask(CacheRequest("look"), CacheReply).values):
         return found
     raise UnsupportedOperation(
-        f"an executor cannot leave: {called} has pinned KV caches and does not say which. Unpin them first"
+        f"an executor cannot leave: {called} has pinned KV caches and does not report which. Unpin them first"
     )
 
 

@@ -101,12 +101,12 @@ class PeerReconnection:
             except DjinnError as error:
                 if time.monotonic() > deadline:
                     _log.error(
-                        "an executor that was recovered is not connected with another one",
+                        "a recovered executor is not connected to another executor",
                         pair=waiting[0],
                         error=str(error),
                     )
                     return
-                _log.debug("executors are not connected again yet", pair=waiting[0], reason=str(error))
+                _log.debug("executors are not reconnected yet", pair=waiting[0], reason=str(error))
                 self._closed.wait(backoff.pause())
                 waiting.append(waiting.pop(0))  # the peer may have resumed already
             else:
@@ -134,7 +134,7 @@ class PeerReconnection:
             connection.close()
         if reply.error:
             raise TransportError(reply.error)
-        _log.info("executors are connected again", source=source, target=target, url=reply.url)
+        _log.info("executors are reconnected", source=source, target=target, url=reply.url)
 
     def close(self) -> None:
         """Stop connecting executors."""

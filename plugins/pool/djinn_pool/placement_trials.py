@@ -119,9 +119,9 @@ class PlacementTrials:
         reason = reason_of(trial) if pays is False else ""
         self._verdicts.add(tried.program, self._policy, measured, reason)
         if pays is not False:
-            _log.debug("several executors pay", policy=self._policy, **medians)
+            _log.debug("several executors are faster", policy=self._policy, **medians)
             return
-        _log.info("several executors do not pay here: the program runs on one", policy=self._policy, **medians)
+        _log.info("several executors are not faster: the program runs on one", policy=self._policy, **medians)
         self._stats.placements_switched_off += 1
 
 

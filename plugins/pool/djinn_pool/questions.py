@@ -59,8 +59,8 @@ def _opened(message: OpenWeights, executors: Executors[ExecutorClient], device: 
     for member, other in zip(members[1:], found[1:], strict=True):
         if (other.address, other.version, other.tensors) != (found[0].address, found[0].version, found[0].tensors):
             raise WeightsUnavailable(
-                f"{message.address!r} is not the same at {member.server} and {members[0].server}: a pool reads from one place, "
-                "or from equal copies with equal times"
+                f"{message.address!r} differs between {member.server} and {members[0].server}: a pool reads from "
+                "one place, or from equal copies with equal timestamps"
             )
     return found[0]
 
@@ -76,8 +76,8 @@ def _holder_of_all(message: SaveWeights, executors: Executors[ExecutorClient], l
         holders &= _holders(handle, locations)
     if not holders:
         raise UnsupportedOperation(
-            f"no executor of the pool has all tensors that are to be saved at {message.address!r}: "
-            "save those of one device at a time, or fetch them and save them here"
+            f"no executor of the pool has all tensors to save at {message.address!r}: save those of one device at a "
+            "time, or fetch them and save them on this machine"
         )
     return min(holders)
 

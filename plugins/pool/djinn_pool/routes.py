@@ -62,7 +62,7 @@ class Routes:
             self._connections[source, target] = reply
             if reply.error:
                 log.warning(
-                    "an executor does not reach another one: values between them pass through this process",
+                    "an executor cannot connect to another executor: values between them pass through this process",
                     source=self._members[source].server,
                     target=there.server,
                     error=reply.error,

@@ -69,7 +69,7 @@ def _scale(given: Mapping[str, Any]) -> None:
     _check(executors)
     found = None if executors is not None else find_servers(resolved, client.registry().transports)
     if executors is None and found is None:
-        raise ConfigurationError("djinn.scale(servers=[]) leaves no executor: name the servers that stay")
+        raise ConfigurationError("djinn.scale(servers=[]) would leave no executor: name the servers that stay")
     before, is_done = context.opened, False
     try:
         if found is None:
@@ -87,16 +87,14 @@ def _check(executors: int | None) -> None:
     settings = client.settings()
     if settings.executor == "inline":
         raise ConfigurationError(
-            "an executor that is a thread of the program stays the only one: executor='inline' does not scale"
+            "executor='inline' runs the executor in a thread of this program, which cannot be scaled"
         )
     own = all(one.executor is not None for one in context.opened)
     if executors is not None and not own:
-        raise ConfigurationError(
-            "the executors of a server are started there: djinn.scale(servers=[...]) says which servers work for the session"
-        )
+        raise ConfigurationError("the executors of this session run on servers: scale with djinn.scale(servers=[...])")
     if executors is None and own:
         raise ConfigurationError(
-            "this session has executors of its own, which values do not leave for servers: djinn.scale(executors=...) says how many"
+            "this session has its own executors, whose values cannot move to servers: scale with djinn.scale(executors=...)"
         )
 
 

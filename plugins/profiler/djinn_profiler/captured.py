@@ -152,7 +152,7 @@ def plan(program: Program | ProgramGraph | Captured, until: Stage = "schedule") 
         ConfigurationError: the stage does not exist.
     """
     if until not in STAGES:
-        raise ConfigurationError(f"there is no stage {until!r}; they are {', '.join(STAGES)}")
+        raise ConfigurationError(f"there is no stage {until!r}; the stages are {', '.join(STAGES)}")
     if isinstance(program, Captured):
         program = program.graph
     out = session_planner.switched_off(context, program)
@@ -220,7 +220,7 @@ def _by_value(
     if isinstance(inputs, Mapping):
         unknown = sorted(inputs.keys() - set(graph.inputs))
         if unknown:
-            raise DjinnError(f"no inputs of the graph: {unknown}; they are {list(graph.inputs)} (graph.inputs)")
+            raise DjinnError(f"the graph has no inputs {unknown}; its inputs are {list(graph.inputs)} (graph.inputs)")
         return inputs
     if len(inputs) != len(graph.inputs):
         raise DjinnError(

@@ -35,7 +35,7 @@ def test_ops_of_a_block_are_checked():
     assert report.checked >= 2
     with (
         djinn.verify(),
-        pytest.raises(djinn.DjinnError, match=r"djinn\.verify\(\) works neither inside another"),
+        pytest.raises(djinn.DjinnError, match=r"djinn\.verify\(\) cannot run inside another"),
         djinn.verify(),
     ):
         pass

@@ -74,9 +74,9 @@ class RayHandle(ExecutorHandle):
                 )
             if waited >= settings.pending_seconds:
                 raise StartupError(
-                    f"the Ray cluster had no place for executor {self._number} in {waited:.0f} s: it wants "
-                    f"{resources.shown(self._group.bundle(self._number))}, and free are {resources.shown(free)} of all nodes together. "
-                    "`ray status` shows what takes them; the setting plugins.ray.pending_seconds waits longer"
+                    f"the Ray cluster had no place for executor {self._number} in {waited:.0f} s: it needs "
+                    f"{resources.shown(self._group.bundle(self._number))}, and all nodes together have "
+                    f"{resources.shown(free)} free. `ray status` shows what uses the rest; raise plugins.ray.pending_seconds to wait longer"
                 )
             if waited - told >= _LOOK_SECONDS or not told:
                 told = max(waited, 0.001)
@@ -86,14 +86,14 @@ class RayHandle(ExecutorHandle):
         theirs = self._get(self._placed, 0.0)
         if theirs != djinn_version():
             raise StartupError(
-                f"a node of the Ray cluster has Djinn {theirs}, and this is Djinn {djinn_version()}: install the same version there, or "
-                "bring it with the setting runtime_env"
+                f"a node of the Ray cluster has Djinn {theirs}, and this program has Djinn {djinn_version()}: "
+                "install the same version there, or add it to the setting runtime_env"
             )
 
     def call(self, method: str, *arguments: Any, timeout: float) -> Any:
         """As `ExecutorHandle.call`. If Ray cannot reach the actor for a moment, the call is retried."""
         if not self._has_place and not self._group.ray.wait([self._placed], timeout=0.0)[0]:
-            raise StartupError(f"executor {self._number} has no place yet")
+            raise StartupError(f"executor {self._number} has not been placed yet")
         deadline = time.monotonic() + timeout
         exceptions = self._group.ray.exceptions
         while True:
@@ -176,7 +176,7 @@ class RayHandle(ExecutorHandle):
         try:
             draining, self._node = draining_nodes(self._actor, self._node)
         except Exception as error:  # a Ray version without this function, or the cluster was left
-            _log.debug("Ray does not say which nodes it drains", error=_line(error))
+            _log.debug("Ray does not report which nodes it drains", error=_line(error))
             return ""
         return f"Ray drains its node {self._node[:8]}" if self._node in draining else ""
 

@@ -70,8 +70,9 @@ def _connected(address: str) -> ModuleType:
             ray.init(address=address or "auto", log_to_driver=False, logging_level="WARNING")
         except Exception as error:
             raise StartupError(
-                f"there is no Ray cluster at {address or 'the usual place of this machine'}: {type(error).__name__}: {error}. Start one with "
-                "`ray start --head`, or name it: djinn.configure(engine_address='ray://head:10001')"
+                f"there is no Ray cluster at {address or 'the default address of this machine'}: "
+                f"{type(error).__name__}: {error}. Start one with `ray start --head`, or name it: "
+                "djinn.configure(engine_address='ray://head:10001')"
             ) from error
         # Ray's SIGTERM handler raises SystemExit, even in a gateway that ends its sessions on SIGTERM.
         if before not in {signal.SIG_DFL, None} and threading.current_thread() is threading.main_thread():

@@ -58,8 +58,8 @@ class SimulatedDevice(Device):
         if index >= len(found):
             described = f"{len(found)} devices" if found else "no devices"
             raise StartupError(
-                f"there is no device simulated:{index}: {described} are described. Set {SETTING} to a cluster file, as in "
-                "DJINN_PLUGIN_SIMULATED_CLUSTER=cluster.toml; docs/planning.md has an example"
+                f"there is no device simulated:{index}: the cluster file describes {described}. Set {SETTING} to a "
+                "cluster file, as in DJINN_PLUGIN_SIMULATED_CLUSTER=cluster.toml; docs/planning.md has an example"
             )
         from djinn_simulated.runtime import SimulatedRuntime
 

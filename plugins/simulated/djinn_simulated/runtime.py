@@ -72,8 +72,7 @@ class SimulatedRuntime(DeviceRuntime):
             room = self._described.memory - self._allocated
             if size > room:
                 raise torch.OutOfMemoryError(
-                    f"{self._described.name} has {self._described.memory:,} bytes, of which {room:,} are free, and "
-                    f"{size:,} were asked for"
+                    f"{self._described.name} has {self._described.memory:,} bytes, of which {room:,} are free; {size:,} were requested"
                 )
             self._allocated += size
         octets = np.zeros(size, np.uint8)  # calloc: the system allocates pages when they are first written

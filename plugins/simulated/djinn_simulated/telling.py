@@ -29,10 +29,10 @@ class Teller(Observer):
             self._simulated, self._seconds, self._programs = "simulated" in kinds, 0.0, 0
             self.events = _SESSIONS | {"completed"} if self._simulated else _SESSIONS
             if self._simulated:
-                _log.warning("the device is simulated: it keeps time, and what comes back is zeros")
+                _log.warning("the device is simulated: it measures time, and all results are zeros")
         elif event.name == "completed" and self._simulated:
             self._seconds += event.fields["execute"]
             self._programs += event.fields["execute"] > 0
         elif event.name == "disconnected" and self._simulated and self._programs:
-            _log.warning("simulated devices would have worked %.4g s at %d submissions", self._seconds, self._programs)
+            _log.warning("simulated devices would have needed %.4g s for %d submissions", self._seconds, self._programs)
             self._simulated = False

@@ -149,5 +149,5 @@ def test_a_program_says_what_it_would_take(described, monkeypatch, caplog):
     product, rectified = 2 * 512 * 1024 * 1024 / FLOPS, 2 * result.nbytes / BANDWIDTH
     assert took == pytest.approx(product + rectified + 2 * START, rel=0.1)
     assert (device.id, device.flops, device.bandwidth) == ("simulated:1", FLOPS, BANDWIDTH)
-    assert "what comes back is zeros" in caplog.text
-    assert "simulated devices would have worked 0.0011" in caplog.text
+    assert "all results are zeros" in caplog.text
+    assert "simulated devices would have needed 0.0011" in caplog.text

@@ -48,7 +48,7 @@ class StrandedChannels:
         with self._lock:
             self._count += 1
             count = self._count
-        log.warning("UCX keeps what belonged to a connection that broke", connections=count, most=_MOST_STRANDED)
+        log.warning("UCX keeps the resources of a broken connection", connections=count, most=_MOST_STRANDED)
 
 
 @attrs.define(eq=False)
@@ -115,7 +115,7 @@ class BulkChannel:
             try:
                 self._endpoint = open_endpoint(self._api, self._worker, offer.address)
             except Exception as error:
-                raise TransportError(f"UCX finds no way to the other end: {error}") from error
+                raise TransportError(f"UCX cannot reach the other end: {error}") from error
             self._theirs = int.from_bytes(offer.tag, "little")
 
     def send(self, memory: memoryview | bytes) -> Message:

@@ -201,7 +201,7 @@ class UcxConnection(Connection):
             return Frame(on_socket.head, inline)
         channel = self._channel
         if channel is None:
-            raise ProtocolError("a buffer was sent over UCX that was not asked for")
+            raise ProtocolError("a buffer arrived over UCX that was not requested")
         buffers = [allocate(part) if isinstance(part, int) else part for part in parts]
         places = [n for n, part in enumerate(parts) if isinstance(part, int)]
         by_place = dict(zip(places, [memoryview(buffers[n]) for n in places], strict=True))
@@ -219,7 +219,7 @@ class UcxConnection(Connection):
         try:
             for message in arriving.messages:
                 if not channel.wait(message, look, deadline):
-                    raise TimeoutError(f"{self.peer}: nothing came in time")
+                    raise TimeoutError(f"{self.peer}: nothing arrived in time")
         except TransportError as error:
             raise TransportError(self._end(str(error))) from error
         self._beside_received += arriving.bulk_bytes
@@ -237,11 +237,11 @@ class UcxConnection(Connection):
                     self._check_sending()
                     self._carrier.send(Frame(b"", [encode_opening(Opening(offer=channel.offer))]))
         except TransportError as error:
-            log.info("large buffers stay on the socket", peer=self.peer, reason=str(error))
+            log.info("large buffers are sent over the socket, not UCX", peer=self.peer, reason=str(error))
 
     def _take_offer(self, offer: Offer) -> None:
         if self._taken:
-            raise ProtocolError("the other end has said twice where it takes large buffers")
+            raise ProtocolError("the other end sent its UCX address twice")
         self._taken = True
         threading.Thread(target=self._follow_offer, args=(offer,), name="djinn-ucx-offer", daemon=True).start()
 
@@ -256,7 +256,7 @@ class UcxConnection(Connection):
                 with self._making:
                     self._outgoing = None if self._ended else channel
         except TransportError as error:
-            log.warning("large buffers stay on the socket", peer=self.peer, reason=str(error))
+            log.warning("large buffers are sent over the socket, not UCX", peer=self.peer, reason=str(error))
 
     def _made_channel(self) -> BulkChannel | None:
         """Return the channel, made on first use; None if UCX is disabled."""
@@ -297,6 +297,6 @@ class UcxConnection(Connection):
             if self._carrier.hung_up and lasts("hung up", _GRACE_SECONDS):
                 raise TransportError("the other end closed the connection in the middle of a frame")
             if interruptible and interrupt_mask.pending and lasts("interrupted", _INTERRUPTED_SECONDS):
-                raise TransportError("interrupted while the other end took in nothing")
+                raise TransportError("interrupted while the other end received nothing")
 
         return look

@@ -66,7 +66,7 @@ def decode_opening(data: Buffer) -> Opening:
     try:
         return _decoder.decode(data)
     except msgspec.DecodeError as error:
-        raise ProtocolError(f"a frame of ucx:// with a malformed beginning: {error}") from error
+        raise ProtocolError(f"a frame of ucx:// has a malformed header: {error}") from error
 
 
 def layout(opening: Opening, head: int, inline: Sequence[Buffer], limits: Limits) -> Layout:
@@ -85,9 +85,9 @@ def layout(opening: Opening, head: int, inline: Sequence[Buffer], limits: Limits
     places = dict(opening.beside)
     limits.check(head, count, sum(map(len, inline)) + sum(length for _, length in opening.beside))
     if len(places) != len(opening.beside) or any(place >= count for place in places):
-        raise ProtocolError("buffers that come beside a frame have no place in it")
+        raise ProtocolError("buffers sent over UCX have invalid positions in the frame")
     if any(length < LEAST_BULK_BYTES for length in places.values()):
-        raise ProtocolError("a buffer comes beside a frame that is too small for it")
+        raise ProtocolError("a buffer sent over UCX is smaller than the minimum")
     rest = iter(inline)
     return Layout(tuple(places[n] if n in places else next(rest) for n in range(count)))
 

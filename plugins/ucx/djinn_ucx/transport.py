@@ -75,7 +75,7 @@ class _OverSockets(Transport):
             listener = self._carrier.listen(below, limits_below, serve)
         except TransportError as error:
             raise TransportError(str(error).replace(below, url)) from error
-        log.warning("large buffers travel over UCX without encryption, for trusted networks only", url=url)
+        log.warning("large buffers are sent over UCX without encryption, for trusted networks only", url=url)
         return _UcxListener(listener.url.replace(self._carrier.schemes[0], self.name, 1), listener)
 
     def _prepared(self, url: str, limits: Limits) -> tuple[str, Limits]:
@@ -94,7 +94,7 @@ class _OverSockets(Transport):
         """Return the carrier's address with the same host and port."""
         scheme, _, rest = url.partition("://")
         if scheme != self.name:
-            raise TransportError(f"{url!r} is no UCX address; write {self.name}://HOST:PORT")
+            raise TransportError(f"{url!r} is not a UCX address; write {self.name}://HOST:PORT")
         return f"{self._carrier.schemes[0]}://{rest}"
 
     def _over(self, carrier: Connection, limits: Limits, url: str) -> UcxConnection:

@@ -182,11 +182,11 @@ def test_an_object_that_changes_or_is_gone(buckets, source, permissions):
     assert second != first
     buckets.put("a.bin", b"1")
     assert file.version() not in {first, second}
-    with pytest.raises(OSError, match=r"shorter|does not give"):
+    with pytest.raises(OSError, match=r"truncated|did not return"):
         read(file, 5, 5)
     buckets.system.rm_file("models/a.bin")
     assert file.version() not in {first, second}
-    with pytest.raises(OSError, match=r"does not give 'a\.bin' \(\w+\)$"):
+    with pytest.raises(OSError, match=r"did not return 'a\.bin' \(\w+\)$"):
         read(file)
 
 

@@ -166,7 +166,7 @@ def test_pickles_that_run_code_run_nothing(protocol, tmp_path):
         {"a": Attack(Path.touch, marker)},
         OrderedDict(a=Counter()),
     ):
-        with pytest.raises(ValueError, match=r"names|malformed|not followed"):
+        with pytest.raises(ValueError, match=r"names|malformed|not supported"):
             pickled_tensors(pickle.dumps(value, protocol))
     assert not marker.exists()
 
@@ -262,18 +262,18 @@ def test_layouts_that_do_not_fit_their_storage():
         ({"offset": 1}, "beyond its storage"),
         ({"shape": (5,)}, "beyond its storage"),
         ({"strides": (2,)}, "beyond its storage"),
-        ({"strides": (-1,)}, "size that is none"),
-        ({"offset": -1}, "size that is none"),
-        ({"offset": True}, "size that is none"),
-        ({"shape": (1 << 62,)}, "size that is none"),
+        ({"strides": (-1,)}, "invalid size"),
+        ({"offset": -1}, "invalid size"),
+        ({"offset": True}, "invalid size"),
+        ({"shape": (1 << 62,)}, "invalid size"),
         ({"shape": (1 << 61, 1 << 61), "strides": (0, 0)}, "share memory"),
         ({"shape": (3, 2), "strides": (1, 1)}, "share memory"),
-        ({"shape": (4, 1), "strides": (1,)}, "other strides"),
-        ({"shape": (1,) * 129, "strides": (1,) * 129}, "other strides"),
+        ({"shape": (4, 1), "strides": (1,)}, "strides do not match"),
+        ({"shape": (1,) * 129, "strides": (1,) * 129}, "strides do not match"),
         ({"count": 5}, "has 16 bytes, not 20"),
         ({"storage_key": "1"}, "no record 'data/1'"),
         ({"storage_key": "../0"}, "no record"),
-        ({"kind": torch.QInt8Storage}, "no part of a file"),
+        ({"kind": torch.QInt8Storage}, "not allowed in a file"),
     ):
         refused(archive(tensor_pickle(**options), {"data/0": bytes(16)}), match)
     header = read_pytorch(
@@ -286,19 +286,19 @@ def test_layouts_that_do_not_fit_their_storage():
 def test_archives_that_are_refused(tmp_path):
     good = tensor_pickle()
     refused(archive(good, {"data/0": bytes(1000)}, compression=zipfile.ZIP_DEFLATED), "compressed")
-    refused(archive(good, {"data/0": bytes(16), "byteorder": b"big"}), "another order of bytes")
+    refused(archive(good, {"data/0": bytes(16), "byteorder": b"big"}), "another byte order")
     refused(archive(good, {"data/0": bytes(16), "x/data.pkl": b""})[:-30], "malformed")
     refused(archive(good, {"data/0": bytes(16), "code/m.py": b""}), "TorchScript")
     refused(saved({"a": torch.ones(1)}, _use_new_zipfile_serialization=False), "before version 1.6")
     refused(saved(torch.ones(3)), "no dictionary of tensors")
     refused(saved({"a": torch.ones(1).expand(5)}), "share memory")
     refused(saved({"a": torch.ones(2, dtype=torch.complex64).conj()}), "conj")
-    refused(saved({"a": torch.eye(2).to_sparse()}), "_rebuild_sparse_tensor, which is no part")
+    refused(saved({"a": torch.eye(2).to_sparse()}), "_rebuild_sparse_tensor, which is not allowed")
     refused(saved(torch.nn.Linear(1, 1)), "torch.nn.modules.linear.Linear")
     refused(saved({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}), "twice")
-    refused(b"", "no checkpoint")
+    refused(b"", "not a checkpoint")
     refused(b"PK", "malformed")
-    refused(b"not a zip file at all", "no checkpoint")
+    refused(b"not a zip file at all", "not a checkpoint")
     script = tmp_path / "script.pt"
     torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(2)), script)
     refused(script.read_bytes(), "TorchScript")
@@ -309,12 +309,12 @@ def test_archives_that_are_refused(tmp_path):
     refused(bytes(encrypted), "encrypted")
     damaged = archive(good, {"data/0": bytes(16)})
     refused(damaged.replace(good, good.replace(b"X\x01\x00\x00\x00a", b"X\x01\x00\x00\x00b")), "damaged")
-    refused(archive(good[:-5] + b"xxxx.", {"data/0": bytes(16)}), "malformed|not followed|opcode")
+    refused(archive(good[:-5] + b"xxxx.", {"data/0": bytes(16)}), "malformed|not supported|opcode")
 
 
 def test_records_that_overlap_or_repeat():
     repeated = archive(tensor_pickle(), {"data/0": bytes(16), "data/1": bytes(16)}).replace(b"data/1", b"data/0")
-    refused(repeated, "two records of one name")
+    refused(repeated, "two records with one name")
     two = saved({"a": torch.ones(4), "b": torch.zeros(4)})
     entries = {entry.filename: entry.header_offset for entry in zipfile.ZipFile(io.BytesIO(two)).infolist()}
     moved = bytearray(two)

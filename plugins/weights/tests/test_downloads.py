@@ -240,7 +240,7 @@ def test_a_disk_that_is_full(hub, source, monkeypatch, tmp_path):
     hub.put("org/model", SHARDS)
     (tmp_path / "own").mkdir()
     monkeypatch.setattr(downloads, "RESERVE", shutil.disk_usage(tmp_path).total)
-    with pytest.raises(WeightsUnavailable, match="no room for 5 bytes"):
+    with pytest.raises(WeightsUnavailable, match="no 5 bytes free"):
         open_permitted(source, "hf://org/model", ALLOWED)
     assert got(hub) == ["model.safetensors.index.json"]
 

@@ -108,7 +108,9 @@ def _record(
     host = destination.rpartition("@")[2]
     called = name or host
     if destination.startswith("-") or not destination.strip() or any(mark in destination for mark in " /\n"):
-        raise click.BadParameter(f"{destination!r} is no destination of ssh: alice@gpu-box, or a host of ~/.ssh/config")
+        raise click.BadParameter(
+            f"{destination!r} is not an SSH destination: write alice@HOST, or a host of ~/.ssh/config"
+        )
     if not is_server_name(called):
         raise click.BadParameter(f"the host {called!r} cannot be the server's name: give --name NAME")
     for text in (folder, environment):
@@ -117,7 +119,7 @@ def _record(
     known = find_record(called)
     if known is not None and destination not in {known.host, known.name}:
         raise click.ClickException(
-            f"{called!r} is {known.host} already: give this one another --name, or remove that one with `djinn disconnect --forget {called}`"
+            f"the name {called!r} belongs to {known.host}: give this one another --name, or `djinn disconnect --forget {called}` first"
         )
     record = known or Record(called, destination, options)
     if known is None:
@@ -135,7 +137,7 @@ def _check_free(name: str) -> None:
 
     if any(one.name == name for one in list_logins()):
         raise click.ClickException(
-            f"{name!r} is a log-in that `djinn login` made: give this server another --name, or `djinn logout {name}`"
+            f"{name!r} is the name of a log-in: give this server another --name, or run `djinn logout {name}`"
         )
 
 
@@ -153,7 +155,7 @@ def disconnect(name: str, stop: bool, forget: bool) -> None:
 
     record = find_record(name)
     if record is None:
-        raise click.ClickException(f"there is no server {name!r} that `djinn connect` made")
+        raise click.ClickException(f"`djinn connect` has made no server {name!r}")
     if stop:
         end_server(record)
         click.echo(f"the server on {record.host} has ended")

@@ -101,7 +101,7 @@ def connect(wish: Wish, say: Say) -> Record:
                 return wish.record
             return _Connecting(wish, say).run()
     except filelock.Timeout:
-        raise refused(f"another `djinn connect` is at work on {name!r}: wait for it") from None
+        raise refused(f"another `djinn connect` is setting up {name!r}: wait for it") from None
 
 
 def is_up(wish: Wish) -> bool:
@@ -128,8 +128,9 @@ def is_up(wish: Wish) -> bool:
 def _check_options(wish: Wish, running: str) -> None:
     if wish.serve is not None and shlex.join(wish.serve) != running:
         raise refused(
-            f"the server on {wish.record.host} runs with {running or 'no options'}, not with {shlex.join(wish.serve) or 'none'}: end it, and its "
-            f"sessions, with `djinn disconnect --stop {wish.record.name}`, and repeat this"
+            f"the server on {wish.record.host} runs with {running or 'no options'}, not with "
+            f"{shlex.join(wish.serve) or 'none'}: stop it and its sessions with `djinn disconnect --stop "
+            f"{wish.record.name}`, then repeat this command"
         )
 
 
@@ -237,7 +238,7 @@ class _Connecting:
             self._send(wheels)
             done = self.connection.run(environment_script(self.record, python, wheels, torch, gpus=gpus))
         if done.code:
-            raise failure("making the environment", self.record.host, done)
+            raise failure("creating the environment", self.record.host, done)
         return read_survey(done.output).torch
 
     def _ask_torch(self, survey: Survey) -> Survey:
@@ -284,7 +285,7 @@ class _Connecting:
         remote = port_of(urls)
         if remote is None:
             raise StartupError(
-                f"the server on {self.record.host} listens at {one_line(', '.join(urls))}, and not with TCP"
+                f"the server on {self.record.host} listens at {one_line(', '.join(urls))}, and not on a TCP port"
             )
         state = tunnel_state(self.record.name)
         if tunnel.is_kept(self.record.name) and state and state.is_open and state.remote == remote:
@@ -299,7 +300,7 @@ class _Connecting:
                 if begun.is_open:
                     return
                 reason = begun.reason
-        raise TransportError(f"the tunnel to {self.record.host} does not open: {reason}. Repeat this command")
+        raise TransportError(f"the tunnel to {self.record.host} cannot be opened: {reason}. Repeat this command")
 
     def _log_in(self, token: str) -> None:
         from djinn_client.runtime.connecting.logins import Login

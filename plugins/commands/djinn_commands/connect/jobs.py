@@ -75,7 +75,7 @@ def read_jobs(text: str) -> list[Job]:
             continue
         read = _LINE.fullmatch(line)
         if read is None:
-            raise ValueError(f"{one_line(line[:200])!r} is not a line of the job list")
+            raise ValueError(f"{one_line(line[:200])!r} is not a valid line of the job list")
         name, state, code, begun, ended, now, command = read.groups()
         found.append(Job(name, state, int(code) if code else None, int(begun), int(ended or now), one_line(command)))
     return sorted(found, key=lambda job: (job.begun, job.id))
@@ -285,9 +285,7 @@ def _unpack(archived: tarfile.TarFile, wanted: PurePosixPath, into: Path, fetche
         if not name.is_relative_to(wanted) or ".." in name.parts:
             from djinn.errors import StartupError
 
-            raise StartupError(
-                f"{wanted} was asked for, and the remote machine sent {member.name!r}, which is not copied"
-            )
+            raise StartupError(f"the remote machine sent {member.name!r} instead of {wanted}; it was not copied")
         alone = name == wanted and not member.isdir()
         folder = into / (wanted.parent if alone else wanted)
         found = None if alone and not member.isfile() else _safe(member, wanted.parent if alone else wanted, folder)
@@ -330,7 +328,7 @@ def _list(record: Record, connection: SshConnection, job: str) -> list[Job]:
 
 def _find(record: Record, connection: SshConnection, job: str) -> Job:
     if not job or not all(mark.isascii() and (mark.isalnum() or mark in "-_") for mark in job):
-        raise refused(f"{job!r} is no name of a job")
+        raise refused(f"{job!r} is not a job name")
     found = _list(record, connection, job)
     exact = [one for one in found if one.id == job]
     if len(exact or found) != 1:

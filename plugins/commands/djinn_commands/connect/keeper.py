@@ -118,7 +118,7 @@ def main(name: str) -> None:
             finally:
                 SshConnection(record.destination, control_path(name)).close()
     except filelock.Timeout:
-        raise SystemExit("another process keeps this tunnel") from None
+        raise SystemExit("another process keeps this tunnel open") from None
 
 
 if __name__ == "__main__":

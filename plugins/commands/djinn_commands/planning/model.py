@@ -153,7 +153,7 @@ def _optimizer(step: Step, model: torch.nn.Module) -> torch.optim.Optimizer:
         raise ConfigurationError(f"torch.optim has no optimizer {step.optimizer!r}; it has {', '.join(names)}")
     if inspect.signature(found.step).parameters["closure"].default is inspect.Parameter.empty:
         raise ConfigurationError(
-            f"{found.__name__} calls the model as often as it wants, which only a run tells: name another one"
+            f"{found.__name__} calls the model a variable number of times, so its step cannot be planned; name another optimizer"
         )
     return found(model.parameters())  # type: ignore[call-arg]
 
@@ -294,7 +294,7 @@ def _function(target: str) -> Callable[[], Any]:
     if not callable(found):
         names = [n for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__]
         raise ConfigurationError(
-            f"{name} has no function {function!r}; it has {', '.join(sorted(names)) or 'none at all'}"
+            f"{name} has no function {function!r}; it has {', '.join(sorted(names)) or 'no functions'}"
         )
     return cast("Callable[[], Any]", found)
 
@@ -336,7 +336,7 @@ def _from_configuration(file: Path) -> torch.nn.Module:
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigurationError(
-            f"{file} is no configuration that transformers {transformers.__version__} knows: {reason}"
+            f"{file} is not a configuration that transformers {transformers.__version__} can read: {reason}"
         ) from None
     with torch.device("meta"):
         return _model_class(transformers, config)._from_config(config)  # type: ignore[no-any-return]  # noqa: SLF001
@@ -350,8 +350,8 @@ def _model_class(transformers: Any, config: Any) -> Any:
             return found
     if config.architectures:
         raise ConfigurationError(
-            f"transformers {transformers.__version__} has no model {config.architectures[0]!r}: it is newer, or brings code "
-            "of its own, which is not run"
+            f"transformers {transformers.__version__} has no model {config.architectures[0]!r}: the model is newer, "
+            "or needs code from its repository, which is not run"
         )
     return transformers.AutoModel._model_mapping[type(config)]  # noqa: SLF001 - what `AutoModel.from_config` looks in
 
@@ -371,7 +371,7 @@ def _inputs_for(model: torch.nn.Module, step: Step, mend: str) -> dict[str, Any]
         if inputs and getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in takes:
             inputs["decoder_input_ids"] = torch.zeros(step.batch, min(step.tokens, 64), dtype=torch.long)
     if not inputs:
-        raise ConfigurationError(f"it is not known what inputs {type(model).__name__} takes. {mend}")
+        raise ConfigurationError(f"the inputs of {type(model).__name__} are unknown. {mend}")
     if step.kind == "train" and "labels" in takes and "LM" in type(model).__name__ and "input_ids" in inputs:
         inputs["labels"] = inputs.get("decoder_input_ids", inputs["input_ids"])
     return inputs

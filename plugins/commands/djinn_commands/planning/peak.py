@@ -48,7 +48,7 @@ def peak_of(result: PipelineResult, *, caches: bool = True) -> Peak:
         ValueError: it was not scheduled, or on several devices.
     """
     if result.schedule is None or result.costs is None or len(result.schedule.steps) > 1:
-        raise ValueError("the peak is that of a program on one device: plan until='schedule'")
+        raise ValueError("the peak needs a schedule for one device: plan until='schedule'")
     held = _Held(result, KINDS if caches else KINDS | {DataResidency.STATEFUL_KV_CACHE: ACTIVATIONS})
     for value in result.graph.inputs:
         held.hold(value)

@@ -99,7 +99,7 @@ def _without_cuda(init: Callable[..., None]) -> Callable[..., None]:
         self: Any, enabled: bool = True, *, use_cuda: bool = False, use_device: str | None = None, **kwargs: Any
     ) -> None:
         if use_cuda or use_device == "cuda":
-            _log.warning("the profiler shows this process, not the executor's GPU")
+            _log.warning("the profiler records this process, not the executor's GPU")
             use_device = None
         init(self, enabled, use_device=use_device, **kwargs)
 
@@ -108,7 +108,7 @@ def _without_cuda(init: Callable[..., None]) -> Callable[..., None]:
 
 def _refuse_history(*_: Any, **__: Any) -> NoReturn:
     raise UnsupportedOperation(
-        "histories of GPU memory are not kept on executors; torch.cuda.memory_stats() has figures"
+        "executors keep no history of GPU memory; torch.cuda.memory_stats() has the current figures"
     )
 
 

@@ -109,7 +109,7 @@ def _check(content: ConnectionFile) -> str:
             return url
     if errors:
         raise errors[0]
-    raise ConfigurationError("the connection file names no address: copy it again from the server")
+    raise ConfigurationError("the connection file has no address: copy it again from the server")
 
 
 def _is_unknown_certificate(error: BaseException | None) -> bool:
@@ -135,15 +135,13 @@ def _confirmed_fingerprint(content: ConnectionFile, error: TransportError) -> st
     host = urlsplit(content.urls[0]).hostname
     if not has_terminal():
         raise TransportError(
-            f"{error}. {host} shows {shown}: if that is what its operator sees as `Certificate`, add --fingerprint {shown}"
+            f"{error}. {host} shows {shown}: if its operator sees the same `Certificate`, add --fingerprint {shown}"
         ) from error
     click.echo(
         f"No authority that this machine knows has signed the certificate of {host}. Its fingerprint is\n  {shown}"
     )
     if not click.confirm("`djinn serve` prints it as `Certificate`. Is it the same there?"):
-        raise TransportError(
-            f"the certificate of {host} was not accepted: nothing was sent there and nothing is kept"
-        ) from error
+        raise TransportError(f"the certificate of {host} was not accepted: nothing was sent or stored") from error
     return shown
 
 

@@ -56,8 +56,9 @@ def kill(session: str, servers: tuple[str, ...], connection_file: Path | None) -
     replies = kill_session(command_settings(servers, connection_file), session)
     if not replies:
         raise ConfigurationError(
-            "no server is configured: name one with --server (a log-in of `djinn login`, or a URL and DJINN_TOKEN), or the file that `djinn serve` wrote "
-            "with --connection-file or DJINN_CONNECTION_FILE. Ctrl-C or djinn.cancel() stop what a program of your own runs"
+            "no server is configured: name one with --server (a log-in of `djinn login`, or a URL and "
+            "DJINN_TOKEN), or the file that `djinn serve` wrote with --connection-file or DJINN_CONNECTION_FILE. "
+            "Ctrl-C or djinn.cancel() stop the ops of your own program"
         )
     killed = [reply for reply in replies.values() if isinstance(reply, Killed)]
     for one in killed:

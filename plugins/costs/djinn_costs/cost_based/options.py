@@ -59,7 +59,7 @@ class Options:
         self.devices = [d for d in context.topology.devices if d.id not in self._refused]
         if not self.devices:
             if not self._refused:
-                raise InvalidStage("there are no devices; connect a server")
+                raise InvalidStage("no devices are known; connect a server")
             refusals = "; ".join(f"{device} lacks {what}" for device, what in self._refused.items())
             raise DoesNotFit(f"no device can run this program ({refusals})")
         self.hardware = attrs.evolve(Hardware.of(context), devices=tuple(self.devices))

@@ -80,7 +80,7 @@ class ClientFallback(OpHandler):
             self._tell(func, str(error))
             return True
         except RemoteError as error:
-            log.debug("a first call failed, but not because of a missing kernel", op=func.name(), reason=str(error))
+            log.debug("an op failed, but not because of a missing kernel", op=func.name(), reason=str(error))
         return False
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -102,7 +102,7 @@ class ClientFallback(OpHandler):
     def _tell(self, func: Any, reason: str) -> None:
         if func.name() not in self._told:
             self._told.add(func.name())
-            log.warning("computed on this machine: the executor cannot do this op", op=func.name(), reason=reason)
+            log.warning("an op that the executor cannot run is computed here", op=func.name(), reason=reason)
 
 
 class _Here:

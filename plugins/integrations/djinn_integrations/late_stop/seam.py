@@ -220,7 +220,7 @@ class _Steps:
         check = self.generation.check if self.generation is not None else None
         if check is None or not isinstance(error, Exception) or not check.was_surplus():
             return False
-        _log.debug("discarded the error of a surplus step", error=repr(error))
+        _log.debug("the error of a discarded step was ignored", error=repr(error))
         return True
 
 

@@ -131,7 +131,7 @@ class RemoteWeights(Mapping[str, torch.Tensor]):
     def _stored(self, name: str) -> StoredTensor:
         if name in self._listing.unreadable:
             kind = self._listing.unreadable[name]
-            raise WeightsUnavailable(f"{name!r} at {self.address!r} is stored as {kind}, which is not read")
+            raise WeightsUnavailable(f"{name!r} at {self.address!r} is stored as {kind}, which cannot be read")
         return self._listing.tensors[name]
 
     def __repr__(self) -> str:
@@ -249,7 +249,7 @@ def checked(address: str) -> str:
     if len(address) > limits.STORED_ADDRESS:
         raise WeightsUnavailable(f"an address has at most {limits.STORED_ADDRESS} characters, not {len(address):,}")
     if not is_text(address):
-        raise WeightsUnavailable(f"an address is text that can be sent, which {address!r} is not")
+        raise WeightsUnavailable(f"an address is text without lone surrogates, not {address!r}")
     return address
 
 
@@ -298,13 +298,13 @@ def write_weights(
     devices = {tensor.device for tensor in tensors.values() if is_remote(tensor.device)}
     if len(devices) != 1:
         found = ", ".join(sorted(map(str, devices))) or "none"
-        raise ConfigurationError(f"tensors are saved where they are, on one remote device; these are on {found}")
+        raise ConfigurationError(f"tensors are saved on the remote device that has them; these are on {found}")
     (device,) = devices
     saved: dict[str, LazyTensor] = {}
     for name, tensor in tensors.items():
         there = tensor if tensor.device == device else tensor.detach().to(device)
         if not isinstance(there, LazyTensor):
-            raise UnsupportedOperation(f"{name!r} is a {type(there).__name__}, which safetensors files have none of")
+            raise UnsupportedOperation(f"{name!r} is a {type(there).__name__}, which a safetensors file cannot have")
         saved[name] = there
     recorder = current()
     for one in saved.values():

@@ -65,11 +65,11 @@ def publish(
         SessionLost: the remote state is lost.
     """
     if ttl is not None and not 0 < ttl < 1e12:
-        raise ConfigurationError(f"a time to live is a number of seconds above 0, which {ttl!r} is not")
+        raise ConfigurationError(f"a time to live is a number of seconds above 0, not {ttl!r}")
     found: dict[str, torch.Tensor] = {}
     for key, tensor in _flattened(tensors, ""):
         if key in found:
-            raise ConfigurationError(f"two tensors are called {key!r}, the names of inner dictionaries included")
+            raise ConfigurationError(f"two tensors have the name {key!r}, joined from dictionary keys")
         found[key] = tensor
     return write_weights(found, _SCHEME + name, metadata or {}, ttl or 0.0)
 
@@ -113,7 +113,7 @@ def unpublish(name: str, device: torch.device | str | int = 0) -> None:
 def _flattened(tensors: Mapping[Any, Any], before: str) -> Iterator[tuple[str, torch.Tensor]]:
     for key, value in tensors.items():
         if not isinstance(key, str | int):
-            raise ConfigurationError(f"names of tensors are texts or whole numbers, which {key!r} is not")
+            raise ConfigurationError(f"names of tensors are strings or integers, not {key!r}")
         name = f"{before}{key}"
         if isinstance(value, Mapping):
             yield from _flattened(value, f"{name}.")
@@ -121,6 +121,6 @@ def _flattened(tensors: Mapping[Any, Any], before: str) -> Iterator[tuple[str, t
             yield name, value
         else:
             raise ConfigurationError(
-                f"tensors are published and nothing else: {name!r} is of type {type(value).__name__}. Leave it out, make a tensor of "
-                "it, or give it as text in `metadata`"
+                f"only tensors can be published: {name!r} is of type {type(value).__name__}. Leave it out, convert "
+                "it to a tensor, or give it as text in `metadata`"
             )

@@ -130,7 +130,7 @@ def _load(address: str, map_location: Any) -> object:
     opened = open_weights(_file(address), device if device is not None and is_remote(device) else 0)
     text = (opened.metadata() or {}).get(_STRUCTURE)
     if text is None:
-        raise WeightsUnavailable(f"{address!r} was not written by torch.save: djinn.open_weights has its tensors")
+        raise WeightsUnavailable(f"{address!r} was not written by torch.save: read its tensors with djinn.open_weights")
     tree = _Decoder(opened, device)
     try:
         found = tree.decode(json.loads(text))
@@ -154,7 +154,7 @@ def _on_server(value: object) -> bool:
     if isinstance(value, torch.nn.Module):
         if not any(is_remote(one.device) for one in chain(value.parameters(), value.buffers())):
             return False
-        raise UnsupportedOperation("modules are not saved at an address: save the module's state_dict()")
+        raise UnsupportedOperation("modules cannot be saved at an address: save the module's state_dict()")
     if isinstance(value, Mapping):
         return any(map(_on_server, value.values()))
     return isinstance(value, list | tuple) and any(map(_on_server, value))
@@ -190,8 +190,8 @@ class _Encoder(msgspec.Struct):
         if isinstance(value, torch.device):
             return {"device": str(value)}
         raise UnsupportedOperation(
-            f"{where or 'the object'!r} is of type {kind.__name__}: at an address of the server torch.save takes tensors, dictionaries, "
-            "lists, tuples, texts and numbers. Save it here, or leave it out"
+            f"{where or 'the object'!r} is of type {kind.__name__}: at a server address, torch.save supports "
+            "tensors, dictionaries, lists, tuples, strings and numbers. Save it locally, or leave it out"
         )
 
     def _tensor(self, value: torch.Tensor, where: str) -> dict[str, Any]:

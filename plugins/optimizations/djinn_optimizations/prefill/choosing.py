@@ -60,13 +60,13 @@ def choose(context: OptimizationContext, rows: Rows) -> ChunkChoice:
         if (found := _divided(context, rows, times, count))
     ]
     if not offered:
-        raise NotDivisible(f"{rows.rows} rows are too few to divide, or weights too large to copy")
+        raise NotDivisible(f"{rows.rows} rows are too few to split, or the weights are too large to copy")
     seconds, ends = min(offered)
     alone = times.alone
     planning = PLANNING * len(context.graph.nodes) * len(ends) / RUNS
     if seconds + planning > min(PAYS, 1 - context.margin) * alone:
         raise NotDivisible(
-            f"divided, {rows.rows} rows would take {seconds * 1e3:.3g} ms; on one device {alone * 1e3:.3g} ms"
+            f"split, {rows.rows} rows would take {seconds * 1000.0:.3g} ms; on one device {alone * 1000.0:.3g} ms"
         )
     sizes = " and ".join(str(end - start) for start, end in zip((0, *ends), ends, strict=False))
     return ChunkChoice(

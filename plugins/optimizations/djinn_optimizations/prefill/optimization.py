@@ -61,7 +61,7 @@ def _substitution(context: OptimizationContext, rows: Rows, choice: ChunkChoice)
     run = _with_what_they_need(rows, cut)
     gone = _not_wanted_elsewhere(context, run, _from_rows(rows, run))
     if gone & context.plan.substituted or not gone <= frozenset(context.plan.nodes):
-        raise NotDivisible("other optimizations have changed it")
+        raise NotDivisible("another optimization has changed the program")
     outputs = tuple(v for n in sorted(gone) for v in graph.nodes[n].outputs if _is_wanted(context, v, gone))
     _check_memory(context, outputs)
     made = frozenset(v for node in run for v in node.outputs)
@@ -90,9 +90,9 @@ def _check_memory(context: OptimizationContext, outputs: Sequence[int]) -> None:
     several = Counter(map(storage_of, outputs))
     for value in outputs:
         if storage_of(value) in before:
-            raise NotDivisible("a result is a view of memory that existed before")
+            raise NotDivisible("a result is a view of a tensor from before the program")
         if several[storage_of(value)] > 1 and value in context.kept:
-            raise NotDivisible("several kept tensors share memory")
+            raise NotDivisible("several results that outlive the program share memory")
 
 
 def _with_what_they_need(rows: Rows, cut: frozenset[int]) -> list[Node]:
@@ -106,7 +106,7 @@ def _with_what_they_need(rows: Rows, cut: frozenset[int]) -> list[Node]:
     run = [graph.nodes[n] for n in sorted(needed)]
     for node in run:
         if node.writes or node.random:
-            raise NotDivisible(f"{node.op} writes or draws random numbers meanwhile")
+            raise NotDivisible(f"{node.op} writes or draws random numbers during the prefill")
     return run
 
 

@@ -66,9 +66,9 @@ class Rows:
         query, key, value = node.inputs[:3]
         where = {self.dims.get(v, -1) - len(self.graph.meta(v).shape) for v in (query, key, value)}
         if where != {-2}:
-            raise NotDivisible(f"attention{inside(node)} reads rows from before this program")
+            raise NotDivisible(f"attention{inside(node)} reads rows of an earlier program")
         if given.get("attn_mask") is not None or not given.get("is_causal") or given.get("dropout_p"):
-            raise NotDivisible(f"attention{inside(node)} is not plainly causal: it has a mask of its own, or dropout")
+            raise NotDivisible(f"attention{inside(node)} has a mask or dropout; only causal attention can be split")
         self.attention[node.id] = CausalAttention(query, key, value)
         self.dims[node.outputs[0]] = len(self.graph.meta(node.outputs[0]).shape) - 2
 
@@ -88,7 +88,7 @@ def rows_of(context: OptimizationContext) -> Rows:
     nodes = [graph.nodes[n] for n in context.plan.nodes]
     first = next((n for n in nodes if n.operation == _ATTENTION and arguments(n).get("is_causal")), None)
     if first is None:
-        raise NotDivisible("no causal attention over a prompt")
+        raise NotDivisible("there is no causal attention over a prompt")
     found = Rows(graph, graph.meta(first.inputs[0]).shape[-2])
     for node in nodes:
         if node.operation == "embedding" and not any(v in found.dims for v in node.inputs):
@@ -108,12 +108,12 @@ def _check(context: OptimizationContext, found: Rows) -> None:
     looked_at = {storage_of(v) for n in found.nodes for v in (*graph.nodes[n].inputs, *graph.nodes[n].outputs)}
     for node in graph.nodes[found.nodes[0] :]:
         if any(storage_of(v) in looked_at for v in node.writes):
-            raise NotDivisible(f"{node.op}{inside(node)} writes into values that would be divided")
+            raise NotDivisible(f"{node.op}{inside(node)} writes into values that would be split")
     for node in [graph.nodes[n] for n in found.nodes]:
         if _has_effects(node):
             raise NotDivisible(f"{node.op}{inside(node)} writes or draws random numbers")
         if any(v in context.plan.replace for v in (*node.inputs, *node.outputs)):
-            raise NotDivisible("other optimizations have changed it")
+            raise NotDivisible("another optimization has changed the program")
 
 
 def _has_effects(node: Node) -> bool:

@@ -25,7 +25,7 @@ def renderer_of(name: str, registry: Registry) -> Renderer:
         if renderer.name == name:
             return renderer
     there = ", ".join(("text", "json", *(renderer.name for renderer in registry.renderers)))
-    raise ConfigurationError(f"there is no format {name!r} (there are: {there}). {_INSTALL}")
+    raise ConfigurationError(f"there is no format {name!r} (available: {there}). {_INSTALL}")
 
 
 def renderer_for(file: Path, registry: Registry) -> Renderer:
@@ -39,7 +39,7 @@ def renderer_for(file: Path, registry: Registry) -> Renderer:
     if found is None:
         there = ", ".join(sorted(s for renderer in registry.renderers for s in renderer.suffixes)) or "none"
         raise ConfigurationError(
-            f"{file}: no renderer writes files that end in {suffix or 'nothing'} (there are: {there}). {_INSTALL}"
+            f"{file}: no renderer writes files that end in {suffix or 'nothing'} (available: {there}). {_INSTALL}"
         )
     if not file.parent.is_dir():
         raise ConfigurationError(f"{file}: there is no folder {file.parent}; make it first")

@@ -118,8 +118,7 @@ class _FxReader:
             self._op(node, node.target)
         elif isinstance(_value(node), torch.Tensor):
             raise UnsupportedOperation(
-                f"FX node {node.name!r} calls {node.target}, which is no ATen op; "
-                "make the graph with torch.export.export or make_fx"
+                f"FX node {node.name!r} calls {node.target}, which is not an ATen op; make the graph with torch.export.export or make_fx"
             )
         else:
             self.values[node] = _number(_value(node))  # arithmetic on sizes

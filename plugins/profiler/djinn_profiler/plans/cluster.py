@@ -76,7 +76,7 @@ def read_cluster(text: str, source: str = "the cluster file") -> NetworkTopology
     try:
         cluster = msgspec.convert(tomllib.loads(text), Cluster, strict=False)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise ConfigurationError(f"{source} describes no cluster: {error}. docs/planning.md has an example") from None
+        raise ConfigurationError(f"{source} does not describe a cluster: {error} (example: docs/planning.md)") from None
     devices: list[DeviceCapabilities] = []
     links: list[Link] = []
     for machines in cluster.machines:
@@ -84,7 +84,7 @@ def read_cluster(text: str, source: str = "the cluster file") -> NetworkTopology
         devices += _devices(machines)
         links += _inner_links(cluster, machines)
     if len({d.id for d in devices}) < len(devices):
-        raise ConfigurationError(f"{source} gives two makes of machines one name; each needs a name of its own")
+        raise ConfigurationError(f"{source} has two machine types with one name; give each its own name")
     links += _both_ways(EVERYWHERE, EVERYWHERE, cluster.network) + _both_ways(CLIENT, EVERYWHERE, cluster.client)
     return NetworkTopology(tuple(devices), tuple(links))
 
@@ -94,8 +94,8 @@ def _refuse_nonsense(machines: Machines, source: str) -> None:
     linked = machines.devices == 1 if machines.link is None else machines.link.gbs > 0
     if min(numbers) <= 0 or not linked or "/" in machines.name or not machines.name:
         raise ConfigurationError(
-            f"{source}: machines {machines.name!r} need a name without '/', and devices, count, memory_gib, tflops, gbs and "
-            "link.gbs above 0"
+            f"{source}: machines {machines.name!r} need a name without '/', and values above 0 of devices, count, "
+            "memory_gib, tflops, gbs and link.gbs"
         )
 
 

@@ -97,7 +97,7 @@ class Scheduler:
                 raise
             except Exception as error:
                 _log.warning(
-                    "a scheduler's result is not used",
+                    "a scheduler's result is ignored",
                     way=way,
                     error=f"{type(error).__name__}: {error}",
                     instead=instead,

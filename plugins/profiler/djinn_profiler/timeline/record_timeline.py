@@ -62,7 +62,7 @@ def _ask_executors(recording: Recording, request: TimingsRequest) -> None:
                     recording.samples.append((member.replies.reader.number, reply.instance, *moments))
                     context.stats.round_trips -= 1  # this request is not the program's
     except DjinnError as error:
-        log.warning("an executor is not asked for its times", reason=str(error))
+        log.warning("the times of an executor are not requested", reason=str(error))
 
 
 def _members() -> list[ExecutorClient]:

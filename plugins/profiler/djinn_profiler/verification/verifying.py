@@ -72,7 +72,7 @@ def verify(*, rtol: float | None = None, atol: float | None = None, bitwise: boo
     """
     thread = get_ident()
     if current().captures or any(isinstance(tap, _Checker) and tap.thread == thread for tap in taps.all):
-        raise DjinnError("djinn.verify() works neither inside another one nor inside djinn.capture()")
+        raise DjinnError("djinn.verify() cannot run inside another djinn.verify() or djinn.capture()")
     checker = _Checker(Tolerance(rtol, atol, bitwise), thread)
     with taps.subscribed(checker):
         try:
@@ -205,7 +205,7 @@ class _Checker(Tap):
         try:
             out = run_here(call, operands, op.slots)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            log.warning("an op cannot run here and is not verified", op=call.op, error=str(error))
+            log.warning("an op cannot run on this machine and is not verified", op=call.op, error=str(error))
             self.report.unchecked["cannot run here"] += 1
             return
         self.report.checked += 1

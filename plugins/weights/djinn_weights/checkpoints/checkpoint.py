@@ -72,7 +72,7 @@ def _archive(file: WeightFile) -> _Archive:
             f"{file.name!r} has the format that PyTorch wrote before version 1.6: load and save it again with torch, or convert it to safetensors"
         )
     if not begin.startswith(b"PK"):
-        raise ValueError(f"{file.name!r} is no checkpoint that torch.save wrote")
+        raise ValueError(f"{file.name!r} is not a checkpoint of torch.save")
     seekable = _Seekable(file)
     try:
         entries = zipfile.ZipFile(seekable).infolist()
@@ -82,7 +82,7 @@ def _archive(file: WeightFile) -> _Archive:
         raise ValueError(f"its archive is malformed: {error}") from error
     names = [entry.filename for entry in entries]
     if len(set(names)) != len(names):
-        raise ValueError("its archive has two records of one name")
+        raise ValueError("its archive has two records with one name")
     folders = [name.removesuffix("data.pkl") for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(folders) != 1:
         raise ValueError("its archive has no data.pkl, or several")
@@ -97,13 +97,13 @@ def _archive(file: WeightFile) -> _Archive:
 def _described(file: WeightFile, archive: _Archive) -> dict[str, PickledTensor]:
     order = archive.records.get("byteorder")
     if order is not None and _contents(file, archive.record("byteorder"), 16) != b"little":
-        raise ValueError("it was written on a machine with another order of bytes")
+        raise ValueError("it was written on a machine with another byte order")
     return pickled_tensors(_contents(file, archive.record("data.pkl"), PICKLE_LIMIT))
 
 
 def _contents(file: WeightFile, record: zipfile.ZipInfo, most: int) -> bytes:
     if record.file_size > most:
-        raise ValueError(f"its record {record.filename[:200]!r} has {record.file_size:,} bytes; {most:,} are the limit")
+        raise ValueError(f"its record {record.filename[:200]!r} has {record.file_size:,} bytes; the limit is {most:,}")
     start, size = _place(file, record)
     data = read_bytes(file, start, size)
     if zlib.crc32(data) != record.CRC:
@@ -132,11 +132,11 @@ def _places(file: WeightFile, records: dict[str, zipfile.ZipInfo]) -> dict[str, 
 def _place(file: WeightFile, record: zipfile.ZipInfo) -> tuple[int, int]:
     begin = record.header_offset
     if not 0 <= begin <= file.size - _LOCAL_HEADER.size:
-        raise ValueError(f"its record {record.filename[:200]!r} does not lie in it")
+        raise ValueError(f"its record {record.filename[:200]!r} is outside of the archive")
     signature, name, extra = _LOCAL_HEADER.unpack(read_bytes(file, begin, _LOCAL_HEADER.size))
     start = begin + _LOCAL_HEADER.size + name + extra
     if signature != b"PK\3\4" or record.file_size > file.size - start:
-        raise ValueError(f"its record {record.filename[:200]!r} does not lie in it")
+        raise ValueError(f"its record {record.filename[:200]!r} is outside of the archive")
     return start, record.file_size
 
 
@@ -192,7 +192,7 @@ class _Seekable(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
         if base + offset < 0:
-            raise ValueError("its archive is malformed: a place before its beginning")
+            raise ValueError("its archive is malformed: it has a negative offset")
         self._at = base + offset
         return self._at
 

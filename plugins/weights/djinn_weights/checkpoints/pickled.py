@@ -87,7 +87,7 @@ def pickled_tensors(data: bytes) -> dict[str, PickledTensor]:
     except (IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"its pickle is malformed ({type(error).__name__})") from error
     if not isinstance(value, dict):
-        raise ValueError("it holds no dictionary of tensors: save the model's state_dict()")  # noqa: TRY004 - the file is wrong
+        raise ValueError("it has no dictionary of tensors: save the model's state_dict()")  # noqa: TRY004 - the file is wrong
     return _Flattener().tensors(value)
 
 
@@ -115,7 +115,7 @@ class _Flattener:
                 value
             )  # a value may be referred to repeatedly, so the file's size does not bound their number
             if depth >= DEPTH or self._seen > OPERATIONS:
-                raise ValueError(f"it has too many values, or values within values more than {DEPTH} deep")
+                raise ValueError(f"it has too many values, or values nested more than {DEPTH} deep")
             items = value.items() if isinstance(value, dict) else enumerate(value)
             for key, item in items:
                 if isinstance(item, (PickledTensor, dict, list, tuple)):
@@ -154,9 +154,9 @@ class _Machine:
                 continue
             step = _STEPS.get(name)
             if step is None:
-                raise ValueError(f"its pickle has the instruction {name}, which is not followed")
+                raise ValueError(f"its pickle has the instruction {name}, which is not supported")
             step(self, argument)
-        raise ValueError("its pickle does not end")
+        raise ValueError("its pickle has no end")
 
     def begin_mark(self, _: Any) -> None:
         self._marks.append(self.stack)
@@ -246,7 +246,7 @@ class _Machine:
         kind, storage, key, _place, count = self.stack.pop()
         path = _typed(storage, _Global).path
         if kind != "storage" or path not in _STORAGES:
-            raise ValueError(f"it has a storage of the kind {path!r}, which is not read")
+            raise ValueError(f"it has a storage of the type {path!r}, which is not supported")
         dtype = _STORAGES[path]
         self.stack.append(PickledStorage(_typed(key, str), dtype, _number(count) * dtype.itemsize))
 
@@ -351,10 +351,10 @@ def _laid_out(
 ) -> PickledTensor:
     if view:
         kind = ", ".join(view)[:100] if isinstance(view, dict) else "unknown"
-        raise ValueError(f"it has a tensor that is a view of a kind that is not read ({kind})")
+        raise ValueError(f"it has a tensor view of an unsupported kind ({kind})")
     sizes, steps = tuple(map(_number, _typed(shape, tuple))), tuple(map(_number, _typed(strides, tuple)))
     if len(sizes) != len(steps) or len(sizes) > MOST_DIMENSIONS:
-        raise ValueError("it has a tensor with other strides than its shape")
+        raise ValueError("it has a tensor whose strides do not match its shape")
     return PickledTensor(storage, dtype, _number(offset), sizes, steps)
 
 
@@ -365,7 +365,7 @@ def _parameter(data: Any, *_: Any) -> PickledTensor:
 def _tensor_with_attributes(function: Any, kind: Any, arguments: Any, _state: Any) -> Any:
     """Interpret `_rebuild_from_type_v2`."""
     if _typed(kind, _Global).path not in _TENSOR_TYPES:
-        raise ValueError(f"it has a tensor of the type {kind.path}, which is not read")
+        raise ValueError(f"it has a tensor of the type {kind.path}, which is not supported")
     return _result(_typed(function, _Global), _typed(arguments, tuple))
 
 
@@ -403,7 +403,7 @@ _DTYPES: Final = MappingProxyType(
 
 def _known(path: str) -> _Global:
     if path not in _FUNCTIONS and path not in _STORAGES and path not in _DTYPES and path not in _TENSOR_TYPES:
-        raise ValueError(f"its pickle names {path[:200]}, which is no part of a file of tensors")
+        raise ValueError(f"its pickle names {path[:200]}, which is not allowed in a file of tensors")
     return _Global(path)
 
 
@@ -411,7 +411,7 @@ def _result(function: _Global, arguments: tuple[Any, ...]) -> Any:
     """Return the value of a call of `function` in the pickle, without calling it."""
     made = _FUNCTIONS.get(function.path)
     if made is None:
-        raise ValueError(f"its pickle calls {function.path}")
+        raise ValueError(f"its pickle calls {function.path}, which is not allowed")
     return made(*arguments)
 
 
@@ -428,16 +428,16 @@ def _key(value: Any) -> str:
     # As text: the author of a file could choose numbers with colliding hashes, to make a dictionary slow.
     if value is None or isinstance(value, (float, int)) or (isinstance(value, bytes) and len(value) < LONGEST_NAME):
         return str(value)
-    raise ValueError("it has a dictionary whose keys are neither texts nor numbers")
+    raise ValueError("it has a dictionary whose keys are neither strings nor numbers")
 
 
 def _number(value: Any) -> int:
     if type(value) is not int or not 0 <= value < _LARGEST:
-        raise ValueError("it has a tensor with a size that is none")
+        raise ValueError("it has a tensor with an invalid size")
     return value
 
 
 def _typed(value: Any, kind: type[_T]) -> _T:
     if not isinstance(value, kind):
-        raise ValueError(f"its pickle is malformed: a {type(value).__name__} in place of a {kind.__name__}")  # noqa: TRY004 - likewise
+        raise ValueError(f"its pickle is malformed: it has a {type(value).__name__} instead of a {kind.__name__}")  # noqa: TRY004 - likewise
     return value

@@ -97,11 +97,11 @@ def read_gguf(file: WeightFile) -> FileHeader:
     """
     reader = _Reader(file)
     if reader.take(4) != _MAGIC:
-        raise ValueError(f"{file.name!r} is no GGUF file")
+        raise ValueError(f"{file.name!r} is not a GGUF file")
     version = reader.number(_U32)
     if version not in _VERSIONS:
         raise ValueError(
-            f"{file.name!r} has the version {version} of GGUF, or another order of bytes; 2 and 3 are read"
+            f"{file.name!r} has GGUF version {version}, or another byte order; versions 2 and 3 can be read"
         )
     tensors, keys = reader.number(_U64), reader.number(_U64)
     metadata = dict[str, str]()
@@ -115,7 +115,7 @@ def read_gguf(file: WeightFile) -> FileHeader:
         if key == "general.alignment":
             alignment = value if isinstance(value, int) else 0
     if tensors > MOST_TENSORS or not 0 < alignment <= HEADER_LIMIT:
-        raise ValueError("it has too many tensors, or a wrong alignment")
+        raise ValueError("it has too many tensors, or an invalid alignment")
     described = [_described(reader) for _ in range(tensors)]
     begin = -(-reader.position // alignment) * alignment
     found = dict[str, HeaderEntry]()
@@ -142,7 +142,7 @@ def _entry(name: str, shape: tuple[int, ...], kind: int, start: int, end: int) -
     elements = math.prod(shape)
     dtype = _DTYPES.get(kind)
     if max(elements, *shape, 0) >= 1 << 62 or start > end:
-        raise ValueError(f"its tensor {name[:200]!r} does not lie in it")
+        raise ValueError(f"its tensor {name[:200]!r} is outside of the file")
     if dtype is not None:
         size = elements * dtype.itemsize
         entry = HeaderEntry(dtype, shape, start, size)
@@ -153,9 +153,9 @@ def _entry(name: str, shape: tuple[int, ...], kind: int, start: int, end: int) -
         size = 0
         entry = HeaderEntry(None, shape, start, 0, stored_as=_OTHERS[kind])
     else:
-        raise ValueError(f"its tensor {name[:200]!r} has a type that is none (number {kind})")
+        raise ValueError(f"its tensor {name[:200]!r} has an unknown type (number {kind})")
     if size > end - start:
-        raise ValueError(f"its tensor {name[:200]!r} does not lie in it")
+        raise ValueError(f"its tensor {name[:200]!r} is outside of the file")
     return entry, size
 
 
@@ -219,7 +219,7 @@ class _Reader:
             return None
         form = _NUMBERS.get(kind)
         if form is None:
-            raise ValueError(f"its header has a value of a kind that is none (number {kind})")
+            raise ValueError(f"its header has a value of an unknown type (number {kind})")
         found: int | float = form.unpack(self.take(form.size))[0]
         return found
 

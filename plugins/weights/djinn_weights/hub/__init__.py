@@ -97,7 +97,7 @@ def parse(address: str) -> tuple[str, str, str]:
     except HFValidationError:
         valid = False
     if not valid:
-        raise WeightsUnavailable(f"{address!r} is no address on the hub: hf://organisation/model@revision/file")
+        raise WeightsUnavailable(f"{address!r} is not a hub address: write hf://organisation/model@revision/file")
     return name, revision, path
 
 

@@ -135,7 +135,7 @@ class Downloads:
         missing = [file for file in files if not isinstance(self._cached(name, commit, file), str)]
         needed = sum(sizes[file] for file in missing)
         if missing and needed + RESERVE > shutil.disk_usage(self.cache).free:
-            raise WeightsUnavailable(f"the server's disk has no room for {needed:,} bytes of {name!r}")
+            raise WeightsUnavailable(f"the server's disk has no {needed:,} bytes free for {name!r}")
         progress = _Progress(needed, report)
         with ThreadPoolExecutor(_AT_A_TIME, "djinn-hub") as threads:
             for _ in threads.map(lambda file: self._get(name, commit, file, progress), missing):
@@ -168,7 +168,7 @@ def chosen(files: Collection[str], path: str, suffixes: tuple[str, ...]) -> tupl
     """
     if path in files:
         if not path.endswith(suffixes):
-            raise WeightsUnavailable(f"{path!r} is no file with weights")
+            raise WeightsUnavailable(f"{path!r} is not a file with weights")
         return path[: path.rfind("/") + 1], path if path.endswith(_INDEX) else "", [path]
     folder = f"{path.rstrip('/')}/" if path else ""
     here = [file.removeprefix(folder) for file in files if file.startswith(folder)]
@@ -181,7 +181,7 @@ def chosen(files: Collection[str], path: str, suffixes: tuple[str, ...]) -> tupl
             found = [file for file in found if file in _WHOLE]
         if found:
             return folder, "", [folder + file for file in found]
-    raise WeightsUnavailable("it has no weights there, or several files of which one must be named")
+    raise WeightsUnavailable("it has no weights, or several files: name one of them")
 
 
 def is_whole(files: Sequence[WeightFile]) -> bool:
@@ -205,7 +205,7 @@ def _contents(file: WeightFile) -> bytes:
 def _shards(index: Path) -> set[str]:
     names = _named(index.read_bytes())
     if not names:
-        raise WeightsUnavailable(f"{index.name!r} is no index")
+        raise WeightsUnavailable(f"{index.name!r} is not an index of shards")
     return names
 
 

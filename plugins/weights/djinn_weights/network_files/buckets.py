@@ -60,13 +60,13 @@ class BucketFile(WeightFile):
         except Exception as error:
             raise self._failure(error) from error
         if len(data) != len(buffer):
-            raise OSError(f"{self.name!r} has become shorter")
+            raise OSError(f"{self.name!r} has been truncated")
         buffer[:] = data
 
     def _failure(self, error: Exception) -> OSError:
         """Return an error for clients, which must not reveal the server's credentials."""
         _log.warning("an object of a bucket cannot be read: %s", error)
-        return OSError(f"the store does not give {self.name!r} ({type(error).__name__})")
+        return OSError(f"the store did not return {self.name!r} ({type(error).__name__})")
 
 
 class BucketSource(WeightSource):
@@ -84,7 +84,7 @@ class BucketSource(WeightSource):
         del folders
         path = address.removeprefix(f"{self.name}://")
         if path == address or not _PATH.fullmatch(path) or {".", ".."} & set(path.split("/")):
-            raise WeightsUnavailable(f"{address!r} is no address of a bucket: {self.name}://bucket/folder/file")
+            raise WeightsUnavailable(f"{address!r} is not a bucket address: write {self.name}://bucket/folder/file")
         return [address]
 
     def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:

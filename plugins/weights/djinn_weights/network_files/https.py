@@ -128,7 +128,7 @@ class HttpsFile(WeightFile):
     def _permitted(self, address: str) -> str:
         """Return the target of a redirect, if clients may read it."""
         if not _is_safe(address) or not allows(self._permissions, address):
-            raise OSError("its server redirects to an address that clients may not have read (--allow-weights)")
+            raise OSError("its server redirects to an address that clients may not read (--allow-weights)")
         return address
 
     def _ask(self, start: int, buffer: memoryview) -> str:
@@ -161,9 +161,9 @@ class HttpsFile(WeightFile):
             raise OSError(f"its server {told}")
         given = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if given is None or (int(given[1]), int(given[2])) != (start, start + len(buffer) - 1):
-            raise OSError("its server answers with another range")
+            raise OSError("its server returned another range than requested")
         if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise OSError("its server compresses it")
+            raise OSError("its server returned compressed data")
         self._compare(f"{response.headers.get('ETag', '')} {response.headers.get('Last-Modified', '')}", int(given[3]))
         _fill(response, buffer)
         return ""
@@ -198,14 +198,14 @@ class HttpsSource(WeightSource):
     def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
         """As `WeightSource.open`."""
         if not urlsplit(address).path.endswith(permissions.suffixes):
-            raise WeightsUnavailable(f"{address!r} is no file with weights ({', '.join(permissions.suffixes)})")
+            raise WeightsUnavailable(f"{address!r} is not a file with weights ({', '.join(permissions.suffixes)})")
         try:
             file = self._opened(address, permissions)
             if not urlsplit(address).path.endswith(_INDEX):
                 return [file]
             places = [urljoin(address, name) for name in _shards(file)]
             if not all(allows(permissions, place) and _is_safe(place) for place in places):
-                raise WeightsUnavailable(f"shards of {address!r} are not among what clients may have read")
+                raise WeightsUnavailable(f"shards of {address!r} are at addresses that clients may not read")
             return [file, *(self._opened(place, permissions) for place in places)]
         except OSError as error:
             raise WeightsUnavailable(f"{address!r} cannot be read: {error.strerror or error}") from error
@@ -239,9 +239,9 @@ def _shards(index: HttpsFile) -> list[str]:
     try:
         names = sorted({str(name) for name in json.loads(data)["weight_map"].values()})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise WeightsUnavailable(f"{index.name!r} is no index") from None
+        raise WeightsUnavailable(f"{index.name!r} is not an index of shards") from None
     if len(names) > _MOST_FILES or not all(_SHARD.fullmatch(name) for name in names):
-        raise WeightsUnavailable(f"the index {index.name!r} names what is no file beside it")
+        raise WeightsUnavailable(f"the index {index.name!r} names a shard that is not next to the index")
     return names
 
 
@@ -262,4 +262,4 @@ def _fill(response: http.client.HTTPResponse, buffer: memoryview) -> None:
         if time.monotonic() > until:
             raise OSError("its server sends too slowly")
     if response.length or (response.length is None and response.read1(1)):
-        raise OSError("its server sends more than it was asked for")
+        raise OSError("its server sent more than was requested")

@@ -73,7 +73,7 @@ def measuring(*, processor_time: bool = False) -> Iterator[Clock]:
         known = processor_clock(process)
         if known is None:
             raise ConfigurationError(
-                f"processor time can be measured of an executor process on this machine only, if it runs Linux; {process} is not one"
+                f"processor time can be measured only for an executor process on this machine under Linux; {process} is not one"
             )
         clock = known
     session = context.session
