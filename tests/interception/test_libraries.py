@@ -104,7 +104,7 @@ def test_what_an_adapter_raises_ends_no_import_and_names_its_plugin(find, caplog
     adapt_on_import({"laid_out_otherwise": add_one}, by="plugin 'two' (djinn-two 1.0)")
     with caplog.at_level(logging.WARNING, "djinn"):
         assert importlib.import_module("laid_out_otherwise").answer == 2
-    assert "was not told of the device" in caplog.text
+    assert "could not be adapted to the device" in caplog.text
     assert "djinn-one" in caplog.text
     assert "djinn-two" not in caplog.text
 

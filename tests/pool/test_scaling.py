@@ -235,7 +235,7 @@ def test_servers_join_and_leave(serving, start_python, plain_environment, tmp_pa
 
 def test_what_cannot_go_elsewhere_stays(pooled):
     with pooled("round_robin") as router:
-        with pytest.raises(djinn.errors.ConfigurationError, match="takes `executors`"):
+        with pytest.raises(djinn.errors.ConfigurationError, match="takes either `executors`"):
             djinn.scale()
         with pytest.raises(djinn.errors.ConfigurationError, match="own"):
             djinn.scale(servers=["tcp://127.0.0.1:9"])

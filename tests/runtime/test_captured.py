@@ -85,7 +85,7 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
         djinn.planning.execute(schedule, inputs=[torch.ones(3, device=DEVICE)])
     with pytest.raises(djinn.DjinnError, match="2 inputs were given for a graph with 1"):
         djinn.planning.execute(schedule, inputs=[remote, remote])
-    with pytest.raises(djinn.DjinnError, match=r"no inputs of the graph: \[7\]; they are \["):
+    with pytest.raises(djinn.DjinnError, match=r"the graph has no inputs \[7\]; its inputs are \["):
         djinn.planning.execute(schedule, inputs={7: remote})
     assert kept.tolist() == [2.0] * 4
 
@@ -160,7 +160,7 @@ def test_an_analysed_model_is_freed_with_its_last_reference() -> None:
 
 def test_no_graph_without_a_capture_in_this_thread(python, plain_environment) -> None:
     done = python.run("-c", "import djinn; djinn.get_graph()", env=plain_environment)
-    assert "nothing was captured in this thread" in done.stderr
+    assert "this thread has captured no program" in done.stderr
 
 
 class Listening:

@@ -253,7 +253,7 @@ def test_an_executor_that_is_killed_in_the_block(embedded):
 def test_nothing_is_left_behind(embedded):
     before = taps.all, torch.profiler.record_function.__enter__, torch.profiler.record_function.__exit__
     with pytest.raises(ZeroDivisionError), djinn.profile() as prof:
-        with pytest.raises(djinn.DjinnError, match="in force already") as refused, djinn.profile():
+        with pytest.raises(djinn.DjinnError, match="block is active") as refused, djinn.profile():
             pass
         assert len(refused.traceback) == 1, "it has no frames but the program's"
         with pytest.raises(djinn.DjinnError, match="has not ended"):

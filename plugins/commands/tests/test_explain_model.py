@@ -118,7 +118,7 @@ def test_a_model_that_looks_at_its_inputs_gets_zeros() -> None:
     ("arguments", "said"),
     [
         (["shop_of_models:nothing"], "returned int; it should return a torch.nn.Module"),
-        (["shop_of_models:alone"], "it is not known what inputs Linear takes. Let shop_of_models:alone return"),
+        (["shop_of_models:alone"], "the inputs of Linear are unknown. Let shop_of_models:alone return"),
         (["shop_of_models:fails"], "raised KeyError"),
         (["shop_of_models:computes"], "(`return x if super().forward(x).sum() > 0 else -x`)"),
         (

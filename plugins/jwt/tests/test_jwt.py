@@ -274,5 +274,5 @@ def test_keys_and_audience_have_to_be_set(keys):
         with pytest.raises(ConfigurationError, match=said):
             JwtAuthenticator(settings).prepare()
     for algorithms in (("HS256",), ("none",), ()):
-        with pytest.raises(ValueError, match="must be some of RS256"):
+        with pytest.raises(ValueError, match="must be one or more of RS256"):
             Settings(keys, ("djinn",), algorithms=algorithms)

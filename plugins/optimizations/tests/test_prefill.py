@@ -62,8 +62,8 @@ def test_later_chunks_are_shorter_where_attention_counts(graph):
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"linear": 50e-6}, "divided, 512 rows would take"),
-        ({"bandwidth": 1e5}, "divided, 512 rows would take"),
+        ({"linear": 50e-6}, "split, 512 rows would take"),
+        ({"bandwidth": 1e5}, "split, 512 rows would take"),
         ({"memory": 2048}, "weights are too large to copy"),
         ({"devices": 1}, "there is one device"),
     ],

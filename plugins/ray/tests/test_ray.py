@@ -279,7 +279,7 @@ def test_what_is_taken_is_waited_for(engine, capsys, monkeypatch):
     ray.get(holder.here.remote())
     engine(resources={"head": 1}, ray={"pending_seconds": 2.0})
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with pytest.raises(StartupError, match=r"had no place for executor 0 in \d s: it wants 1 head.*pending_seconds"):
+    with pytest.raises(StartupError, match=r"had no place for executor 0 in \d s: it needs 1 head.*pending_seconds"):
         djinn.init()
     assert "waiting for the Ray cluster to place executor 0" in capsys.readouterr().err
     engine(resources={"head": 1})
