@@ -93,7 +93,9 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
 def test_plans_stop_where_they_are_told() -> None:
     with djinn.capture() as captured:
         torch.ones(3) * 2
-    with pytest.raises(djinn.errors.ConfigurationError, match="no stage 'estimates'; the stages are annotate, estimate"):
+    with pytest.raises(
+        djinn.errors.ConfigurationError, match="no stage 'estimates'; the stages are annotate, estimate"
+    ):
         djinn.plan(captured, until="estimates")
     result = djinn.plan(captured, until="estimate")
     assert result.costs is not None

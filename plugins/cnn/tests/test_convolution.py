@@ -52,7 +52,7 @@ def test_kinds(layer, shape, kind, dimensions):
         assert match.confidence == 1.0
 
 
-def test_norm_and_activation_belong_to_the_block_and_a_second_user_does_not():
+def test_block_includes_norm_and_activation_but_no_second_user():
     (match,) = matches(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), (1, 3, 9, 9))
     assert len(match.nodes) == 3
     assert match.details["activation"] == "relu"
@@ -86,7 +86,7 @@ def test_residual_connections_and_stages():
     assert [m.details["stage"] for m in found] == [0, 0, 0, 1, 1, 1]
 
 
-def test_a_computed_kernel_is_less_sure():
+def test_computed_kernel_lowers_confidence():
     class Correlation(nn.Module):
         def forward(self, x):
             return nn.functional.conv2d(x, (x[:, :, :3, :3] * 2))
@@ -95,7 +95,7 @@ def test_a_computed_kernel_is_less_sure():
     assert match.confidence < 1.0
 
 
-def test_an_exported_program_says_the_same():
+def test_exported_program_has_same_matches():
     model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.SiLU()).eval()
     with torch.no_grad():
         (exported,) = found_in(fx_graph(torch.export.export(model, (torch.zeros(1, 3, 9, 9),))))

@@ -24,7 +24,7 @@ def layer(builder):
     return builder.op("aten::mm", builder.input(8, 8), builder.input(8, 8), shape=(8, 8))
 
 
-def test_as_many_devices_as_the_client_keeps_busy():
+def test_uses_as_many_devices_as_client_keeps_busy():
     builder = ProgramBuilder()
     layer(builder)
     assert judged(builder).rewrite.hints == {"pipeline": (4,)}
@@ -34,40 +34,40 @@ def test_as_many_devices_as_the_client_keeps_busy():
     assert result.reason == "it takes 0.5 ms, and 0.512 ms to record: one device does what the client asks for"
 
 
-def test_not_where_each_is_waited_for():
+def test_not_applied_if_each_result_is_awaited():
     builder = ProgramBuilder()
     layer(builder)
     assert judged(builder, stream=Stream()).reason == "nothing of its kind is under way: each result was waited for"
     assert judged(builder, devices=1).reason == "there is one device"
 
 
-def test_not_where_something_is_carried():
+def test_not_applied_with_state_between_programs():
     builder = ProgramBuilder()
     made = layer(builder)
     carried = Stream(1, "server/cpu:1", frozenset({made}))
     assert judged(builder, stream=carried).reason == "it takes what an earlier program has made"
 
 
-def test_not_where_an_input_is_written_also_through_a_view():
+def test_not_applied_if_input_is_written_even_through_view():
     builder = ProgramBuilder()
     state = builder.input(8, 8)
     builder.inplace("aten::add_.Tensor", builder.view("aten::slice.Tensor", state, shape=(4, 8)), builder.input(4, 8))
     assert judged(builder).reason == "aten::add_.Tensor writes what the next program may read"
 
 
-def test_writing_what_it_has_made_itself_is_its_own_affair():
+def test_writes_to_own_results_are_allowed():
     builder = ProgramBuilder()
     builder.inplace("aten::relu_", layer(builder))
     assert judged(builder).applied
 
 
-def test_not_where_random_numbers_are_drawn():
+def test_not_applied_to_random_ops():
     builder = ProgramBuilder()
     builder.op("aten::bernoulli", builder.input(8, 8), shape=(8, 8), random=True)
     assert judged(builder).reason == "aten::bernoulli draws random numbers, which have one order"
 
 
-def test_not_where_a_cache_is_left():
+def test_not_applied_if_a_cache_remains():
     builder = ProgramBuilder()
     made = layer(builder)
     found = judged(builder, residency={made: DataResidency.STATEFUL_KV_CACHE})

@@ -87,7 +87,7 @@ def captured(model, data, **evolved):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("parts", [2, 4])
-def test_parts_of_a_batch_give_what_the_whole_gives(name, parts):
+def test_split_batch_equals_whole_batch(name, parts):
     model, *sizes = MODELS[name]()
     model, data = model.eval(), torch.randn(SIZE, *sizes)
     context, here, result = captured(model, data)
@@ -111,7 +111,7 @@ def test_parts_of_a_batch_give_what_the_whole_gives(name, parts):
         lambda made: torch.nn.functional.batch_norm(made, None, None, training=True),
     ],
 )
-def test_what_mixes_inputs_is_done_for_all_of_them(mixing):
+def test_ops_across_the_batch_run_for_whole_batch(mixing):
     torch.manual_seed(0)
     layer = torch.nn.Linear(8, 4)
 
@@ -131,7 +131,7 @@ def test_what_mixes_inputs_is_done_for_all_of_them(mixing):
         torch.testing.assert_close(made, torch.relu(layer(data)))
 
 
-def test_what_was_seen_before_it_is_written_stays_whole():
+def test_value_read_before_a_write_is_not_split():
     class Seen(torch.nn.Module):
         def __init__(self):
             super().__init__()

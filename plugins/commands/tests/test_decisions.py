@@ -194,7 +194,7 @@ def test_a_list_of_jobs_that_is_wrong_is_refused(line):
     assert str(refused.value).isprintable()
 
 
-def test_a_terminal_does_not_obey_what_a_remote_machine_says():
+def test_remote_text_cannot_control_the_terminal():
     assert Done(1, "", "\x1b]0;title\x07gone\n").last_words == r"\x1b]0;title\x07gone"
     (job,) = read_jobs("a\tdone\t0\t1\t2\t3\trm\x1b[2J")
     assert job.command == r"rm\x1b[2J"
@@ -215,7 +215,7 @@ def test_names_of_secrets(name):
 @pytest.mark.parametrize(
     "name", ["train.py", ".env.example", "id_ed25519.pub", "environment.yml", "keys.py", "tokenizer.json", "idea.md"]
 )
-def test_names_that_are_none(name):
+def test_invalid_names_are_refused(name):
     assert not is_secret(name)
 
 
@@ -274,7 +274,7 @@ def test_too_much_is_refused_with_the_largest_files(tmp_path):
     assert "--limit-mib" in too_much(find_files(tmp_path), 19)
 
 
-def test_a_home_directory_is_no_project(tmp_path, monkeypatch):
+def test_home_directory_is_refused_as_project(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     make(tmp_path, "train.py")
     assert "is no project" in too_much(find_files(tmp_path), 1000)

@@ -109,7 +109,7 @@ def test_training_learns():
     assert trained.losses[-1] < trained.losses[0] / 5
 
 
-def test_a_different_result_is_seen():
+def test_different_result_is_reported():
     task, good = DigitTraining(), TrainingResult((1.0, 0.5), 0.9)
     assert task.compare(good, good).equal
     assert not task.compare(good, attrs.evolve(good, losses=(1.0, 0.6))).equal
@@ -118,7 +118,7 @@ def test_a_different_result_is_seen():
     assert not show.TASKS["generation"].compare(None, [1, 2], [1, 3]).equal
 
 
-def test_what_was_recognised_is_summed_up():
+def test_recognised_patterns_are_summarised():
     def profile(workload, phase, matches):
         patterns = tuple(PatternMatch("attention", (n,), 1.0, "fused") for n in range(matches))
         return WorkloadProfile(workload, (phase,), (), {}, {}, patterns)
@@ -150,7 +150,7 @@ def test_three_programs_fit_eighty_columns():
     ] == []
 
 
-def test_one_result_of_two_that_differs_is_told():
+def test_single_differing_result_is_reported():
     class Unsteady:
         name, title = "unsteady", "a die"
 

@@ -28,7 +28,7 @@ def findings(environ):
     return {finding.what: finding for finding in diagnose(environ).findings}
 
 
-def test_a_sound_installation_is_well(environ):
+def test_doctor_passes_sound_installation(environ):
     done = CliRunner().invoke(main, ["doctor", "--json"], env=environ)
     found = json.loads(done.output)
     assert (done.exit_code, found["well"]) == (0, True)

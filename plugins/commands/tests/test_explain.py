@@ -45,7 +45,7 @@ def test_text_stops_where_it_is_told(explain):
 
 
 @pytest.mark.parametrize(("ending", "status"), [("sys.exit(3)", 3), ("1 / 0", 1), ("sys.exit('bye')", 1)])
-def test_the_scripts_ending_is_ours(explain, ending, status):
+def test_exit_status_of_script_is_kept(explain, ending, status):
     done = explain(source=f"import sys\n{ending}\n")
     assert done.returncode == status
     assert "ran nothing on remote_accelerator" in done.stdout

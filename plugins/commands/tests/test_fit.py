@@ -91,7 +91,7 @@ def test_memory_by_kind_of_a_step_that_trains(ask):
     assert adam["needed"] > plain["needed"] + 1.9 * WEIGHTS
 
 
-def test_what_would_make_it_fit_is_planned(ask):
+def test_suggestions_to_fit_are_planned(ask):
     needed = ask(32 * MIB, "--batch", "8")[1]["needed"]
     code, found = ask(needed - 300_000, "--batch", "8")
     assert (code, found["fits"]) == (1, False)
@@ -114,7 +114,7 @@ def test_several_executors_hold_what_one_does_not(ask):
     assert max(divided["together"].values()) <= needed * 0.8
 
 
-def test_text_says_how_much_is_short(ask):
+def test_text_shows_missing_bytes(ask):
     code, text = ask(MIB, "--step", "train", as_json=False)
     assert code == 1
     assert "short" in text
@@ -122,7 +122,7 @@ def test_text_says_how_much_is_short(ask):
     assert "--optimizer sgd" in text
 
 
-def test_what_can_be_spilled_is_said(ask):
+def test_spillable_memory_is_shown(ask):
     needed = ask(32 * MIB)[1]["needed"]
     _, found = ask(int(needed * 0.9), spill=64 * MIB)
     assert [one["fits"] for one in found["suggestions"] if one["change"] == "nothing: it spills"] == [True]

@@ -71,7 +71,7 @@ def test_a_model_that_fits_is_on_one_device_and_a_larger_one_in_parts(planned):
     assert parts["upload_bytes"] > parts["devices"][0]["inputs"]
 
 
-def test_text_says_where_how_fast_and_why(planned):
+def test_text_shows_placement_time_and_reason(planned):
     text = planned(0.012)
     assert "on 3 of 8 devices of" in text
     assert "node0/cuda:0: model.embed_tokens" in text
@@ -80,7 +80,7 @@ def test_text_says_where_how_fast_and_why(planned):
     assert re.search(r"limited by  ops on node\S+\. Time of ops on all devices: ", text)
 
 
-def test_what_fits_nowhere_is_refused_with_figures(planned):
+def test_oversized_model_is_refused_with_figures(planned):
     with pytest.raises(InvalidStage, match="fit into no device and cannot be cut into parts") as refused:
         planned(0.001)
     assert re.search(r"node0/cuda:0: it would hold [\d,]+ bytes \([\d,]+ of inputs", str(refused.value))
@@ -123,7 +123,7 @@ def test_links_are_those_of_the_innermost_group():
         ),
     ],
 )
-def test_cluster_files_that_make_no_sense_are_refused(change, message):
+def test_invalid_cluster_files_are_refused(change, message):
     with pytest.raises(ConfigurationError, match=f"(?s){message}"):
         read_cluster(CLUSTER.replace("MEMORY", "16").replace(*change))
 

@@ -220,7 +220,7 @@ def test_run_names_the_pytorch_version_that_lacks_what_the_facade_replaces(monke
         cuda_names.install()
 
 
-def test_other_processes_have_no_cuda():
+def test_cuda_is_absent_in_other_processes():
     import djinn  # noqa: F401 - registers the device
 
     if torch.cuda.device_count():

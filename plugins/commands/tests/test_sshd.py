@@ -187,7 +187,7 @@ def test_disconnecting_and_a_server_that_systemd_starts(laptop):
     assert "make an environment" not in errors
 
 
-def test_a_wrong_key_is_said(laptop):
+def test_rejected_ssh_key_error_names_remedy(laptop):
     arguments = [str(laptop.machine.folder / "wrong") if word.endswith("/key") else word for word in laptop.destination]
     arguments[arguments.index("box")] = "other"
     code, _, errors = laptop.run("connect", *arguments)

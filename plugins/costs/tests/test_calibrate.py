@@ -124,7 +124,7 @@ def test_in_the_background_few_probes_are_timed_once_for_each_device(command, mo
     assert not file.exists(), "another process is measuring it"
 
 
-def test_a_session_that_is_lost_leaves_no_calibration(command, monkeypatch, few_probes, cache):
+def test_lost_session_saves_no_calibration(command, monkeypatch, few_probes, cache):
     monkeypatch.setenv("DJINN_PLUGINS", "roofline")
     monkeypatch.setenv("DJINN_RECOVER", "0")
     monkeypatch.setattr("os.nice", lambda _: 0)

@@ -66,7 +66,7 @@ def test_a_chain_stays_in_one_place_and_the_reason_says_so():
     assert {d.reason for d in placement.decisions} == {"all of it fits on s/cpu:0"}
 
 
-def test_branches_run_beside_each_other_where_that_pays():
+def test_branches_run_concurrently_if_faster():
     graph, left, right = branches()
     placement = CostBased().place(context(graph, devices(1 << 30, 1 << 30)))
     homes = [{placement.values[w] for w in side} for side in (left, right)]
@@ -89,14 +89,14 @@ def test_branches_stay_together_where_the_other_device_has_no_room():
     assert there <= room
 
 
-def test_what_generates_tokens_is_not_spread():
+def test_token_generation_stays_on_one_device():
     graph, *_ = branches()
     given = context(graph, devices(1 << 30, 1 << 30))
     phases = (ExecutionPhase.LLM_PREFILL,) * len(graph.nodes)
     assert len(used(CostBased().place(attrs.evolve(given, profile=attrs.evolve(given.profile, phases=phases))))) == 1
 
 
-def test_a_model_too_large_for_one_device_is_cut_into_stretches():
+def test_large_model_is_cut_into_contiguous_segments():
     graph, weights = chain(12)
     one = graph.meta(weights[0]).nbytes
     placement = CostBased().place(context(graph, devices(*[6 * one] * 4)))
@@ -205,7 +205,7 @@ def test_weights_that_take_too_long_to_copy_stay_and_so_do_inputs():
     assert used(placement) == {"s/cpu:0"}
 
 
-def test_a_slower_device_has_no_turn():
+def test_slower_device_gets_no_part():
     graph, weights = chain(8)
     given = successive(graph, weights, devices(1 << 30, 1 << 30), "s/cpu:1")
     slow = tuple(attrs.evolve(e, seconds=e.seconds * 10) for e in given.costs.by_device["s/cpu:1"])
@@ -213,14 +213,14 @@ def test_a_slower_device_has_no_turn():
     assert used(CostBased().place(given)) == {"s/cpu:0"}
 
 
-def test_devices_that_lack_a_dtype_are_passed_over():
+def test_devices_without_a_dtype_are_skipped():
     first, second = devices(1 << 30, 1 << 30)
     there = (attrs.evolve(first, dtypes=frozenset({"float16"})), second)
     placement = CostBased().place(context(chain()[0], there))
     assert {d.reason for d in placement.decisions} == {"the only device (not s/cpu:0: it lacks float32)"}
 
 
-def test_the_quicker_device_is_taken_for_everything():
+def test_whole_program_runs_on_the_faster_device():
     graph, _ = chain()
     given = context(graph, devices(1 << 30, 1 << 30))
     quick = tuple(attrs.evolve(e, seconds=e.seconds / 4) for e in given.costs.by_device["s/cpu:1"])

@@ -43,7 +43,7 @@ def test_each_group_is_on_a_device_and_inputs_with_the_last(resident, main):
     assert "group 1 of 2 that run beside each other" in placement.decisions[0].reason
 
 
-def test_all_in_one_place_where_it_does_not_pay():
+def test_single_device_if_splitting_is_slower():
     where, placement, _, _ = divided(10e-6)
     assert where[0] == where[1]
     assert len(placement.devices) == 1

@@ -62,7 +62,7 @@ def test_it_can_be_calibrated_and_its_probes_have_names_of_their_own():
     assert len(names) == len(set(names))
 
 
-def test_it_leaves_devices_that_were_not_measured_to_others():
+def test_unmeasured_devices_are_left_to_other_models():
     builder = ProgramBuilder()
     builder.op("aten::tanh", builder.input(3, 3), shape=(3, 3))
     graph, model = builder.graph(), MeasuredRoofline()
@@ -74,14 +74,14 @@ def test_it_leaves_devices_that_were_not_measured_to_others():
 
 @settings(deadline=None, derandomize=True, max_examples=30)
 @given(*[st.integers(1, 2000)] * 3)
-def test_a_fit_foretells_products_that_were_not_measured(rows, contracted, columns):
+def test_fit_predicts_unmeasured_products(rows, contracted, columns):
     expected = START + 2 * FLOP * rows * contracted * columns
     assert product(rows, contracted, columns) == pytest.approx(expected, rel=0.05)
 
 
 @settings(deadline=None, derandomize=True, max_examples=30)
 @given(st.integers(1, 1 << 23))
-def test_a_fit_foretells_elementwise_ops_that_were_not_measured(elements):
+def test_fit_predicts_unmeasured_elementwise_ops(elements):
     builder = ProgramBuilder()
     x = builder.op("aten::empty.memory_format", shape=(elements,))
     builder.op("aten::tanh", x, shape=(elements,))
@@ -96,14 +96,14 @@ def test_more_work_never_takes_less_time(sizes, more):
     assert product(*map(sum, zip(sizes, more, strict=True))) >= product(*sizes)
 
 
-def test_weights_that_come_from_memory_take_the_time_of_memory():
+def test_cold_weights_are_memory_bound():
     builder = ProgramBuilder()
     x, w = builder.input(1, 4096), builder.input(4096, 4096)
     builder.op("aten::mm", x, w, shape=(1, 4096))
     assert seconds_of(builder) == pytest.approx([4096 * 4096 * 4 / BANDWIDTH], rel=0.1)
 
 
-def test_a_few_disturbed_measurements_do_not_decide():
+def test_fit_is_robust_to_outliers():
     rng = np.random.default_rng(0)
     dims = rng.integers(1, 1000, (60, 3))
     terms = np.array([product_terms((1, *row)) for row in dims])
@@ -115,7 +115,7 @@ def test_a_few_disturbed_measurements_do_not_decide():
 
 @settings(deadline=None, derandomize=True, max_examples=50)
 @given(st.integers(0, 10_000), st.booleans())
-def test_non_negative_least_squares_meets_its_conditions(seed, superfluous):
+def test_non_negative_least_squares_meets_kkt_conditions(seed, superfluous):
     rng = np.random.default_rng(seed)
     matrix, target = rng.normal(size=(12, 5)), rng.normal(size=12)
     if superfluous:  # the third term explains most by itself, and nothing beside the first two

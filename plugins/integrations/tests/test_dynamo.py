@@ -60,7 +60,7 @@ def network():
 
 
 @torch.no_grad()
-def test_a_model_runs_as_it_does_without():
+def test_compiled_model_equals_eager():
     model, given = network(), torch.randn(5, 8)
     expected = model(given)
     run = compiled(model.to(REMOTE))
@@ -91,7 +91,7 @@ def test_symbolic_sizes():
 
 
 @torch.no_grad()
-def test_what_is_written_in_place_is_written():
+def test_in_place_writes_take_effect():
     def step(state, x):
         state.mul_(0.5).add_(x)
         state[0].zero_()
@@ -191,7 +191,7 @@ def test_training(optimizer):
 
 
 @torch.no_grad()
-def test_values_in_between_are_freed():
+def test_intermediate_values_are_freed():
     run = compiled(lambda x: (x + 1).relu().mul(2).sum())
     x = torch.ones(1000, device=REMOTE)
     counts = []

@@ -195,7 +195,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_as_if_each_answer_had_been_waited_for(case, models, late, checks):
+def test_late_stop_equals_waiting_for_each_token(case, models, late, checks):
     name, rows, steps, options, make_cache = CASES[case]
     local, remote = models("llama" if name == "eager" else name)
     prompt = prompt_of(rows)
@@ -238,7 +238,7 @@ def test_wherever_it_stops(place, models, late):
     assert torch.equal(torch.rand(2, device=REMOTE).cpu(), drawn)
 
 
-def test_a_cache_goes_on_where_it_stopped(models, late):
+def test_cache_continues_after_late_stop(models, late):
     local, remote = models("mistral")
     late(4)
     answers = []
@@ -250,14 +250,14 @@ def test_a_cache_goes_on_where_it_stopped(models, late):
     assert answers[1] == answers[0]
 
 
-def test_it_never_goes_beyond_the_length_that_was_asked_for(models, late, checks):
+def test_late_stop_respects_max_length(models, late, checks):
     _, remote = models("gpt2")
     late(5)
     assert generate(remote, prompt_of(1), max_new_tokens=4).shape[1] == 4 + 4
     assert (checks[-1].steps, checks[-1].undone) == (4, 0)
 
 
-def test_it_never_goes_beyond_the_positions_that_the_model_has(models, late, checks, caplog):
+def test_late_stop_respects_model_positions(models, late, checks, caplog):
     local, remote = models("gpt2")
     late(5)
     long = torch.randint(2, 60, (1, 62), generator=torch.Generator().manual_seed(1))
@@ -268,7 +268,7 @@ def test_it_never_goes_beyond_the_positions_that_the_model_has(models, late, che
     assert not caplog.records
 
 
-def test_what_fails_in_surplus_steps_never_happened(models, late, checks):
+def test_failures_in_surplus_steps_are_undone(models, late, checks):
     local, remote = models("gpt2")
     late(4)
     ends = ends_for(local, prompt_of(1), 3)
@@ -310,7 +310,7 @@ def test_an_error_of_a_surplus_step_is_not_raised_and_one_before_is(models, late
         generate(remote, prompt_of(1), eos_token_id=ends, **options)
 
 
-def test_a_step_that_fails_remotely_is_what_is_raised(models, late, monkeypatch):
+def test_remote_failure_of_a_step_is_raised(models, late, monkeypatch):
     _, remote = models("gpt2")
     late(3)
     calls = []

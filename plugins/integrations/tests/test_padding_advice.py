@@ -27,7 +27,7 @@ def advice(monkeypatch):
 
 
 @pytest.mark.parametrize(("ids", "padded"), [([5, 6, 3], True), ([3, 5, 6], True), ([5, 3, 6], False), ([3], False)])
-def test_padding_without_a_mask_is_noticed_late(model, embedded, advice, ids, padded):
+def test_padding_without_mask_is_reported_late(model, embedded, advice, ids, padded):
     model.to(embedded)
     tokens = torch.tensor([[7] * len(ids), ids]).to(embedded)
     djinn.reset_stats()

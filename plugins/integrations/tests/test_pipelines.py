@@ -107,7 +107,7 @@ def test_a_pipeline_that_was_saved_at_an_address(caches, tmp_path, monkeypatch):
     assert torch.equal(image(again), expected)
 
 
-def test_what_the_server_lacks_is_uploaded(served, caches):
+def test_missing_weights_are_uploaded(served, caches):
     from diffusers import DiffusionPipeline
 
     with configured(connection_file=served.file, weights_from="client"):

@@ -87,7 +87,7 @@ def counting():
     return Criteria(), Processor()
 
 
-def test_own_criteria_and_processors_see_no_surplus(local, remote, made):
+def test_custom_criteria_see_no_surplus_steps(local, remote, made):
     criteria, processor = counting()
     expected = generate(local, stopping_criteria=[copy.copy(criteria)])
     assert generate(remote, stopping_criteria=[criteria]).tolist() == expected.tolist()
@@ -225,7 +225,7 @@ def test_as_late_as_the_link_asks_for(round_trip, issuing, running, steps, monke
 
 
 @pytest.mark.parametrize("padding", [0, 1])
-def test_no_step_asks_for_a_number(padding, local, remote, made):
+def test_no_step_fetches_a_number(padding, local, remote, made):
     prompt = torch.tensor([[1, 7, 9], [1, 5, 8]])
     mask = torch.ones_like(prompt)
     mask[0, :padding] = 0

@@ -239,7 +239,7 @@ def test_sessions_end_when_their_token_expires(prepared, monkeypatch):
     assert not prepared.is_valid(key)
 
 
-def test_a_key_set_that_is_gone_changes_nothing(prepared, keys, caplog):
+def test_missing_key_set_keeps_previous_keys(prepared, keys, caplog):
     keys.unlink()
     for _ in range(3):
         assert isinstance(prepared.authenticate(Credentials(FIRST.token())), Identity)
@@ -257,19 +257,19 @@ def test_a_key_set_that_is_gone_changes_nothing(prepared, keys, caplog):
         (json.dumps({"keys": [FIRST.public, STRANGE.public]}), "have the same `kid`"),
     ],
 )
-def test_a_server_does_not_start_with_a_key_set_that_is_none(tmp_path, content, said):
+def test_server_refuses_invalid_key_set(tmp_path, content, said):
     (tmp_path / "jwks.json").write_text(content)
     with pytest.raises(ConfigurationError, match=said):
         JwtAuthenticator(Settings(tmp_path / "jwks.json", ("djinn",))).prepare()
 
 
-def test_a_key_set_that_others_can_write_is_refused(keys):
+def test_group_writable_key_set_is_refused(keys):
     keys.chmod(0o664)
     with pytest.raises(ConfigurationError, match="chmod go-w"):
         JwtAuthenticator(Settings(keys, ("djinn",))).prepare()
 
 
-def test_keys_and_audience_have_to_be_set(keys):
+def test_keys_and_audience_are_required(keys):
     for settings, said in ((Settings(), "`plugins.jwt.keys`"), (Settings(keys), "`plugins.jwt.audience`")):
         with pytest.raises(ConfigurationError, match=said):
             JwtAuthenticator(settings).prepare()

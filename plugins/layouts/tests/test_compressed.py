@@ -200,7 +200,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_compressed_tensors_are_as_on_the_cpu(embedded, case):
+def test_compressed_ops_equal_cpu(embedded, case):
     here, there = plain(CASES[case]("cpu")), plain(CASES[case](embedded))
     assert equal(here, there), (here, there)
 
@@ -214,7 +214,7 @@ INVALID = {
 
 
 @pytest.mark.parametrize("case", INVALID)
-def test_a_tensor_that_is_not_valid_reaches_no_kernel_of_the_executor(embedded, case):
+def test_invalid_compressed_tensor_reaches_no_kernel(embedded, case):
     crow, col, count = INVALID[case]
     whole = torch.ones(4, device=embedded)
     parts = (
@@ -250,7 +250,7 @@ def test_terms_of_a_product_that_are_not_there_reach_no_kernel(embedded, terms):
         lambda s: s.to_dense().resize_as_sparse_(s),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused_as_on_the_cpu(embedded, resize):
+def test_size_mismatches_raise_as_on_cpu(embedded, resize):
     with pytest.raises(RuntimeError) as here:
         resize(csr("cpu"))
     with pytest.raises(RuntimeError) as there:
@@ -268,7 +268,7 @@ def test_compressed_tensors_are_not_asked_for_contiguity(embedded, name):
 
 
 @pytest.mark.parametrize("refused", [lambda s: s.cumsum(0), lambda s: s == s, lambda s: s.sort()])  # noqa: PLR0124
-def test_what_compressed_tensors_do_not_have_is_refused_by_name(embedded, refused):
+def test_unsupported_compressed_ops_are_refused_by_name(embedded, refused):
     s = csr(embedded)
     with pytest.raises(
         djinn.errors.UnsupportedOperation,

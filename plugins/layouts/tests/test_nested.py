@@ -179,7 +179,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_nested_tensors_are_as_on_the_cpu(embedded, case):
+def test_nested_ops_equal_cpu(embedded, case):
     here, there = plain(CASES[case]("cpu")), plain(CASES[case](embedded))
     assert equal(here, there), (here, there)
 
@@ -205,7 +205,7 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_what_is_not_contiguous_is_refused_as_on_the_cpu(embedded, name):
+def test_noncontiguous_nested_tensors_raise_as_on_cpu(embedded, name):
     with pytest.raises((RuntimeError, IndexError)) as here:
         VIEWS[name](strided("cpu"))
     with pytest.raises(type(here.value), match=None if name == "slice" else re.escape(str(here.value)[:45])):
@@ -213,7 +213,7 @@ def test_what_is_not_contiguous_is_refused_as_on_the_cpu(embedded, name):
 
 
 @pytest.mark.parametrize("ask", [lambda n: n.size(), lambda n: n.size(1), lambda n: n + jagged(n.device)])
-def test_errors_are_those_of_the_cpu(embedded, ask):
+def test_nested_errors_equal_cpu(embedded, ask):
     with pytest.raises(RuntimeError) as here:
         ask(strided("cpu"))
     with pytest.raises(RuntimeError) as there:
@@ -235,7 +235,7 @@ def test_views_of_nested_tensors_take_no_round_trip(embedded):
 
 
 @pytest.mark.parametrize("refused", [lambda n: n.cumsum(1), lambda n: n.sort(), lambda n: n.exp2()])
-def test_what_nested_tensors_do_not_have_is_refused_by_name(embedded, refused):
+def test_unsupported_nested_ops_are_refused_by_name(embedded, refused):
     n = strided(embedded)
     with pytest.raises(
         djinn.errors.UnsupportedOperation,

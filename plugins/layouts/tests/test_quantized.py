@@ -91,13 +91,13 @@ def observed(d, observers):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_quantized_tensors_are_as_on_the_cpu(embedded, case):
+def test_quantized_ops_equal_cpu(embedded, case):
     here, there = plain(CASES[case]("cpu")), plain(CASES[case](embedded))
     assert equal(here, there), (here, there)
 
 
 @pytest.mark.parametrize("refused", [lambda q: q.cumsum(0), lambda q: q + q, lambda q: q.sin()])
-def test_what_quantized_tensors_do_not_have_is_refused_by_name(embedded, refused):
+def test_unsupported_quantized_ops_are_refused_by_name(embedded, refused):
     q = quantized(embedded)
     with pytest.raises(
         djinn.errors.UnsupportedOperation,

@@ -180,7 +180,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_sparse_tensors_are_as_on_the_cpu(embedded, case):
+def test_sparse_ops_equal_cpu(embedded, case):
     here, there = plain(CASES[case]("cpu")), plain(CASES[case](embedded))
     assert equal(here, there), (here, there)
 
@@ -194,7 +194,7 @@ INVALID = {
 
 
 @pytest.mark.parametrize("case", INVALID)
-def test_a_sparse_tensor_that_is_not_valid_reaches_no_kernel_of_the_executor(embedded, case):
+def test_invalid_sparse_tensor_reaches_no_kernel(embedded, case):
     indices, count, coalesced = INVALID[case]
     whole = torch.ones(4, device=embedded)
     made = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
@@ -242,7 +242,7 @@ def test_views_are_made_in_inference_mode(embedded):
     assert [t.is_inference() for t in there] == [False] * len(there)
 
 
-def test_what_a_failed_op_would_have_made_cannot_be_read_through_a_sparse_tensor(embedded):
+def test_sparse_tensor_of_failed_op_cannot_be_read(embedded):
     table = torch.ones(4, 2, device=embedded)
     broken = table[torch.tensor([0, 9], device=embedded)]
     made = torch.ops.aten._sparse_coo_tensor_unsafe(torch.tensor([[0, 1]], device=embedded), broken, (4, 2))
@@ -264,7 +264,7 @@ def test_a_sparse_tensor_with_elements_loses_no_dimension(embedded, size):
     "refused",
     [lambda s: s.cumsum(0), lambda s: s == s, lambda s: torch.isclose(s, s)],  # noqa: PLR0124
 )
-def test_what_sparse_tensors_do_not_have_is_refused_by_name(embedded, refused):
+def test_unsupported_sparse_ops_are_refused_by_name(embedded, refused):
     s = sparse(embedded)
     with pytest.raises(
         djinn.errors.UnsupportedOperation, match=r"aten::\w+.* cannot run on sparse tensors of remote_accelerator"

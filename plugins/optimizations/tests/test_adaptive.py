@@ -30,16 +30,16 @@ def decided(seed, factor):
     raise AssertionError("nothing was decided")
 
 
-def test_nothing_is_decided_from_few_runs():
+def test_few_runs_decide_nothing():
     assert Adaptive().pays(Trial("x", (1.0, 1.0, 1.0), (0.1, 0.1, 0.1))) is None
 
 
-def test_what_costs_a_fifth_is_switched_off():
+def test_slower_optimization_is_disabled():
     verdicts = [decided(seed, 1.2)[0] for seed in range(40)]
     assert verdicts.count(False) >= 38
 
 
-def test_what_saves_a_fifth_stays():
+def test_faster_optimization_stays_enabled():
     assert all(decided(seed, 0.8)[0] for seed in range(40))
 
 
@@ -56,7 +56,7 @@ def test_what_is_clearly_worse_without_is_not_run_on():
     assert decided(0, 0.1) == (True, LOOKS[0] // 2) or decided(1, 0.1) == (True, LOOKS[0] // 2)
 
 
-def test_ranks_are_those_of_the_textbook():
+def test_rank_sums_equal_textbook():
     # 1 to 8 all below 9 to 16: U = 0, sigma = sqrt(64 * 17 / 12), z = (0.5 - 32) / 9.52
     assert chance_of_being_less(range(1, 9), range(9, 17)) == pytest.approx(0.000469, rel=0.01)
     assert chance_of_being_less([1.0] * 8, [1.0] * 8) == 1.0

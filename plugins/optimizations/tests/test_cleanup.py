@@ -95,7 +95,7 @@ def test_full_is_merged_only_where_it_fills_much_memory(size, merged):
     assert bool(dropped(builder)) == merged
 
 
-def test_nan_equals_nothing_not_even_itself():
+def test_nan_scalars_are_never_merged():
     builder = ProgramBuilder()
     x = builder.input(*SQUARE)
     values = [builder.op("aten::mul.Scalar", x, shape=SQUARE, slots=(float("nan"),)) for _ in range(2)]
@@ -103,7 +103,7 @@ def test_nan_equals_nothing_not_even_itself():
     assert not dropped(builder)
 
 
-def test_minus_zero_is_not_zero():
+def test_negative_zero_is_not_merged_with_zero():
     builder = ProgramBuilder()
     x = builder.input(*SQUARE)
     values = [builder.op("aten::mul.Scalar", x, shape=SQUARE, slots=(zero,)) for zero in (0.0, -0.0)]
@@ -118,7 +118,7 @@ def test_random_ops_are_neither_merged_nor_dead():
     assert clean(graph)[0] == (1,)  # the first is dead, the second random
 
 
-def test_a_write_in_between_keeps_both():
+def test_write_between_equal_ops_prevents_merge():
     builder = ProgramBuilder()
     x = builder.input(*SQUARE)
     before = builder.op("aten::tanh", x, shape=SQUARE)
@@ -128,7 +128,7 @@ def test_a_write_in_between_keeps_both():
     assert not dropped(builder)
 
 
-def test_a_write_to_either_result_keeps_both():
+def test_write_to_a_result_prevents_merge():
     for written in (0, 1):
         builder, _, values = repeated()
         builder.inplace("aten::mul_.Scalar", values[written], slots=(2.0,))

@@ -20,7 +20,7 @@ from djinn_optimizations.fusion import FuseProjections
         ("cuda", 65, 64, False),
     ],
 )
-def test_products_are_fused_where_starting_ops_counts(kind, rows, width, fused):
+def test_products_are_fused_if_launch_bound(kind, rows, width, fused):
     builder = ProgramBuilder()
     given, weights = builder.input(rows, width), [builder.input(width, width) for _ in range(2)]
     for weight in weights:

@@ -57,7 +57,7 @@ ALIKE = {
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_what_pays(name):
+def test_beneficial_rewrites_are_applied(name):
     model, told = ALIKE[name]
     result, here, data = tried(model)
     assert result.applied

@@ -69,7 +69,7 @@ def test_later_chunks_are_shorter_where_attention_counts(graph):
     ],
     ids=["short", "slow link", "little memory", "alone"],
 )
-def test_not_where_it_does_not_pay(graph, changed, reason):
+def test_not_applied_if_slower(graph, changed, reason):
     result = DivideSequences().optimize(context_of(graph, **changed))
     assert not result.applied
     assert reason in result.reason

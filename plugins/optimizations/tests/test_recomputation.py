@@ -45,7 +45,7 @@ def two_towers(rate, trunk=30e-3, own=40e-3, *, write=False, alike=True):
     return attrs.evolve(context, resident=resident), made[wide], two
 
 
-def test_over_a_slow_link_it_is_computed_again():
+def test_slow_link_prefers_recomputation():
     context, trunk, second = two_towers(100 * MBIT)
     result = Recomputation().optimize(context)
     assert result.applied
@@ -60,7 +60,7 @@ def test_what_uploads_take_in_the_first_run_does_not_matter():
     assert Recomputation().optimize(attrs.evolve(context, resident={}, topology=network)).applied
 
 
-def test_over_a_fast_link_it_is_sent():
+def test_fast_link_prefers_transfer():
     result = Recomputation().optimize(two_towers(10 * GBIT)[0])
     assert not result.applied
     assert "sent: 4.00 MB in 3.30 ms against 30.0 ms of computing again" in result.reason

@@ -98,7 +98,7 @@ def fusions(recorded):
         (added, "sum"),
     ],
 )
-def test_the_way_in_which_they_meet(meet, how):
+def test_fusion_kind_of_modalities(meet, how):
     (match,) = fusions(captured(meet))
     assert match.details["how"] == how
     assert set(match.details["kinds"]) == {"text", "vision"}
@@ -113,7 +113,7 @@ def test_who_looks_at_whom():
     assert [m.details["kinds"] for m in found] == [("text", "vision"), ("vision", "text")]
 
 
-def test_branches_need_nothing_of_each_other():
+def test_branches_are_independent():
     recorded = captured(replaced)
     graph = recorded.graph
     (match,) = fusions(recorded)
@@ -133,7 +133,7 @@ def test_what_meets_is_fusion_and_what_only_sees_is_not():
     assert match.confidence >= 0.9
 
 
-def test_one_kind_of_data_meets_nothing():
+def test_single_modality_has_no_fusion():
     layers, (_, pixels) = [nn.Conv2d(3, 8, 3).to(DEVICE) for _ in range(2)], given(DEVICE)
     with torch.no_grad(), djinn.capture() as recorded:
         first, second = (layer(pixels) for layer in layers)
@@ -149,7 +149,7 @@ def test_masks_of_both_kinds_alone_are_no_fusion():
     assert fusions(captured(masked)) == []
 
 
-def test_a_step_of_training_meets_once():
+def test_training_step_has_one_fusion():
     model, inputs = Towers(side_by_side).to(DEVICE), given(DEVICE)
     with djinn.capture() as recorded:
         model(*inputs).square().mean().backward()

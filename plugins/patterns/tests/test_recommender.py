@@ -42,7 +42,7 @@ def ids(fields=FIELDS):
     return torch.zeros(BATCH, fields, dtype=torch.long)
 
 
-def test_bags_that_are_written_out_make_a_recommender():
+def test_handwritten_bags_make_a_recommender():
     class Wide(nn.Module):
         def __init__(self):
             super().__init__()
@@ -73,7 +73,7 @@ class Pooled(nn.Module):
         (lambda rows: (rows * torch.ones(BATCH, FIELDS, 1, device=rows.device)).sum(dim=1), "sum"),
     ],
 )  # fmt: skip
-def test_bags_that_are_written_out(reduce, mode, train):
+def test_handwritten_bags_are_matched(reduce, mode, train):
     graph = recorded(Pooled(reduce), ids(), train=train)
     (match,) = (m for m in found_in(graph) if m.pattern == "embedding_bag")
     assert match.details == {"rows": ROWS, "width": WIDTH, "mode": mode, "fused": False}
@@ -92,7 +92,7 @@ def test_bags_of_pytorch(mode):
     "reduce",
     [lambda rows: rows.sum(-1), lambda rows: rows.sum((1, 2)), lambda rows: rows + rows.mean(1, keepdim=True)],
 )
-def test_what_is_no_bag(reduce):
+def test_other_reductions_are_not_bags(reduce):
     assert not matches(Pooled(reduce), ids())
 
 
@@ -114,12 +114,12 @@ class Text(nn.Module):
 
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("counted", [False, True])
-def test_text_is_no_recommender(counted, train):
+def test_text_model_is_not_a_recommender(counted, train):
     """Positions that are counted are no ids, even where tokens are multiplied with them."""
     assert not matches(Text(counted), ids(), train=train)
 
 
-def test_sentences_that_are_compared_are_no_recommender():
+def test_sentence_similarity_is_not_a_recommender():
     """The walk ends at attention: two encoders of text are no towers over ids."""
     table, layer = nn.Embedding(ROWS, WIDTH), nn.TransformerEncoderLayer(WIDTH, 2, 8, batch_first=True, dropout=0.0)
 

@@ -141,7 +141,7 @@ def test_networks(read, network, gated, layers):
         nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1), nn.Linear(8, 8)),
     ],
 )
-def test_layers_without_an_activation_between_are_no_network(other):
+def test_linear_layers_without_activation_are_not_matched(other):
     assert found_in("mlp", recorded(other, data(2, 3, 8))) == []
 
 

@@ -161,7 +161,7 @@ def test_generation_is_equal_and_passes_by_the_object_store(engine, model):
 
 
 @pytest.mark.parametrize("victim", ["executor", "actor"])
-def test_a_pool_outlives_what_is_killed(engine, victim):
+def test_pool_survives_killed_actors(engine, victim):
     """Two executors on two nodes train; one of them, or its actor, is killed."""
     engine(executors=2, placement_policy="round_robin")
     nodes = []
@@ -175,7 +175,7 @@ def test_a_pool_outlives_what_is_killed(engine, victim):
     assert len(set(nodes)) == 2, "the placement group spreads them"
 
 
-def test_journals_on_a_shared_folder_outlive_a_node(engine, cluster, tmp_path):
+def test_shared_journals_survive_node_loss(engine, cluster, tmp_path):
     killed = [cluster.add_node(num_cpus=1, resources={"volatile": 1}, object_store_memory=STORE) for _ in range(2)]
     engine(resources={"volatile": 1}, ray={"journals": str(tmp_path)})
     djinn.init()
@@ -198,7 +198,7 @@ def test_journals_on_a_shared_folder_outlive_a_node(engine, cluster, tmp_path):
             cluster.remove_node(node)
 
 
-def test_a_node_takes_its_journals_with_it_and_it_is_said_what_would_help(engine, tmp_path):
+def test_lost_local_journal_error_names_remedy(engine, tmp_path):
     engine(resources={"slot": 1})
     kept = torch.ones(3, device=DEVICE) + 1
     assert kept.sum().item() == 6
@@ -264,7 +264,7 @@ def test_an_executor_leaves_a_node_that_is_drained(engine, cluster):
             cluster.remove_node(node)
 
 
-def test_what_no_node_has_is_refused_at_once(engine):
+def test_impossible_resources_are_refused_at_once(engine):
     engine(resources={"GPU": 2})
     began = time.monotonic()
     with pytest.raises(StartupError, match=r"can never hold an executor with 2 GPU.*1 GPU.*resources"):
@@ -272,7 +272,7 @@ def test_what_no_node_has_is_refused_at_once(engine):
     assert time.monotonic() - began < 15
 
 
-def test_what_is_taken_is_waited_for(engine, capsys, monkeypatch):
+def test_busy_resources_are_awaited(engine, capsys, monkeypatch):
     import ray
 
     holder = ray.remote(resources={"head": 1})(type("Holder", (), {"here": lambda self: True})).remote()
@@ -312,14 +312,14 @@ def test_a_placement_group_of_the_user_and_an_environment(engine):
         ray.util.remove_placement_group(group)
 
 
-def test_threads_are_those_that_were_asked_for(engine):
+def test_executor_uses_requested_threads(engine):
     engine(resources={"slot": 1, "CPU": 2}, threads=None)
     assert (torch.ones(2, device=DEVICE) + 1).sum().item() == 4
     assert "OMP_NUM_THREADS" not in environment(executors()[0].process_id)
     assert open_connections()[0].attached.device.threads == 2
 
 
-def test_the_next_session_has_an_executor_that_is_forked(engine):
+def test_next_session_gets_a_forked_executor(engine):
     """Its parent is a process of the node that outlives sessions, for as long as the setting says."""
     engine(ray={"prepared_seconds": 30.0})
     folder = Path(tempfile.gettempdir()) / f"djinn-launched-{os.geteuid()}"
@@ -335,7 +335,7 @@ def test_the_next_session_has_an_executor_that_is_forked(engine):
     assert not any(path.is_socket() for path in folder.glob("prepared-*"))
 
 
-def test_a_node_without_the_packages_is_named(engine, tmp_path):
+def test_error_names_node_without_packages(engine, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         textwrap.dedent(
             """
@@ -355,7 +355,7 @@ def test_a_node_without_the_packages_is_named(engine, tmp_path):
         djinn.init()
 
 
-def test_an_actor_that_does_not_answer_is_not_dead(engine):
+def test_unresponsive_actor_is_not_dead(engine):
     engine()
     djinn.init()
     (executor,) = executors()
@@ -416,7 +416,7 @@ def driver(cluster, tmp_path, plain_environment):
 
 @pytest.mark.parametrize("address", ["", "ray://127.0.0.1:21001"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, 0])
-def test_nothing_is_left_of_a_driver(driver, address, number):
+def test_no_actors_remain_after_driver_exit(driver, address, number):
     """One that ends, and one that is killed; connected as a driver, or as a client of Ray's."""
     import ray
     from ray.util import placement_group_table

@@ -37,7 +37,7 @@ def test_a_cluster_that_could_hold_the_executors_lacks_nothing():
     assert resources.lacking([node(GPU=0.3)], {"GPU": 0.1}, 3) == "", "a third part of a number is one"
 
 
-def test_it_is_said_what_a_cluster_has():
+def test_message_lists_cluster_resources():
     nodes = [node(CPU=4.0, GPU=2.0, memory=float(3 << 30), **{"node:10.0.0.1": 1.0}), node(alive=False, GPU=8.0)]
     assert resources.lacking(nodes, {"GPU": 1.0, "CPU": 1.0}, 3) == (
         "the Ray cluster can never hold 3 executors with 1 CPU, 1 GPU each, only 2 of them. Its nodes have: 4 CPU, 2 GPU, "
@@ -69,7 +69,7 @@ def test_executors_look_towards_the_head():
     assert resources.head_address([worker]) == worker["NodeManagerAddress"]
 
 
-def test_without_ray_it_says_what_to_install(monkeypatch):
+def test_missing_ray_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     engine = djinn_ray.RayEngine(djinn_ray.Settings())
     with pytest.raises(StartupError, match=re.escape(f"pip install '{REQUIREMENT}'")):

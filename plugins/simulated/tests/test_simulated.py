@@ -45,19 +45,19 @@ def runtime(described):
     return SimulatedDevice(described).open(1)
 
 
-def test_devices_are_those_of_the_file(described):
+def test_devices_follow_the_cluster_file(described):
     found = SimulatedDevice(described).discover()
     assert [d.id for d in found] == ["simulated:0", "simulated:1"]
     assert {(d.kind, d.memory, d.flops, d.bandwidth) for d in found} == {("simulated", 1 << 30, FLOPS, BANDWIDTH)}
 
 
-def test_without_a_file_there_are_none():
+def test_no_devices_without_cluster_file():
     assert SimulatedDevice().discover() == ()
     with pytest.raises(StartupError, match=SETTING):
         SimulatedDevice().open(0)
 
 
-def test_a_file_that_is_not_there():
+def test_missing_cluster_file_raises():
     with pytest.raises(StartupError, match="nowhere"):
         SimulatedDevice(Path("/nowhere/cluster.toml")).discover()
 
@@ -102,7 +102,7 @@ def test_views_alias_and_writes_return_what_they_write(runtime):
     assert [p.shape for p in parts] == [(4, 3), (4, 3)]
 
 
-def test_what_depends_on_data_is_computed(runtime):
+def test_data_dependent_ops_are_computed(runtime):
     mask = torch.tensor([True, False, True])
     with runtime.running():
         assert torch.nonzero(mask).shape == (2, 1)
@@ -115,7 +115,7 @@ def test_large_uploads_are_not_kept_and_small_ones_are(runtime):
     assert not runtime.receive(large).any()
 
 
-def test_memory_is_that_of_the_described_device(runtime):
+def test_memory_limit_follows_cluster_file(runtime):
     with runtime.running():
         held = torch.ones(1).expand(150 << 20).clone()
         assert runtime.memory()["allocated"] >= held.nbytes
@@ -127,7 +127,7 @@ def test_memory_is_that_of_the_described_device(runtime):
 
 
 @torch.no_grad()
-def test_a_program_says_what_it_would_take(described, monkeypatch, caplog):
+def test_simulated_time_is_logged(described, monkeypatch, caplog):
     for name in ("DJINN_SERVERS", "DJINN_CONNECTION_FILE"):
         monkeypatch.delenv(name, raising=False)
     djinn.shut_down()

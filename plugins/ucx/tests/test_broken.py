@@ -69,7 +69,7 @@ def settled(measure, wanted, seconds=SECONDS):
 
 @pytest.mark.parametrize("sends", [True, False], ids=["sender", "receiver"])
 @pytest.mark.parametrize("variables", [{}, SHARED_MEMORY], ids=["tcp", "shm"])
-def test_a_peer_that_is_killed_in_the_middle(variables, sends, monkeypatch):
+def test_peer_killed_during_transfer(variables, sends, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     wait = 15.0 if not variables else 0.0
@@ -119,7 +119,7 @@ def broken(connection, far, way):
         outcome(sending, "a close must end a `send`")
 
 
-def test_an_address_that_is_none_ends_only_the_process_that_tries_it():
+def test_invalid_address_ends_only_the_trying_process():
     """UCX ends a process that is given such an address: the connection goes on, over the socket."""
     stranded = StrandedChannels()
     channel, trials = BulkChannel(True, stranded), AddressTrials()

@@ -77,7 +77,7 @@ def generated(device, model):
         return here.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False).tolist()
 
 
-def test_a_session_is_equal_to_local(device):
+def test_session_results_equal_local(device):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     djinn.init()

@@ -18,7 +18,7 @@ PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text
 LIMITS = Limits(head=1000, body=1 << 20, buffers=4)
 
 
-def test_without_the_library_an_address_is_refused_with_the_cure(monkeypatch):
+def test_missing_library_error_says_what_to_install(monkeypatch):
     library.cache_clear()
     monkeypatch.setitem(sys.modules, "ucxx._lib", None)
     transport = UcxTransport()
@@ -32,7 +32,7 @@ def test_without_the_library_an_address_is_refused_with_the_cure(monkeypatch):
     library.cache_clear()
 
 
-def test_what_is_announced_is_checked_before_memory_is_taken():
+def test_announced_sizes_are_checked_before_allocation():
     opening = Opening(((1, 300_000), (0, 200_000)))
     read = decode_opening(encode_opening(opening))
     assert layout(read, 10, [b"c"], LIMITS).parts == (200_000, 300_000, b"c")
@@ -50,5 +50,5 @@ def test_what_is_announced_is_checked_before_memory_is_taken():
             decode_opening(garbage)
 
 
-def test_an_unauthenticated_client_may_announce_nothing():
+def test_unauthenticated_client_cannot_announce_buffers():
     assert on_the_socket(Limits(16 << 10, 0, 0)) == Limits(16 << 10, 0, 1)

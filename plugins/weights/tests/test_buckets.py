@@ -163,7 +163,7 @@ def test_addresses_that_are_refused(buckets, source, permissions, rest):
         open_permitted(source, f"{buckets.scheme}://{rest}", permissions)
 
 
-def test_long_reads_come_in_pieces(buckets, source, permissions, monkeypatch):
+def test_long_reads_are_split(buckets, source, permissions, monkeypatch):
     monkeypatch.setattr(pieces, "PIECE", 1000)
     data = bytes(torch.randint(0, 255, (20_500,), dtype=torch.uint8).tolist())
     buckets.put("a.bin", data)
@@ -172,7 +172,7 @@ def test_long_reads_come_in_pieces(buckets, source, permissions, monkeypatch):
     assert read(file, 1999, 2) == data[1999:2001]
 
 
-def test_an_object_that_changes_or_is_gone(buckets, source, permissions):
+def test_changed_or_deleted_object_is_detected(buckets, source, permissions):
     buckets.put("a.bin", bytes(10))
     (file,) = open_permitted(source, f"{buckets.scheme}://models/a.bin", permissions)
     first = file.version()

@@ -80,7 +80,7 @@ def at(value, path):
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("piece", [strided.PIECE, 500])
-def test_every_tensor_is_that_of_torch_load(protocol, piece, monkeypatch):
+def test_read_pytorch_equals_torch_load(protocol, piece, monkeypatch):
     monkeypatch.setattr(strided, "PIECE", piece)
     given = every_kind()
     file = MemoryFile(saved(given, pickle_protocol=protocol))
@@ -104,7 +104,7 @@ def test_every_tensor_is_that_of_torch_load(protocol, piece, monkeypatch):
             assert contents(file, entry, first, size) == whole[first : first + size], name
 
 
-def test_far_strides_are_read_in_pieces_and_no_byte_twice(monkeypatch):
+def test_strided_tensors_are_read_in_pieces_without_repeats(monkeypatch):
     monkeypatch.setattr(strided, "PIECE", 64 << 10)
     given = {"rows": torch.randn(1024, 1024).t(), "column": torch.randn(4096, 64)[:, 3]}
     file = MemoryFile(saved(given))
@@ -154,7 +154,7 @@ def archive(pickle_data, records=(), folder="archive", **options):
 
 @pytest.mark.usefixtures("nothing_unpickles")
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
-def test_pickles_that_run_code_run_nothing(protocol, tmp_path):
+def test_pickles_run_no_code(protocol, tmp_path):
     marker = tmp_path / "ran"
     for value in (
         Runs(marker),
@@ -215,7 +215,7 @@ def test_malformed_pickles(data):
     assert data == b"}q\x00."
 
 
-def test_values_that_multiply_take_no_time(monkeypatch):
+def test_exponentially_nested_values_are_refused_fast(monkeypatch):
     monkeypatch.setattr(pickled, "OPERATIONS", 100_000)
     value = [1] * 10
     for _ in range(12):
@@ -257,7 +257,7 @@ def tensor_pickle(storage_key="0", count=4, offset=0, shape=(4,), strides=(1,), 
     return written.getvalue()
 
 
-def test_layouts_that_do_not_fit_their_storage():
+def test_layouts_beyond_their_storage_are_refused():
     for options, match in (
         ({"offset": 1}, "beyond its storage"),
         ({"shape": (5,)}, "beyond its storage"),
@@ -283,7 +283,7 @@ def test_layouts_that_do_not_fit_their_storage():
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_archives_that_are_refused(tmp_path):
+def test_unsupported_archives_are_refused(tmp_path):
     good = tensor_pickle()
     refused(archive(good, {"data/0": bytes(1000)}, compression=zipfile.ZIP_DEFLATED), "compressed")
     refused(archive(good, {"data/0": bytes(16), "byteorder": b"big"}), "another byte order")
@@ -312,7 +312,7 @@ def test_archives_that_are_refused(tmp_path):
     refused(archive(good[:-5] + b"xxxx.", {"data/0": bytes(16)}), "malformed|not supported|opcode")
 
 
-def test_records_that_overlap_or_repeat():
+def test_overlapping_or_repeated_records_are_refused():
     repeated = archive(tensor_pickle(), {"data/0": bytes(16), "data/1": bytes(16)}).replace(b"data/1", b"data/0")
     refused(repeated, "two records with one name")
     two = saved({"a": torch.ones(4), "b": torch.zeros(4)})
@@ -324,14 +324,14 @@ def test_records_that_overlap_or_repeat():
     refused(bytes(moved), "overlaps")
 
 
-def test_a_directory_that_is_too_long(monkeypatch):
+def test_long_archive_directory_is_refused(monkeypatch):
     monkeypatch.setattr(pytorch, "DIRECTORY_LIMIT", 2000)
     refused(
         archive(tensor_pickle(), {"data/0": bytes(16)} | {f"data/{n}": b"" for n in range(1, 100)}), "more than 2,000"
     )
 
 
-def test_a_file_that_cannot_be_read_says_so():
+def test_unreadable_file_error_names_reason():
     class Broken(MemoryFile):
         def read_into(self, start, buffer):
             if start > 100:
@@ -346,7 +346,7 @@ SAMPLE = saved(every_kind())
 
 
 @given(st.data())
-def test_archives_that_were_changed_at_random_are_read_or_refused(data):
+def test_mutated_archives_are_read_or_refused(data):
     whole = bytearray(SAMPLE)
     last = len(whole) - 1
     for _ in range(data.draw(st.integers(1, 4))):
@@ -357,7 +357,7 @@ def test_archives_that_were_changed_at_random_are_read_or_refused(data):
 
 
 @pytest.mark.filterwarnings("ignore:invalid escape sequence")  # texts of a kind that is refused
-def test_pickles_that_were_changed_at_random_are_read_or_refused():
+def test_mutated_pickles_are_read_or_refused():
     chance = random.Random(0)
     with zipfile.ZipFile(io.BytesIO(SAMPLE)) as made:
         records = {name.removeprefix("archive/"): made.read(name) for name in made.namelist()}

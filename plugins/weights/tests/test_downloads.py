@@ -140,7 +140,7 @@ def got(hub):
     return sorted({path.rpartition("/")[2] for command, path in hub.asked if command == "GET" and "/api/" not in path})
 
 
-def test_a_model_is_downloaded_once_and_its_weights_alone(hub, source, tmp_path):
+def test_download_fetches_only_weights_and_only_once(hub, source, tmp_path):
     hub.put("org/model", SHARDS)
     found = open_permitted(source, "hf://org/model@main", ALLOWED)
     assert names(found) == ["1.safetensors", "2.safetensors", "model.safetensors.index.json"]
@@ -188,7 +188,7 @@ def test_current_reference_is_not_rewritten(hub, source, tmp_path):
     assert [path.name for path in sorted(reference.parent.iterdir())] == ["main", "v1"]
 
 
-def test_a_file_a_folder_and_a_tag(hub, source):
+def test_hub_address_names_file_folder_or_tag(hub, source):
     hub.put("org/model", SHARDS | {"unet/config.json": b"{}", "a.gguf": b"1", "b.gguf": b"2"})
     assert names(open_permitted(source, "hf://org/model@v1/unet", ALLOWED)) == ["x.safetensors"]
     assert names(open_permitted(source, "hf://org/model/b.gguf", ALLOWED)) == ["b.gguf"]
@@ -198,7 +198,7 @@ def test_a_file_a_folder_and_a_tag(hub, source):
             open_permitted(source, f"hf://org/model@main/{path}", ALLOWED)
 
 
-def test_nothing_is_asked_without_permission(hub, source):
+def test_hub_is_not_contacted_without_permission(hub, source):
     hub.put("org/model", SHARDS)
     hub.put("other/model", SHARDS)
     for address, permissions in (
@@ -224,7 +224,7 @@ def test_a_branch_that_moves_and_a_hub_that_is_away(hub, source):
         open_permitted(source, "hf://org/other", ALLOWED)
 
 
-def test_a_download_that_was_interrupted_is_completed(hub, source, tmp_path):
+def test_interrupted_download_resumes(hub, source, tmp_path):
     hub.put("org/model", SHARDS)
     hub.broken.add("2.safetensors")
     for address in ("hf://org/model", f"hf://org/model@{COMMIT}"):
@@ -236,7 +236,7 @@ def test_a_download_that_was_interrupted_is_completed(hub, source, tmp_path):
         assert len(open_permitted(source, address, both)) == 3
 
 
-def test_a_disk_that_is_full(hub, source, monkeypatch, tmp_path):
+def test_full_disk_fails_the_download(hub, source, monkeypatch, tmp_path):
     hub.put("org/model", SHARDS)
     (tmp_path / "own").mkdir()
     monkeypatch.setattr(downloads, "RESERVE", shutil.disk_usage(tmp_path).total)
@@ -289,7 +289,7 @@ def open_slowly(hub, other):
     assert sum(kept) < 0.5, "the executor keeps no question, for which all other threads would wait"
 
 
-def test_a_download_ends_when_no_client_waits(hub, source):
+def test_download_is_cancelled_without_waiting_clients(hub, source):
     hub.put("org/model", {"model.safetensors": bytes(100)})
     told = []
 

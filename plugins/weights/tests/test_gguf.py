@@ -76,7 +76,7 @@ def test_every_tensor(version, alignment, monkeypatch):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="needs the package gguf")
-def test_numbers_are_those_of_the_reference(tmp_path):
+def test_dequantization_equals_reference(tmp_path):
     import numpy as np
     from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, dequantize, quantize
 
@@ -135,12 +135,12 @@ ONE = {"a": torch.ones(4)}
         (gguf_file(ONE)[:-20], "outside of the file"),
     ],
 )  # fmt: skip
-def test_malformed_files(data, match):
+def test_malformed_gguf_files_are_refused(data, match):
     with pytest.raises(ValueError, match=match):
         read_gguf(MemoryFile(data))
 
 
-def test_a_name_that_is_no_text_or_comes_twice():
+def test_invalid_or_repeated_tensor_names_are_refused():
     whole = gguf_file({"aa": torch.ones(4), "bb": torch.ones(4)})
     with pytest.raises(ValueError, match="UTF-8"):
         read_gguf(MemoryFile(whole.replace(b"bb", b"\xff\xff")))
@@ -148,7 +148,7 @@ def test_a_name_that_is_no_text_or_comes_twice():
         read_gguf(MemoryFile(whole.replace(b"bb", b"aa")))
 
 
-def test_a_large_vocabulary_takes_few_reads_and_little_time():
+def test_large_vocabulary_needs_few_reads():
     words = 200_000
     tokens = struct.pack("<IQ", 8, words) + b"".join(text(f"token{number}") for number in range(words))
     file = MemoryFile(gguf_file(ONE, keyed("tokenizer.tokens", 9, tokens), 1))
@@ -168,7 +168,7 @@ SAMPLE = gguf_file(STORED, KEYS, 8)
 
 
 @given(st.data())
-def test_files_that_were_changed_at_random_are_read_or_refused(data):
+def test_mutated_gguf_files_are_read_or_refused(data):
     whole = bytearray(SAMPLE)
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, 1200))] = data.draw(st.sampled_from([0, 1, 2, 9, 32, 127, 128, 255]))

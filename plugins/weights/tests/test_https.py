@@ -196,7 +196,7 @@ def opened(source, server, permissions, data, path="models/a.bin"):
     return file
 
 
-def test_long_reads_come_in_pieces_over_few_connections(source, server, permissions, monkeypatch):
+def test_long_reads_are_split_over_few_connections(source, server, permissions, monkeypatch):
     monkeypatch.setattr(pieces, "PIECE", 1000)
     data = bytes(torch.randint(0, 255, (100_500,), dtype=torch.uint8).tolist())
     file = opened(source, server, permissions, data)
@@ -259,14 +259,14 @@ def test_shards_of_an_index(source, server, permissions):
         "",
     ],
 )
-def test_addresses_that_are_refused_before_anything_is_asked(source, server, permissions, address):
+def test_invalid_addresses_are_refused_without_request(source, server, permissions, address):
     server.files |= {"models/a.bin": b"1", "private/a.bin": b"1"}
     with pytest.raises(WeightsUnavailable):
         open_permitted(source, address.format(port=server.port), permissions)
     assert not server.requests
 
 
-def test_redirects_are_followed_where_they_may(source, server, permissions):
+def test_permitted_redirects_are_followed(source, server, permissions):
     server.files |= {"models/b.bin": b"12345", "private/b.bin": b"secret"}
     server.how["models/a.bin"] = "to /models/b.bin"
     (file,) = open_permitted(source, server.address("models/a.bin"), permissions)
@@ -292,7 +292,7 @@ def test_redirects_are_followed_where_they_may(source, server, permissions):
         open_permitted(source, server.address("models/a.bin"), permissions)
 
 
-def test_a_place_that_has_expired_is_asked_for_again(source, server, permissions):
+def test_expired_redirect_is_requested_again(source, server, permissions):
     server.files |= {"models/1.bin": b"12345", "models/2.bin": b"12345"}
     server.how["models/a.bin"] = "to /models/1.bin"
     (file,) = open_permitted(source, server.address("models/a.bin"), permissions)
@@ -313,7 +313,7 @@ def test_a_place_that_has_expired_is_asked_for_again(source, server, permissions
         (503, "answers 503"),
     ],
 )
-def test_answers_that_are_no_ranges(source, server, permissions, how, match):
+def test_replies_without_range_are_refused(source, server, permissions, how, match):
     server.files["models/a.bin"] = bytes(100)
     server.how["models/a.bin"] = how
     with pytest.raises(WeightsUnavailable, match=match):
@@ -321,13 +321,13 @@ def test_answers_that_are_no_ranges(source, server, permissions, how, match):
     assert len(server.requests) == (https.ATTEMPTS if how == 503 else 1)
 
 
-def test_a_server_that_fails_for_a_while(source, server, permissions):
+def test_transient_server_failures_are_retried(source, server, permissions):
     file = opened(source, server, permissions, bytes(100))
     server.how["models/a.bin"] = lambda number: 503 if number < 4 else None
     assert read(file) == bytes(100)
 
 
-def test_a_server_that_is_slow_is_given_up(source, server, permissions, monkeypatch):
+def test_slow_server_times_out(source, server, permissions, monkeypatch):
     file = opened(source, server, permissions, bytes(100_000))
     monkeypatch.setattr(https, "PATIENCE", 0.5)
     monkeypatch.setattr(https, "SLOWEST", 1_000_000)
@@ -338,7 +338,7 @@ def test_a_server_that_is_slow_is_given_up(source, server, permissions, monkeypa
     assert time.monotonic() - started < 5
 
 
-def test_a_file_that_changes(source, server, permissions):
+def test_changed_file_is_detected(source, server, permissions):
     file = opened(source, server, permissions, bytes(100))
     before = file.version()
     assert read(file, 10, 20) == bytes(20)
@@ -354,7 +354,7 @@ def test_a_file_that_changes(source, server, permissions):
         read(again, 0, 1)
 
 
-def test_a_certificate_of_nobody_is_refused(server, permissions):
+def test_untrusted_certificate_is_refused(server, permissions):
     server.files["models/a.bin"] = b"1"
     with pytest.raises(WeightsUnavailable, match="certificate"):
         HttpsSource().open(server.address("models/a.bin"), permissions)

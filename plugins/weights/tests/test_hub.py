@@ -76,12 +76,12 @@ def test_addresses(address, expected):
         "hf://a/b@./c",
     ],
 )
-def test_what_is_no_address(address):
+def test_invalid_hub_addresses_are_refused(address):
     with pytest.raises(WeightsUnavailable):
         parse(address)
 
 
-def test_branches_commits_and_what_is_not_cached(tmp_path):
+def test_branches_commits_and_uncached_models(tmp_path):
     cache_model(tmp_path, "org/model", {"a.safetensors": b"1", "sub/b.safetensors": b"22"}, branch="v1")
     source, permissions = HubSource(tmp_path / "nowhere"), WeightPermissions((tmp_path,))
     for revision in ("v1", COMMIT):
