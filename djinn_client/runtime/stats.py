@@ -55,9 +55,9 @@ class Stats(msgspec.Struct):
         self.server_execute_us += int(timing.execute * 1e6 + 0.5)
         self.server_encode_us += int(timing.encode * 1e6 + 0.5)
         if timing.pressure != self.memory_pressure:
-            self._press(timing.pressure)
+            self._set_memory_pressure(timing.pressure)
 
-    def _press(self, level: int) -> None:
+    def _set_memory_pressure(self, level: int) -> None:
         if level > self.memory_pressure:
             _log.warning("the executor's memory is short", pressure=PRESSURE[min(level, len(PRESSURE) - 1)])
         self.memory_pressure = level

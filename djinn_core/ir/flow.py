@@ -104,7 +104,7 @@ class Flow:
         return {value: ~position for position, value in enumerate(self.graph.inputs)}
 
     @cached_property
-    def _direct(self) -> tuple[list[list[int]], list[list[int]]]:
+    def _direct_readers(self) -> tuple[list[list[int]], list[list[int]]]:
         """Return the direct readers of each node's result and of each input, as node ids."""
         nodes: list[list[int]] = [[] for _ in self.graph.nodes]
         outside: list[list[int]] = [[] for _ in self.graph.inputs]
@@ -114,7 +114,7 @@ class Flow:
         return nodes, outside
 
     @cached_property
-    def _effective(self) -> tuple[list[list[int]], list[list[int]]]:
+    def _readers_past_pass_through(self) -> tuple[list[list[int]], list[list[int]]]:
         """Return the readers of each node and input past pass-through nodes."""
         nodes: list[list[int]] = [[] for _ in self.graph.nodes]
         outside: list[list[int]] = [[] for _ in self.graph.inputs]
@@ -127,12 +127,12 @@ class Flow:
 
     def readers(self, source: int) -> Sequence[int]:
         """Return the ids of the direct readers of a source's result, including views and copies, in order."""
-        nodes, outside = self._direct
+        nodes, outside = self._direct_readers
         return nodes[source] if source >= 0 else outside[~source]
 
     def users(self, source: int) -> Sequence[int]:
         """Return the ids of the nodes that compute with a source's result, past pass-through nodes, in order."""
-        nodes, outside = self._effective
+        nodes, outside = self._readers_past_pass_through
         return nodes[source] if source >= 0 else outside[~source]
 
     def ancestors(self, source: int, stop: frozenset[str] = frozenset(), limit: int = 256) -> Iterator[int]:
@@ -200,11 +200,11 @@ class _SourceWalk:
         for writer, written in reversed(self._writes[storage_of(value)]):
             if writer < maker:
                 break
-            if everything or written == value or self._meet(written, value):
+            if everything or written == value or self._may_overlap(written, value):
                 return writer
         return maker
 
-    def _meet(self, one: int, other: int) -> bool:
+    def _may_overlap(self, one: int, other: int) -> bool:
         """Return True if two values of one storage may share elements."""
         a, b = self._graph.meta(one), self._graph.meta(other)
         return a.offset < b.extent and b.offset < a.extent

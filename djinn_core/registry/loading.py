@@ -106,7 +106,7 @@ class PluginLoader:
         self.selection, self._started, self._libraries = selection, started, libraries
         self._told = 0  # number of failures that were already raised or logged
         self._objects: dict[str, tuple[Any, ...]] = {}
-        self._claims = dict(taken or {})
+        self._claimed_names = dict(taken or {})
         self._names: dict[str, PluginCandidate] = {}
         self._manager = pluggy.PluginManager(PROJECT)
         self._specified: set[str] = set()
@@ -129,7 +129,7 @@ class PluginLoader:
         first = self._names.setdefault(candidate.name, candidate)
         with self._attributing(plugin):
             if first is not candidate:
-                raise PluginError(_clash("plugin name", candidate.name, first, candidate))
+                raise PluginError(_conflict_text("plugin name", candidate.name, first, candidate))
             if not candidate.points and self._is_of_this_release(plugin):
                 self._import(plugin, "", partial(imported, candidate.given, candidate.advice))
 
@@ -205,11 +205,11 @@ class PluginLoader:
             found += self._registered(plugin, plugin.modules[value], kind)
         fresh: set[tuple[str, str]] = set()
         for item in found:
-            for key in _claims(kind.name, item):
-                if key in fresh or key in self._claims:
-                    raise HookError(_clash(*key, self._claims.get(key, candidate), candidate))
+            for key in _claimed_names(kind.name, item):
+                if key in fresh or key in self._claimed_names:
+                    raise HookError(_conflict_text(*key, self._claimed_names.get(key, candidate), candidate))
                 fresh.add(key)
-        self._claims.update(dict.fromkeys(fresh, candidate))
+        self._claimed_names.update(dict.fromkeys(fresh, candidate))
         self.owners.update({(kind.name, item.name): plugin for item in found})
         return found
 
@@ -333,7 +333,7 @@ class PluginLoader:
         return sorted(objects, key=lambda item: item.name)
 
 
-def _claims(kind: str, item: Any) -> Iterator[tuple[str, str]]:
+def _claimed_names(kind: str, item: Any) -> Iterator[tuple[str, str]]:
     yield kind, item.name
     if kind == "transports":
         for scheme in item.schemes:
@@ -346,7 +346,7 @@ def _claims(kind: str, item: Any) -> Iterator[tuple[str, str]]:
             yield "ending of files with weights", suffix
 
 
-def _clash(what: str, name: str, first: PluginCandidate, second: PluginCandidate) -> str:
+def _conflict_text(what: str, name: str, first: PluginCandidate, second: PluginCandidate) -> str:
     claimed = f"name {name!r} among {what.replace('_', ' ')}" if what in EVERY_KIND else f"{what} {name!r}"
     return (
         f"the {claimed} is taken twice: {first.label} has it, {second.label} is refused. "

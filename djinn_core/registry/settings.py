@@ -154,7 +154,7 @@ def _make(declared: Any, plugin: str, fields: Mapping[str, Any], chosen: Mapping
         except (ValueError, TypeError) as error:
             shown = HIDDEN if not attrs.fields_dict(declared)[name].repr else repr(given.value)
             raise ConfigurationError(
-                f"The setting `plugins.{plugin}.{name}` {_said(error)}, and not {shown} ({given.origin})."
+                f"The setting `plugins.{plugin}.{name}` {_error_text(error)}, and not {shown} ({given.origin})."
             ) from None
     try:
         return declared(**values)
@@ -165,7 +165,7 @@ def _make(declared: Any, plugin: str, fields: Mapping[str, Any], chosen: Mapping
         ) from None
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Return the message of a converter or a validator as the end of a sentence."""
     text = str(error.args[0] if error.args else error)
     return text if text.startswith("must") else f"is refused: {text}"

@@ -207,7 +207,7 @@ def raise_outside_torch(number: int, frame: FrameType | None) -> None:
 
 def _raise(number: int, frame: FrameType | None, at_signal: bool) -> None:
     if (at_signal and native_stack.stands_between(b"libtorch")) or _is_dropped(frame):
-        _thread.start_new_thread(_press_again, ())
+        _thread.start_new_thread(_resend_interrupt, ())
     else:
         signal.default_int_handler(number, frame)
 
@@ -250,7 +250,7 @@ def _is_dropped(frame: FrameType | None) -> bool:
     return False
 
 
-def _press_again() -> None:
+def _resend_interrupt() -> None:
     time.sleep(_AGAIN_SECONDS)
     if _main.is_alive():
         signal_main_thread(signal.SIGINT)

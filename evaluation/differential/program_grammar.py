@@ -524,7 +524,6 @@ class Generator:
         return statements, facts
 
     def _dropped(self) -> list[str]:
-        """Return names to delete: large tensors, and random ones above the limit."""
         names = self.runner.names
         large = [n for n, t in names.items() if isinstance(t, torch.Tensor) and t.numel() > LARGEST]
         held = [n for n in names if re.fullmatch(r"[a-z]\d+", n)]

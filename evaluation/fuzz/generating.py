@@ -75,7 +75,6 @@ def _plain(kind: inspect.Type, draw: random.Random) -> Any:
 
 
 def _within(kind: inspect.IntType | inspect.FloatType, numbers: tuple[Any, ...], draw: random.Random) -> Any:
-    """Return one of the numbers, or a bound, within the type's bounds."""
     least, most = kind.ge if kind.ge is not None else kind.gt, kind.le if kind.le is not None else kind.lt
     fitting = [n for n in numbers if (least is None or n >= least) and (most is None or n <= most)]
     return draw.choice(fitting or [least if least is not None else most])

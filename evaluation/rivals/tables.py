@@ -76,7 +76,6 @@ def _counts(one: Figures) -> list[str]:
 
 
 def _seconds(found: Figures, one: Figures) -> list[str]:
-    """Return processor and wall seconds of the client; empty on a busy machine."""
     if found["busy"]:
         return ["-", "-"]
     return [f"{one[key] / one['repetitions']:.3g}" for key in ("client_seconds", "wall_seconds")]

@@ -185,7 +185,6 @@ def figures(tally: Tally, timed: Mapping[str, float | None]) -> dict[str, object
 
 
 def _counts(answers: list[bool | None]) -> tuple[int, int]:
-    """Return the number of right answers, and of all answers that are not open."""
     closed = [answer for answer in answers if answer is not None]
     return sum(closed), len(closed)
 

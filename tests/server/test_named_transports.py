@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from djinn.testing import self_signed_tls
-from djinn_client.runtime.connecting.handshake import _believed
+from djinn_client.runtime.connecting.handshake import _usable_urls
 from djinn_core.protocol.addresses import parse_url
 from djinn_core.protocol.tls_transports import with_tls
 from djinn_server.launch.listen_addresses import ListenAddress, ListenAddresses, listening_transports
@@ -31,7 +31,7 @@ def test_a_client_follows_its_address_only_if_it_was_named(tmp_path):
     urls = ("ucxs://10.0.0.5:1", "tcps://10.0.0.5:2")
 
     def believed(reached):
-        return list(_believed(urls, parse_url(reached), transports, elsewhere=False))
+        return list(_usable_urls(urls, parse_url(reached), transports, elsewhere=False))
 
     assert believed("tcps://gpu:5556") == ["tcps://gpu:2"]
     assert believed("ucxs://gpu:5560") == ["ucxs://gpu:1", "tcps://gpu:2"]

@@ -69,10 +69,10 @@ def attention(
     free = flash_sdp_enabled() and math_sdp_enabled() and not dropout and not torch_dispatch.dispatch_modes()
     if free and not is_differentiated((query, key, value, mask)):
         return record(_WHOLE, everything, options)  # type: ignore[no-any-return]
-    return _as_chosen(everything, options)
+    return _run_selected_kernel(everything, options)
 
 
-def _as_chosen(args: tuple[Any, ...], options: dict[str, Any]) -> torch.Tensor:
+def _run_selected_kernel(args: tuple[Any, ...], options: dict[str, Any]) -> torch.Tensor:
     """Run attention with the kernel that the executor's device would select.
 
     Raises:

@@ -92,7 +92,6 @@ def _convolution(given: torch.Tensor, weight: torch.Tensor, bias: Any, *args: An
 
 
 def _convolution_backward(upstream: torch.Tensor, given: torch.Tensor, weight: torch.Tensor, *args: Any) -> Any:
-    """As `_convolution`."""
     _, *rest, _ = args
     *gradients, bias = aten.convolution_backward.default(upstream, given, weight, *args)
     laid_out = [None if g is None else _of_convolution(g, given, weight, *rest) for g in gradients]
@@ -293,7 +292,7 @@ def _writes_only(*_args: Any, **_kwargs: Any) -> None:
 _UNPREDICTABLE = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
 
-def _each(rule: Callable[[Any], Rule], names: str) -> dict[Any, Rule]:
+def _rule_per_op(rule: Callable[[Any], Rule], names: str) -> dict[Any, Rule]:
     """Return a dict with the rule that `rule` makes for each op of `aten`, such as `add.Tensor`."""
     ops = [getattr(getattr(aten, packet), overload) for packet, overload in map(split_name, names.split())]
     return {func: rule(func) for func in ops}
@@ -306,16 +305,16 @@ _RULES: dict[Any, Rule] = {
         _batch_norm_in_evaluation(aten._native_batch_norm_legit_no_training.default)
     ),
     aten._batch_norm_no_update.default: _as_images(_batch_norm_in_evaluation(aten._batch_norm_no_update.default)),
-    **_each(
+    **_rule_per_op(
         lambda func: _as_images(_batch_norm_backward(func), 1),
         "native_batch_norm_backward.default batch_norm_backward.default",
     ),
-    **_each(
+    **_rule_per_op(
         lambda func: _as_images(func, 1),
         "reflection_pad2d_backward.default reflection_pad3d_backward.default replication_pad2d_backward.default "
         "replication_pad3d_backward.default",
     ),
-    **_each(
+    **_rule_per_op(
         _into_elements,
         "arange.out arange.start_out linspace.out linspace.Scalar_Tensor_out linspace.Tensor_Scalar_out "
         "linspace.Tensor_Tensor_out logspace.out logspace.Scalar_Tensor_out logspace.Tensor_Scalar_out "
@@ -323,20 +322,20 @@ _RULES: dict[Any, Rule] = {
     ),
     aten._native_multi_head_attention.default: _multi_head_attention,
     aten.native_channel_shuffle.default: _as_images(_channel_shuffle),
-    **_each(
+    **_rule_per_op(
         _as_images,
         "_batch_norm_with_update.default _native_batch_norm_legit.no_stats batch_norm.default channel_shuffle.default "
         "pixel_shuffle.default reflection_pad2d.default reflection_pad3d.default replication_pad2d.default "
         "replication_pad3d.default",
     ),
-    **_each(
+    **_rule_per_op(
         _row_major,
         "_log_softmax_backward_data.default huber_loss_backward.default isin.Tensor_Scalar isin.Tensor_Tensor "
         "log_sigmoid_forward.default mse_loss_backward.default native_layer_norm_backward.default _standard_gamma.default "
         "normal.Tensor_Tensor normal.float_Tensor poisson.default pow.Scalar rrelu_with_noise.default "
         "smooth_l1_loss_backward.default",
     ),
-    **_each(
+    **_rule_per_op(
         _pointwise,
         "binary_cross_entropy.default copysign.Scalar copysign.Tensor div.Scalar_mode div.Tensor_mode "
         "elu_backward.default floor_divide.Scalar floor_divide.default hardsigmoid_backward.default "
@@ -344,10 +343,10 @@ _RULES: dict[Any, Rule] = {
         "logical_and.default logical_or.default logical_xor.default logit_backward.default "
         "native_dropout_backward.default softplus_backward.default special_xlog1py.default xlogy.Tensor",
     ),
-    **_each(_as_copy, "index_fill.int_Scalar index_fill.int_Tensor"),
+    **_rule_per_op(_as_copy, "index_fill.int_Scalar index_fill.int_Tensor"),
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
-    **_each(
+    **_rule_per_op(
         lambda _: _writes_only,
         "_fused_adagrad_.default _fused_adagrad_.tensor_lr _fused_adam_.tensor_lr _fused_adamw_.tensor_lr "
         "_fused_sgd_.default _fused_sgd_.tensor_lr",
@@ -363,7 +362,7 @@ _RULES: dict[Any, Rule] = {
     aten.scaled_dot_product_attention.default: _attention,
     aten.kaiser_window.beta: _window,
     aten.repeat_interleave.Tensor: _repeat_interleave,
-    **_each(_recurrent, "gru.input lstm.input rnn_relu.input rnn_tanh.input"),
+    **_rule_per_op(_recurrent, "gru.input lstm.input rnn_relu.input rnn_tanh.input"),
 }
 
 

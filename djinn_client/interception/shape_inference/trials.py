@@ -71,7 +71,7 @@ def refusal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Except
     if is_custom(func):
         return None
     pointwise = is_pointwise(func) or {torch.Tag.pointwise, torch.Tag.out}.issubset(func.tags)
-    if not (pointwise or _packet(func) in _TRIED or any(isinstance(a, complex) for a in (*args, *kwargs.values()))):
+    if not (pointwise or _op_packet(func) in _TRIED or any(isinstance(a, complex) for a in (*args, *kwargs.values()))):
         return None
     if any(isinstance(a, torch.Tensor) and a.dtype is torch.uint8 for a in _indices(func, args)):
         return None  # a uint8 mask, for which the kernel warns
@@ -107,7 +107,7 @@ def _kind(argument: Any) -> Any:
     return argument if type(argument) is torch.dtype else type(argument)
 
 
-def _packet(func: Any) -> str:
+def _op_packet(func: Any) -> str:
     packet = split_name(func.name())[0]
     return packet if packet.endswith("__") else packet.removesuffix("_")
 
@@ -180,7 +180,7 @@ def _check_indices(given: Any, indices: Sequence[torch.Tensor | None]) -> None:
 
 
 def _indices(func: Any, args: Sequence[Any]) -> Sequence[Any]:
-    return args[1] if _packet(func) in {"index", "index_put"} else ()
+    return args[1] if _op_packet(func) in {"index", "index_put"} else ()
 
 
 _MASKS: Final = frozenset({torch.bool, torch.uint8})
@@ -241,12 +241,12 @@ def try_small(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         Exception: the error of eager PyTorch, or an error because small tensors do not fit each other.
     """
     names = [a.name for a in torch_private.schema_of(func).arguments]
-    length = 0 if _packet(func) in _FILLING else 1
+    length = 0 if _op_packet(func) in _FILLING else 1
     filled = int(torch.Tag.pointwise in func.tags or func is aten.multinomial.default)
-    small = [_small(name, argument, length, filled) for name, argument in zip(names, args, strict=False)]
+    small = [_shrunk(name, argument, length, filled) for name, argument in zip(names, args, strict=False)]
     if func is aten.arange.start_step:
         small = [_RANGE[name] for name in names[: len(args)]]
-    named = {name: _small(name, value, length, filled) for name, value in kwargs.items()}
+    named = {name: _shrunk(name, value, length, filled) for name, value in kwargs.items()}
     if "correction" in names:
         named["correction"] = -1  # kernels warn of a variance of at most one element
     return _call_without_drawing(func, small, named)
@@ -363,7 +363,7 @@ def _shape_together(func: Any, shapes: Sequence[tuple[int, ...]]) -> tuple[int, 
     return broadcast(shapes)
 
 
-def _small(name: str, argument: Any, length: int, filled: int) -> Any:
+def _shrunk(name: str, argument: Any, length: int, filled: int) -> Any:
     if isinstance(argument, torch.Tensor) and argument.dim() == 0 and argument.device.type == "cpu":
         return argument  # a number, which affects dtypes differently than a tensor
     if isinstance(argument, torch.Tensor):
@@ -378,5 +378,5 @@ def _small(name: str, argument: Any, length: int, filled: int) -> Any:
     if name in _PADDINGS and isinstance(argument, (list, tuple)):
         return [min(n, 1) for n in argument]
     if isinstance(argument, (list, tuple)):
-        return [_small(name, one, length, filled) for one in argument]
+        return [_shrunk(name, one, length, filled) for one in argument]
     return argument

@@ -27,7 +27,7 @@ from djinn_client.tracebacks import shorten_through
 from djinn_core.errors import RemoteError
 from djinn_core.wire.limits import BUFFERS
 
-_PRIORITY: Final = 15  # priority of `_see`, before PyTorch's rule for names of such devices
+_PRIORITY: Final = 15  # priority of `_note_storage`, before PyTorch's rule for names of such devices
 GROUP_BYTES: Final = 32 << 20  # bytes of one reply; a larger tensor gets its own reply
 
 
@@ -103,7 +103,7 @@ class SavedStorages(BatchedFetch):
     """Predicts fetches of the storages that PyTorch accessed. It reads each storage as one tensor."""
 
     def __init__(self) -> None:
-        super().__init__(self._octets)
+        super().__init__(self._as_bytes)
         self._seen: dict[int, torch.UntypedStorage] = {}
 
     def saw(self, storage: Any) -> None:
@@ -111,7 +111,7 @@ class SavedStorages(BatchedFetch):
         if storage.nbytes():
             self._seen[storage._cdata] = storage  # noqa: SLF001 - the storage itself, of which there may be several objects
 
-    def _octets(self) -> dict[int, Value]:
+    def _as_bytes(self) -> dict[int, Value]:
         return by_handle(
             torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage) for storage in self._seen.values()
         )
@@ -167,7 +167,7 @@ def by_handle(tensors: Iterable[Any]) -> dict[int, Value]:
     return {t.remote.handle: t.remote for t in tensors if isinstance(t, LazyTensor)}
 
 
-def _see(storage: Any) -> None:
+def _note_storage(storage: Any) -> None:
     """Record a storage that is being saved. PyTorch calls this for the device name, which it could know without the call."""
     expected = device_state.thread.expected
     if expected is not None and is_remote(storage.device):
@@ -177,7 +177,7 @@ def _see(storage: Any) -> None:
 def fetch_saved_together() -> None:
     """Make `torch.save` fetch all storages together, although it writes them one by one."""
     save = torch.serialization.save
-    torch.serialization.register_package(_PRIORITY, _see, lambda _storage, _location: None)
+    torch.serialization.register_package(_PRIORITY, _note_storage, lambda _storage, _location: None)
 
     @functools.wraps(save)
     def saved(*args: Any, **kwargs: Any) -> Any:

@@ -150,7 +150,7 @@ def reach_gateway(server: Server, device: str, hint: str = "", secondary: bool =
             errors.append((url, error))
             continue
         connection.limits = Limits()
-        fallbacks = tuple(given_up(*pair) for pair in (*_passed_over(urls, url, known), *errors))
+        fallbacks = tuple(given_up(*pair) for pair in (*_unusable_urls(urls, url, known), *errors))
         return Gateway(connection, url, welcome, fallbacks, transport_for(url, known).capabilities.relayed)
     reason = unreachable([error for _, error in errors])
     raise reason from next((error for _, error in errors if error is not reason), None)
@@ -287,7 +287,7 @@ def direct_ways(gateway: Gateway, transports: tuple[Transport, ...]) -> list[tup
     """
     if gateway.relayed:
         return []
-    if _came_through_another(gateway):
+    if _is_proxied(gateway):
         _log.info("the server is behind a tunnel or a proxy: the gateway relays frames", url=gateway.url)
         return []
     reached = parse_url(gateway.url)
@@ -296,7 +296,7 @@ def direct_ways(gateway: Gateway, transports: tuple[Transport, ...]) -> list[tup
         _log.warning("the server names an address without TLS on another machine; it is not used", url=gateway.url)
         return []
     known = trusting(transports, gateway.welcome.fingerprint)
-    urls = _fastest_first(_believed(gateway.welcome.urls, reached, known, elsewhere), known)
+    urls = _fastest_first(_usable_urls(gateway.welcome.urls, reached, known, elsewhere), known)
     return [(url, transport_for(url, known)) for url in urls]
 
 
@@ -306,7 +306,7 @@ def _is_authentic(reached: SplitResult, transports: tuple[Transport, ...]) -> bo
     return reached.scheme in secure_schemes(transports) or not host or is_loopback(host)
 
 
-def _believed(
+def _usable_urls(
     urls: Iterable[str], reached: SplitResult, transports: tuple[Transport, ...], elsewhere: bool
 ) -> Iterator[str]:
     """Return the `urls` of a server that a client may use, after it reached the server at `reached`.
@@ -335,13 +335,13 @@ def _believed(
             yield at_host(url, host) if host and not elsewhere else url
 
 
-def _came_through_another(gateway: Gateway) -> bool:
+def _is_proxied(gateway: Gateway) -> bool:
     reached = parse_url(gateway.url)
     listening = [parse_url(url) for url in gateway.welcome.gateway]
     return (reached.scheme, reached.port) not in {(url.scheme, url.port) for url in listening}
 
 
-def _passed_over(
+def _unusable_urls(
     urls: Sequence[str], taken: str, transports: tuple[Transport, ...]
 ) -> Iterator[tuple[str, PluginError]]:
     """Return the addresses before the used one that have no transport, each with its error."""

@@ -129,7 +129,7 @@ def open_connections(
     if servers is not None:
         check_for_servers(settings.plugins)
         opened = _open_first(settings, registry, servers)
-        _tell_of(opened, registry)
+        _log_sessions(opened, registry)
         return opened
     if settings.executor == "inline":
         opened = _wrap_channels(
@@ -138,7 +138,7 @@ def open_connections(
     else:
         own = open_embedded(settings, registry, executors or start_executors(settings, registry))
         opened = _wrap_channels(settings, registry, own, partial(_context_of_own, settings, registry))
-    _tell_of(opened, registry)
+    _log_sessions(opened, registry)
     return opened
 
 
@@ -161,11 +161,11 @@ def open_more(
     else:
         own = open_embedded(settings, registry, joining)
         opened = _wrap_channels(settings, registry, own, partial(_context_of_own, settings, registry))
-    _tell_of(opened, registry)
+    _log_sessions(opened, registry)
     return opened
 
 
-def _tell_of(opened: Sequence[OpenSession], registry: Registry) -> None:
+def _log_sessions(opened: Sequence[OpenSession], registry: Registry) -> None:
     """Log what a user should know about the new sessions."""
     for member in opened:
         for fallback in member.fallbacks:
@@ -195,7 +195,7 @@ def _open_first(settings: Settings, registry: Registry, servers: Servers) -> tup
             failed.append((", ".join(one.urls), error))
             continue
         others = [*every[position + 1 :], *every[:position]]
-        opened = _after(failed, opened)
+        opened = _with_fallbacks(failed, opened)
         return _wrap_channels(settings, registry, opened, partial(_context_of, settings, registry, one, others))
     raise unreachable([error for _, error in failed])
 
@@ -328,10 +328,10 @@ def _open_servers(settings: Settings, servers: Sequence[Server]) -> tuple[OpenSe
         for member in opened:
             member.close()
         raise
-    return _after(failed, opened)
+    return _with_fallbacks(failed, opened)
 
 
-def _after(failed: Iterable[tuple[str, DjinnError]], opened: Sequence[OpenSession]) -> tuple[OpenSession, ...]:
+def _with_fallbacks(failed: Iterable[tuple[str, DjinnError]], opened: Sequence[OpenSession]) -> tuple[OpenSession, ...]:
     """Return the sessions. The first one's fallbacks include `failed`."""
     first = opened[0]
     fallbacks = (*[given_up(*pair) for pair in failed], *first.fallbacks)
@@ -363,7 +363,7 @@ def _open_devices(
     first, welcome = _begin(settings, server, wanted[0], secondary)
     opened, failed = [first], list[tuple[str, DjinnError]]()
     try:
-        for number in _others_wanted(welcome, wanted):
+        for number in _matching_devices(welcome, wanted):
             try:
                 opened.append(_begin(settings, server, str(number), secondary=True)[0])
             except (TransportError, AccessRefused) as error:
@@ -375,7 +375,7 @@ def _open_devices(
     return opened, failed
 
 
-def _others_wanted(welcome: Welcome, wanted: Sequence[str]) -> list[int]:
+def _matching_devices(welcome: Welcome, wanted: Sequence[str]) -> list[int]:
     """Return the numbers of further devices that match one of `wanted`, in the server's order."""
 
     def matches(number: int, device: str, name: str) -> bool:

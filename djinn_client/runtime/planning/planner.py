@@ -105,14 +105,14 @@ class Planner:
         self._stats = stats
         self._plans: PlanCache[PreparedTemplate] = PlanCache(FACTOR)
         self.verdicts = Verdicts()
-        self._trials = AbTests(None, self._make_other, stats, self.verdicts)
+        self._trials = AbTests(None, self._make_without, stats, self.verdicts)
 
     @property
     def planning(self) -> Planning:
         """Return the planning functions. The first access creates them."""
         if self._begun is None:
             self._begun = planning = self._begin_planning(self.recent)
-            self._trials = AbTests(planning.judge, self._make_other, self._stats, self.verdicts)
+            self._trials = AbTests(planning.judge, self._make_without, self._stats, self.verdicts)
             if planning.factor != FACTOR:
                 self._plans = PlanCache(planning.factor)
         return self._begun
@@ -159,7 +159,7 @@ class Planner:
         """Plan a program. `for_sizes`: True if a plan for other sizes exists."""
         if self._begun is None and self.planning.factor != FACTOR:
             variants, _ = self._plans.find(program)
-        without = {**self.verdicts.about(program), **self._held_by_sizes(variants)}
+        without = {**self.verdicts.about(program), **self._bound_to_sizes(variants)}
         began = time.perf_counter()
         if for_sizes or any(one.held_by_sizes for one in variants):
             self._stats.plans_for_sizes += 1
@@ -169,7 +169,7 @@ class Planner:
         variants[:] = [*[one for one in variants if one.planned][1 - VARIANTS_LIMIT :], prepared]
         return prepared
 
-    def _held_by_sizes(self, variants: Sequence[PreparedTemplate]) -> Without:
+    def _bound_to_sizes(self, variants: Sequence[PreparedTemplate]) -> Without:
         """Return the optimizations with substitutions in all plans so far. Their plans hold only for exact sizes.
 
         With them, a program with ever changing sizes would be planned again each time.
@@ -178,7 +178,7 @@ class Planner:
             return NOTHING
         return dict.fromkeys((name for one in variants for name in one.substituted), _SIZES_CHANGE)
 
-    def _make_other(self, program: Program, without: Without) -> PreparedTemplate:
+    def _make_without(self, program: Program, without: Without) -> PreparedTemplate:
         return self._prepared(self._planned_program(program, without), program)
 
     def _planned_program(self, program: Program, without: Without) -> PlannedProgram:

@@ -129,16 +129,16 @@ def _slot_kinds(form: Form) -> tuple[SlotKind, ...]:
     found: list[SlotKind] = []
     for position, argument in enumerate(form.args):
         kind = named[position][1] if position < len(named) else SlotKind.MODE
-        found += [kind] * _taken(argument)
+        found += [kind] * _slot_count(argument)
     by_name = dict(named)
     for name, argument in form.kwargs:
-        found += [by_name.get(name, SlotKind.MODE)] * _taken(argument)
+        found += [by_name.get(name, SlotKind.MODE)] * _slot_count(argument)
     return tuple(found)
 
 
-def _taken(argument: Argument) -> int:
+def _slot_count(argument: Argument) -> int:
     if isinstance(argument, ListArg):
-        return sum([_taken(item) for item in argument.items if type(item) is not Operand])
+        return sum([_slot_count(item) for item in argument.items if type(item) is not Operand])
     return slots_taken(argument)
 
 

@@ -72,7 +72,7 @@ class Failures:
         """Return the error for a failed value, with op, shapes and the user's line."""
         if failure.executor in self._read:
             self._read[failure.executor](failure.sequence)
-        self._tell(failure)
+        self._mark_reported(failure)
         if failure.kind == "SessionLost":
             return SessionLost(failure.message)
         origin = self._origin(failure)
@@ -92,7 +92,7 @@ class Failures:
         known += [other.executor for other in self.unseen.values() if self._op(other) == op]
         return any(executor != failure.executor for executor in known)
 
-    def _tell(self, failure: Failure) -> None:
+    def _mark_reported(self, failure: Failure) -> None:
         """Mark a failure as reported, on every executor that ran its op."""
         self.unseen.pop(_key(failure), None)
         op = self._op(failure)

@@ -251,7 +251,7 @@ class Replies:
         if number in self.pending and not self._link.lost:
             try:
                 with interrupt_mask, collect_later:
-                    self._take_in_while(lambda: number in self.pending)
+                    self._read_pending(lambda: number in self.pending)
             except SessionLost:
                 return True  # `wait` raises the reason
         return number not in self.pending or bool(self._link.lost)
@@ -282,7 +282,7 @@ class Replies:
             try:
                 while not self._told:
                     interrupt_mask.check()
-                    self._receive_one(self._patience(until))
+                    self._receive_one(self._wait_seconds(until))
             except (KeyboardInterrupt, DeadlineExceeded):
                 self._unheard += 1
                 raise
@@ -350,7 +350,7 @@ class Replies:
                     stopped = True
             if wanted and number in self.cancellation.cancelled:
                 raise cancelled(link.server)
-            left = self._patience(until)
+            left = self._wait_seconds(until)
             if link.reading.acquire(timeout=left):
                 try:
                     if collect_later.thread.depth:
@@ -365,7 +365,7 @@ class Replies:
             if number in self.pending:
                 collect_later.catch_up()
 
-    def _patience(self, until: float | None) -> float:
+    def _wait_seconds(self, until: float | None) -> float:
         """Return the seconds to wait before the next check.
 
         Raises:
@@ -386,7 +386,7 @@ class Replies:
             self.receive_until(number)
             self.abandoned.discard(number)
             self._arrived.pop(number, None)
-        self._take_in_while(self._awaits)
+        self._read_pending(self._awaits)
 
     def take_next(self) -> None:
         """Wait up to `PATIENCE` seconds for a reply to an offer. Another thread may read it."""
@@ -401,9 +401,9 @@ class Replies:
         Raises:
             SessionLost: the executor is gone.
         """
-        self._take_in_while(lambda: True)
+        self._read_pending(lambda: True)
 
-    def _take_in_while(self, awaited: Callable[[], bool]) -> None:
+    def _read_pending(self, awaited: Callable[[], bool]) -> None:
         """Read messages that have arrived while a reply is due, unless another thread is reading."""
         if awaited() and self._link.reading.acquire(blocking=False):
             try:

@@ -42,20 +42,20 @@ class Cancellation:
     def stop_waiting(self, grace: float = 0.0) -> None:
         """Cancel this thread's pending submissions. The executor is told after `grace` seconds."""
         thread = threading.get_ident()
-        self._stop_those([n for n, p in list(self._pending.items()) if p.thread == thread], grace)
+        self._stop_submissions([n for n, p in list(self._pending.items()) if p.thread == thread], grace)
 
     def cancel(self, thread: int | None = None) -> None:
         """As `Session.cancel`."""
         numbers = [n for n, p in list(self._pending.items()) if thread is None or p.thread == thread]
         self.cancelled.update(numbers)
-        self._stop_those(numbers)
+        self._stop_submissions(numbers)
 
     def excuse_after(self, number: int) -> None:
         """Excuse this thread's pending submissions with higher numbers."""
         thread = threading.get_ident()
         self.excused.update([n for n, p in self._pending.items() if n > number and p.thread == thread])
 
-    def _stop_those(self, numbers: Sequence[int], grace: float = 0.0) -> None:
+    def _stop_submissions(self, numbers: Sequence[int], grace: float = 0.0) -> None:
         if numbers and not self._link.lost:
             self.excused.update(numbers)
             # On another thread, because a send may block for as long as the executor does not read.

@@ -78,13 +78,13 @@ class _Attempts:
         devices = self.context.topology.devices
         bound = bound_nodes(self.context.graph, self.context.plan.nodes)
         for _ in range(1 if bound else ROUNDS):
-            placement = self._made(_on(self.context, devices), policy, instead)
+            placement = self._made(_restricted_to(self.context, devices), policy, instead)
             if placement is None:
                 return None
             short = shortages(self.context, placement, spill=self.alone)
             if not short:
                 return self.taken(placement, spills=self.alone)
-            self._note(policy.name, devices, told(short))
+            self._note_refusal(policy.name, devices, told(short))
             self.short = self.measured = True
             if placement.pinned:
                 return self._around_pins(placement, policy)
@@ -114,7 +114,7 @@ class _Attempts:
             return self.taken(search(self.context, spill=spill), spills=spill)
         except DoesNotFit as error:
             self.short = True
-            self._note(NAME, devices, str(error))
+            self._note_refusal(NAME, devices, str(error))
         return None
 
     def _around_pins(self, placement: Placement, policy: PlacementPolicy) -> Placement:
@@ -129,7 +129,7 @@ class _Attempts:
             try:
                 return self.taken(search(self.context, spill=spill, pinned=pinned), spills=spill)
             except DoesNotFit as error:
-                self._note(NAME, devices, str(error))
+                self._note_refusal(NAME, devices, str(error))
         counts = ", ".join(f"{n:,} on {d}" for d, n in Counter(pinned.values()).items())
         refusal = DoesNotFit(
             f"the devices that were asked for do not suffice ({policy.name}: {counts} ops). Tried: "
@@ -150,7 +150,7 @@ class _Attempts:
     def _made(self, context: PlacementContext, policy: PlacementPolicy, instead: str) -> Placement | None:
         """Return the placement of a policy, or None if it is invalid."""
         try:
-            placement = _decided(context, self.context, policy)
+            placement = _placement_of(context, self.context, policy)
             check_placement(self.context, placement, title("placement policy", policy))
         except Exception as error:
             refusal = error
@@ -163,13 +163,13 @@ class _Attempts:
         if isinstance(refusal, InvalidStage):
             self.first = self.first or refusal
             self.short = self.short or isinstance(refusal, DoesNotFit)
-            self._note(policy.name, context.topology.devices, str(refusal))
+            self._note_refusal(policy.name, context.topology.devices, str(refusal))
             self.measured = self.measured or (not instead and self.short)
         elif not instead:
             raise refusal
         return None
 
-    def _note(self, author: str, devices: Sequence[DeviceCapabilities], why: str) -> None:
+    def _note_refusal(self, author: str, devices: Sequence[DeviceCapabilities], why: str) -> None:
         if self.alone and self.measured:
             return  # the same figures again
         where = devices[0].id if len(devices) == 1 else f"{len(devices)} devices"
@@ -183,7 +183,7 @@ class _Attempts:
         return _with_replicas(self.context, placement) if self.context.plan.replicas else placement
 
 
-def _on(context: PlacementContext, devices: tuple[DeviceCapabilities, ...]) -> PlacementContext:
+def _restricted_to(context: PlacementContext, devices: tuple[DeviceCapabilities, ...]) -> PlacementContext:
     """Return the context restricted to some devices. Values on other devices have no home."""
     if len(devices) == len(context.topology.devices):
         return context
@@ -196,7 +196,7 @@ def _on(context: PlacementContext, devices: tuple[DeviceCapabilities, ...]) -> P
     )
 
 
-def _decided(context: PlacementContext, whole: PlacementContext, policy: PlacementPolicy) -> Placement:
+def _placement_of(context: PlacementContext, whole: PlacementContext, policy: PlacementPolicy) -> Placement:
     """Return the policy's placement for tensors of index 0. Tensors of another index go to that index's device."""
     graph, nodes, devices = context.graph, context.plan.nodes, whole.topology.by_index
     bound = bound_nodes(graph, nodes)

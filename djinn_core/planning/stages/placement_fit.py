@@ -285,10 +285,10 @@ def shortages(
 
     `spill`: as in `room`. `any_order`: leave out shortages that another order of the ops may avoid.
     """
-    lacking = _lacking(context, placement)
+    lacking = _unsupported(context, placement)
     short: dict[str, Shortage] = {}
     if not _fits_at_a_glance(context, placement):
-        short = _short(context, needs(context, placement), spill, any_order)
+        short = _shortages(context, needs(context, placement), spill, any_order)
     return (*lacking.values(), *(s for d, s in short.items() if d not in lacking))
 
 
@@ -296,7 +296,7 @@ def shortages_of_steps(context: SchedulingContext, steps: Mapping[str, Sequence[
     """Return the shortages of devices whose peak exceeds their room."""
     if _fits_at_a_glance(context, context.placement):
         return ()
-    return tuple(_short(context, needs_of_steps(context, steps), context.placement.spills).values())
+    return tuple(_shortages(context, needs_of_steps(context, steps), context.placement.spills).values())
 
 
 def told(found: Sequence[Shortage]) -> str:
@@ -327,7 +327,7 @@ def _fits_at_a_glance(context: Context, placement: Placement) -> bool:
     return all((there := rooms.get(device)) is None or whole + beside <= there for device in used)
 
 
-def _short(
+def _shortages(
     context: Context, taken: Mapping[str, MemoryNeed], spill: bool, any_order: bool = False
 ) -> dict[str, Shortage]:
     found: dict[str, Shortage] = {}
@@ -339,11 +339,13 @@ def _short(
         wanted = need.least if any_order else need.bytes
         if there is not None and wanted > max(there, need.before):  # present memory does not belong to this program
             limit = context.memory_limits.get(device.id, 0)
-            found[device.id] = Shortage(device.id, wanted - there, _said(context.graph, device, need, there, limit))
+            found[device.id] = Shortage(
+                device.id, wanted - there, _shortage_text(context.graph, device, need, there, limit)
+            )
     return found
 
 
-def _said(graph: Graph, device: DeviceCapabilities, need: MemoryNeed, there: int, limit: int) -> str:
+def _shortage_text(graph: Graph, device: DeviceCapabilities, need: MemoryNeed, there: int, limit: int) -> str:
     already = f", {need.before:,} of them there already" if need.before else ""
     when = f", fullest at {at(graph, need.node)}" if need.node is not None else ""
     beside = f" and can spill {device.spill:,}" if device.spill else ""
@@ -392,7 +394,7 @@ def lacking(context: Context, node: int, device: DeviceCapabilities) -> str:
     return ""
 
 
-def _lacking(context: PlacementContext, placement: Placement) -> dict[str, Shortage]:
+def _unsupported(context: PlacementContext, placement: Placement) -> dict[str, Shortage]:
     """Return shortages of devices that lack an op or a dtype of their nodes, or of values sent to them.
 
     Values that already live there may stay.

@@ -135,7 +135,7 @@ class _Search:
         """
         graph = self.context.graph
         for block in (b for b in self.blocks if not b.able):
-            reasons = [f"{name}: {why}" for name in self.devices if (why := self._why_not(name, block))]
+            reasons = [f"{name}: {why}" for name in self.devices if (why := self._obstacle(name, block))]
             named = sorted({self.pinned[n] for n in block.nodes if n in self.pinned})
             what = at(graph, block.nodes[0]) if block.nodes else f"an input of {block.persistent:,} bytes"
             where = f", pinned to {', '.join(named)}," if named else ""
@@ -149,7 +149,7 @@ class _Search:
                 f"free: {persistent - free:,} bytes are short"
             )
 
-    def _why_not(self, name: str, block: _Block) -> str:
+    def _obstacle(self, name: str, block: _Block) -> str:
         """Return why the device alone rules out a block; empty if it does not."""
         there = _bytes(self.rooms[name])
         for node in block.nodes:
@@ -179,7 +179,7 @@ class _Search:
             if self.work <= 0:
                 return None
             homes[block.number] = device
-            if not is_last or self._begins_well(homes, min(block.first + 1, len(self.context.plan.nodes)), left):
+            if not is_last or self._prefix_fits(homes, min(block.first + 1, len(self.context.plan.nodes)), left):
                 found = self.extended(turn + 1, homes)
                 if found is not None:
                     return found
@@ -199,7 +199,7 @@ class _Search:
                 seen.add(make)
             yield device
 
-    def _begins_well(self, homes: Where, count: int, left: int) -> bool:
+    def _prefix_fits(self, homes: Where, count: int, left: int) -> bool:
         """Return True if the first `count` nodes fit, and the `left` inputs fit beside the initial contents.
 
         Temporaries of later nodes do not count yet.
@@ -243,7 +243,7 @@ class _Search:
                     break
                 homes = self._filled(order, dict(left))
                 placement = self._placement(homes)
-                short = self._short(placement)
+                short = self._shortages(placement)
                 if not short:
                     return placement
                 missed.append((_excess(short), homes, short))
@@ -252,7 +252,7 @@ class _Search:
                 for one in short:
                     left[one.device] -= one.excess
         _, homes, short = min(missed, key=lambda m: m[0])
-        return self._mended(homes, short)
+        return self._repaired(homes, short)
 
     def _orders(self) -> list[list[str]]:
         """Return device orders: as in the topology, by most room, by least room, and by fewest runnable blocks."""
@@ -276,7 +276,7 @@ class _Search:
             left[device] -= needed
         return homes
 
-    def _mended(self, homes: dict[int, str], short: tuple[Shortage, ...]) -> Placement:
+    def _repaired(self, homes: dict[int, str], short: tuple[Shortage, ...]) -> Placement:
         """Move blocks one by one away from overfull devices while the shortage shrinks. Return the placement.
 
         Raises:
@@ -303,19 +303,19 @@ class _Search:
                     if not self.checks:
                         return
                     moved = {**homes, block.number: target}
-                    after = self._short(self._placement(moved))
+                    after = self._shortages(self._placement(moved))
                     if _excess(after) < _excess(short):
                         yield moved, after
 
     # --- placements ---------------------------------------------------------------------------------------------
 
-    def _short(self, placement: Placement) -> tuple[Shortage, ...]:
+    def _shortages(self, placement: Placement) -> tuple[Shortage, ...]:
         self.checks -= 1
         return shortages(self.context, placement, spill=self.spill)
 
     def _placement(self, homes: Where) -> Placement:
         graph, nodes = self.context.graph, self.context.plan.nodes
-        decisions = tuple([PlacementDecision(n, self._of_node(n, homes), self._why(n)) for n in nodes])
+        decisions = tuple([PlacementDecision(n, self._of_node(n, homes), self._placement_reason(n)) for n in nodes])
         values = homes_of_values(graph, nodes, self.together, homes)
         return Placement(decisions, values, NAME, pinned=frozenset(self.pinned))
 
@@ -323,7 +323,7 @@ class _Search:
         block = self.together.node(node)
         return homes[~node if block is None else block]
 
-    def _why(self, node: int) -> str:
+    def _placement_reason(self, node: int) -> str:
         return "the user asked for it" if node in self.pinned else "found by a search for what fits"
 
 

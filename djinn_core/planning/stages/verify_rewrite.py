@@ -29,13 +29,13 @@ def check_rewrite(graph: Graph, plan: OptimizationPlan, rewrite: Rewrite, kept: 
     """
     if not (rewrite.drop or rewrite.replace or rewrite.equal_slots or rewrite.replicas):
         return
-    problem = next(_Judge.of(graph, plan, rewrite, kept).problems(rewrite), None)
+    problem = next(_RewriteCheck.of(graph, plan, rewrite, kept).problems(rewrite), None)
     if problem:
         raise InvalidStage(f"{author} proposed an illegal rewrite: {problem}")
 
 
 @attrs.frozen
-class _Judge:
+class _RewriteCheck:
     """The program under a rewrite: its running nodes, the values that they use, and their writes."""
 
     graph: Graph
@@ -51,7 +51,7 @@ class _Judge:
     outliving: frozenset[int]
 
     @classmethod
-    def of(cls, graph: Graph, plan: OptimizationPlan, rewrite: Rewrite, kept: frozenset[int]) -> _Judge:
+    def of(cls, graph: Graph, plan: OptimizationPlan, rewrite: Rewrite, kept: frozenset[int]) -> _RewriteCheck:
         running = tuple(graph.nodes[i] for i in plan.nodes if i not in rewrite.drop)
         replace = resolved({**plan.replace, **rewrite.replace})
         used = [(node.id, replace.get(v, v)) for node in running for v in node.inputs]
@@ -110,9 +110,9 @@ class _Judge:
             yield f"value {stand_in} stands in for {value} but is not made before it"
         elif self.graph.meta(value) is not self.graph.meta(stand_in):
             yield f"value {stand_in} stands in for {value} but has other metadata"
-        yield from self._told_apart(value, stand_in)
+        yield from self._merge_conflicts(value, stand_in)
 
-    def _told_apart(self, value: int, stand_in: int) -> Iterator[str]:
+    def _merge_conflicts(self, value: int, stand_in: int) -> Iterator[str]:
         """Yield the ways in which a program could detect that two values were merged."""
         own, other = storage_of(value), storage_of(stand_in)
         if value in self.kept:

@@ -35,7 +35,7 @@ def check_schedule(context: SchedulingContext, schedule: ExecutionSchedule, auth
     try:
         _check_plan(context, schedule)
         _check_groups(context, schedule)
-        _Rehearsal(context, schedule).run()
+        _DryRun(context, schedule).run()
         _check_memory(context, schedule)
     except _Short as problem:
         raise DoesNotFit(f"{author} made a schedule that does not fit: {problem}") from None
@@ -90,7 +90,7 @@ class _Machine:
     copies: dict[int, int] = attrs.field(factory=dict)
 
 
-class _Rehearsal:
+class _DryRun:
     """Runs the steps of all devices without data and checks the storage versions that each would see."""
 
     def __init__(self, context: SchedulingContext, schedule: ExecutionSchedule) -> None:
@@ -114,7 +114,7 @@ class _Rehearsal:
         running = [context.graph.nodes[i] for i in context.plan.nodes]
         self.written = frozenset([storage for node in running for storage in storages_written(node)])
         self.expected = _expected_versions(running, self.replace, self.written)
-        self.drawing = _in_turn(running, self.placed)
+        self.drawing = _random_order(running, self.placed)
         self.done: set[int] = set()
         self.actions: dict[type, Callable[[str, Any], None]] = {
             Upload: self._upload, Run: self._run, Send: self._send, Receive: self._receive, Free: self._free,
@@ -241,7 +241,7 @@ def _expected_versions(
     return expected
 
 
-def _in_turn(running: Sequence[Node], placed: Mapping[int, str]) -> dict[str, list[int]]:
+def _random_order(running: Sequence[Node], placed: Mapping[int, str]) -> dict[str, list[int]]:
     """Return the nodes that draw random numbers, by device, in program order. Each device has its own random state."""
     found: dict[str, list[int]] = defaultdict(list)
     for node in running:

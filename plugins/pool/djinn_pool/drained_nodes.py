@@ -23,15 +23,15 @@ def watch() -> None:
     """Watch the executors of the open session, if their engine announces that it drains a node."""
     registry, settings = context.configured()
     plugin = registry.owner("executors", settings.engine)
-    threading.Thread(target=_look, args=(plugin,), name="djinn-places", daemon=True).start()
+    threading.Thread(target=_watch_nodes, args=(plugin,), name="djinn-places", daemon=True).start()
 
 
-def _look(plugin: str) -> None:
+def _watch_nodes(plugin: str) -> None:
     """Check all executors periodically until the session ends. `plugin`: name of the engine's plugin, for messages."""
     ended, pause = port.sessions_ended, threading.Event()
     told: list[OpenSession] = []
     while not pause.wait(LOOK_SECONDS):
-        if not _goes_on(ended):
+        if not _is_same_session(ended):
             return
         told = [one for one in told if one in context.opened]
         for one in context.opened:
@@ -39,7 +39,7 @@ def _look(plugin: str) -> None:
                 told.append(one)
                 _log.warning("an executor leaves, because the engine drains its node", reason=reason)
                 try:
-                    _give_way(one)
+                    _replace(one)
                 except DjinnError as error:
                     _log.error("an executor on a drained node cannot leave the session", error=str(error))
 
@@ -58,12 +58,12 @@ def _notice(one: OpenSession, told: list[OpenSession], plugin: str) -> str:
         return ""
 
 
-def _goes_on(ended: int) -> bool:
+def _is_same_session(ended: int) -> bool:
     """Return True while the session that began after `ended` earlier sessions is open."""
     return port.sessions_ended == ended and port.is_open() and not interpreter_shutdown.has_begun()
 
 
-def _give_way(one: OpenSession) -> None:
+def _replace(one: OpenSession) -> None:
     """Replace an executor.
 
     It leaves first if the other executors can take its values, otherwise its replacement joins first.

@@ -23,8 +23,8 @@ class Relay:
         self._room: Room | None = None
         self._frames: list[Frame] = []
         self._missing = 0
-        session.replies.when_links_seen = self._see
-        session.replies.when_room_told = self._hear_room
+        session.replies.when_links_seen = self._add_measurements
+        session.replies.when_room_told = self._set_room
         for kind in (TransferHeader, TransferChunk):
             session.replies.handle(kind, self._take)
 
@@ -54,11 +54,11 @@ class Relay:
         self.has_news = bool(self._seen)
         return room
 
-    def _hear_room(self, room: Room) -> None:
+    def _set_room(self, room: Room) -> None:
         self._room = room
         self.has_news = True
 
-    def _see(self, seen: Sequence[LinkMeasurement]) -> None:
+    def _add_measurements(self, seen: Sequence[LinkMeasurement]) -> None:
         self._seen.extend(seen)
         self.has_news = True
 

@@ -289,11 +289,11 @@ class PoolRouter(Router):
             alike, plan, values = prepared
             if alike.tried is not None and not any(member.replies.pending for member in self.executors.here):
                 took = alike.clock()  # otherwise the reply would wait for earlier work
-            requests = self._requests(submission, self._account(plan, values))
+            requests = self._requests(submission, self._record_locations(plan, values))
             if self._planner.derived.values.some:
                 written = [values[i] for i in plan.written]
                 self._forget_derived(requests, submission.free, submission.program.dead, written)
-            asked = self._do(plan, values, submission, requests)
+            asked = self._run_parts(plan, values, submission, requests)
             if plan.dead and self._uploads:  # values that no running part has used
                 self._uploads.drop([values[i] for i in plan.dead])
         else:
@@ -328,8 +328,8 @@ class PoolRouter(Router):
     def _carry_out(self, plan: PooledPlan, program: Program) -> None:
         values = tuple(dict.fromkeys(program.operands))
         with interrupt_mask.uninterruptible:
-            self._account(plan, values)
-            self._do(plan, values, Submission(program), defaultdict(_ExecutorRequest))
+            self._record_locations(plan, values)
+            self._run_parts(plan, values, Submission(program), defaultdict(_ExecutorRequest))
 
     def _free_copies(self, copies: Sequence[tuple[int, int]]) -> None:
         """Free (value, executor) copies that no plan will use."""
@@ -344,7 +344,7 @@ class PoolRouter(Router):
         for executor, freed in self._locations.forget(derived.take_stale()).items():
             requests[executor].free += freed
 
-    def _account(self, plan: PooledPlan, values: Sequence[int]) -> list[tuple[int, int]]:
+    def _record_locations(self, plan: PooledPlan, values: Sequence[int]) -> list[tuple[int, int]]:
         """Record the locations of values after the plan. Return outdated (value, executor) copies."""
         locations = self._locations
         for (
@@ -395,7 +395,7 @@ class PoolRouter(Router):
         self._locations.add(value, executor, self._uploads.give(value, executor))
         self._locations.given.add(storage_of(value))
 
-    def _do(
+    def _run_parts(
         self, plan: PooledPlan, values: Sequence[int], submission: Submission, requests: _ExecutorRequests
     ) -> Asked:
         """Have each executor run its parts. Requests for values are attached to an executor's last part."""
@@ -405,7 +405,7 @@ class PoolRouter(Router):
             if index in begun:
                 continue
             if not isinstance(part, RunPart):
-                self._do_between(part, values)
+                self._run_step_between(part, values)
                 continue
             self._follow_reads(submission)
             executor = part.executor
@@ -430,7 +430,7 @@ class PoolRouter(Router):
                 and part.executor not in freed
                 and values[part.value] in self._uploads.reads
             ):
-                self._do_between(part, values)
+                self._run_step_between(part, values)
                 begun.add(index)
         return begun
 
@@ -439,7 +439,7 @@ class PoolRouter(Router):
         if any(member.unread for member in members):
             follow_reads(members, context.observers, submission)
 
-    def _do_between(self, part: UploadStep | TransferStep | AwaitStep | FreeStep, values: Sequence[int]) -> None:
+    def _run_step_between(self, part: UploadStep | TransferStep | AwaitStep | FreeStep, values: Sequence[int]) -> None:
         """Carry out a step between two runs of parts."""
         if isinstance(part, UploadStep):
             self._uploads.give(values[part.value], part.executor)

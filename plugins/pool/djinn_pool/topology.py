@@ -146,9 +146,9 @@ class PoolTopology:
         self._present = list(present)
         self._adopt(measured)
         self.topology = attrs.evolve(self.topology, indexes=tuple([self._devices[number].id for number in indexes]))
-        self._count_on_these()
+        self._update_topology()
 
-    def _count_on_these(self) -> None:
+    def _update_topology(self) -> None:
         devices = tuple([self._devices[number] for number in self._present])
         links = (*[link.link for link in self._links.values()], *self._assumed)
         self.topology = attrs.evolve(self.topology, devices=devices, links=links)
@@ -165,7 +165,7 @@ class PoolTopology:
         self._devices = [  # with the free memory that executors reported since the session began
             attrs.evolve(known.get(d.id, d), memory_free=d.memory_free) for d in self._devices
         ]
-        self._count_on_these()
+        self._update_topology()
 
     def listen(self) -> int:
         """Read the executors' measurements and request missing ones. Return the number of link changes so far."""
@@ -175,7 +175,7 @@ class PoolTopology:
             if not relay.has_news:
                 continue
             if seen := relay.take_seen():
-                self._hear(number, seen, now)
+                self._take_measurements(number, seen, now)
             if (room := relay.take_room()) is not None:
                 self._note_room(number, room)
                 told = True
@@ -187,7 +187,7 @@ class PoolTopology:
             self._gauge(now)
         return self.changes
 
-    def _hear(self, number: int, seen: Sequence[LinkMeasurement], now: float) -> None:
+    def _take_measurements(self, number: int, seen: Sequence[LinkMeasurement], now: float) -> None:
         touched = []
         for one in seen:
             peer = one.peer - 1
@@ -196,7 +196,7 @@ class PoolTopology:
                 link.see(one, now)
                 touched.append(link)
         if sum(link.settle(now) for link in touched):  # each of them settles
-            self._count_on_these()
+            self._update_topology()
 
     def _note_room(self, number: int, room: Room) -> None:
         """Set the free memory of an executor. Discard cached plans if it has changed enough."""

@@ -123,7 +123,9 @@ class RayHandle(ExecutorHandle):
         except exceptions.GetTimeoutError:
             raise StartupError(f"the actor of executor {self._number} does not answer") from None
         except exceptions.RayTaskError as error:
-            raise StartupError(_told(error.cause if isinstance(error.cause, Exception) else error)) from error
+            raise StartupError(
+                _startup_message(error.cause if isinstance(error.cause, Exception) else error)
+            ) from error
         except exceptions.RayActorError as error:
             raise StartupError(_reason(error)) from error
         except Exception as error:  # Ray raises various errors after the cluster was left
@@ -136,16 +138,16 @@ class RayHandle(ExecutorHandle):
 
     def wait(self) -> tuple[int, str]:
         """As `ExecutorHandle.wait`."""
-        while (over := self._look(60.0)) is None:
+        while (over := self._exit_reason(60.0)) is None:
             pass
         return over
 
     @property
     def ended(self) -> bool:
         """As `ExecutorHandle.ended`."""
-        return self._look(0.0) is not None
+        return self._exit_reason(0.0) is not None
 
-    def _look(self, timeout: float) -> tuple[int, str] | None:
+    def _exit_reason(self, timeout: float) -> tuple[int, str] | None:
         """Return a description of how the executor ended; None if it did not end within `timeout` seconds."""
         with self._lock:
             reference = self._gone
@@ -217,15 +219,15 @@ def _reason(error: BaseException) -> str:
         )
     cause = getattr(error, "cause", None) or getattr(error, "__cause__", None)
     if isinstance(cause, Exception):
-        return _told(cause)
-    return f"an executor was lost by the Ray cluster: {_last(text)}"
+        return _startup_message(cause)
+    return f"an executor was lost by the Ray cluster: {_last_line(text)}"
 
 
-def _told(error: Exception) -> str:
+def _startup_message(error: Exception) -> str:
     return (
         str(error)
         if isinstance(error, StartupError)
-        else f"an executor did not start on a node of the Ray cluster: {_last(str(error))}"
+        else f"an executor did not start on a node of the Ray cluster: {_last_line(str(error))}"
     )
 
 
@@ -233,5 +235,5 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
-def _last(text: str) -> str:
+def _last_line(text: str) -> str:
     return ([line.strip() for line in text.splitlines() if line.strip()] or [""])[-1]

@@ -72,12 +72,12 @@ class SimulationMode(TorchDispatchMode):
         try:
             pretended = self.known[key]
         except KeyError:
-            pretended = self._looked_at(func, args, kwargs)
+            pretended = self._simulated(func, args, kwargs)
             if len(self.known) >= _LIMIT:
                 self.known.clear()
             self.known[key] = pretended
         except TypeError:  # an unhashable argument
-            pretended = self._looked_at(func, args, kwargs)
+            pretended = self._simulated(func, args, kwargs)
         if pretended is None:
             made = func(*args, **kwargs)
             if not _is_view(func):
@@ -94,7 +94,7 @@ class SimulationMode(TorchDispatchMode):
             return memory.as_strided(result.shape, result.stride)
         return None if result is None else _argument(result, args, kwargs, func)
 
-    def _looked_at(self, func: Any, args: Any, kwargs: Any) -> SimulatedCall | None:
+    def _simulated(self, func: Any, args: Any, kwargs: Any) -> SimulatedCall | None:
         """Return the cacheable simulation of a call; None if the op must run."""
         if _is_view(func):
             return None

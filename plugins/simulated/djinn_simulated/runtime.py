@@ -49,7 +49,7 @@ class SimulatedRuntime(DeviceRuntime):
     @contextmanager
     def running(self) -> Iterator[None]:
         """Return the context in which ops take simulated time and do not compute."""
-        with SimulationMode(self._described, self.zeros, self._pass):
+        with SimulationMode(self._described, self.zeros, self._add_seconds):
             yield
 
     def take_seconds(self) -> float:
@@ -58,7 +58,7 @@ class SimulatedRuntime(DeviceRuntime):
             seconds, self._seconds = self._seconds, 0.0
         return seconds
 
-    def _pass(self, seconds: float) -> None:
+    def _add_seconds(self, seconds: float) -> None:
         with self._lock:
             self._seconds += seconds
 

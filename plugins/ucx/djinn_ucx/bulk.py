@@ -207,7 +207,7 @@ class BulkChannel:
         quiet = begun = time.monotonic()
         while True:
             now = time.monotonic()
-            if self._progress_once() or self._throw_away():
+            if self._progress_once() or self._discard_unexpected():
                 quiet = now
             lost = now - quiet >= _LOST_SECONDS
             waiting = _unfinished(self._sent) or (not lost and _unfinished(self._awaited))
@@ -221,7 +221,7 @@ class BulkChannel:
         except Exception as error:
             log.warning("UCX cannot close a connection", error=str(error))
 
-    def _throw_away(self) -> bool:
+    def _discard_unexpected(self) -> bool:
         """Receive and discard an unexpected message, without fetching its bytes. Return True if there was one."""
         from ucxx._lib.arr import Array
 

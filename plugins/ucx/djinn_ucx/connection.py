@@ -141,7 +141,7 @@ class UcxConnection(Connection):
             raise TransportError(self._stop_sending("the other end closed the connection"))
         opening = Opening(tuple((n, len(views[n])) for n in large))
         inline = [view for n, view in enumerate(views) if n not in {*large}]
-        look = self._looks(interruptible=True)
+        look = self._wait_check(interruptible=True)
         try:
             # Sent before the frame, so that the other end finds them when it reads the frame.
             messages = [channel.send(views[n]) for n in large]
@@ -214,7 +214,7 @@ class UcxConnection(Connection):
         return None
 
     def _finish(self, arriving: _Arriving, deadline: float | None) -> Frame:
-        channel, look = self._channel, self._looks()
+        channel, look = self._channel, self._wait_check()
         assert channel is not None
         try:
             for message in arriving.messages:
@@ -284,7 +284,7 @@ class UcxConnection(Connection):
         self._carrier.close()
         return self._ended
 
-    def _looks(self, interruptible: bool = False) -> Callable[[], None]:
+    def _wait_check(self, interruptible: bool = False) -> Callable[[], None]:
         """Return a function for waits, which raises `TransportError` if the wait is pointless."""
         since: dict[str, float] = {}
 

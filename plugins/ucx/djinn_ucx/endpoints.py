@@ -128,7 +128,7 @@ def _try_addresses() -> None:
             fork = os.fork()
             if not fork:
                 _try_one(libucxx, address, local)
-            os.write(answers, _FINE if _ends_well(fork) else _REFUSED)
+            os.write(answers, _FINE if _exits_normally(fork) else _REFUSED)
 
 
 def _try_one(api: Any, address: bytes, local: bool) -> None:
@@ -146,7 +146,7 @@ def _try_one(api: Any, address: bytes, local: bool) -> None:
         os._exit(status)
 
 
-def _ends_well(fork: int) -> bool:
+def _exits_normally(fork: int) -> bool:
     return os.waitpid(fork, 0)[1] == 0
 
 

@@ -197,13 +197,13 @@ def time_embedding(graph: Graph) -> int | None:
             if (
                 graph.nodes[i].outputs
                 and len(graph.meta(graph.nodes[i].outputs[0]).shape) == 2
-                and _becomes_vector(graph, i)
+                and _is_time_embedding(graph, i)
             ):
                 return i
     return None
 
 
-def _becomes_vector(graph: Graph, wave: int) -> bool:
+def _is_time_embedding(graph: Graph, wave: int) -> bool:
     layers = [
         n for n in graph.flow.descendants(wave, frozenset({"add", "linear", "mm"}), limit=24)
         if graph.nodes[n].operation in {"linear", "addmm"}
@@ -214,7 +214,7 @@ def _becomes_vector(graph: Graph, wave: int) -> bool:
     return any(next(_TIME.ways(found, user), None) for value in second for user in graph.flow.users(value))
 
 
-def _several_kinds(evidence: Evidence) -> Iterator[Judgement]:
+def _several_modalities(evidence: Evidence) -> Iterator[Judgement]:
     kinds = evidence.kinds
     if len(kinds) > 1 and evidence.fused:
         names = " and ".join(sorted(k.value for k in kinds))
@@ -313,7 +313,7 @@ def _picks_by_tokens(graph: Graph) -> bool:
     return False
 
 
-def _one_kind(evidence: Evidence) -> Iterator[Judgement]:
+def _single_modality(evidence: Evidence) -> Iterator[Judgement]:
     how = f"{evidence.convolutions} convolutions and {evidence.products} matrix products"
     for modality, workload in ((Modality.VISION, WorkloadType.VISION), (Modality.AUDIO, WorkloadType.AUDIO)):
         if evidence.kinds == {modality}:
@@ -330,7 +330,7 @@ def _convolutional(evidence: Evidence) -> Iterator[Judgement]:
         yield Judgement(WorkloadType.AUDIO if 2 * flat > evidence.convolutions else WorkloadType.VISION, 0.6, reason)
 
 
-def _nothing_more(evidence: Evidence) -> Iterator[Judgement]:
+def _fallback(evidence: Evidence) -> Iterator[Judgement]:
     how = f"{evidence.products} matrix products, {evidence.convolutions} convolutions, no rule for more"
     yield Judgement(WorkloadType.GENERIC, 0.5, how)
 
@@ -338,5 +338,5 @@ def _nothing_more(evidence: Evidence) -> Iterator[Judgement]:
 _TOKENS = 12  # maximum number of sources between tokens and the position that they select
 _TOLD_BY_TOKENS = frozenset({"arange", "eq", "full", "mul", "ne", "scalar_tensor", "where"})
 _STRUCTURES: tuple[Callable[[Evidence], Iterator[Judgement]], ...] = (
-    _training, _several_kinds, _diffusion, _recommender, _language, _one_kind, _convolutional, _nothing_more,
+    _training, _several_modalities, _diffusion, _recommender, _language, _single_modality, _convolutional, _fallback,
 )  # fmt: skip

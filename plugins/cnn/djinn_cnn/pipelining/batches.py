@@ -111,7 +111,7 @@ class _Search:
         if any(storage_of(v) in self.before for v in node.outputs):  # views of inputs are not divided
             if self._divides(node, rows):
                 self.batch.update(node.outputs)
-        elif rows and self._divides(node, rows) and self._writes_its_own(node) and self._has_the_rest(node):
+        elif rows and self._divides(node, rows) and self._writes_its_own(node) and self._has_other_operands(node):
             self.nodes[node.id] = node, rows
             seen = node.outputs[:1] if node.operation in _FIRST_ONLY else node.outputs
             self.made.update(seen)
@@ -133,7 +133,7 @@ class _Search:
         """Return True if a node writes only values that the region made and that have no other views."""
         return all(v in self.made and self.values[storage_of(v)] == 1 for v in node.writes)
 
-    def _has_the_rest(self, node: Node) -> bool:
+    def _has_other_operands(self, node: Node) -> bool:
         """Return True if the node's operands without rows exist before, or can be computed once for all parts."""
         return all(v in self.made or self._is_there(v) for v in node.inputs)
 

@@ -37,7 +37,7 @@ class Pipelining(Optimization):
             return OptimizationResult(self.name, applied=False, reason=refused)
         busy = _devices_kept_busy(context)
         if busy < 2:
-            return OptimizationResult(self.name, applied=False, reason=_too_little(context))
+            return OptimizationResult(self.name, applied=False, reason=_client_bound(context))
         following = context.stream.following
         reason = (
             f"{following} of its kind {'is' if following == 1 else 'are'} under way and it depends on none of them: "
@@ -70,6 +70,6 @@ def _devices_kept_busy(context: OptimizationContext) -> int:
     return min(len(context.topology.devices), int(_seconds(context) / _client(context)))
 
 
-def _too_little(context: OptimizationContext) -> str:
+def _client_bound(context: OptimizationContext) -> str:
     took, recorded = _seconds(context) * 1e3, _client(context) * 1e3
     return f"it takes {took:.3g} ms, and {recorded:.3g} ms to record: one device does what the client asks for"

@@ -322,10 +322,10 @@ def open_or_raise(connection: SshConnection) -> None:
     if reason := connection.open(asks=has_terminal()):
         from djinn.errors import TransportError
 
-        raise TransportError(f"no connection to {host}: {reason}\n{_cure(reason, connection.destination)}")
+        raise TransportError(f"no connection to {host}: {reason}\n{_advice(reason, connection.destination)}")
 
 
-def _cure(reason: str, destination: Destination) -> str:
+def _advice(reason: str, destination: Destination) -> str:
     by_hand = shlex.join(["ssh", *destination.options, destination.host])
     if "Host key verification failed" in reason or "IDENTIFICATION" in reason:
         return f"Its host key is not known here, or it changed: `{by_hand}` shows it. Accept it there if it is right, and repeat this"

@@ -49,7 +49,7 @@ def start_keeper(record: Record) -> TunnelState:
         )
     process = int(begun.stdout or 0)
     deadline = time.monotonic() + _PATIENCE
-    while process and _lives(process) and time.monotonic() < deadline:
+    while process and _is_running(process) and time.monotonic() < deadline:
         if (state := tunnel_state(record.name)) is not None and state.process == process:
             return state
         time.sleep(0.02)
@@ -59,7 +59,7 @@ def start_keeper(record: Record) -> TunnelState:
     return TunnelState(process, reason=said or "the process that keeps the tunnel said nothing", ended=True)
 
 
-def _lives(process: int) -> bool:
+def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -201,13 +201,13 @@ def check_file(resolved: ResolvedSettings) -> Iterator[Finding]:
     """Check for a configuration or connection file with a token that other users can read."""
     settings = resolved.settings
     in_file = resolved.origins["token"].startswith("file ")
-    if resolved.file is not None and in_file and _others_read(resolved.file):
+    if resolved.file is not None and in_file and _is_readable_by_others(resolved.file):
         yield Finding(
             f"{resolved.file} holds the token and others may read it.", f"chmod 600 {resolved.file}", fatal=False
         )
     connection = settings.connection_file
     # A missing file is reported when servers are asked.
-    if connection is not None and connection.exists() and _others_read(connection):
+    if connection is not None and connection.exists() and _is_readable_by_others(connection):
         yield Finding(f"Others may read the token in {connection}.", f"chmod 600 {connection}", fatal=False)
 
 
@@ -309,14 +309,14 @@ def server_rows(settings: Settings, transports: Sequence[Transport]) -> tuple[Se
 
 def _server_row(url: str, status: Status | DjinnError) -> ServerRow:
     if isinstance(status, DjinnError):
-        return ServerRow(url, reachable=False, detail=str(status), mend=_server_mend(status))
+        return ServerRow(url, reachable=False, detail=str(status), mend=_server_advice(status))
     several = len(status.executors) > 1
     named = (f"{n} {e.device.id}" if several else e.device.id for n, e in enumerate(status.executors))
     devices = ", ".join(named) or "no executor yet"
     return ServerRow(url, reachable=True, detail=f"djinn {status.version}, {devices}")
 
 
-def _server_mend(error: DjinnError) -> str:
+def _server_advice(error: DjinnError) -> str:
     if isinstance(error, PluginError):
         return "`djinn plugins` shows which transports are there."
     return f"`djinn explain-error {error.code}` lists causes and cures."
@@ -353,7 +353,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
-def _others_read(path: Path) -> bool:
+def _is_readable_by_others(path: Path) -> bool:
     return bool(path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
 
 

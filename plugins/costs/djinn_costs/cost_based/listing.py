@@ -110,7 +110,7 @@ class ListScheduler:
             unit = units[index]
             if unit.light and unit.storage is not None and self._home(unit) is None:
                 continue  # on the device of its first consumer
-            offered = self._offered(index, unit, choose)
+            offered = self._candidate_devices(index, unit, choose)
             if not offered:
                 return None
             bound = unit.storage is not None and self.work.blocks.leader(unit.storage) in self.resident
@@ -124,7 +124,7 @@ class ListScheduler:
         self._leave_no_light_unit(order)
         return result
 
-    def _offered(self, index: int, unit: Unit, choose: Choose) -> Sequence[str]:
+    def _candidate_devices(self, index: int, unit: Unit, choose: Choose) -> Sequence[str]:
         home = self._home(unit)
         return [home] if home is not None else list(dict.fromkeys(choose(index, unit, self)))
 
@@ -195,9 +195,9 @@ class ListScheduler:
             result.homes.setdefault(blocks.leader(unit.storage), device)
         for maker in unit.needs:  # light operands are placed here as well
             if not result.where[maker]:
-                self._bring(maker, device, done)
+                self._place_light_unit(maker, device, done)
 
-    def _bring(self, index: int, device: str, done: float) -> None:
+    def _place_light_unit(self, index: int, device: str, done: float) -> None:
         """Place a light unit, and its light inputs, on the device of its first consumer."""
         unit, result = self.work.units[index], self.result
         home = self._home(unit) or device
@@ -205,7 +205,7 @@ class ListScheduler:
         self._settle(unit, home)
         for maker in unit.needs:
             if not result.where[maker]:
-                self._bring(maker, device, done)
+                self._place_light_unit(maker, device, done)
 
     def _settle(self, unit: Unit, device: str) -> None:
         for storage in (*unit.reads, *(() if unit.storage is None else (unit.storage,))):
@@ -216,4 +216,4 @@ class ListScheduler:
         main = next((d for d in self.result.where if d), self.hardware.devices[0].id)
         for index in reversed(order):
             if not self.result.where[index]:
-                self._bring(index, main, 0.0)
+                self._place_light_unit(index, main, 0.0)

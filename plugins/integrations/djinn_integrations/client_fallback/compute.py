@@ -58,10 +58,10 @@ class ClientFallback(OpHandler):
         kind = func, tuple((o.dtype, o.dim()) for o in operands), tuple(kwargs)
         known = self._needed.get(kind)
         if known is None:
-            known = self._needed[kind] = self._cannot(func, args, kwargs, operands, slots)
+            known = self._needed[kind] = self._lacks_kernel(func, args, kwargs, operands, slots)
         return known
 
-    def _cannot(
+    def _lacks_kernel(
         self,
         func: Any,
         args: tuple[Any, ...],
@@ -77,7 +77,7 @@ class ClientFallback(OpHandler):
         except UnsupportedOperation as error:
             if isinstance(error, RemoteNotImplementedError) and error.op != func.name():
                 return False  # an earlier op failed, and reports its error when its result is used
-            self._tell(func, str(error))
+            self._warn_once(func, str(error))
             return True
         except RemoteError as error:
             log.debug("an op failed, but not because of a missing kernel", op=func.name(), reason=str(error))
@@ -90,22 +90,22 @@ class ClientFallback(OpHandler):
             UnsupportedOperation: a result shares memory with an operand, or is not a strided tensor.
             Exception: any error of PyTorch.
         """
-        self._tell(func, "it is not on the allow-list of ops")
+        self._warn_once(func, "it is not on the allow-list of ops")
         context.stats.client_fallbacks += 1
-        here = _Here(func)
+        here = _CpuCopies(func)
         with torch.no_grad(), torch.device("cpu"):
             out = func(*here.bring(args), **{name: here.bring(value) for name, value in kwargs.items()})
             for written in _written(func, args, kwargs):
                 record(aten.copy_.default, (written, upload_copy(here.bring(written), written.remote.meta.device)), {})
             return here.send(out)
 
-    def _tell(self, func: Any, reason: str) -> None:
+    def _warn_once(self, func: Any, reason: str) -> None:
         if func.name() not in self._told:
             self._told.add(func.name())
             log.warning("an op that the executor cannot run is computed here", op=func.name(), reason=reason)
 
 
-class _Here:
+class _CpuCopies:
     """CPU copies of an op's operands, and their remote tensors."""
 
     def __init__(self, func: Any) -> None:

@@ -32,9 +32,9 @@ class _Copies:
 
     def of(self, tree: Any, make: Callable[[LazyTensor], torch.Tensor]) -> Any:
         """Return `tree` with copies in place of remote tensors; `make` creates missing copies."""
-        return pytree.tree_map(lambda leaf: self._of(leaf, make) if isinstance(leaf, LazyTensor) else leaf, tree)
+        return pytree.tree_map(lambda leaf: self._copy_of(leaf, make) if isinstance(leaf, LazyTensor) else leaf, tree)
 
-    def _of(self, tensor: LazyTensor, make: Callable[[LazyTensor], torch.Tensor]) -> torch.Tensor:
+    def _copy_of(self, tensor: LazyTensor, make: Callable[[LazyTensor], torch.Tensor]) -> torch.Tensor:
         if id(tensor) not in self._made:
             self._made[id(tensor)] = make(tensor).contiguous()
         return self._made[id(tensor)]

@@ -89,7 +89,7 @@ class LateStopCheck:
         """Wait for the remaining replies and undo surplus steps. Return how many steps to remove from the collected outputs."""
         self._take(0)
         if self._last is not None and (self._broken_off or self._last.number < self.steps):
-            self._go_back_to(self._last)
+            self._roll_back_to(self._last)
             return max(self.steps - self._last.number, 1)
         if self._cache is not None:
             self._cache.release()
@@ -110,23 +110,23 @@ class LateStopCheck:
             if len(self._asked) <= lateness and not step.answer.done():
                 return
             self._asked.popleft()
-            self._look_at(step)
+            self._check_step(step)
 
-    def _look_at(self, step: _Step) -> None:
+    def _check_step(self, step: _Step) -> None:
         try:
             flag, *tokens = step.answer.result()
             if self._streamer is not None:
                 self._streamer.put(tokens[0])
         except BaseException:
             self._failed = True
-            self._go_back_to(step)
+            self._roll_back_to(step)
             raise
         self._pace.ran(step.answer.server_seconds)
         if flag.item():
             self._last = step
             self._asked.clear()
 
-    def _go_back_to(self, step: _Step) -> None:
+    def _roll_back_to(self, step: _Step) -> None:
         step.answer.disregard_what_followed()
         restore_random_state(step.random)
         if self._cache is not None:

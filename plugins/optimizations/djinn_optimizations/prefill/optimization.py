@@ -58,11 +58,11 @@ class DivideSequences(Optimization):
 def _substitution(context: OptimizationContext, rows: Rows, choice: ChunkChoice) -> Substitution:
     graph, chunks = context.graph, Chunks(choice.ends)
     cut = frozenset(n for n in rows.whole if _is_cut_from(context, rows, chunks, graph.nodes[n]))
-    run = _with_what_they_need(rows, cut)
-    gone = _not_wanted_elsewhere(context, run, _from_rows(rows, run))
+    run = _with_dependencies(rows, cut)
+    gone = _exclusively_used(context, run, _dependents(rows, run))
     if gone & context.plan.substituted or not gone <= frozenset(context.plan.nodes):
         raise NotDivisible("another optimization has changed the program")
-    outputs = tuple(v for n in sorted(gone) for v in graph.nodes[n].outputs if _is_wanted(context, v, gone))
+    outputs = tuple(v for n in sorted(gone) for v in graph.nodes[n].outputs if _is_needed(context, v, gone))
     _check_memory(context, outputs)
     made = frozenset(v for node in run for v in node.outputs)
     inputs = tuple(dict.fromkeys(v for node in run for v in node.inputs if v not in made))
@@ -95,7 +95,7 @@ def _check_memory(context: OptimizationContext, outputs: Sequence[int]) -> None:
             raise NotDivisible("several results that outlive the program share memory")
 
 
-def _with_what_they_need(rows: Rows, cut: frozenset[int]) -> list[Node]:
+def _with_dependencies(rows: Rows, cut: frozenset[int]) -> list[Node]:
     """Return the divided nodes and their dependencies among them: a substitution's inputs must exist before its first node."""
     graph, first = rows.graph, rows.nodes[0]
     needed = {*rows.nodes, *cut}
@@ -110,7 +110,7 @@ def _with_what_they_need(rows: Rows, cut: frozenset[int]) -> list[Node]:
     return run
 
 
-def _from_rows(rows: Rows, run: Sequence[Node]) -> frozenset[int]:
+def _dependents(rows: Rows, run: Sequence[Node]) -> frozenset[int]:
     """Return the nodes that depend on divided values."""
     divided, values = frozenset(rows.nodes), set(rows.dims)
     found = set()
@@ -121,14 +121,14 @@ def _from_rows(rows: Rows, run: Sequence[Node]) -> frozenset[int]:
     return frozenset(found)
 
 
-def _not_wanted_elsewhere(context: OptimizationContext, run: Sequence[Node], divided: frozenset[int]) -> frozenset[int]:
+def _exclusively_used(context: OptimizationContext, run: Sequence[Node], divided: frozenset[int]) -> frozenset[int]:
     """Return the divided nodes, and the nodes whose results only they use."""
     gone = set(divided)
     for node in reversed(run):
-        if node.id not in gone and not any(_is_wanted(context, v, gone) for v in node.outputs):
+        if node.id not in gone and not any(_is_needed(context, v, gone) for v in node.outputs):
             gone.add(node.id)
     return frozenset(gone)
 
 
-def _is_wanted(context: OptimizationContext, value: int, gone: frozenset[int] | set[int]) -> bool:
+def _is_needed(context: OptimizationContext, value: int, gone: frozenset[int] | set[int]) -> bool:
     return value in context.kept or any(user.id not in gone for user in context.graph.consumers(value))

@@ -46,22 +46,24 @@ class Recomputation(Optimization):
         """Return replicas, by predicted times of computing and of sending over the present links."""
         placement = context.placement
         if placement is None:
-            return self._not("nothing is sent before it is known where things are")
+            return self._not_applied("nothing is sent before it is known where things are")
         if len(placement.devices) == 1:
-            return self._not("everything runs on one device")
+            return self._not_applied("everything runs on one device")
         if context.plan.hints.get("groups"):
-            return self._not("what runs beside each other was divided with what is sent in mind")
+            return self._not_applied("what runs beside each other was divided with what is sent in mind")
         if not hasattr(context.graph, "program") or any(n.op == _MARK for n in context.graph.nodes):
-            return self._not("the program records events, or none was recorded: it runs as it was written")
+            return self._not_applied("the program records events, or none was recorded: it runs as it was written")
         found = cones(context, placement)
         sending = sum(cone.sending[v] for cone in found for v in cone.wanted)
-        if not found or sending < MATTERS * _least(context):
-            return self._not(f"what could be computed again takes {duration(sending)} to send" if found else _NOTHING)
+        if not found or sending < MATTERS * _lower_bound_seconds(context):
+            return self._not_applied(
+                f"what could be computed again takes {duration(sending)} to send" if found else _NOTHING
+            )
         thought = choices(context, placement, found)
         streaming = context.stream.following > 0 and not context.stream.carried
         chosen = self._judge(thought, streaming)
         if not chosen.replicas:
-            return self._not(_sent(thought, sending))
+            return self._not_applied(_sent(thought, sending))
         kinds = f"{len(chosen.replicas)} ops run on a further device as well"
         spared = (
             f"{duration(chosen.computing)} of computing against {duration(chosen.sending)} for {size(chosen.nbytes)}"
@@ -69,14 +71,14 @@ class Recomputation(Optimization):
         reason = f"{kinds}: {spared}; {duration(chosen.seconds)} in all, {duration(thought[0].seconds)} with it sent"
         return OptimizationResult(self.name, True, reason, Rewrite(replicas=chosen.replicas))
 
-    def _not(self, reason: str) -> OptimizationResult:
+    def _not_applied(self, reason: str) -> OptimizationResult:
         return OptimizationResult(self.name, applied=False, reason=reason)
 
 
 _NOTHING = "nothing that is sent can be computed where it is used"
 
 
-def _least(context: OptimizationContext) -> float:
+def _lower_bound_seconds(context: OptimizationContext) -> float:
     """Return the seconds of the program if all of its devices were busy all the time."""
     placement = context.placement
     rows = context.costs.by_device

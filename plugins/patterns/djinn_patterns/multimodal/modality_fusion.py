@@ -59,7 +59,7 @@ def fusions(graph: Graph, kinds: DataKinds, candidates: Sequence[Node]) -> Itera
             continue
         sources = [s for s in graph.flow.operands(node) if kinds.of(s)]
         met = tuple((s, kind) for s in dict.fromkeys(sources) for kind in kinds.of(s))
-        yield ModalityFusion(node, _way(graph, node), met)
+        yield ModalityFusion(node, _fusion_kind(graph, node), met)
 
 
 def _computes(graph: Graph, node: Node) -> bool:
@@ -68,12 +68,12 @@ def _computes(graph: Graph, node: Node) -> bool:
     return bool(made) and graph.meta(made[0]).dtype.is_floating_point
 
 
-def _way(graph: Graph, node: Node) -> How:
+def _fusion_kind(graph: Graph, node: Node) -> How:
     how = _BY_OPERATION[node.operation]
-    return "cross_attention" if how == "similarity" and _weighs(graph, node) else how
+    return "cross_attention" if how == "similarity" and _is_attention_score(graph, node) else how
 
 
-def _weighs(graph: Graph, product: Node) -> bool:
+def _is_attention_score(graph: Graph, product: Node) -> bool:
     """Return True if the product's scores become weights of another product: unfused attention."""
     return any(product.id in attention.nodes for attention in graph.flow.shared(attentions_of) if not attention.fused)
 

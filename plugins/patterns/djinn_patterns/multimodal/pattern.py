@@ -49,7 +49,7 @@ def _match(fusion: ModalityFusion, seen: bool, mutual: bool, apart: tuple[tuple[
         pattern=FusionPoint.name,
         nodes=(node.id,),
         confidence=0.97 if how in _SURE else 0.9,
-        reason=f"in node {node.id} ({node.op}) {' '.join(_told(fusion))}",
+        reason=f"in node {node.id} ({node.op}) {' '.join(_description(fusion))}",
         hints={"branches": apart},
         phase=ExecutionPhase.MULTIMODAL_FUSION if seen else None,
         modality=Modality.MULTIMODAL_FUSION,
@@ -57,7 +57,7 @@ def _match(fusion: ModalityFusion, seen: bool, mutual: bool, apart: tuple[tuple[
     )
 
 
-def _told(fusion: ModalityFusion) -> Iterator[str]:
+def _description(fusion: ModalityFusion) -> Iterator[str]:
     first, *others = fusion.names
     if fusion.how == "scatter" and others:
         first, others = others[-1], [first, *others[:-1]]

@@ -35,7 +35,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
 def fingerprint(program: Program) -> Fingerprint:
     """Return the fingerprint of a program."""
     calls, slots = program.calls, program.slots
-    looked = _looked_at(calls)
+    looked = _numbers_of(calls)
     numbers: defaultdict[int, int] = defaultdict(itertools.count().__next__)
     flow = tuple(map(numbers.__getitem__, program.operands))
     dead = bytes(map(program.dead.__contains__, numbers))
@@ -53,7 +53,7 @@ def _shared(values: Mapping[int, int]) -> tuple[int, ...]:
     return tuple(map(numbers.__getitem__, storages))
 
 
-class _LookedAt(msgspec.Struct):
+class _CallNumbers(msgspec.Struct):
     """Numbers for the form, classes and sizes of calls, which are parts of fingerprints."""
 
     marks: dict[Call, int] = msgspec.field(default_factory=dict)
@@ -73,15 +73,15 @@ class _LookedAt(msgspec.Struct):
         self.marks[call] = marks  # last: other threads treat a call in this table as complete
 
 
-_latest = _LookedAt()
+_latest = _CallNumbers()
 
 
-def _looked_at(calls: tuple[Call, ...]) -> _LookedAt:
+def _numbers_of(calls: tuple[Call, ...]) -> _CallNumbers:
     """Return a table with all of these calls. A full table is replaced, not cleared: other threads may be reading it."""
     global _latest
     table = _latest
     if len(table.marks) > _REMEMBERED:
-        table = _latest = _LookedAt(numbers=table.numbers)  # each number has one meaning
+        table = _latest = _CallNumbers(numbers=table.numbers)  # each number has one meaning
     for call in {*calls} - table.marks.keys():
         table.look(call)
     return table

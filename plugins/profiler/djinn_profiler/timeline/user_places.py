@@ -69,7 +69,7 @@ class UserPlaces:
         return (*library, cause) if library is not None else (None, 0, cause)
 
     def _learn(self, code: CodeType, frame: FrameType) -> tuple[CodeType, _Owner, bool]:
-        owner = _whose(code.co_filename)
+        owner = _owner_of(code.co_filename)
         prints = owner is _TORCH_ITSELF and code.co_name in {"_tensor_str", "_str", "_str_intern"}
         if owner is _USER and frame.f_globals.get("__name__", "").startswith("djinn_"):
             owner = _DJINN  # a plugin, in any install location
@@ -83,7 +83,7 @@ def line_of(place: UserPlace) -> tuple[str, int, str, str]:
     if code is None:
         return "", 0, "", cause
     file, line = code.co_filename, line_of_site((code, offset))
-    if _whose(file) is _USER:
+    if _owner_of(file) is _USER:
         cause = _refined(cause, linecache.getline(file, line))
     return file, line, code.co_name, cause
 
@@ -96,7 +96,7 @@ _DJINN, _TORCH_ITSELF, _LIBRARY, _USER = _Owner  # enum members are slow to look
 
 
 @functools.lru_cache(maxsize=4096)
-def _whose(file: str) -> _Owner:
+def _owner_of(file: str) -> _Owner:
     if file.startswith(_OWN):
         return _DJINN
     if file.startswith(_TORCH):

@@ -76,7 +76,7 @@ def distance(remote: torch.Tensor, here: torch.Tensor, tolerance: Tolerance) -> 
         return Distance(float("inf"), max(remote.numel(), 1))
     if not here.numel() or (not tolerance.bitwise and torch.equal(remote, here)):
         return None
-    wrong = _differ_bitwise(remote, here) if tolerance.bitwise else _too_far(remote, here, tolerance)
+    wrong = _differ_bitwise(remote, here) if tolerance.bitwise else _beyond_tolerance(remote, here, tolerance)
     differing = int(wrong.sum())
     if not differing:
         return None
@@ -84,7 +84,7 @@ def distance(remote: torch.Tensor, here: torch.Tensor, tolerance: Tolerance) -> 
     return Distance(float(apart.nan_to_num(nan=float("inf")).max()), differing)
 
 
-def _too_far(remote: torch.Tensor, here: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
+def _beyond_tolerance(remote: torch.Tensor, here: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
     rtol, atol = tolerance.for_dtype(here.dtype)
     return ~torch.isclose(_wide(remote), _wide(here), rtol=rtol, atol=atol, equal_nan=True)
 

@@ -119,7 +119,7 @@ class HttpsFile(WeightFile):
 
     def _follow(self, start: int, buffer: memoryview) -> None:
         for _ in range(_REDIRECTS):
-            moved = self._ask(start, buffer)
+            moved = self._request(start, buffer)
             if not moved:
                 return
             self._place = self._permitted(urljoin(self._place, moved))
@@ -131,7 +131,7 @@ class HttpsFile(WeightFile):
             raise OSError("its server redirects to an address that clients may not read (--allow-weights)")
         return address
 
-    def _ask(self, start: int, buffer: memoryview) -> str:
+    def _request(self, start: int, buffer: memoryview) -> str:
         """Request a range. Return the address to ask instead, or an empty string."""
         parts = urlsplit(self._place)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -140,7 +140,7 @@ class HttpsFile(WeightFile):
             last = start + len(buffer) - 1
             connection.request("GET", target, headers={"Range": f"bytes={start}-{last}", "Accept-Encoding": "identity"})
             with connection.getresponse() as response:
-                moved = self._take(response, start, buffer)
+                moved = self._read_response(response, start, buffer)
                 whole = not moved and response.length == 0
         except BaseException:
             connection.close()
@@ -151,7 +151,7 @@ class HttpsFile(WeightFile):
             connection.close()
         return moved
 
-    def _take(self, response: http.client.HTTPResponse, start: int, buffer: memoryview) -> str:
+    def _read_response(self, response: http.client.HTTPResponse, start: int, buffer: memoryview) -> str:
         if response.status in _MOVED:
             return response.headers.get("Location") or "nowhere:"
         if response.status in _BUSY or (response.status >= 400 and self._place != self._address):
@@ -200,17 +200,17 @@ class HttpsSource(WeightSource):
         if not urlsplit(address).path.endswith(permissions.suffixes):
             raise WeightsUnavailable(f"{address!r} is not a file with weights ({', '.join(permissions.suffixes)})")
         try:
-            file = self._opened(address, permissions)
+            file = self._open(address, permissions)
             if not urlsplit(address).path.endswith(_INDEX):
                 return [file]
             places = [urljoin(address, name) for name in _shards(file)]
             if not all(allows(permissions, place) and _is_safe(place) for place in places):
                 raise WeightsUnavailable(f"shards of {address!r} are at addresses that clients may not read")
-            return [file, *(self._opened(place, permissions) for place in places)]
+            return [file, *(self._open(place, permissions) for place in places)]
         except OSError as error:
             raise WeightsUnavailable(f"{address!r} cannot be read: {error.strerror or error}") from error
 
-    def _opened(self, address: str, permissions: WeightPermissions) -> HttpsFile:
+    def _open(self, address: str, permissions: WeightPermissions) -> HttpsFile:
         return HttpsFile(address, permissions, self._connections, self._pieces)
 
 

@@ -124,12 +124,12 @@ class Bench:
             times = {name: times for (owner, name), times in self.seconds.items() if owner == model.name}
             rest = statistics.median(self.idle) if self.idle else 0.0
             fitted[model.name] = model.fit(
-                {name: _middle(found, rest / repeats[name]) for name, found in times.items() if name in repeats}
+                {name: _median_seconds(found, rest / repeats[name]) for name, found in times.items() if name in repeats}
             )
         return fitted
 
 
-def _middle(times: Sequence[float], rest: float) -> float:
+def _median_seconds(times: Sequence[float], rest: float) -> float:
     """Return the median, minus the cost of an empty submission."""
     found = statistics.median(times)
     return max(found - rest, found / 4)

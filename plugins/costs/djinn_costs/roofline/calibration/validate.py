@@ -75,9 +75,9 @@ class _Running:
 
     def measure(self, clock: Clock) -> None:
         """Time the step in a loop, so that caches are in steady state."""
-        self.seconds.append(seconds_of(self._loop, clock) / self.repeats)
+        self.seconds.append(seconds_of(self._run_repeats, clock) / self.repeats)
 
-    def _loop(self) -> list[object]:
+    def _run_repeats(self) -> list[object]:
         return [self.step() for _ in range(self.repeats)]
 
 
