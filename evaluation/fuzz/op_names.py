@@ -143,7 +143,6 @@ def try_names(talk: Talk, count: int, seed: int) -> Counter[str]:
 
 @contextlib.contextmanager
 def _serving() -> Iterator[tuple[str, str]]:
-    """Yield URL and token of a server that allows the Python ops of `MODULE`."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "fuzz_names_ops.py").write_text(MODULE)

@@ -130,7 +130,6 @@ class FetchPredictor:
             self._fetched.append(handle)
 
     def _learn(self) -> None:
-        """Remember the fetches that followed the last program."""
         fetched = dict.fromkeys(self._fetched)
         if not self._last or tuple(fetched) == tuple(self.ahead):
             return

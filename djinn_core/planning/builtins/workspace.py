@@ -62,7 +62,6 @@ def _copies_of_gaps(graph: Graph, node: Node) -> int:
 
 
 def _batch_norm_backward(graph: Graph, node: Node) -> int:
-    """Return the bytes of a copy of the gradient."""
     return graph.meta(node.inputs[0]).nbytes + _copies_of_gaps(graph, node)
 
 

@@ -109,7 +109,6 @@ def _is_of(graph: Graph, node: int, latent: int) -> bool:
 
 
 def _numbers(graph: Graph, node: Node) -> int:
-    """Number of elements per sample."""
     meta = graph.meta(node.outputs[0])
     return meta.numel // (meta.shape[0] or 1)
 
