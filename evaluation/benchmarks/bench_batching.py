@@ -1,4 +1,4 @@
-"""Batching across sessions: eight sessions decode with the same weights, with and without `--batch-sessions`.
+"""Requests that meet: sessions that decode with the same weights, with and without `--batch-sessions`, and threads of one program.
 
     python -m evaluation.benchmarks.bench_batching [--json] [--quick] [--case processor_gpt2]
 
@@ -10,6 +10,11 @@ caches differ in length.
 the executor's process, so the figure does not depend on other load or on the cost of clients. `tokens`: time per token
 of eight client processes that wait for each token. `alone`: one such client. All values are batched divided by
 unbatched; a bar of 0.4 means 2.5 times as many tokens.
+
+`threads`: eight threads of a program send requests of 8 to 128 tokens, one by one, to one encoder on an executor. The
+value is their time divided by the time of the same threads and encoder without Djinn. `base` has the shape of BERT-base,
+and `small` four layers of width 256; `long` sends four texts of 128 tokens per request. `rounded` is with `exact=False`.
+`processor` is the same ratio of processor time, of client and executor together. It says less about a busy machine.
 """
 
 from __future__ import annotations
@@ -46,7 +51,7 @@ from djinn_server.recovery.executor_channel import PlainExecutorChannel
 from djinn_server.session import ExecutorSession
 from djinn_server.shared_device import SharedDevice
 from djinn_server.weights.weight_reader import WeightReader
-from evaluation.benchmarks.bench_balance import REMOTE, Clients, clients
+from evaluation.benchmarks.bench_balance import REMOTE, Clients, clients, processor_seconds
 from evaluation.benchmarks.measuring import Case, Effort, Outcome, main
 from evaluation.served import served
 
@@ -55,6 +60,12 @@ TEXTS = 3  # number of recorded texts of different lengths
 SECONDS = 20.0  # seconds of each turn of the clients
 KNOWN, NEW = 28, 24  # warm-up tokens, and measured tokens
 TEXT = 64  # length of a client's text in tokens
+REQUESTS, LENGTHS = 400, 24  # of threads
+ENCODERS: dict[str, dict[str, int]] = {
+    "base": {},
+    "small": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024},
+    "tiny": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64},
+}
 SMALL = {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 1000}
 MODELS: dict[str, dict[str, int]] = {"gpt2": {}, "wide": {"n_layer": 4, "n_embd": 1280, "n_head": 20}}
 FORKING = multiprocessing.get_context("fork")
@@ -271,8 +282,95 @@ def tokens(name: str, sessions: int, effort: Effort) -> Outcome:
     return Outcome(turns / batches, {"in turns tokens/s": turns, "in batches tokens/s": batches})
 
 
+# --- threads of one program -------------------------------------------------------------------------------------
+
+
+def encoder_of(name: str) -> torch.nn.Module:
+    """Return an encoder with random weights."""
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    return BertModel(BertConfig(**ENCODERS[name])).eval()  # type: ignore[no-any-return]
+
+
+def answers(
+    encoder: torch.nn.Module, device: str, requests: Sequence[torch.Tensor]
+) -> tuple[float, list[torch.Tensor]]:
+    """Return the seconds that `SESSIONS` threads take for all requests, and the answers."""
+    found: dict[int, torch.Tensor] = {}
+    left = iter(range(len(requests)))
+    lock = threading.Lock()
+
+    def serve() -> None:
+        torch.set_num_threads(1)
+        while True:
+            with lock:
+                number = next(left, None)
+            if number is None:
+                return
+            with torch.no_grad():
+                found[number] = encoder(requests[number].to(device)).last_hidden_state[:, 0].cpu()
+
+    threads = [threading.Thread(target=serve) for _ in range(SESSIONS)]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - began, [found[number] for number in range(len(requests))]
+
+
+def ask(name: str, batch: int, exact: bool, effort: Effort, told: Connection) -> None:
+    """Measure local and remote threads in turns, and tell the seconds and processor seconds of both, a row per turn."""
+    torch.set_num_threads(1)
+    count = SESSIONS if effort.small else REQUESTS // 8 if effort.quick else REQUESTS
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(8, 129, (LENGTHS,), generator=generator).tolist() if batch == 1 else [128]
+    requests = [
+        torch.randint(0, 1000, (batch, lengths[number % len(lengths)]), generator=generator)
+        for number in range(count // batch)
+    ]
+    rows = []
+    with served(threads=1) as running:
+        djinn.configure(servers=[running.tcp], token=running.token, disable=("local",), exact=exact)
+        local, remote = encoder_of(name), encoder_of(name).to(REMOTE)
+        for _ in range(2):
+            answers(remote, REMOTE, requests[: 4 * SESSIONS])
+        (executor,) = [one.process for one in djinn.compat.coordinator().executors]
+        for _ in range(effort.rounds):
+            begun = time.process_time()
+            seconds, expected = answers(local, "cpu", requests)
+            middle, before = time.process_time(), processor_seconds(executor)
+            ours, found = answers(remote, REMOTE, requests)
+            spent = time.process_time() - middle + processor_seconds(executor) - before
+            rows.append((seconds, ours, middle - begun, spent))
+            for one, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(one, other, rtol=0.0 if exact else 1e-3, atol=0.0 if exact else 1e-4)
+        djinn.shut_down()
+    told.send(rows)
+
+
+def requests(name: str, batch: int, exact: bool, effort: Effort) -> Outcome:
+    """Return the time of threads with remote encoder divided by that with a local one."""
+    rows = apart(ask, "tiny" if effort.small else name, batch, exact, effort)
+    local, ours, alone, spent = (statistics.median(column) for column in zip(*rows, strict=True))
+    figures = {"local s": local, "remote s": ours, "processor": spent / alone, "local processors": alone / local}
+    return Outcome(statistics.median([row[1] / row[0] for row in rows]), figures)
+
+
 STACK = ExitStack()
-CASES = tuple(
+THREADS = tuple(
+    Case(f"threads_{case}", bar, partial(requests, name, batch, exact))
+    for case, name, batch, exact, bar in (
+        ("base", "base", 1, True, 1.1),
+        ("base_rounded", "base", 1, False, 0.8),
+        ("long", "base", 4, True, 1.1),
+        ("long_rounded", "base", 4, False, 0.8),
+        ("small", "small", 1, True, None),
+        ("small_rounded", "small", 1, False, None),
+    )
+)
+CASES = THREADS + tuple(
     Case(f"{kind}_{name}", bar, partial(measure, name, sessions))
     for kind, measure, sessions, bar in (
         ("processor", processor, SESSIONS, 0.4),
@@ -285,4 +383,4 @@ CASES = tuple(
 
 if __name__ == "__main__":
     with STACK:
-        main("Batches across sessions", CASES)
+        main("Requests that meet", CASES)
