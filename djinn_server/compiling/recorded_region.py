@@ -165,9 +165,9 @@ class RecordedRegion(CompiledRegion):
         weights = self._weights_among(tensors)
         if weights is None or self._made > RECORDINGS + self._runs // _RUNS_PER_RECORDING:
             return None
+        self._made += 1
         made = self._record(tensors, weights)
         if made is not None:
-            self._made += 1
             self.recordings = [*[one for one in self.recordings if not one.is_dead()][1 - RECORDINGS :], made]
         return made
 

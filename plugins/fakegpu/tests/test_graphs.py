@@ -146,7 +146,9 @@ def test_replaced_weight_is_never_read_at_its_old_address(gpu):
     model, inputs = predicting("cpu", 2), torch.randn(3, 24)
     there, given = copy.deepcopy(model).to(REMOTE), inputs.to(REMOTE)
     predict(there, given, RUNS)
+    kept = []  # the last replaced weights live on, so that their graphs do
     for change in range(4):
+        kept += [(model[0].weight, there[0].weight)] if change > 1 else []
         value = torch.full((24, 24), 0.1 * change + 0.1)
         model[0].weight = torch.nn.Parameter(value)
         there[0].weight = torch.nn.Parameter(value.to(REMOTE))
@@ -155,11 +157,12 @@ def test_replaced_weight_is_never_read_at_its_old_address(gpu):
                 assert torch.equal(predict(there, given), predict(model, inputs))
         assert grown["captures"] == 1
         assert grown["graph_launches"] >= 3
+    model[0].weight, there[0].weight = kept[0]
     model[0].weight.zero_()
     there[0].weight.zero_()
     with Grown() as grown:
         assert torch.equal(predict(there, given), predict(model, inputs))
-    assert (grown["captures"], grown["graph_launches"]) == (0, 1)  # what lies at the address is read anew
+    assert (grown["captures"], grown["graph_launches"]) == (0, 1)  # of this weight, whose contents are read anew
 
 
 @torch.no_grad()
@@ -228,13 +231,10 @@ def test_sizes_that_vary_are_not_recorded(gpu):
 def test_graph_ends_with_its_session(gpu, server):
     model, given = predicting(REMOTE, 5), torch.ones(3, 24).to(REMOTE)
     result = predict(model, given, RUNS)
-    figures = executor_figures()
-    assert figures["recorded_graphs"] == 1
-    assert figures["recorded_graph_bytes"] > 0
+    assert executor_figures()["recorded_graph_bytes"] > 0
     djinn.shut_down()
     djinn.init()
-    figures = executor_figures()
-    assert (figures["recorded_graphs"], figures["recorded_graph_bytes"]) == (0, 0)
+    assert executor_figures()["recorded_graph_bytes"] == 0
     model, given = predicting(REMOTE, 5), torch.ones(3, 24).to(REMOTE)
     with Grown() as grown:
         assert torch.equal(predict(model, given, 4), result)
