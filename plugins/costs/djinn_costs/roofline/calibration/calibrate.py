@@ -18,7 +18,7 @@ from djinn.hooks import CostModel, Probe
 from djinn_client.runtime import client
 from djinn_client.runtime.planning.calibrations import keep_calibration
 from djinn_core.wire.messages import DeviceInfo
-from djinn_costs.roofline.calibration.measuring import DEVICE, Clock, measuring, seconds_of, without_collection
+from djinn_costs.roofline.calibration.measuring import DEVICE, Clock, measuring, seconds_of, warm_up, without_collection
 
 _log = logging.getLogger("djinn_costs.roofline")
 
@@ -104,7 +104,7 @@ class Bench:
         try:
             run = probe.prepare(self.device)
             if key not in self.seconds:
-                seconds_of(run, self.clock)  # the first run allocates memory and loads kernels
+                warm_up(run, self.clock)
             self.idle.append(seconds_of(lambda: None, self.clock))
             took = seconds_of(run, self.clock)
         except SessionLost:

@@ -105,6 +105,12 @@ def seconds_of(run: Callable[[], object], clock: Clock) -> float:
     return took
 
 
+def warm_up(run: Callable[[], object], clock: Clock) -> None:
+    """Run a program until only ops take time: the first run loads kernels, the third prepares native replay."""
+    for _ in range(3):
+        seconds_of(run, clock)
+
+
 @contextmanager
 def without_collection() -> Iterator[None]:
     """Pause Python's garbage collector: it frees tensors, which would add unrelated work."""

@@ -15,7 +15,7 @@ from djinn.errors import ConfigurationError
 from djinn.planning import Calibration, PipelineResult, estimate
 from djinn_client.runtime import client
 from djinn_costs.roofline.calibration.calibrate import Bench, calibrated_models
-from djinn_costs.roofline.calibration.measuring import DEVICE, Clock, measuring, seconds_of, without_collection
+from djinn_costs.roofline.calibration.measuring import DEVICE, Clock, measuring, seconds_of, warm_up, without_collection
 from djinn_costs.roofline.calibration.workloads import Workload, workloads
 
 _ENOUGH = 0.03  # target seconds of a loop of steps
@@ -75,9 +75,10 @@ class _Running:
 
     def measure(self, clock: Clock) -> None:
         """Time the step in a loop, so that caches are in steady state."""
-        self.seconds.append(seconds_of(self._run_repeats, clock) / self.repeats)
+        self.seconds.append(seconds_of(self.loop, clock) / self.repeats)
 
-    def _run_repeats(self) -> list[object]:
+    def loop(self) -> list[object]:
+        """Repeat the step."""
         return [self.step() for _ in range(self.repeats)]
 
 
@@ -138,8 +139,7 @@ def _start(workload: Workload, device: torch.device, clock: Clock) -> _Running:
     del kept
     repeats = max(1, min(_REPEATS, int(_ENOUGH / max(seconds_of(step, clock), 1e-6))))
     running = _Running(workload, step, result, repeats)
-    running.measure(clock)  # the loop is a new program for the planner
-    running.seconds.clear()
+    warm_up(running.loop, clock)  # the loop is another program than the step
     return running
 
 
