@@ -44,9 +44,11 @@ if TYPE_CHECKING:
     from djinn_core.sink import DescribedValue, Facts, OpHandler, Sink, Submission, SubmissionReply
     from djinn_core.wire.executor_reports import Ready, Sessions
     from djinn_core.wire.frames import FrameDecoder, encode_frame
+    from djinn_launchers.holder import ExecutorHolder
+    from djinn_launchers.piped_handle import PipedHandle
+    from djinn_launchers.piped_holder import holder_command
     from djinn_server.compiling.compile_worker import CompileProcess
     from djinn_server.compiling.packing import pack, unpack
-    from djinn_server.gateway.local_pages import PageServer
     from djinn_server.hookspecs.assignment_policies import (
         AssignmentPolicy,
         AssignmentRefusal,
@@ -57,15 +59,15 @@ if TYPE_CHECKING:
     from djinn_server.hookspecs.authenticators import Authenticator, Credentials, Denial, Identity
     from djinn_server.hookspecs.compilers import Compiler, CompilerContext, Replay
     from djinn_server.hookspecs.devices import Device, DeviceRuntime
-    from djinn_server.hookspecs.executors import ExecutorEngine, ExecutorHandle, ExecutorOptions, LaunchRequest
-    from djinn_server.hookspecs.memory_policies import EvictionCandidate, MemoryPolicy
-    from djinn_server.hookspecs.operations_pages import (
-        EventFeed,
-        HttpResponse,
-        OperationsPages,
-        PageRequest,
-        WatchedServer,
+    from djinn_server.hookspecs.executors import (
+        ExecutorEngine,
+        ExecutorHandle,
+        ExecutorOptions,
+        LaunchedExecutor,
+        LaunchRequest,
     )
+    from djinn_server.hookspecs.memory_policies import EvictionCandidate, MemoryPolicy
+    from djinn_server.hookspecs.operations import OperationsAddress, OperationsServer, ServerMetrics, WatchedServer
     from djinn_server.hookspecs.quotas import Quota
     from djinn_server.hookspecs.run_strategies import RunOffer, RunStrategy, StrategyRun, TemplateFacts, TemplateOp
     from djinn_server.hookspecs.weight_formats import Decoding, FileHeader, HeaderEntry, WeightFormat
@@ -78,9 +80,6 @@ if TYPE_CHECKING:
         WeightSource,
     )
     from djinn_server.launch.engines import LocalEngine
-    from djinn_server.launch.holder import ExecutorHolder
-    from djinn_server.launch.piped_handle import PipedHandle
-    from djinn_server.launch.piped_holder import holder_command
 
 __all__ = [
     "API_VERSION",
@@ -105,7 +104,6 @@ __all__ = [
     "Device",
     "DeviceRuntime",
     "Event",
-    "EventFeed",
     "EvictionCandidate",
     "Executor",
     "ExecutorEngine",
@@ -119,13 +117,13 @@ __all__ = [
     "Frame",
     "FrameDecoder",
     "HeaderEntry",
-    "HttpResponse",
     "Identity",
     "Integration",
     "Interception",
     "JoinedReplies",
     "Judge",
     "LaunchRequest",
+    "LaunchedExecutor",
     "Limits",
     "LinkFacts",
     "Listener",
@@ -135,12 +133,11 @@ __all__ = [
     "NodePriority",
     "Observer",
     "OpHandler",
-    "OperationsPages",
+    "OperationsAddress",
+    "OperationsServer",
     "OperatorLibrary",
     "Optimization",
     "OptimizationContext",
-    "PageRequest",
-    "PageServer",
     "Part",
     "Pattern",
     "PendingReply",
@@ -159,6 +156,7 @@ __all__ = [
     "RunStrategy",
     "Scheduler",
     "SchedulingContext",
+    "ServerMetrics",
     "Sessions",
     "Sink",
     "SocketConnection",
@@ -205,13 +203,13 @@ _PLACES = {
     "djinn_server.hookspecs.compilers": "Compiler CompilerContext Replay",
     "djinn_core.hookspecs.cost_models": "CostModel Probe",
     "djinn_server.hookspecs.devices": "Device DeviceRuntime",
-    "djinn_server.hookspecs.executors": "ExecutorEngine ExecutorHandle ExecutorOptions LaunchRequest",
+    "djinn_server.hookspecs.executors": "ExecutorEngine ExecutorHandle ExecutorOptions LaunchRequest LaunchedExecutor",
     "djinn_core.hookspecs.integrations": "Integration",
     "djinn_core.hookspecs.interception": "Interception",
     "djinn_core.sink": "DescribedValue Facts OpHandler Sink Submission SubmissionReply",
     "djinn_server.hookspecs.memory_policies": "EvictionCandidate MemoryPolicy",
     "djinn_core.hookspecs.observers": "Event Observer",
-    "djinn_server.hookspecs.operations_pages": "EventFeed HttpResponse OperationsPages PageRequest WatchedServer",
+    "djinn_server.hookspecs.operations": "OperationsAddress OperationsServer ServerMetrics WatchedServer",
     "djinn_core.hookspecs.operators": "CastPolicy OperatorLibrary",
     "djinn_core.hookspecs.optimizations": "Judge Optimization OptimizationContext PlacementTrial Trial",
     "djinn_core.hookspecs.patterns": "Pattern",
@@ -235,11 +233,10 @@ _PLACES = {
     "djinn_core.wire.frames": "FrameDecoder encode_frame",
     "djinn_server.compiling.compile_worker": "CompileProcess",
     "djinn_server.compiling.packing": "pack unpack",
-    "djinn_server.gateway.local_pages": "PageServer",
     "djinn_server.launch.engines": "LocalEngine",
-    "djinn_server.launch.holder": "ExecutorHolder",
-    "djinn_server.launch.piped_handle": "PipedHandle",
-    "djinn_server.launch.piped_holder": "holder_command",
+    "djinn_launchers.holder": "ExecutorHolder",
+    "djinn_launchers.piped_handle": "PipedHandle",
+    "djinn_launchers.piped_holder": "holder_command",
 }
 
 if not TYPE_CHECKING:  # type checkers know the names from above

@@ -349,8 +349,8 @@ class Settings:
         client_fallback: True to compute ops that the executor lacks on this machine.
         start_at_import: whether `import djinn` starts local executors: `yes`, `no`, or `auto`: if the last run of the same script
             used them.
-        prepared_seconds: seconds without executors after which the prepared process ends. New executors are forked from it. 0: no
-            prepared process.
+        prepared_seconds: seconds without executors after which the prepared process ends. New executors are forked from it. It
+            needs `djinn-launchers`. 0: no prepared process.
         connect_timeout: seconds to wait for a server's reply.
         start_timeout: seconds to wait for the start of an executor.
         wait_timeout: maximum seconds of one wait for results. 0: no limit.

@@ -2,8 +2,8 @@
 
 In the order in which a client's program passes through:
 
-- `gateway`: authentication, admission, routing to an executor, and operations endpoints.
-- `executor_process` and `executor` (the process), `fork_server` (what it is forked from), `inline` (an executor as a thread).
+- `gateway`: authentication, admission, and routing to an executor.
+- `executor_process` and `executor` (the process), `inline` (an executor as a thread).
   `control`: its parent's orders. `devices`: the device that it computes on. `rlimits`, `malloc_trim`: limits of the process, and memory that it
   returns to the system.
 - `attach`: incoming connections; `parallel_groups`: those that are parallel to another. `handshake`: single messages outside of a session. `context`: what the sessions of an executor share;

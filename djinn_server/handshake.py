@@ -6,8 +6,6 @@ import contextlib
 import functools
 import secrets
 
-import attrs
-
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.wire.message_base import Message
@@ -41,14 +39,6 @@ def receive_message(connection: Connection, timeout: float | None) -> AnyMessage
         TransportError: the connection is broken or closed.
     """
     return decode(connection.receive(timeout).head)
-
-
-@attrs.frozen
-class Refusal:
-    """The reason why a client is refused. `retry`: the condition is temporary, so a retry makes sense."""
-
-    reason: str
-    retry: bool = False
 
 
 def refuse(

@@ -15,19 +15,7 @@ EVERY_SESSION: Final = ("templates", "template_instructions", "poisoned_values",
 
 @attrs.define
 class SessionCounters:
-    """Counters of a session since it began, under their names in `/metrics`; only its own thread adds to them.
-
-    Attributes:
-        template_cache_hits, template_cache_misses: submissions whose template was here, and templates that were new.
-        templates_compiled: templates that no session of the executor had compiled before.
-        template_requests: templates that the client had to be asked for.
-        template_prepare_seconds: time that making templates runnable took.
-        submissions_refused: submissions that could not be run at all.
-        poisoned_results: fetched values that were failures.
-        described_values: values whose metadata the client asked for.
-        runs_ahead: submissions that had run, or begun to, before they came. runs_ahead_dropped: runs that no submission took.
-        layout_corrections: results that were laid out as the client had predicted.
-    """
+    """Counters of a session since it began, under their names in `/metrics`, which describes them. Only its own thread adds to them."""
 
     template_cache_hits: int = 0
     template_cache_misses: int = 0

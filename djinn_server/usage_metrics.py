@@ -239,14 +239,14 @@ class UsageMetrics:
         )  # a walk over all values: no message waits for it
 
     def report(self, holdings: Holdings) -> ExecutorMetrics:
-        """Counters and gauges of all sessions, those that have ended included in counters; `holdings`: what they hold now."""
+        """Metrics of all sessions, those that have ended included in counters; `holdings`: what they hold now."""
         values, memory = holdings.total
         with self._lock:
             self._count_answered()
             totals = defaultdict(int, self._totals)
             for holder in self._holders:
                 _add(totals, holder.counted())
-            counters = totals | {"cpu_seconds": time.process_time()} | _times(self._seconds)
+            counters = dict(totals) | {"cpu_seconds": time.process_time()} | _times(self._seconds)
             labelled = {("messages", kind): n for kind, n in self._messages.items()}
             labelled.update(self._labelled.items())
             distributions: dict[str, tuple[Distribution, ...]] = {
@@ -261,12 +261,8 @@ class UsageMetrics:
         amounts |= {"values": values, "memory_bytes": memory, "threads": threading.active_count()}
         for one in measured:
             _add(amounts, one.amounts)
-        return ExecutorMetrics(
-            dict(counters),
-            amounts | self._figures_of_process(),
-            _by_name(labelled) | _by_phase_and_kind(measured),
-            distributions,
-        )
+        every = counters | amounts | self._figures_of_process()
+        return ExecutorMetrics(every, _by_name(labelled) | _by_phase_and_kind(measured), distributions)
 
     def _figures_of_process(self) -> dict[str, int]:
         """The system's figures for this process."""

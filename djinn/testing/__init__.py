@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from djinn.testing.memory_policies import MemoryPolicyConformance, sample_evictions
     from djinn.testing.observers import ObserverConformance
     from djinn.testing.op_handlers import OpHandlerConformance
-    from djinn.testing.operations_pages import OperationsPagesConformance
+    from djinn.testing.operations import OperationsServerConformance
     from djinn.testing.operators import OperatorLibraryConformance
     from djinn.testing.optimizations import OptimizationConformance
     from djinn.testing.patterns import PatternConformance
@@ -74,7 +74,7 @@ __all__ = [
     "MemoryPolicyConformance",
     "ObserverConformance",
     "OpHandlerConformance",
-    "OperationsPagesConformance",
+    "OperationsServerConformance",
     "OperatorLibraryConformance",
     "OptimizationConformance",
     "PatternConformance",
@@ -138,7 +138,7 @@ _PLACES = {
     "djinn.testing.memory_policies": "MemoryPolicyConformance sample_evictions",
     "djinn.testing.observers": "ObserverConformance",
     "djinn.testing.op_handlers": "OpHandlerConformance",
-    "djinn.testing.operations_pages": "OperationsPagesConformance",
+    "djinn.testing.operations": "OperationsServerConformance",
     "djinn.testing.operators": "OperatorLibraryConformance",
     "djinn.testing.optimizations": "OptimizationConformance",
     "djinn.testing.patterns": "PatternConformance",

@@ -28,8 +28,9 @@ from djinn_core.errors import AccessRefused, StartupError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.wire.messages import Goodbye, encode
 from djinn_server.hookspecs.executors import ExecutorEngine, LaunchRequest
+from djinn_server.launch.engines import StartedExecutor, start_executor
 from djinn_server.launch.executor_config import ExecutorConfig
-from djinn_server.launch.held_executor import HeldExecutor
+from djinn_server.launch.orders import Drain, End, Evict
 from djinn_server.launch.tickets import Badge
 
 _POLL_SECONDS = 0.05
@@ -58,7 +59,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
         self,
         engine: ExecutorEngine,
         launch_request: LaunchRequest | None = None,
-        kill: Callable[[HeldExecutor], None] | None = None,
+        kill: Callable[[StartedExecutor], None] | None = None,
     ) -> None:
         """`launch_request`, `kill`: as in the fixtures of `ExecutorConformance`."""
         super().__init__()
@@ -66,7 +67,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
         self._request = launch_request or LaunchRequest(group="states")
         self._kill = kill or (lambda executor: executor_process(executor.process_id).kill())
         self._numbers = itertools.count()
-        self._executor: HeldExecutor
+        self._executor: StartedExecutor
         self._state = State.STARTING
         self._may_close_early = True
         self._draining = False
@@ -76,8 +77,8 @@ class ExecutorStateMachine(RuleBasedStateMachine):
     def launch(self) -> None:
         """Launch an executor in a place that is free."""
         number = next(self._numbers)
-        handle = self._engine.launch(ExecutorConfig("cpu", threads=1), attrs.evolve(self._request, number=number))
-        self._executor = HeldExecutor(handle)
+        request = attrs.evolve(self._request, number=number)
+        self._executor = start_executor(self._engine, ExecutorConfig("cpu", threads=1), request)
         self._state = State.STARTING
 
     @precondition(lambda self: self._state is State.STARTING)
@@ -109,9 +110,9 @@ class ExecutorStateMachine(RuleBasedStateMachine):
         """End a session. The others continue."""
         session, opened = self._sessions.popitem()
         if way == "`end`":
-            self._executor.end(session, "the states end it")
+            self._executor.send(End(session, "the states end it"))
         elif way == "`evict`":
-            self._executor.evict((opened.token,))
+            self._executor.send(Evict((opened.token,)))
         else:
             opened.connection.send(Frame(encode(Goodbye())))
         expect_end(opened.connection, f"a session must end: {way}")
@@ -128,7 +129,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
             self._kill(self._executor)
             self._note_end("an executor that was killed must be noticed by `wait`")
             return
-        self._executor.drain(SECONDS)
+        self._executor.send(Drain(SECONDS))
         self._draining = True
         if not self._sessions:
             self._note_end("an executor that drains must end if it has no session")
@@ -191,7 +192,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
             pass
         else:
             raise AssertionError("`call` to an executor that has ended must raise StartupError")
-        self._executor.drain(0.0)  # `send` raises nothing
+        self._executor.send(Drain(0.0))  # `send` raises nothing
         for opened in self._sessions.values():
             opened.connection.close()
         self._sessions.clear()
@@ -201,7 +202,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
 def run_executor_states(
     engine: ExecutorEngine,
     launch_request: LaunchRequest | None = None,
-    kill: Callable[[HeldExecutor], None] | None = None,
+    kill: Callable[[StartedExecutor], None] | None = None,
     examples: int = 10,
     steps: int = 20,
 ) -> None:

@@ -24,6 +24,7 @@ from djinn_core.wire.messages import Goodbye, StatsReply, StatsRequest, encode
 from djinn_server.hookspecs.executors import ExecutorEngine, LaunchRequest
 from djinn_server.launch.engines import StartedExecutor, start_executor
 from djinn_server.launch.executor_config import ExecutorConfig
+from djinn_server.launch.orders import Drain, End, Evict
 from djinn_server.launch.tickets import Badge
 
 _ENDED = "an executor that has ended must be noticed by `wait` and `alive`"
@@ -97,11 +98,11 @@ class ExecutorConformance(Ending):
             attach(dial_executor(executor), ticket, SECONDS)
         with pytest.raises(AccessRefused):
             attach(dial_executor(executor), executor.issue_ticket(lifetime=-1.0), SECONDS)
-        executor.end(session, "the suite ends it")
+        executor.send(End(session, "the suite ends it"))
         expect_end(connection, "`end` must end the session")
         again = dial_executor(executor)
         attach(again, executor.issue_ticket(badge=Badge("alice", "key-of-alice")), SECONDS)
-        executor.evict(("key-of-alice",))
+        executor.send(Evict(("key-of-alice",)))
         expect_end(again, "`evict` must end the sessions of the token")
 
     def test_one_takes_the_place_of_another(
@@ -142,7 +143,7 @@ class ExecutorConformance(Ending):
         executor.wait_ready(SECONDS)
         connection = dial_executor(executor)
         attach(connection, executor.issue_ticket(), SECONDS)
-        executor.drain(SECONDS)
+        executor.send(Drain(SECONDS))
         other.close(0.0)
         outcome(start(other.wait), "`close` must end it")
         assert executor.alive, "`drain` lets a session go on"

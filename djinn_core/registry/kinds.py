@@ -69,7 +69,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("weight_formats", "WeightFormat", ("executor",), SERVER),
     Kind("authenticators", "Authenticator", ("gateway",), SERVER),
     Kind("assignment_policies", "AssignmentPolicy", ("gateway",), SERVER),
-    Kind("operations_pages", "OperationsPages", ("gateway",), SERVER),
+    Kind("operations", "OperationsServer", ("gateway",), SERVER),
     Kind("observers", "Observer", ("client", "gateway", "executor")),
     Kind("renderers", "Renderer"),
     Kind("commands", "Command", ("command",)),

@@ -34,10 +34,9 @@ class LabelledValue(msgspec.Struct, frozen=True):
 
 
 class ExecutorMetrics(msgspec.Struct, frozen=True):
-    """Metrics of an executor: totals (`counters`), present values (`gauges`), both `labelled` as well, and histograms."""
+    """Metrics of a process by name: totals and present values, both `labelled` as well, and histograms."""
 
-    counters: dict[str, float] = {}
-    gauges: dict[str, float] = {}
+    values: dict[str, float] = {}
     labelled: dict[str, tuple[LabelledValue, ...]] = {}
     distributions: dict[str, tuple[Distribution, ...]] = {}
 

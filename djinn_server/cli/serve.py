@@ -18,6 +18,7 @@ from djinn_core import logs
 from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.protocol.addresses import is_loopback, is_wildcard, reaches_network
+from djinn_core.protocol.net.http_hosts import allow_host
 from djinn_core.registry.embedded_executors import check_platform
 from djinn_core.settings import resolve
 from djinn_core.system.directories import cache_directory, state_directory
@@ -25,23 +26,28 @@ from djinn_core.system.private_directories import private_directory
 from djinn_server.gateway.gateway import GatewayHandle, serve
 from djinn_server.gateway.gateway_config import GatewayConfig
 from djinn_server.launch.executor_config import ExecutorConfig, ModelConfig, NetworkConfig
-from djinn_server.launch.flags import FLAG, Flag
-from djinn_server.launch.http_hosts import allow_host
+from djinn_server.launch.flags import FLAG, Flag, flagged
 from djinn_server.launch.listen_addresses import ListenAddress, ListenAddresses
 from djinn_server.launch.self_signed import self_signed
 from djinn_server.launch.server_state import ServerState, open_state
-
-_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @attrs.frozen
 class TlsChoice:
     """TLS options of the operator."""
 
-    certificate: Path | None
-    key: Path | None
-    self_signed: bool
-    client_authority: Path | None
+    certificate: Path | None = flagged(
+        None, "--tls-cert", "PEM file with the server's certificate: everything goes under TLS.", file=True
+    )
+    key: Path | None = flagged(None, "--tls-key", "PEM file with its key, unless that is in the same file.", file=True)
+    self_signed: bool = flagged(
+        False,
+        "--tls-self-signed",
+        "TLS with a certificate that the server makes and keeps; the connection file says its fingerprint.",
+    )
+    client_authority: Path | None = flagged(
+        None, "--tls-client-ca", "Clients must show a certificate of this authority (PEM).", file=True
+    )
 
     def options(self, names: tuple[str, ...], folder: Path) -> TlsOptions | None:
         """Return the TLS files; None for no TLS.
@@ -63,26 +69,6 @@ class TlsChoice:
         if self.client_authority:
             raise ConfigurationError("--tls-client-ca needs TLS: --tls-cert and --tls-key, or --tls-self-signed")
         return None
-
-
-def tls_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of TLS, handed to `command` as one `TlsChoice` named `tls`."""
-
-    @click.option("--tls-cert", type=_FILE, help="PEM file with the server's certificate: everything goes under TLS.")
-    @click.option("--tls-key", type=_FILE, help="PEM file with its key, unless that is in the same file.")
-    @click.option(
-        "--tls-self-signed",
-        is_flag=True,
-        help="TLS with a certificate that the server makes and keeps; the connection file says its fingerprint.",
-    )
-    @click.option("--tls-client-ca", type=_FILE, help="Clients must show a certificate of this authority (PEM).")
-    @functools.wraps(command)
-    def packed(
-        tls_cert: Path | None, tls_key: Path | None, tls_self_signed: bool, tls_client_ca: Path | None, **others: Any
-    ) -> None:
-        command(tls=TlsChoice(tls_cert, tls_key, tls_self_signed, tls_client_ca), **others)
-
-    return packed
 
 
 _PORT = click.IntRange(0, 65535)
@@ -279,7 +265,7 @@ def _fields(config: Any, prefix: str) -> Iterator[tuple[attrs.Attribute[Any], An
 
 @click.command(name="serve")
 @listen_options
-@tls_options
+@config_options(TlsChoice, "tls")
 @config_options(GatewayConfig, "config")
 def command(listen: ListenChoice, tls: TlsChoice, config: GatewayConfig) -> None:
     """Offer this machine's devices to clients, until SIGTERM or Ctrl-C.
@@ -363,8 +349,7 @@ def _announcement(serving: GatewayHandle) -> Iterator[str]:
     for url in serving.urls:
         yield f"Listening at {url}{', for programs on this host only' if url in serving.here else ''}"
     if serving.operations:
-        routes = ", ".join(["/livez", "/readyz", "/metrics", *(f"/{name}" for name in serving.pages)])
-        yield f"Operations at {serving.operations}: {routes}"
+        yield f"Operations at {serving.operations}: {', '.join(serving.routes)}"
     if serving.fingerprint:
         yield f"Certificate {serving.fingerprint}"
     if serving.authenticators:

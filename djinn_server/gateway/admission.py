@@ -31,7 +31,7 @@ from djinn_server.gateway.context import GatewayContext
 from djinn_server.gateway.killing import kill_session
 from djinn_server.gateway.relay import Relays, relay, relay_directions
 from djinn_server.gateway.server_status import status_of
-from djinn_server.handshake import UNAUTHENTICATED_LIMITS, Refusal, complain, receive_message, refuse, send_message
+from djinn_server.handshake import UNAUTHENTICATED_LIMITS, complain, receive_message, refuse, send_message
 from djinn_server.hookspecs.assignment_policies import AssignmentRequest
 from djinn_server.hookspecs.authenticators import Credentials, Denial, Identity
 from djinn_server.launch.engines import StartedExecutor
@@ -158,14 +158,14 @@ class Admission:
 
     def _welcome(self, connection: Connection, hello: Hello, identity: Identity) -> None:
         pool = self.context.tenants.start_pool(identity.tenant, identity.quota.memory)
-        if isinstance(pool, Refusal):
-            self._refuse(connection, _denied(pool), "Hello", identity, hello.client)
+        if isinstance(pool, Denial):
+            self._refuse(connection, pool, "Hello", identity, hello.client)
             return
         newcomer = AssignmentRequest(identity.tenant, (), hello.client, hello.device, hello.hint, identity.quota)
         others = self.context.tenants.others(identity.tenant)
         found = pool.assign(newcomer, self.assigner, others, counts=not hello.secondary)
-        if isinstance(found, Refusal):
-            self._refuse(connection, _denied(found), "Hello", identity, hello.client)
+        if isinstance(found, Denial):
+            self._refuse(connection, found, "Hello", identity, hello.client)
             return
         number, executor = found
         ready = executor.ready
@@ -240,10 +240,6 @@ def _receive_attach(connection: Connection) -> Attach | Resume | ControlAttach |
     if not isinstance(message, Attach | Resume | ControlAttach):
         raise ProtocolError(f"expected Attach, got {type(message).__name__}")
     return message
-
-
-def _denied(refusal: Refusal) -> Denial:
-    return Denial(refusal.reason, "busy" if refusal.retry else "device", refusal.retry)
 
 
 def _versions(message: Hello | StatusRequest | Kill) -> str:

@@ -48,7 +48,7 @@ class LoadMeter:
     def note(self, report: Sessions) -> None:
         """Note a new report."""
         now = time.monotonic()
-        used = report.metered.counters.get("device_seconds", 0.0)
+        used = report.metered.values.get("device_seconds", 0.0)
         with self._lock:
             before, self._used = self._used, (now, used)
             if not report.sessions and not self._beginning():

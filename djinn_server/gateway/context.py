@@ -20,7 +20,6 @@ from djinn_server.events import ServerEvents
 from djinn_server.gateway.assignment import AssignmentCounters
 from djinn_server.gateway.authentication import Authentication
 from djinn_server.gateway.tenants import Tenants
-from djinn_server.hookspecs.operations_pages import OperationsPages
 from djinn_server.launch.process import how_ended
 
 _KEPT: Final = 512  # events
@@ -135,7 +134,6 @@ class GatewayContext:
         recent: the latest events.
         unauthenticated: connections without a valid token so far, of all listeners.
         keys: identity keys of admitted clients.
-        pages: pages of plugins for the operations listener, by name.
         listeners: listeners for clients; complete once the gateway is ready.
         draining: set once no further clients are admitted.
         since: time of its start, in seconds of the monotonic clock.
@@ -148,7 +146,6 @@ class GatewayContext:
     recent: RecentEvents = attrs.field(factory=RecentEvents)
     unauthenticated: UnauthenticatedLimit = attrs.field(factory=UnauthenticatedLimit)
     keys: set[str] = attrs.field(factory=set)
-    pages: dict[str, OperationsPages] = attrs.field(factory=dict)
     listeners: list[Listener] = attrs.field(factory=list)
     draining: threading.Event = attrs.field(factory=threading.Event)
     since: float = attrs.field(factory=time.monotonic)
@@ -157,3 +154,11 @@ class GatewayContext:
     def urls(self) -> tuple[str, ...]:
         """URLs of its listeners for clients."""
         return tuple(listener.url for listener in self.listeners)
+
+    def why_not_ready(self) -> str:
+        """Return the reason why clients are not admitted now; empty if they are."""
+        if self.draining.is_set():
+            return "draining: no further clients are admitted"
+        if not self.listeners:
+            return "starting"
+        return "" if self.tenants.ready else "an executor is being started"

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import attrs
 
@@ -34,8 +34,7 @@ from djinn_server.gateway.context import GatewayContext, GatewayCounters, Recent
 from djinn_server.gateway.device_discovery import ALL, offered
 from djinn_server.gateway.gateway_config import GatewayConfig
 from djinn_server.gateway.killing import kill_session
-from djinn_server.gateway.metrics import exporter
-from djinn_server.gateway.operations import Operations
+from djinn_server.gateway.metrics import server_metrics
 from djinn_server.gateway.reaper import SessionReaper
 from djinn_server.gateway.server_status import status_of
 from djinn_server.gateway.tenants import Tenants
@@ -47,16 +46,13 @@ from djinn_server.gateway.token_authenticator import (
     has_table,
 )
 from djinn_server.handshake import UNAUTHENTICATED_LIMITS
-from djinn_server.hookspecs.authenticators import Denial, Identity
-from djinn_server.hookspecs.operations_pages import WatchedServer
+from djinn_server.hookspecs.authenticators import Credentials, Denial, Identity
+from djinn_server.hookspecs.operations import OperationsAddress, OperationsServer, WatchedServer
 from djinn_server.launch.engines import StartedExecutor, engine_named
 from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.listen_addresses import ListeningTransport, advertised, configured_transports
 from djinn_server.malloc_trim import keep_few_arenas, set_start_aside
 from djinn_server.rlimits import allow_many_files, leave_no_cores
-
-if TYPE_CHECKING:
-    from djinn_server.gateway.operations_listener import OperationsListener
 
 _SIGNAL_SECONDS: Final = 1.0  # longest delay before a signal is handled
 _log = get_logger("djinn.server")
@@ -67,7 +63,7 @@ class GatewayHandle:
     """A gateway that is ready: its addresses, its devices, and the connection file for clients.
 
     `dialled`: addresses that other machines connect to. `here`: addresses for programs on this host only.
-    `authenticators`, `pages`: names from plugins.
+    `authenticators`: names from plugins. `operations`: URL of the operations server, `routes`: its paths.
     """
 
     urls: tuple[str, ...]
@@ -79,7 +75,7 @@ class GatewayHandle:
     fingerprint: str = ""
     operations: str = ""
     authenticators: tuple[str, ...] = ()
-    pages: tuple[str, ...] = ()
+    routes: tuple[str, ...] = ()
 
 
 class Gateway:
@@ -94,7 +90,7 @@ class Gateway:
         self._recent = RecentEvents()
         self._events = ServerEvents.of("gateway", self._counts, audit, self._recent)
         self._context: GatewayContext | None = None
-        self._operations: OperationsListener | None = None
+        self._operations: OperationsServer | None = None
         self._reaper: SessionReaper | None = None
         self._file: tuple[Path, ConnectionFile] | None = None
 
@@ -128,12 +124,11 @@ class Gateway:
         self._context = context = GatewayContext(
             self._authentication, tenants, self._events, self._counts, self._recent
         )
-        self._operations = self._listen_for_operations(context)
         registry = early or self._plugins()
         assigner = Assigner.of(registry, self._config.assignment, self._counts.assignments)
         chosen = configured_transports(registry.transports, self._config.network.tls, self._config.network.listen_at)
+        operations = self._start_operations(registry, context, assigner.policy.name)
         ready = tenants.wait_ready()
-        self._begin_pages(registry, assigner.policy.name)
         urls = self._listen(chosen, registry, context, assigner)
         named = self._config.network.tls is not None and not self._config.pinned
         can = [(url, one.transport.capabilities) for url, one in zip(urls, chosen, strict=True)]
@@ -149,14 +144,8 @@ class Gateway:
         self._file = (path, content)
         _log.info("ready", urls=urls, process=os.getpid())
         self._events.tell("started", urls=urls, process=os.getpid())
-        operations = self._operations.url if self._operations is not None else ""
-        others = (
-            self._token.origin,
-            self.fingerprint,
-            operations,
-            self._config.access.authenticators,
-            tuple(context.pages),
-        )
+        routes = self._operations.routes if self._operations is not None else ()
+        others = (self._token.origin, self.fingerprint, operations, self._config.access.authenticators, routes)
         return GatewayHandle(urls, dialled, here, ready, path, *others)
 
     @property
@@ -170,7 +159,6 @@ class Gateway:
         context = self._context
         if context is not None:
             context.draining.set()
-            self._end_pages(context)
         if self._reaper is not None:
             self._reaper.close()
         while context is not None and context.listeners:
@@ -196,32 +184,6 @@ class Gateway:
         self._events.observe_with(registry)
         return registry
 
-    def _begin_pages(self, registry: Registry, assignment: str) -> None:
-        """Serve the pages of plugins on the operations listener, if there is one."""
-        context = self._context
-        assert context is not None
-        if self._operations is None:
-            return
-        server = WatchedServer(
-            lambda tenant: status_facts(status_of(context, assignment, tenant)),
-            partial(_end_session, context),
-        )
-        for pages in registry.operations_pages:
-            try:
-                pages.begin(server)
-            except Exception as error:
-                plugin = registry.owner("operations_pages", pages.name)
-                _log.exception("pages of a plugin are left out", pages=pages.name, plugin=plugin, error=repr(error))
-            else:
-                context.pages[pages.name] = pages
-
-    def _end_pages(self, context: GatewayContext) -> None:
-        for pages in context.pages.values():
-            try:
-                pages.end()
-            except Exception as error:
-                _log.exception("pages of a plugin do not end", pages=pages.name, error=repr(error))
-
     def _listen(
         self, chosen: Sequence[ListeningTransport], registry: Registry, context: GatewayContext, assigner: Assigner
     ) -> tuple[str, ...]:
@@ -239,17 +201,36 @@ class Gateway:
             context.listeners.append(listener)
         return context.urls
 
-    def _listen_for_operations(self, context: GatewayContext) -> OperationsListener | None:
-        """Start the operations listener before the executors, so that `/readyz` reports that they are not ready yet."""
-        access = self._config.access
-        port = access.operations_port
-        if port is None:
-            return None
-        network = self._config.network
-        tls = None if network.tls is None else server_context(network.tls)
-        return _operations_listener()(
-            network.listen_at.host, port, Operations(context, exporter(context), access.open_probes), tls
+    def _start_operations(self, registry: Registry, context: GatewayContext, assignment: str) -> str:
+        """Start the operations server, if the operator wants one, and return its URL.
+
+        It starts before the executors are ready, so that `/readyz` reports that they are not.
+
+        Raises:
+            PluginError: no plugin serves operations.
+            TransportError: the address cannot be bound.
+        """
+        access, network = self._config.access, self._config.network
+        if access.operations_port is None:
+            return ""
+        if not registry.operations:
+            raise PluginError(
+                "no plugin serves operations: the package in plugins/observability of the checkout does (run `pip install "
+                "./plugins/observability`). `djinn plugins` shows what is installed, and what is broken or disabled. Or leave out "
+                "--operations-port"
+            )
+        server = WatchedServer(
+            lambda tenant: status_facts(status_of(context, assignment, tenant)),
+            partial(_end_session, context),
+            partial(_identify_operator, context),
+            context.why_not_ready,
+            partial(server_metrics, context),
         )
+        address = OperationsAddress(network.listen_at.host, access.operations_port, network.tls, access.open_probes)
+        operations = registry.operations[0]
+        url: str = operations.start(server, address)
+        self._operations = operations
+        return url
 
 
 def serve(
@@ -321,20 +302,12 @@ def _end_session(context: GatewayContext, session: str, identity: Identity) -> s
     return found.reason if isinstance(found, Denial) else ""
 
 
-def _operations_listener() -> type[OperationsListener]:
-    """Return the listener class. Few servers need it and aiohttp, so it is imported here.
-
-    Raises:
-        ConfigurationError: the library is missing.
-    """
-    try:
-        from djinn_server.gateway.operations_listener import OperationsListener
-    except ImportError as error:
-        raise ConfigurationError(
-            f"the package `aiohttp` serves operations and cannot be imported ({error}): `pip install aiohttp`, or leave out "
-            "--operations-port"
-        ) from error
-    return OperationsListener
+def _identify_operator(context: GatewayContext, shown: Credentials, asked: str) -> Identity | Denial:
+    """Return the identity of a client of the operations server, as `WatchedServer.identify`."""
+    who = context.authentication.identify(shown)
+    if asked and isinstance(who, Denial):
+        context.events.tell("refused", why=who.kind, asked=asked, peer=shown.peer, at="operations")
+    return who
 
 
 def default_connection_file(config: GatewayConfig) -> Path:

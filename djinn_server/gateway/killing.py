@@ -5,6 +5,7 @@ from __future__ import annotations
 from djinn_core.wire.messages import Killed
 from djinn_server.gateway.context import GatewayContext
 from djinn_server.hookspecs.authenticators import Denial, Identity
+from djinn_server.launch.orders import End
 
 
 def kill_session(context: GatewayContext, session: str, identity: Identity, peer: str, means: str) -> Killed | Denial:
@@ -25,5 +26,6 @@ def kill_session(context: GatewayContext, session: str, identity: Identity, peer
     facts = {"session": name, "client": client, "tenant": identity.tenant, "key": identity.key}
     context.events.tell("killed", **facts, peer=peer)
     who = "the operator of the server" if identity.sees_all else f"its owner {identity.tenant}"
-    context.tenants.end(name, f"it was ended by {who}, {means}")
+    for executor in context.tenants.executors():
+        executor.send(End(name, f"it was ended by {who}, {means}"))
     return Killed(name, client)

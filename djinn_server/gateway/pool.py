@@ -17,15 +17,17 @@ from djinn_core.wire.executor_reports import Distribution, Sessions
 from djinn_core.wire.messages import DeviceInfo, ExecutorStatus
 from djinn_server.events import ServerEvents
 from djinn_server.gateway.assignment import Assigner, LoadMeter
-from djinn_server.handshake import Refusal
 from djinn_server.hookspecs.assignment_policies import AssignmentRefusal, AssignmentRequest, ExecutorLoad, TenantLoad
+from djinn_server.hookspecs.authenticators import Denial
 from djinn_server.hookspecs.executors import ExecutorEngine, LaunchRequest
 from djinn_server.launch.engines import LocalEngine, StartedExecutor, start_executor
 from djinn_server.launch.executor_config import ExecutorConfig
+from djinn_server.launch.orders import Drain, Order
 
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
 _STATUS_SECONDS = 2.0
+BUSY: Final = "busy"  # kind of a denial that may soon not hold
 # Metrics that `djinn status` and dashboards show.
 SHOWN: Final = frozenset(
     "submissions ops queue_seconds decode_seconds device_seconds encode_seconds fetched_bytes received_bytes op_failures "
@@ -37,7 +39,13 @@ _log = get_logger("djinn.server")
 
 
 class SupervisedExecutor:
-    """An executor of a pool: its process is supervised, and replaced if it dies."""
+    """An executor of a pool: its process is supervised, and replaced if it dies.
+
+    Attributes:
+        device_id: id of the device, also during a restart of the process.
+        restarts: number of restarts of the process.
+        meter: load of the executor, and of its earlier processes.
+    """
 
     def __init__(
         self,
@@ -53,10 +61,10 @@ class SupervisedExecutor:
         self._start_timeout = start_timeout
         self._closing = threading.Event()
         self._state = "starting"
-        self._device_id = config.device
-        self._restarts = 0
+        self.device_id = config.device
+        self.restarts = 0
         self._restarted_at = -math.inf
-        self._meter = LoadMeter()
+        self.meter = LoadMeter()
         self._process: StartedExecutor = start_executor(engine, config, request)
         self._watcher = threading.Thread(target=self._watch, name="djinn-watch", daemon=True)
 
@@ -66,7 +74,7 @@ class SupervisedExecutor:
         Raises:
             StartupError: it did not start.
         """
-        self._device_id = self._process.wait_ready(self._start_timeout).device.id
+        self.device_id = self._process.wait_ready(self._start_timeout).device.id
         self._state = "ready"
         self._watcher.start()
 
@@ -75,18 +83,13 @@ class SupervisedExecutor:
         """The process of the executor; None until it is ready."""
         return self._process if self._state == "ready" else None
 
-    @property
-    def device_id(self) -> str:
-        """Id of the device, also during a restart of the process."""
-        return self._device_id
-
     def status(self) -> ExecutorStatus:
         """The executor's entry in `djinn status`."""
         process, state = self._process, self._state
         if state == "ready":
             try:
                 report = self._report()
-                load = self.load
+                load = self.meter.load()
                 busy = round(load.busy + load.beginning, 3)
                 shown = {name: value for name, value in _figures(report) if name in SHOWN}
                 return ExecutorStatus(
@@ -95,7 +98,7 @@ class SupervisedExecutor:
                     state,
                     report.sessions,
                     busy,
-                    restarts=self._restarts,
+                    restarts=self.restarts,
                     figures=shown,
                     models=report.models,
                     queue=_queue(report),
@@ -104,24 +107,14 @@ class SupervisedExecutor:
             except StartupError as error:
                 _log.warning("an executor does not report", process=process.process_id, error=str(error))
                 state = "silent"
-        name = self._device_id or "default"
+        name = self.device_id or "default"
         about = DeviceInfo(id=name, kind=name.partition(":")[0])
-        return ExecutorStatus(about, process.process_id, state, restarts=self._restarts)
-
-    @property
-    def restarts(self) -> int:
-        """Number of restarts of the process."""
-        return self._restarts
+        return ExecutorStatus(about, process.process_id, state, restarts=self.restarts)
 
     def is_idle(self, seconds: float) -> bool:
         """Return True if it has no session, and no restart within `seconds`: clients of a dead process reconnect."""
         report = self.report()
         return report is not None and not report.sessions and time.monotonic() - self._restarted_at >= seconds
-
-    @property
-    def assigned(self) -> int:
-        """Number of sessions assigned to this executor, including its earlier processes."""
-        return self._meter.assigned
 
     def report(self) -> Sessions | None:
         """Return the executor's report of its sessions; None if it is not ready or does not answer."""
@@ -135,7 +128,7 @@ class SupervisedExecutor:
 
     def refresh_load(self) -> None:
         """Request a report if the last one is too old for load decisions."""
-        if self._meter.is_due:
+        if self.meter.is_due:
             self.report()
 
     def _report(self) -> Sessions:
@@ -145,31 +138,18 @@ class SupervisedExecutor:
             StartupError: it does not answer.
         """
         report = self._process.status(_STATUS_SECONDS)
-        if self._meter.is_due:
-            self._meter.note(report)
+        if self.meter.is_due:
+            self.meter.note(report)
         return report
 
-    @property
-    def load(self) -> ExecutorLoad:
-        """Return the load, from the last report and the sessions assigned since then."""
-        return self._meter.load()
-
-    def assign(self, hint: str = "") -> None:
-        """Note that a session was assigned to this executor."""
-        self._meter.assign(hint)
-
-    def evict(self, tokens: tuple[str, ...]) -> None:
-        """End the sessions of these tokens, which are no longer valid."""
-        self._process.evict(tokens)
-
-    def end(self, session: str, reason: str) -> None:
-        """End a session, if this executor has it."""
-        self._process.end(session, reason)
+    def send(self, order: Order) -> None:
+        """Send an order to the process, if it runs."""
+        self._process.send(order)
 
     def drain(self, seconds: float) -> None:
         """Begin no further session, and end with its last one or after `seconds`; returns at once."""
         self._closing.set()
-        self._process.drain(seconds)
+        self._process.send(Drain(seconds))
 
     def close(self, drain_seconds: float) -> None:
         """End its process, and wait until that has ended."""
@@ -186,7 +166,7 @@ class SupervisedExecutor:
                 return
             died = {"process": self._process.process_id, "exit_status": status}
             _log.error("an executor died: the next one recovers its sessions from their journals", **died)
-            self._events.tell("executor_died", device=self._device_id, tenant=self._process.tenant, **died)
+            self._events.tell("executor_died", device=self.device_id, tenant=self._process.tenant, **died)
             if not self._restart():
                 return
 
@@ -206,9 +186,9 @@ class SupervisedExecutor:
                 return False
             self._restarted_at = time.monotonic()
             self._state = "ready"
-            self._restarts += 1
+            self.restarts += 1
             _log.info("an executor was started again", process=self._process.process_id)
-            self._events.tell("executor_restarted", device=self._device_id, process=self._process.process_id)
+            self._events.tell("executor_restarted", device=self.device_id, process=self._process.process_id)
             return True
         return False
 
@@ -222,8 +202,7 @@ def _queue(report: Sessions) -> dict[str, int]:
 def _figures(report: Sessions) -> Iterator[tuple[str, float]]:
     """Return all metrics of a report, with the sum for each labelled metric."""
     metered = report.metered
-    yield from metered.counters.items()
-    yield from metered.gauges.items()
+    yield from metered.values.items()
     yield from ((name, sum(one.value for one in values)) for name, values in metered.labelled.items())
 
 
@@ -267,10 +246,10 @@ class Pool:
             supervised.wait_ready()
         return tuple(supervised.launched for supervised in self._executors if supervised.launched is not None)
 
-    def find(self, device: str) -> tuple[int, StartedExecutor] | Refusal:
+    def find(self, device: str) -> tuple[int, StartedExecutor] | Denial:
         """Return a ready executor for `device` (a number, an id or a kind; empty: any) with its number, or a refusal."""
         found = self._candidates(device)
-        return found if isinstance(found, Refusal) else found[0]
+        return found if isinstance(found, Denial) else found[0]
 
     def assign(
         self,
@@ -279,7 +258,7 @@ class Pool:
         others: Sequence[tuple[str, Pool]] = (),
         *,
         counts: bool = True,
-    ) -> tuple[int, StartedExecutor] | Refusal:
+    ) -> tuple[int, StartedExecutor] | Denial:
         """Return the executor for a new session. The policy chooses among devices of one kind and name.
 
         Args:
@@ -289,7 +268,7 @@ class Pool:
             counts: True if the session counts as expected load of the executor.
         """
         found = self._candidates(newcomer.device)
-        if isinstance(found, Refusal):
+        if isinstance(found, Denial):
             return found
         first = found[0][1].ready.device
         alike = {
@@ -304,25 +283,20 @@ class Pool:
             loads = tuple(self._load(number, executor, others) for number, executor in alike.items())
             chosen = assigner.assign(attrs.evolve(newcomer, executors=loads))
             if isinstance(chosen, AssignmentRefusal):
-                return Refusal(chosen.reason, chosen.retry)
+                return Denial(chosen.reason, BUSY if chosen.retry else "device", chosen.retry)
             if counts:
-                self._executors[chosen].assign(newcomer.hint)
+                self._executors[chosen].meter.assign(newcomer.hint)
         return chosen, alike[chosen]
 
-    def refresh_loads(self) -> None:
-        """Refresh the loads of all executors."""
-        for supervised in self._executors:
-            supervised.refresh_load()
-
     def _load(self, number: int, executor: StartedExecutor, others: Sequence[tuple[str, Pool]]) -> ExecutorLoad:
-        theirs = [(tenant, pool.executors[number].load) for tenant, pool in others]
+        theirs = [(tenant, pool.executors[number].meter.load()) for tenant, pool in others]
         loads = (TenantLoad(tenant, load.busy, load.sessions + load.beginning) for tenant, load in theirs)
         present = tuple(load for load in loads if load.sessions)
         return attrs.evolve(
-            self._executors[number].load, number=number, device=executor.ready.device.id, others=present
+            self._executors[number].meter.load(), number=number, device=executor.ready.device.id, others=present
         )
 
-    def _candidates(self, device: str) -> list[tuple[int, StartedExecutor]] | Refusal:
+    def _candidates(self, device: str) -> list[tuple[int, StartedExecutor]] | Denial:
         ready = [
             (n, supervised.launched) for n, supervised in enumerate(self._executors) if supervised.launched is not None
         ]
@@ -336,11 +310,13 @@ class Pool:
         if found:
             return found
         if full:
-            return Refusal(full, retry=True)
+            return Denial(full, BUSY, again=True)
         if len(ready) < len(self._executors):
-            return Refusal("an executor is being started again after it died: try again in a few seconds", retry=True)
+            return Denial(
+                "an executor is being started again after it died: try again in a few seconds", BUSY, again=True
+            )
         offered = ", ".join(executor.ready.device.id for _, executor in ready)
-        return Refusal(f"this server has no device {device!r}, it offers {offered}")
+        return Denial(f"this server has no device {device!r}, it offers {offered}", "device")
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -351,20 +327,6 @@ class Pool:
     def executors(self) -> tuple[SupervisedExecutor, ...]:
         """The executors, in the order of their numbers."""
         return tuple(self._executors)
-
-    def evict(self, tokens: tuple[str, ...]) -> None:
-        """End the sessions of these tokens, which are no longer valid."""
-        for supervised in self._executors:
-            supervised.evict(tokens)
-
-    def end(self, session: str, reason: str) -> None:
-        """End a session, on the executor that has it."""
-        for supervised in self._executors:
-            supervised.end(session, reason)
-
-    def statuses(self) -> tuple[ExecutorStatus, ...]:
-        """Entries of all executors in `djinn status`."""
-        return tuple(supervised.status() for supervised in self._executors)
 
     def close(self, drain_seconds: float) -> None:
         """Let sessions end for at most `drain_seconds`, then end all processes."""

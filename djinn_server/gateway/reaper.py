@@ -8,6 +8,7 @@ from typing import Final
 
 from djinn_core.logs import get_logger
 from djinn_server.gateway.context import GatewayContext
+from djinn_server.launch.orders import Evict
 
 PAUSE_SECONDS: Final = 2.0
 _log = get_logger("djinn.server")
@@ -36,7 +37,8 @@ class SessionReaper:
         """End all sessions and executors that are due."""
         invalid = self._invalid(self._context.keys | self._reported())
         if invalid:
-            self._context.tenants.evict(invalid)
+            for executor in self._context.tenants.executors():
+                executor.send(Evict(invalid))
             self._context.keys.difference_update(invalid)
             self._context.events.tell("evicted", keys=invalid, why="revoked or expired")
         self._context.tenants.release_idle()
@@ -49,5 +51,5 @@ class SessionReaper:
         """Return the keys of live sessions, including sessions from an earlier gateway or with a late ticket."""
         if not self._context.authentication.has_keys:
             return frozenset()
-        reports = [supervised.report() for _, pool in self._context.tenants.pools() for supervised in pool.executors]
+        reports = [supervised.report() for supervised in self._context.tenants.executors()]
         return frozenset(token for report in reports if report is not None for token in report.tokens)

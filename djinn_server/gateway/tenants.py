@@ -14,8 +14,8 @@ from djinn_core.errors import DjinnError
 from djinn_core.logs import get_logger
 from djinn_core.wire.messages import ExecutorStatus
 from djinn_server.events import ServerEvents
-from djinn_server.gateway.pool import Pool
-from djinn_server.handshake import Refusal
+from djinn_server.gateway.pool import BUSY, Pool, SupervisedExecutor
+from djinn_server.hookspecs.authenticators import Denial
 from djinn_server.hookspecs.executors import ExecutorEngine, LaunchRequest
 from djinn_server.launch.engines import LocalEngine, StartedExecutor
 from djinn_server.launch.executor_config import ExecutorConfig
@@ -79,7 +79,7 @@ class Tenants:
         self._reserve = self._first
         return ready
 
-    def start_pool(self, tenant: str, memory: int = 0) -> Pool | Refusal:
+    def start_pool(self, tenant: str, memory: int = 0) -> Pool | Denial:
         """Return the tenant's executors, started if necessary, or a refusal with the reason.
 
         `memory`: the tenant's memory quota on each executor, in bytes; 0: the configured limit.
@@ -97,15 +97,16 @@ class Tenants:
                         self._last_used[tenant] = self._last_admitted[tenant] = time.monotonic()
                         return found
                     if self._closed:
-                        return Refusal("the server is shutting down: connect again later", retry=True)
+                        return Denial("the server is shutting down: connect again later", BUSY, again=True)
                     if has_room:
                         self._starting_tenants.add(tenant)
                         break
                 if not self._evict_idlest():
-                    return Refusal(
+                    return Denial(
                         f"this server has executors for {self._most} tenants, its maximum, and none is idle: each has a session or was "
                         "admitted within the last minute. Try again later",
-                        retry=True,
+                        BUSY,
+                        again=True,
                     )
             try:
                 return self._start(tenant, memory)
@@ -115,8 +116,14 @@ class Tenants:
 
     def statuses(self, tenant: str | None = None) -> tuple[ExecutorStatus, ...]:
         """Return the `djinn status` entries of one tenant's executors, or (None) of all."""
-        owned = [(name, pool.statuses()) for name, pool in self._owned(tenant)]
-        return tuple(msgspec.structs.replace(one, tenant=name) for name, statuses in owned for one in statuses)
+        owned = self._owned(tenant)
+        return tuple(
+            msgspec.structs.replace(one.status(), tenant=name) for name, pool in owned for one in pool.executors
+        )
+
+    def executors(self) -> list[SupervisedExecutor]:
+        """Return the executors of all tenants and of the reserve pool."""
+        return [one for _, pool in self._owned(None) for one in pool.executors]
 
     def pools(self) -> list[tuple[str, Pool]]:
         """Return all pools with their tenants. The reserve pool has an empty name."""
@@ -129,7 +136,7 @@ class Tenants:
     def least_load(self) -> tuple[float, int]:
         """Return the total load of the least loaded device, and the number of sessions assigned to it within a minute."""
         pools = [pool for _, pool in self._owned(None)]
-        loads = [[pool.executors[number].load for pool in pools] for number in range(len(self._configs))]
+        loads = [[pool.executors[number].meter.load() for pool in pools] for number in range(len(self._configs))]
         devices = ((sum(one.busy + one.beginning for one in of), sum(one.recent for one in of)) for of in loads)
         return min(((round(busy, 1), recent) for busy, recent in devices), default=(0.0, 0))
 
@@ -141,17 +148,8 @@ class Tenants:
         owned = [pool for name, pool in self._owned(None) if name]
         if len(owned) > 1:
             for pool in owned:
-                pool.refresh_loads()
-
-    def evict(self, tokens: tuple[str, ...]) -> None:
-        """End the sessions of these tokens, which are no longer valid."""
-        for _, pool in self._owned(None):
-            pool.evict(tokens)
-
-    def end(self, session: str, reason: str) -> None:
-        """End a session, of any tenant."""
-        for _, pool in self._owned(None):
-            pool.end(session, reason)
+                for one in pool.executors:
+                    one.refresh_load()
 
     @property
     def ready(self) -> bool:
@@ -225,7 +223,7 @@ class Tenants:
 
     def _refill(self) -> None:
         pool = self._started("")
-        if isinstance(pool, Refusal):
+        if isinstance(pool, Denial):
             return
         with self._lock:
             if self._reserve is None and not self._closed:
@@ -233,9 +231,9 @@ class Tenants:
                 return
         pool.close(0.0)
 
-    def _start(self, tenant: str, memory: int) -> Pool | Refusal:
+    def _start(self, tenant: str, memory: int) -> Pool | Denial:
         pool = self._started(tenant, memory)
-        if isinstance(pool, Refusal):
+        if isinstance(pool, Denial):
             return pool
         with self._lock:
             if not self._closed:
@@ -243,9 +241,9 @@ class Tenants:
                 self._last_used[tenant] = self._last_admitted[tenant] = time.monotonic()
                 return pool
         pool.close(0.0)
-        return Refusal("the server is shutting down: connect again later", retry=True)
+        return Denial("the server is shutting down: connect again later", BUSY, again=True)
 
-    def _started(self, tenant: str, memory: int = 0) -> Pool | Refusal:
+    def _started(self, tenant: str, memory: int = 0) -> Pool | Denial:
         limited = tuple(_limited(config, memory) for config in self._configs) if memory else self._configs
         try:
             with self._starts:
@@ -253,7 +251,7 @@ class Tenants:
                 pool.wait_ready()
         except DjinnError as error:
             _log.error("executors for a tenant do not start", tenant=tenant or "the next one", error=str(error))
-            return Refusal("no executor could be started for you: try again later", retry=True)
+            return Denial("no executor could be started for you: try again later", BUSY, again=True)
         _log.info("executors for a tenant were started", tenant=tenant or "the next one")
         return pool
 

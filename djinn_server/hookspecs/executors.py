@@ -65,7 +65,11 @@ class LaunchRequest:
         return f"{self.group}-{self.number}"
 
 
-class ExecutorHandle(abc.ABC):
+class LaunchedExecutor:
+    """What an engine returns for an executor that it has started: an `ExecutorHandle`, or the result of `LocalEngine.launch`."""
+
+
+class ExecutorHandle(LaunchedExecutor, abc.ABC):
     """Handle of an executor that an engine has started: it carries calls to the executor's holder.
 
     The holder (`djinn.hooks.ExecutorHolder`) is the parent process of the executor, on the executor's machine. The core
@@ -145,7 +149,7 @@ class ExecutorEngine(abc.ABC):
     name: str
 
     @abc.abstractmethod
-    def launch(self, options: ExecutorOptions, request: LaunchRequest) -> ExecutorHandle:
+    def launch(self, options: ExecutorOptions, request: LaunchRequest) -> LaunchedExecutor:
         """Start an executor and return at once; `ExecutorHandle.wait_placed` waits for it.
 
         Called for each executor of a client, or of a gateway's pool, in the order of their numbers.

@@ -12,7 +12,6 @@ from djinn_core.errors import StartupError
 from djinn_core.settings import PLUGIN_PREFIX
 
 EXECUTOR_MODULE = "djinn_server.executor_process"
-PREPARED_MODULE = "djinn_server.fork_server"
 
 
 def executor_command(module: str, device: str, report: int) -> list[str]:

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import importlib
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from djinn_core.errors import ConfigurationError
+from djinn_core.errors import ConfigurationError, StartupError
 from djinn_core.logs import get_logger
 from djinn_core.registry.embedded_executors import LOCAL
 from djinn_core.settings import Settings
 from djinn_core.system.directories import cache_directory
-from djinn_core.system.files import user_id
 from djinn_core.system.private_directories import private_directory
 from djinn_server.launch.engines import EngineConfig, LocalEngine, engine_named
 from djinn_server.launch.executor_config import EVERYTHING, ExecutorConfig, RecoveryConfig
-from djinn_server.launch.fork_server_client import ForkServerClient
 from djinn_server.launch.own_executor import LEASE_SECONDS, OwnExecutor
 from djinn_server.launch.own_journals import own_journals
+from djinn_server.launch.process import ForkServer
 
 if TYPE_CHECKING:
     from djinn_core.hookspecs.transports import Connection
     from djinn_server.hookspecs.executors import ExecutorEngine, LaunchRequest
 
+FORK_SERVERS: Final = "djinn_fork_server"  # entry-point group: a function that returns the fork server of this user
 _log = get_logger("djinn.launch")
 
 
@@ -82,17 +82,20 @@ def _start_executor(
     return OwnExecutor(config, engine, request, own_journals() if settings.recover else None)
 
 
-def _fork_server(seconds: float, config: ExecutorConfig) -> ForkServerClient | None:
+def _fork_server(seconds: float, config: ExecutorConfig) -> ForkServer | None:
     """Return the fork server for executors with these plugins; None if there cannot be one.
 
-    It ends some time after its last executor.
+    Raises:
+        StartupError: the package with the fork server is not installed.
     """
-    try:  # the path of a socket is short
-        folder = private_directory(Path(tempfile.gettempdir()) / f"djinn-prepared-{user_id()}", "prepared executors")
-    except (OSError, ConfigurationError) as error:
-        _log.warning("no executors are prepared", error=str(error))
-        return None
-    return ForkServerClient(folder, seconds, ExecutorConfig(plugins=config.plugins).encode())
+    offered = tuple(entry_points(group=FORK_SERVERS))
+    if not offered:
+        raise StartupError(
+            "the setting `prepared_seconds` needs the package in plugins/launchers of Djinn's repository: run `pip install "
+            "./plugins/launchers`, or set `prepared_seconds` to 0"
+        )
+    find: Callable[[float, ExecutorConfig], ForkServer | None] = offered[0].load()
+    return find(seconds, config)
 
 
 def _published() -> Path | None:

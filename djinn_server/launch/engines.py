@@ -11,49 +11,11 @@ import attrs
 from djinn_core.errors import PluginError
 from djinn_core.registry.embedded_executors import LOCAL
 from djinn_core.settings import Settings
-from djinn_server.hookspecs.executors import ExecutorEngine, ExecutorHandle, ExecutorOptions, LaunchRequest
+from djinn_server.hookspecs.executors import ExecutorEngine, ExecutorOptions, LaunchRequest
 from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.flags import flagged
-from djinn_server.launch.fork_server_client import ForkServerClient
 from djinn_server.launch.held_executor import HeldExecutor, checked_handle
-from djinn_server.launch.process import ExecutorProcess
-from djinn_server.launch.process_holder import ProcessHolder
-
-
-class LocalHandle(ExecutorHandle):
-    """Handle of an executor process on this machine. `start_executor` uses `process` directly."""
-
-    def __init__(self, process: ExecutorProcess) -> None:
-        self.process = process
-        self._holder = ProcessHolder(process)
-
-    def wait_placed(self) -> None:
-        """Return at once: the process runs."""
-
-    def call(self, method: str, *arguments: Any, timeout: float) -> Any:  # noqa: ARG002 - the methods have limits of their own
-        """Call a method of the holder, as `ExecutorHandle.call` does."""
-        return getattr(self._holder, method)(*arguments)
-
-    def send(self, method: str, *arguments: Any) -> None:
-        """Send a call without waiting, as `ExecutorHandle.send` does."""
-        getattr(self._holder, method)(*arguments)
-
-    def wait(self) -> tuple[int, str]:
-        """Wait for the end, as `ExecutorHandle.wait` does."""
-        return self._holder.wait()
-
-    @property
-    def ended(self) -> bool:
-        """True once the executor has ended, as `ExecutorHandle.ended`."""
-        return not self.process.alive
-
-    def end(self) -> None:
-        """End the executor, as `ExecutorHandle.end` does."""
-        self.process.close(0.0)
-
-    def restart(self) -> LocalHandle:
-        """Start a replacement, as `ExecutorHandle.restart` does."""
-        return LocalHandle(self.process.restart())
+from djinn_server.launch.process import ExecutorProcess, ForkServer
 
 
 class LocalEngine(ExecutorEngine):
@@ -61,14 +23,14 @@ class LocalEngine(ExecutorEngine):
 
     name = LOCAL
 
-    def __init__(self, prepared: Callable[[ExecutorConfig], ForkServerClient | None] = lambda _: None) -> None:
+    def __init__(self, prepared: Callable[[ExecutorConfig], ForkServer | None] = lambda _: None) -> None:
         """`prepared`: returns the fork server for a configuration; None: start a new process."""
         self._prepared = prepared
 
-    def launch(self, options: ExecutorOptions, request: LaunchRequest) -> LocalHandle:  # noqa: ARG002 - there is one place
+    def launch(self, options: ExecutorOptions, request: LaunchRequest) -> ExecutorProcess:  # noqa: ARG002 - there is one place
         """Start an executor process, as `ExecutorEngine.launch` does."""
         config = cast("ExecutorConfig", options)
-        return LocalHandle(ExecutorProcess(config, fork_server=self._prepared(config)))
+        return ExecutorProcess(config, fork_server=self._prepared(config))
 
 
 StartedExecutor = ExecutorProcess | HeldExecutor
@@ -81,8 +43,10 @@ def start_executor(engine: ExecutorEngine, config: ExecutorConfig, request: Laun
         StartupError: as `ExecutorEngine.launch`.
         PluginError: the engine returned no `ExecutorHandle`.
     """
-    handle = checked_handle(engine.launch(config, request), engine, "launch")
-    return handle.process if isinstance(handle, LocalHandle) else HeldExecutor(handle)
+    launched = engine.launch(config, request)
+    if isinstance(launched, ExecutorProcess):
+        return launched
+    return HeldExecutor(checked_handle(launched, engine, "launch"))
 
 
 def engine_named(engine: str, engines: Iterable[ExecutorEngine]) -> ExecutorEngine:
@@ -97,7 +61,7 @@ def engine_named(engine: str, engines: Iterable[ExecutorEngine]) -> ExecutorEngi
     if engine not in known:
         raise PluginError(
             f"no engine {engine!r} is installed (installed: {', '.join(sorted({LOCAL, *known}))}). Install one from "
-            "plugins of Djinn's repository, for example `pip install './plugins/ray[ray]'`. `djinn plugins` "
+            "plugins of Djinn's repository, for example `pip install ./plugins/launchers './plugins/ray[ray]'`. `djinn plugins` "
             "lists installed, broken and disabled plugins"
         )
     return known[engine]

@@ -14,6 +14,7 @@ from djinn_core.errors import PluginError, StartupError
 from djinn_core.logs import get_logger
 from djinn_core.wire.executor_reports import Ready, Sessions
 from djinn_server.hookspecs.executors import ExecutorEngine, ExecutorHandle
+from djinn_server.launch.orders import Order, to_line
 from djinn_server.launch.tickets import NO_TENANT, TICKET_SECONDS, Badge
 
 _REPLY_SECONDS: Final = 10.0  # extra time for a call beyond its method's timeout
@@ -161,17 +162,9 @@ class HeldExecutor:
         """As `ExecutorHandle.notice`; empty after the end."""
         return self._handle.notice() if self.alive else ""
 
-    def evict(self, tokens: tuple[str, ...]) -> None:
-        """End the sessions of tokens that are no longer valid; return at once."""
-        self._handle.send("evict", tokens)
-
-    def end(self, session: str, reason: str) -> None:
-        """End a session, if it is there; return at once."""
-        self._handle.send("end", session, reason)
-
-    def drain(self, seconds: float) -> None:
-        """Have it accept no new session, and end with its last session or after `seconds`; return at once."""
-        self._handle.send("drain", seconds)
+    def send(self, order: Order) -> None:
+        """Send an order without waiting for its effect. Do nothing if the executor has ended."""
+        self._handle.send("send", to_line(order))
 
     def close(self, drain_seconds: float = 5.0) -> None:
         """End it: let its sessions end for at most `drain_seconds`, end the process, and return its place to the engine."""

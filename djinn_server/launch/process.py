@@ -10,23 +10,21 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Collection
-from typing import Self
+from collections.abc import Collection, Mapping, Sequence
+from typing import IO, Protocol, Self
 
 from djinn_core.errors import StartupError
 from djinn_core.logs import get_logger
 from djinn_core.registry.embedded_executors import check_platform
 from djinn_core.system.private_directories import make_run_directory
 from djinn_core.wire.executor_reports import Ready, Sessions
+from djinn_server.hookspecs.executors import LaunchedExecutor
 from djinn_server.launch.command import EXECUTOR_MODULE, executor_command, executor_environment
 from djinn_server.launch.executor_config import ExecutorConfig
-from djinn_server.launch.fork_server_client import ChildProcess, ForkedExecutor, ForkServerClient
 from djinn_server.launch.orders import (
     FULL_SECONDS,
     AssignTenant,
     Drain,
-    End,
-    Evict,
     Failed,
     Full,
     Order,
@@ -43,7 +41,38 @@ _log = get_logger("djinn.launch")
 _TERMINATE_SECONDS = 2.0
 
 
-class ExecutorProcess:
+class ChildProcess(Protocol):
+    """Interface of an executor's process for its parent. `subprocess.Popen` implements it."""
+
+    stdin: IO[bytes] | None
+    pid: int
+
+    def poll(self) -> int | None:
+        """Return the exit status; None while the process runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end of the process, and return the exit status."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+
+class ForkServer(Protocol):
+    """Client of a process that forks executors, instead of starting a new interpreter for each."""
+
+    def fork(
+        self, arguments: Sequence[str], environment: Mapping[str, str], given: Sequence[int]
+    ) -> ChildProcess | None:
+        """Fork an executor. Return None if no fork server runs or answers."""
+
+    def start_server(self, environment: Mapping[str, str]) -> None:
+        """Start a fork server for later executors; return at once."""
+
+
+class ExecutorProcess(LaunchedExecutor):
     """One executor process. It ends when this object is closed or collected, and when this process ends in any way.
 
     Methods may be called from several threads. In a forked child the object is inert: `close` leaves the executor alone.
@@ -53,7 +82,7 @@ class ExecutorProcess:
     fingerprint = ""  # it shows the configured certificate, not its own
 
     def __init__(
-        self, config: ExecutorConfig, without: Collection[str] = (), fork_server: ForkServerClient | None = None
+        self, config: ExecutorConfig, without: Collection[str] = (), fork_server: ForkServer | None = None
     ) -> None:
         """Start the process and return at once; `wait_ready` waits for it.
 
@@ -91,8 +120,7 @@ class ExecutorProcess:
             os.close(sending)
             os.close(lock)  # the executor has its own copy
         self._end = weakref.finalize(self, _end, self._process, receiving, self._directory, self._owner)
-        with contextlib.suppress(OSError):  # a dead process cannot read this; `wait_ready` reports it
-            self._order(Start(self._directory, self._key, config.sendable()))
+        self.send(Start(self._directory, self._key, config.sendable()))  # `wait_ready` reports a dead process
 
     def wait_ready(self, timeout: float) -> Ready:
         """Wait until the executor listens, and return its report. On failure, end the process.
@@ -108,7 +136,7 @@ class ExecutorProcess:
             except StartupError:
                 self._end()
                 raise
-        if self._fork_server is not None and not isinstance(self._process, ForkedExecutor):
+        if self._fork_server is not None and isinstance(self._process, subprocess.Popen):
             self._fork_server.start_server(
                 executor_environment(self._without)
             )  # late, so that it does not slow this one down
@@ -154,8 +182,7 @@ class ExecutorProcess:
         """Return a ticket for one connection within `lifetime` seconds. `client`: name of the client, for messages."""
         if badge.tenant != self._tenant:
             self._tenant = badge.tenant
-            with contextlib.suppress(OSError):  # the process has ended: the ticket is useless
-                self._order(AssignTenant(badge.tenant))
+            self.send(AssignTenant(badge.tenant))
         return issue_ticket(self._key, client, lifetime, badge)
 
     def status(self, timeout: float = 5.0) -> Sessions:
@@ -199,25 +226,15 @@ class ExecutorProcess:
         """Return an empty text: no engine takes this machine away."""
         return ""
 
-    def evict(self, tokens: tuple[str, ...]) -> None:
-        """Ask the executor to end the sessions of these invalid tokens; return at once."""
-        with contextlib.suppress(OSError):  # the process has ended, and its sessions
-            self._order(Evict(tokens))
-
-    def end(self, session: str, reason: str) -> None:
-        """Ask the executor to end a session, if it has that session; return at once."""
-        with contextlib.suppress(OSError):  # the process has ended, and its sessions
-            self._order(End(session, reason))
-
-    def drain(self, seconds: float) -> None:
-        """Ask it to accept no further session, and to end with its last session or after `seconds`; return at once."""
-        with contextlib.suppress(OSError):  # the process has ended
-            self._order(Drain(seconds))
+    def send(self, order: Order) -> None:
+        """Send an order without waiting for its effect. Do nothing if the process has ended."""
+        with contextlib.suppress(OSError):
+            self._order(order)
 
     def close(self, drain_seconds: float = 5.0) -> None:
         """End the process: let its sessions end for at most `drain_seconds`, then terminate, then kill it."""
         if self._end.alive and os.getpid() == self._owner:
-            self.drain(drain_seconds)
+            self.send(Drain(drain_seconds))
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(drain_seconds + _TERMINATE_SECONDS)
         self._end()
@@ -273,7 +290,7 @@ class ExecutorProcess:
 
 
 def _spawn(
-    config: ExecutorConfig, report: int, lock: int, without: Collection[str], fork_server: ForkServerClient | None
+    config: ExecutorConfig, report: int, lock: int, without: Collection[str], fork_server: ForkServer | None
 ) -> ChildProcess:
     environment = executor_environment(without)
     if fork_server is not None and config.module == EXECUTOR_MODULE:

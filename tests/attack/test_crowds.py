@@ -9,23 +9,21 @@ from types import SimpleNamespace
 
 import pytest
 
+from djinn.hooks import OperationsAddress, WatchedServer
 from djinn_core.hookspecs.transports import Limits
 from djinn_core.protocol.addresses import transport_for
 from djinn_core.protocol.net.sockets import AcceptedConnection
-from djinn_core.protocol.net.tls_contexts import server_context
 from djinn_core.protocol.net.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.protocol.tls_transports import under_tls
 from djinn_http import pace
 from djinn_http import server as http_server
+from djinn_observability.dashboard import listener as operations_listener
+from djinn_observability.dashboard.listener import OperationsListener
+from djinn_observability.dashboard.routes import Operations
 from djinn_server import attach
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.context import ExecutorContext
-from djinn_server.events import ServerEvents
-from djinn_server.gateway import operations_listener
 from djinn_server.gateway.authentication import Authentication
-from djinn_server.gateway.context import GatewayContext
-from djinn_server.gateway.operations import Operations
-from djinn_server.gateway.operations_listener import OperationsListener
 from djinn_server.gateway.token_authenticator import Token, TokenAuthenticator
 from djinn_server.shared_device import SharedDevice
 
@@ -119,9 +117,10 @@ def test_what_is_no_http_makes_one_line_of_log(web, dial, closes, caplog, wait_f
 @pytest.fixture
 def watched(tls, request):
     gatekeeper = Authentication(TokenAuthenticator(Token("t" * 32, "test")))
-    routes = Operations(GatewayContext(gatekeeper, SimpleNamespace(), ServerEvents()), lambda accept: (b"", ""))
-    context = server_context(tls) if getattr(request, "param", "plain") == "tls" else None
-    listener = OperationsListener("127.0.0.1", 0, routes, context)
+    server = WatchedServer(dict, lambda *_: "", lambda shown, _: gatekeeper.identify(shown))
+    routes = Operations(server, SimpleNamespace(file=lambda path: None), lambda accept: (b"", ""))
+    identity = tls if getattr(request, "param", "plain") == "tls" else None
+    listener = OperationsListener(OperationsAddress("127.0.0.1", tls=identity), routes)
     yield listener
     listener.close()
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 import socket
+import threading
 from collections.abc import Callable
 from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import attrs
@@ -22,13 +23,11 @@ from djinn.hooks import (
     Denial,
     DeviceRuntime,
     Event,
-    EventFeed,
-    HttpResponse,
     Identity,
     Limits,
     NodePriority,
     Observer,
-    OperationsPages,
+    OperationsServer,
     Optimization,
     Pattern,
     PlacementPolicy,
@@ -52,7 +51,6 @@ from djinn_server.builtins.cpu import CpuDevice
 from djinn_server.builtins.memory import NextUsePolicy
 
 GRAPHS = testing.sample_graphs()
-NOT_THERE = HttpResponse(HTTPStatus.NOT_FOUND, b"")
 
 
 class TestCpu(testing.DeviceConformance):
@@ -467,21 +465,30 @@ def test_assignment_policies_that_are_wrong() -> None:
     )
 
 
-def test_pages_that_show_a_tenant_what_others_do() -> None:
-    suite = testing.OperationsPagesConformance()
+class Careless(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(HTTPStatus.OK if self.path == "/metrics" else HTTPStatus.NOT_FOUND)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
-    class Pages(OperationsPages):
-        name, open_paths = "careless", frozenset({"/gone"})
 
-        def begin(self, server: Any) -> None:
-            self.server = server
+@pytest.mark.parametrize(("route", "said"), [("/metrics", "is answered for a wrong token"), ("/gone", "not there")])
+def test_operations_that_show_anyone_facts_of_the_server(route: str, said: str) -> None:
+    suite = testing.OperationsServerConformance()
 
-        def answer(self, request: Any) -> Any:
-            return EventFeed(lambda: json.dumps(self.server.status(None)).encode()) if request.path == "" else NOT_THERE
+    class Shown(OperationsServer):
+        name, routes = "careless", (route,)
 
-    expect_failure(lambda: suite.test_a_tenant_is_shown_its_own(Pages()), "of all tenants")
-    expect_failure(lambda: suite.test_what_is_open_needs_no_token(Pages()), "not there")
-    suite.test_an_unknown_path_is_not_found(Pages())
+        def start(self, server: Any, address: Any) -> str:
+            self.listener = ThreadingHTTPServer((address.host, address.port), Careless)
+            threading.Thread(target=self.listener.serve_forever, daemon=True).start()
+            return f"http://127.0.0.1:{self.listener.server_port}"
+
+        def close(self) -> None:
+            self.listener.shutdown()
+            self.listener.server_close()
+
+    expect_failure(lambda: suite.test_only_a_good_token_shows_a_route(Shown()), said)
 
 
 def test_connections_that_take_a_name_of_their_base_class() -> None:

@@ -35,9 +35,15 @@ KNOWN = {
     ("djinn_native/setup.py", "sys.platform"): "flags of compilers, before Djinn is installed",
     ("djinn_native/building/compiler_here.py", "sys.platform"): "the same",
     ("djinn_core/torch_private.py", "ctypes.CDLL"): "PyTorch's own library, by its path",
-    ("djinn_server/launch/fork_server_client.py", "socket.AF_UNIX"): "not on Windows, where nothing is forked",
-    ("djinn_server/launch/fork_server_client.py", "sys.platform"): "the same, for mypy",
-    **{("djinn_server/fork_server.py", name): "Linux alone: nothing is forked elsewhere" for name in FORKING},
+    (
+        "plugins/launchers/djinn_launchers/fork_server_client.py",
+        "socket.AF_UNIX",
+    ): "not on Windows, where nothing is forked",
+    ("plugins/launchers/djinn_launchers/fork_server_client.py", "sys.platform"): "the same, for mypy",
+    **{
+        ("plugins/launchers/djinn_launchers/fork_server.py", name): "Linux alone: nothing is forked elsewhere"
+        for name in FORKING
+    },
     **{
         (UCX, name): "in a process of its own, where there is UCX: not on Windows"
         for name in ("os.fork", "resource", "sys.platform")

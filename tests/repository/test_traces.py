@@ -49,7 +49,7 @@ RECEIVING = ("djinn_core/wire/", "djinn_core/protocol/", "djinn_client/runtime/"
 KNOWN = {
     "djinn_server/compiling/compile_worker.py",  # in a process of its own: the compiler's entry, which the server's operator chose
     "djinn_server/custom_operators.py",  # modules that the server's operator chose
-    "djinn_server/fork_server.py",  # two modules by names that are written there, late: they take long
+    "plugins/launchers/djinn_launchers/fork_server.py",  # two modules by names that are written there, late: they take long
     "djinn_server/malloc_trim.py",  # the C library of this process
     "djinn_server/system/memory.py",  # the same
     "djinn_server/launch/embedded.py",  # the executor inside this process, by a name that is written there

@@ -161,7 +161,8 @@ def test_what_a_program_configures_and_what_is_no_script_of_the_users_is_not_exp
 
 def test_they_are_forked_from_a_process_that_stays_where_a_setting_says_so(monkeypatch, tmp_path):
     given = []
-    monkeypatch.setattr(engines, "ExecutorProcess", lambda _, fork_server: given.append(fork_server))
+    executor = type("Executor", (), {"__init__": lambda self, _, fork_server: given.append(fork_server)})
+    monkeypatch.setattr(engines, "ExecutorProcess", executor)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for seconds in (5, 0):
         own_executor.start_executors(resolve({"prepared_seconds": seconds, "recover": False}).settings)

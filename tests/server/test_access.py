@@ -48,8 +48,8 @@ from djinn_core.wire.messages import (
 )
 from djinn_core.wire.resume_messages import ControlAttach, Resume
 from djinn_server.cli.token import command as token_command
-from djinn_server.gateway.operations import ROUTES
 
+ROUTES = ("/livez", "/readyz", "/metrics")
 SECONDS = 300.0
 ROOT = Path(__file__).resolve().parents[2]
 NUMBERED = 9  # bytes before each message of a session that outlives its connection

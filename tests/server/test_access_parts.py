@@ -7,12 +7,14 @@ import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
 import attrs
 import pytest
 from click.testing import CliRunner
 
+from djinn.hooks import WatchedServer
 from djinn.testing import self_signed_tls
 from djinn_core.errors import ConfigurationError, TransportError
 from djinn_core.hookspecs.transports import Limits
@@ -20,12 +22,13 @@ from djinn_core.protocol.net.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.protocol.tls_transports import under_tls
 from djinn_core.wire.messages import decode
 from djinn_core.wire.peer_messages import ConnectPeer
+from djinn_observability.dashboard.routes import Operations
 from djinn_server import usage_metrics
 from djinn_server.cli.token import command as token_command
 from djinn_server.events import ServerEvents
 from djinn_server.gateway.authentication import Authentication
 from djinn_server.gateway.context import GatewayContext
-from djinn_server.gateway.operations import Operations
+from djinn_server.gateway.gateway import _identify_operator
 from djinn_server.gateway.token_authenticator import Token, TokenAuthenticator, find_token, has_table
 from djinn_server.hookspecs.authenticators import Credentials, Denial, Identity
 from djinn_server.hookspecs.quotas import Quota
@@ -206,7 +209,9 @@ def test_a_table_that_is_gone_is_told_of_once_and_lets_nobody_else_in(tmp_path, 
 def test_probes_answer_without_a_token_where_they_are_open():
     gatekeeper = Authentication(TokenAuthenticator(Token("t" * 32, "test")))
     context = GatewayContext(gatekeeper, SimpleNamespace(ready=False), ServerEvents())
-    closed, opened = (Operations(context, lambda accept: (b"", ""), open_probes) for open_probes in (False, True))
+    server = WatchedServer(dict, lambda *_: "", partial(_identify_operator, context), context.why_not_ready)
+    files = SimpleNamespace(file=lambda path: None)
+    closed, opened = (Operations(server, files, lambda accept: (b"", ""), open_probes) for open_probes in (False, True))
 
     def status(operations, path, token=""):
         return operations.answer(path, Credentials(token, b"", "127.0.0.1"), "").status

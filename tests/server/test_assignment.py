@@ -145,7 +145,7 @@ def test_a_meter_says_what_was_executed_and_assigned_since_the_last_report(monke
     device = DeviceInfo("cpu:0", "cpu", memory_free=5)
 
     def report(seconds):
-        return Sessions(1, device, (), ExecutorMetrics(counters={"device_seconds": seconds}))
+        return Sessions(1, device, (), ExecutorMetrics({"device_seconds": seconds}))
 
     meter.note(report(1.0))
     now[0] += 1.0

@@ -313,7 +313,7 @@ def test_cancellation_queued_during_a_reply_stops_its_submission():
     line.put(encode(Goodbye(finish=True)))
     session.serve(connection)
     session.close()
-    assert context.usage.report(context.usage.holdings()).counters["submissions_stopped"] == 1
+    assert context.usage.report(context.usage.holdings()).values["submissions_stopped"] == 1
 
 
 def test_what_waits_behind_a_program_is_stopped_as_well(session):

@@ -33,13 +33,13 @@ from djinn_core.wire.messages import (
     decode,
     encode,
 )
+from djinn_launchers.fork_server_client import ForkedExecutor, ForkServerClient
 from djinn_server.builtins.cpu import CpuDevice, MpsDevice
 from djinn_server.devices import open_device
 from djinn_server.executor import _open
 from djinn_server.hookspecs.devices import Device
-from djinn_server.launch.command import PREPARED_MODULE, executor_environment
+from djinn_server.launch.command import executor_environment
 from djinn_server.launch.executor_config import ExecutorConfig, MemoryConfig
-from djinn_server.launch.fork_server_client import ForkedExecutor, ForkServerClient
 from djinn_server.launch.orders import Start
 from djinn_server.launch.process import ExecutorProcess
 
@@ -353,7 +353,7 @@ def test_executors_are_forked_from_a_prepared_process(python, tmp_path):
     given.write_bytes(prepared.plugins)
     with given.open("rb") as stdin:
         options = ["--socket", place, "--seconds", prepared.seconds]
-        server = python.start("-m", PREPARED_MODULE, *options, env=executor_environment(), stdin=stdin)
+        server = python.start("-m", "djinn_launchers.fork_server", *options, env=executor_environment(), stdin=stdin)
     wait_for(place.is_socket, "the process to fork from")
     with socket.socket(socket.AF_UNIX) as broken, broken.makefile("rb") as told:  # an order without descriptors
         broken.connect(str(place))

@@ -251,7 +251,7 @@ def server_url(log: str) -> str:
 FORGET = """
 import sys
 for name in list(sys.modules):
-    if name.partition(".")[0] in ("aiohttp", "djinn_http") or name.endswith(".operations_listener"):
+    if name.partition(".")[0] in ("aiohttp", "djinn_http", "djinn_observability"):
         del sys.modules[name]
 from djinn_core.cli import main
 main()
@@ -261,7 +261,10 @@ main()
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--operations-port", "0"], "`pip install aiohttp`, or leave out --operations-port"),
+        (
+            ["--operations-port", "0"],
+            "no plugin serves operations: the package in plugins/observability of the checkout does",
+        ),
         ([], "or leave the transport out: --without-transport http"),
     ],
 )

@@ -188,7 +188,10 @@ def watched(python, tmp_path_factory, plain_environment):
     monitor, limited = token("create", "prometheus", "--monitor"), token("create", "alice")
     token("limit", "alice", "--memory-gib", str(64 * MIB / 2**30), "--sessions", "2")
     (folder / "chains_and_whims.py").write_text(PLUGIN)
-    environment = plain_environment | {"PYTHONPATH": str(folder), "DJINN_PLUGINS": "tcp,http,chains_and_whims"}
+    environment = plain_environment | {
+        "PYTHONPATH": str(folder),
+        "DJINN_PLUGINS": "tcp,http,operations,chains_and_whims",
+    }
     options = ["--device", "cpu", "--compile", "chains", "--assignment", "whims", "--threads", "1"]
     options += ["--operations-port", "0", "--token-file", str(table), "--drain-seconds", "1"]
     options += ["--store", str(folder / "store"), "--store-gib", str(12 * MIB / 2**30)]

@@ -42,7 +42,8 @@ from djinn_server.gateway.context import GatewayContext
 from djinn_server.gateway.log_rate_limit import AT_ONCE, LogRateLimit
 from djinn_server.gateway.pool import Pool
 from djinn_server.gateway.token_authenticator import Token, TokenAuthenticator
-from djinn_server.handshake import Refusal, refuse
+from djinn_server.handshake import refuse
+from djinn_server.hookspecs.authenticators import Denial
 from djinn_server.hookspecs.quotas import Quota
 from djinn_server.hookspecs.weight_sources import WeightPermissions
 from djinn_server.inline import connected_pair
@@ -104,7 +105,7 @@ def gateway(tmp_path, monkeypatch):
         change.table, _, often = create(change.table, "often", 0)
         change.table = TokenTable(change.table.tokens, {"often": Quota(connections_a_minute=12)})
     tenants = SimpleNamespace(
-        start_pool=lambda *_: Refusal("this server has executors for no tenant at a time", retry=True),
+        start_pool=lambda *_: Denial("this server has executors for no tenant at a time", "busy", again=True),
         statuses=lambda tenant: (),
         least_load=lambda: (0.0, 0),
     )

@@ -7,9 +7,10 @@ import threading
 
 import pytest
 
-from djinn_server.gateway import operations_listener
-from djinn_server.gateway.operations_listener import OperationsListener
-from djinn_server.hookspecs.operations_pages import HttpResponse
+from djinn.hooks import OperationsAddress
+from djinn_observability.dashboard import listener as operations_listener
+from djinn_observability.dashboard.listener import OperationsListener
+from djinn_observability.dashboard.responses import HttpResponse
 
 REQUESTS = 40  # more than asyncio's own threads, of which it has 32 at most
 
@@ -22,9 +23,6 @@ class Waiting:
 
     def serves_browsers(self, path):
         return False
-
-    def is_probe(self, path):
-        return path == "/livez"
 
     def admits(self, shown):
         return True
@@ -51,7 +49,7 @@ def ask(listener, path):
 
 def test_liveness_answers_while_all_other_requests_wait(waiting, monkeypatch):
     monkeypatch.setattr(operations_listener, "REQUEST_SECONDS", 30.0)
-    listener = OperationsListener("127.0.0.1", 0, waiting)
+    listener = OperationsListener(OperationsAddress("127.0.0.1"), waiting)
     try:
         others = [ask(listener, "/metrics") for _ in range(REQUESTS)]
         assert waiting.waits.wait(60)

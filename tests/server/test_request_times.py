@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +14,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from djinn_client.runtime.connecting.servers import read_status
 from djinn_core.wire.executor_reports import Sessions
 from djinn_core.wire.messages import DeviceInfo, Workload
+from djinn_observability.dashboard.metrics import MetricsPage
 from djinn_server.events import ServerEvents
+from djinn_server.gateway.assignment import LoadMeter
 from djinn_server.gateway.context import GatewayContext
-from djinn_server.gateway.metrics import exporter
+from djinn_server.gateway.metrics import server_metrics
 from djinn_server.request_times import MODELS_LIMIT, OTHER_MODELS, RECENT, ModelNames, RequestTimes
 from djinn_server.session_metrics import SessionGauges
 from djinn_server.usage_metrics import UsageMetrics
@@ -141,12 +144,11 @@ def test_metrics_keep_the_first_model_names_of_a_tenant_over_restarts():
     restarted, tenants = [UsageMetrics() for _ in range(3)], ("alice", "bob")
     for life, usage in enumerate(restarted):
         usage.enter(Served(usage, ["Always", *[f"Model{life}_{n}" for n in range(24)]]))
-    load = SimpleNamespace(busy=0.0, beginning=0)
-    executor = SimpleNamespace(device_id="cpu:0", restarts=0, assigned=0, load=load)
+    executor = SimpleNamespace(device_id="cpu:0", restarts=0, meter=LoadMeter())
     pools = [(tenant, SimpleNamespace(executors=[executor])) for tenant in tenants]
     authentication = SimpleNamespace(tenants=tenants)
     context = GatewayContext(authentication, SimpleNamespace(pools=lambda: pools, ready=True), ServerEvents())
-    export = exporter(context)
+    export = MetricsPage(partial(server_metrics, context)).export
 
     def scrape(usage):
         """Requests by model, of each tenant."""

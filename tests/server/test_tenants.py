@@ -12,8 +12,8 @@ from djinn_core.wire.messages import Attach, Attached
 from djinn_server.gateway import tenants as gateway_tenants
 from djinn_server.gateway.pool import Pool
 from djinn_server.gateway.tenants import Tenants
-from djinn_server.handshake import Refusal
 from djinn_server.hookspecs.assignment_policies import AssignmentRequest
+from djinn_server.hookspecs.authenticators import Denial
 from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.tickets import Badge
 
@@ -58,8 +58,8 @@ def sessions(tenants, tenant):
 def test_longest_idle_tenant_is_evicted_for_a_new_tenant(tenants, begin, wait_for):
     first, second = begin("alice"), begin("bob")
     refused = tenants.start_pool("carol")
-    assert isinstance(refused, Refusal)
-    assert refused.retry
+    assert isinstance(refused, Denial)
+    assert refused.again
     assert "2 tenants, its maximum, and none is idle" in refused.reason
     first.close()
     wait_for(lambda: not sessions(tenants, "alice"), "the end of the session")
@@ -79,7 +79,7 @@ def test_recently_admitted_tenant_is_not_evicted(tenants, monkeypatch):
     monkeypatch.setattr(gateway_tenants, "TICKET_SECONDS", 60.0)
     for tenant in ("alice", "bob"):
         assert isinstance(tenants.start_pool(tenant), Pool)
-    assert isinstance(tenants.start_pool("carol"), Refusal)
+    assert isinstance(tenants.start_pool("carol"), Denial)
     assert names(tenants) == {"alice", "bob"}
 
 
@@ -88,9 +88,9 @@ def test_a_tenant_whose_executor_has_died_is_not_idle(tenants, begin, wait_for, 
         begin(tenant)
     (status,) = tenants.statuses("alice")
     os.kill(status.process, signal.SIGKILL)
-    assert isinstance(tenants.start_pool("carol"), Refusal), "while its successor starts"
+    assert isinstance(tenants.start_pool("carol"), Denial), "while its successor starts"
     wait_for(lambda: tenants.statuses("alice")[0].restarts, "the successor")
-    assert isinstance(tenants.start_pool("carol"), Refusal), "its client may come back"
+    assert isinstance(tenants.start_pool("carol"), Denial), "its client may come back"
     monkeypatch.setattr(gateway_tenants, "RETURN_SECONDS", 0.0)
     assert isinstance(tenants.start_pool("carol"), Pool)
     assert names(tenants) == {"bob", "carol"}
@@ -109,4 +109,4 @@ def test_concurrent_starts_respect_the_tenant_limit(tenants, monkeypatch):
         thread.join()
     assert sorted(isinstance(one, Pool) for one in began) == [False, False, True, True]
     assert len(names(tenants)) == 2
-    assert isinstance(tenants.start_pool("e"), Refusal), "nor does one take what is in reserve"
+    assert isinstance(tenants.start_pool("e"), Denial), "nor does one take what is in reserve"

@@ -37,9 +37,9 @@ import warnings
 import weakref
 from pathlib import Path
 
+from djinn_launchers.fork_server_client import ForkedExecutor
 from djinn_server.launch import process as executor_process
 from djinn_server.launch.command import EXECUTOR_MODULE, executor_command, executor_environment
-from djinn_server.launch.fork_server_client import ForkedExecutor
 
 IMPORTED = (
     "torch",
@@ -308,7 +308,7 @@ class ImportedBefore:
 
 def prepared_server(address):
     """Fork server of this process. An order says whether its fork runs a program, a server or an executor."""
-    from djinn_server.fork_server import ForkServer
+    from djinn_launchers.fork_server import ForkServer
 
     class Prepared(ForkServer):
         def _become(self, order, given):

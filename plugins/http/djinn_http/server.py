@@ -20,6 +20,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from djinn.errors import TransportError
 from djinn.hooks import Connection, Limits, Listener, get_logger
+from djinn_core.protocol.net.http_hosts import HOSTS_VARIABLE, is_called, is_well_formed, own_names
 from djinn_core.protocol.net.sockets import serve_connection
 from djinn_http import dialect
 from djinn_http.channel import Channel
@@ -32,7 +33,6 @@ from djinn_http.counting import (
 )
 from djinn_http.pace import RequestTimeLimit
 from djinn_http.upgraded import ACCEPTING, AcceptedUpgrade
-from djinn_server.launch.http_hosts import HOSTS_VARIABLE, is_called, is_well_formed, own_names
 
 # Twice as much may wait in memory for each request. What came in a larger buffer would have left the processor's caches, and
 # the allocator would have given its pages back, by the time that it is read.

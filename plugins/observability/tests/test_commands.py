@@ -10,9 +10,10 @@ import urllib.request
 import pytest
 from click.testing import CliRunner
 
-from djinn.hooks import PageServer, WatchedServer
+from djinn.hooks import OperationsAddress, WatchedServer
+from djinn.testing import OperationsServerConformance
 from djinn_client.runtime.connecting.servers import read_status
-from djinn_observability.dashboard.pages import DashboardPages
+from djinn_observability.dashboard.operations import DjinnOperations, identify_by
 from djinn_observability.dashboard.top_command import top
 
 CODE = "a-code-of-this-test"
@@ -39,8 +40,15 @@ def test_a_server_that_does_not_answer_is_told():
 @pytest.fixture(scope="module")
 def served():
     end = lambda session, _: "" if session == "s1" else "there is no such session"
-    with contextlib.closing(PageServer(DashboardPages(), WatchedServer(lambda _: STATUS, end), CODE)) as found:
-        yield found
+    watched = WatchedServer(lambda _: STATUS, end, identify_by(CODE))
+    with contextlib.closing(DjinnOperations()) as operations:
+        yield operations.start(watched, OperationsAddress("127.0.0.1")) + "/dashboard"
+
+
+class TestOperations(OperationsServerConformance):
+    @pytest.fixture
+    def operations(self):
+        return DjinnOperations()
 
 
 def get(url, code=None, **headers):
@@ -49,9 +57,9 @@ def get(url, code=None, **headers):
 
 
 def test_the_page_is_open_and_its_data_is_for_the_code(served):
-    with get(served.url) as page:
+    with get(served) as page:
         assert b"<title>Djinn</title>" in page.read()
-    with get(f"{served.url}/feed", CODE) as feed:
+    with get(f"{served}/feed", CODE) as feed:
         assert json.loads(feed.readline().removeprefix(b"data: "))["live"]["version"] == "26"
 
 
@@ -67,7 +75,7 @@ def test_the_page_is_open_and_its_data_is_for_the_code(served):
 )
 def test_nothing_else_is_answered(served, path, code, headers, status):
     with pytest.raises(urllib.error.HTTPError) as caught:
-        get(served.url + path, code, **headers)
+        get(served + path, code, **headers)
     with caught.value as answer:
         assert answer.code == status
         assert status != 401 or b"the page is at /dashboard" in answer.read()
@@ -85,7 +93,7 @@ def test_nothing_else_is_answered(served, path, code, headers, status):
 )
 def test_a_session_is_ended_by_post_with_the_code_alone(served, path, code, headers, status):
     shown = {} if code is None else {"Authorization": f"Bearer {code}"}
-    request = urllib.request.Request(served.url + path, headers=shown | headers, method="POST")
+    request = urllib.request.Request(served + path, headers=shown | headers, method="POST")
     with pytest.raises(urllib.error.HTTPError) if status != 200 else contextlib.nullcontext() as caught:
         urllib.request.urlopen(request, timeout=60).close()
     if caught is not None:

@@ -10,11 +10,11 @@ from click.testing import CliRunner
 from rich.console import Console
 
 import djinn_observability.dashboard
-from djinn.hooks import Identity, PageRequest, WatchedServer
-from djinn.testing import CommandConformance, OperationsPagesConformance, PluginConformance
+from djinn.hooks import Identity, WatchedServer
+from djinn.testing import CommandConformance, PluginConformance
 from djinn_client.runtime.connecting import servers
 from djinn_observability.dashboard.history import ALL, FIELDS, NOTES, POINTS, TENANTS, TOGETHER, History
-from djinn_observability.dashboard.pages import DashboardPages
+from djinn_observability.dashboard.pages import Dashboard
 from djinn_observability.dashboard.terminal import make_screen
 from djinn_observability.dashboard.view import Sample, make_view, memory_by_kind, merge, shorten
 from djinn_observability.dashboard.watcher import Watcher
@@ -47,10 +47,8 @@ class TestPlugin(PluginConformance):
         return djinn_observability.dashboard
 
 
-class TestPages(OperationsPagesConformance):
-    @pytest.fixture
-    def pages(self):
-        return DashboardPages()
+def watched(status, end=lambda session, identity: ""):
+    return WatchedServer(status, end, lambda shown, asked: Identity("default"))
 
 
 def commands():
@@ -204,14 +202,13 @@ def test_the_feed_of_a_tenant_has_no_other():
         both = [executor("alice", sessions=[session()]), executor("bob", 8, [session("s2", client="bob's")])]
         return status(*(one for one in both if tenant in {None, one["tenant"]}))
 
-    pages = DashboardPages()
-    pages.begin(WatchedServer(answer))
+    pages = Dashboard(watched(answer))
     try:
-        feed = pages.answer(PageRequest("/feed", Identity("alice")))
+        feed = pages.answer("/feed", Identity("alice"))
         said = [feed.next(), feed.next()]
-        everything = json.loads(pages.answer(PageRequest("/feed", Identity("alice", monitor=True))).next())
+        everything = json.loads(pages.answer("/feed", Identity("alice", monitor=True)).next())
     finally:
-        pages.end()
+        pages.close()
     assert b"bob" not in b"".join(said)
     assert json.loads(said[0])["fields"] == list(FIELDS)
     assert [one["tenant"] for one in everything["live"]["executors"]] == ["alice", "bob"]
@@ -224,17 +221,16 @@ def test_a_session_is_ended_by_those_who_may():
         asked.append((session, identity.tenant))
         return "" if identity.tenant == "alice" else "there is no such session"
 
-    pages = DashboardPages()
-    pages.begin(WatchedServer(lambda _: status(), end))
+    pages = Dashboard(watched(lambda _: status(), end))
     try:
-        answers = [pages.act(PageRequest("/end/s1", Identity(name))).status for name in ("alice", "bob")]
-        other = pages.act(PageRequest("/feed", Identity("alice"))).status
+        answers = [pages.act("/end/s1", Identity(name)).status for name in ("alice", "bob")]
+        other = pages.act("/feed", Identity("alice")).status
         told = [
-            json.loads(pages.answer(PageRequest("/feed", who)).next())["may_end"]
+            json.loads(pages.answer("/feed", who).next())["may_end"]
             for who in (Identity("alice"), Identity("alice", monitor=True))
         ]
     finally:
-        pages.end()
+        pages.close()
     assert answers == [HTTPStatus.OK, HTTPStatus.FORBIDDEN]
     assert other == HTTPStatus.NOT_FOUND
     assert asked == [("s1", "alice"), ("s1", "bob")]
@@ -243,7 +239,7 @@ def test_a_session_is_ended_by_those_who_may():
 
 def test_many_viewers_ask_once():
     asked = []
-    watcher = Watcher(WatchedServer(lambda tenant: asked.append(tenant) or status()), seconds=1000.0)
+    watcher = Watcher(watched(lambda tenant: asked.append(tenant) or status()), seconds=1000.0)
     try:
         for _ in range(10):
             watcher.view("alice")

@@ -1,6 +1,6 @@
 """Handle of an executor whose holder is a Ray actor.
 
-The actor's class is Djinn's `ExecutorHolder`, so nodes need neither this package nor client packages.
+The actor's class is `ExecutorHolder` of djinn-launchers, so nodes need neither this package nor client packages.
 """
 
 from __future__ import annotations

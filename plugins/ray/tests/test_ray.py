@@ -329,7 +329,7 @@ def test_next_session_gets_a_forked_executor(engine):
     djinn.shut_down()
     assert losses(DEVICE) == losses("cpu")
     parent = psutil.Process(executors()[0].process_id).parent()
-    assert "djinn_server.fork_server" in parent.cmdline()
+    assert "djinn_launchers.fork_server" in parent.cmdline()
     djinn.shut_down()
     wait_for(lambda: not parent.is_running(), "it stays longer than it should")
     assert not any(path.is_socket() for path in folder.glob("prepared-*"))

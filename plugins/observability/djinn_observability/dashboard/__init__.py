@@ -3,7 +3,8 @@
 This module is imported for `djinn --help`, so the rest is imported where it is needed.
 
 - `view`: the displayed values, from a status and the previous one. `history`: the past hour and day, in bounded memory.
-- `watcher`: polls a server. `pages`: the page of the operations listener.
+- `watcher`: polls a server. `pages`: the pages below `/dashboard`.
+- `operations`: the server of `djinn serve --operations-port`. `listener`: HTTP. `routes`, `responses`: answers. `metrics`: `/metrics`.
 - `dashboard_command`, `top_command`: `djinn dashboard` and `djinn top`; `terminal`: the view as
   tables of rich.
 """
@@ -18,19 +19,9 @@ import pluggy
 if TYPE_CHECKING:
     import click
 
-    from djinn.hooks import OperationsPages
-
 djinn_api_version = "2.0"
 
 hookimpl = pluggy.HookimplMarker("djinn")
-
-
-@hookimpl
-def djinn_register_operations_pages() -> Iterable[OperationsPages]:
-    """Register the page `/dashboard`."""
-    from djinn_observability.dashboard.pages import DashboardPages
-
-    return [DashboardPages()]
 
 
 @hookimpl

@@ -22,11 +22,11 @@ def dashboard(servers: tuple[str, ...], connection_file: Path | None, port: int)
     The page is served on loopback until Ctrl-C, and asks for a code that this command prints: others on this machine do not know it. A
     server with --operations-port has the same page at /dashboard, for a token.
     """
-    from djinn.hooks import PageServer, WatchedServer
+    from djinn.hooks import OperationsAddress, WatchedServer
     from djinn_client.runtime.connecting.killing import kill_session
     from djinn_client.runtime.connecting.servers import command_settings, read_status
     from djinn_core.wire.messages import Killed
-    from djinn_observability.dashboard.pages import DashboardPages
+    from djinn_observability.dashboard.operations import DjinnOperations, identify_by
     from djinn_observability.dashboard.view import merge
 
     def status(_: str | None) -> Mapping[str, Any]:
@@ -38,11 +38,13 @@ def dashboard(servers: tuple[str, ...], connection_file: Path | None, port: int)
 
     status(None)  # report configuration errors now
     code = secrets.token_urlsafe(9)
-    server = PageServer(DashboardPages(), WatchedServer(status, end), code, port)
-    click.echo(f"The dashboard is at {server.url}\nThe code for it is {code}\nCtrl-C ends it")
+    operations = DjinnOperations()
+    watched = WatchedServer(status, end, identify_by(code))
+    url = operations.start(watched, OperationsAddress("127.0.0.1", port))
+    click.echo(f"The dashboard is at {url}/dashboard\nThe code for it is {code}\nCtrl-C ends it")
     try:
         threading.Event().wait()
     except KeyboardInterrupt:
         click.echo()
     finally:
-        server.close()
+        operations.close()

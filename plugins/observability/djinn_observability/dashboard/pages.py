@@ -1,18 +1,17 @@
-"""The page `/dashboard` of the operations listener, and its feed."""
+"""The pages below `/dashboard`, and their feed."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-from djinn.hooks import EventFeed, HttpResponse, Identity, OperationsPages, PageRequest, WatchedServer
+from djinn.hooks import Identity, WatchedServer
 from djinn_observability.dashboard.history import FIELDS, Point
+from djinn_observability.dashboard.responses import EventFeed, HttpResponse
 from djinn_observability.dashboard.watcher import Watcher
 
-EndSession = Callable[[str, Identity], str]
 _STATIC: Final = Path(__file__).parent / "static"
 # Paths that need no token, with the file and its type: what a browser loads before a token can be typed.
 _FILES: Final = {
@@ -27,41 +26,38 @@ _FEED: Final = "/feed"
 _END: Final = "/end/"  # and the name of a session, for POST
 
 
-class DashboardPages(OperationsPages):
-    """The dashboard: its files, and the feed of its figures."""
+class Dashboard:
+    """The dashboard: its files, and the feed of its figures. Paths begin after `/dashboard`."""
 
-    name = "dashboard"
-    open_paths = frozenset(_FILES)
+    def __init__(self, server: WatchedServer) -> None:
+        """Start the history."""
+        self._server = server
+        self._watcher = Watcher(server)
 
-    def __init__(self) -> None:
-        self._watcher: Watcher | None = None
-        self._end: EndSession | None = None
+    def close(self) -> None:
+        """Stop the history."""
+        self._watcher.end()
 
-    def begin(self, server: WatchedServer) -> None:
-        """Start the history, as `OperationsPages.begin`."""
-        self._watcher, self._end = Watcher(server), server.end
+    def file(self, path: str) -> HttpResponse | None:
+        """Return the file at a path, which needs no token; None if there is none."""
+        if path not in _FILES:
+            return None
+        name, kind = _FILES[path]
+        return HttpResponse(HTTPStatus.OK, (_STATIC / name).read_bytes(), kind)
 
-    def end(self) -> None:
-        """Stop the history, as `OperationsPages.end`."""
-        if self._watcher is not None:
-            self._watcher.end()
-
-    def answer(self, request: PageRequest) -> HttpResponse | EventFeed:
-        """Answer a GET request, as `OperationsPages.answer`."""
-        if request.path in _FILES:
-            name, kind = _FILES[request.path]
-            return HttpResponse(HTTPStatus.OK, (_STATIC / name).read_bytes(), kind)
-        if request.path != _FEED or request.identity is None or self._watcher is None:
+    def answer(self, path: str, identity: Identity) -> HttpResponse | EventFeed:
+        """Return the response to a GET request for a path that is no file."""
+        if path != _FEED:
             return HttpResponse(HTTPStatus.NOT_FOUND, b"there are /dashboard and /dashboard/feed\n")
-        identity = request.identity
-        may_end = self._end is not None and not identity.monitor
-        return EventFeed(_Feed(self._watcher, None if identity.sees_all else identity.tenant, may_end).next)
+        return EventFeed(
+            _Feed(self._watcher, None if identity.sees_all else identity.tenant, not identity.monitor).next
+        )
 
-    def act(self, request: PageRequest) -> HttpResponse:
-        """End a session, as `OperationsPages.act`."""
-        if self._end is None or request.identity is None or not request.path.startswith(_END):
+    def act(self, path: str, identity: Identity) -> HttpResponse:
+        """Return the response to a POST request, which ends a session."""
+        if not path.startswith(_END):
             return HttpResponse(HTTPStatus.NOT_FOUND, b"POST /dashboard/end/SESSION ends a session\n")
-        error = self._end(request.path.removeprefix(_END), request.identity)
+        error = self._server.end(path.removeprefix(_END), identity)
         return HttpResponse(HTTPStatus.FORBIDDEN if error else HTTPStatus.OK, f"{error or 'ended'}\n".encode())
 
 

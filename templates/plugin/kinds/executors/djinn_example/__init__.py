@@ -1,4 +1,4 @@
-"""An engine for Djinn: executors behind a command, here one that gives them a low priority."""
+"""An engine for Djinn: executors behind a command, here one that gives them a low priority. It needs djinn-launchers."""
 
 from djinn.hooks import (
     ExecutorEngine,

@@ -17,10 +17,11 @@ from djinn.hooks import holder_command
 from djinn.testing.processes import executor_process
 from djinn_core.errors import DjinnError
 from djinn_core.registry.version import djinn_version
-from djinn_server.launch import pipe_lines, piped_handle
-from djinn_server.launch.piped_handle import PipedHandle
-from djinn_server.launch.piped_holder import _CallServer
-from djinn_server.launch.piped_messages import HolderCall, call_line, read_call, read_reply, reply_line
+from djinn_launchers import piped_handle
+from djinn_launchers.piped_handle import PipedHandle
+from djinn_launchers.piped_holder import _CallServer
+from djinn_launchers.piped_messages import HolderCall, call_line, read_call, read_reply, reply_line
+from djinn_server.launch import pipe_lines
 
 
 def behind(script, **options):
@@ -35,7 +36,7 @@ def test_a_greeting_is_no_answer():
     assert calls.wait() == (1, "it ended")
     assert calls.ended
     calls.end()
-    calls.send("drain", 1.0)
+    calls.send("send", b"{}")
     with pytest.raises(StartupError, match="has ended"):
         calls.call("full", timeout=1.0)
 
@@ -94,7 +95,7 @@ def test_a_holder_that_takes_no_calls_is_killed(monkeypatch):
     """A call that fills the pipe does not keep `end` from returning."""
     monkeypatch.setattr(piped_handle, "_END_SECONDS", 0.05)
     calls = behind("exec sleep 600")
-    writing = threading.Thread(target=calls.send, args=("evict", "x" * (1 << 20)))
+    writing = threading.Thread(target=calls.send, args=("send", "x" * (1 << 20)))
     writing.start()
     with pytest.raises(subprocess.TimeoutExpired):
         calls._process.wait(0.1)
@@ -146,8 +147,8 @@ class Failing:
     def status(self, timeout):
         raise StartupError("it does not answer")
 
-    def drain(self, seconds):
-        raise ValueError(seconds)
+    def send(self, order):
+        raise ValueError(order)
 
 
 def test_a_holder_answers_its_methods_only():
@@ -156,14 +157,14 @@ def test_a_holder_answers_its_methods_only():
     with os.fdopen(receiving, "rb") as answers:
         said = {}
         for number, (method, arguments) in enumerate(
-            [("full", ()), ("status", (1.0,)), ("drain", (2.0,)), ("secret", ()), ("__init__", ())]
+            [("full", ()), ("status", (1.0,)), ("send", (2.0,)), ("secret", ()), ("__init__", ())]
         ):
             holding.take(HolderCall(number, method, arguments))
             said[method] = read_reply(answers.readline())
     os.close(sending)
     assert (said["full"].result, said["full"].error) == ("no room", None)
     assert said["status"].error == "it does not answer"
-    assert said["drain"].error == "drain failed where the executor is: ValueError(2.0)"
+    assert said["send"].error == "send failed where the executor is: ValueError(2.0)"
     assert said["secret"].error == "a holder has no method 'secret'"
     assert said["__init__"].error == "a holder has no method '__init__'"
 

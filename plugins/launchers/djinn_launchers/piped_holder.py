@@ -15,9 +15,9 @@ from typing import BinaryIO
 from djinn_core.errors import StartupError
 from djinn_core.logs import get_logger
 from djinn_core.registry.version import djinn_version
-from djinn_server.launch.holder import ExecutorHolder
+from djinn_launchers.holder import ExecutorHolder
+from djinn_launchers.piped_messages import METHODS, HolderCall, read_call, reply_line
 from djinn_server.launch.pipe_lines import write_line
-from djinn_server.launch.piped_messages import METHODS, HolderCall, read_call, reply_line
 
 _log = get_logger("djinn.launch")
 
@@ -27,7 +27,7 @@ def holder_command(python: str = sys.executable) -> tuple[str, ...]:
 
     `python`: the interpreter there. Its environment needs the same version of Djinn as here.
     """
-    return python, "-P", "-m", "djinn_server.launch.piped_holder"
+    return python, "-P", "-m", "djinn_launchers.piped_holder"
 
 
 class _CallServer:

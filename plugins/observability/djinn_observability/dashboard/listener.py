@@ -1,4 +1,4 @@
-"""HTTP server for the routes of operations and for pages of plugins: one thread with an event loop, one request for each connection."""
+"""HTTP server of the operations routes: one thread with an event loop, one request for each connection."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ import asyncio
 import logging
 import random
 import socket
-import ssl
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import Final
 
 import attrs
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from djinn_core.errors import TransportError
-from djinn_core.logs import get_logger
+from djinn.errors import TransportError
+from djinn.hooks import Credentials, OperationsAddress, get_logger, server_context
 from djinn_core.protocol.addresses import network_location
+from djinn_core.protocol.net.http_hosts import is_called, own_names
 from djinn_core.protocol.net.unauthenticated_limit import UnauthenticatedLimit
-from djinn_server.gateway.admission import REFUSAL_SECONDS
-from djinn_server.hookspecs.authenticators import Credentials
-from djinn_server.hookspecs.operations_pages import EventFeed, HttpResponse
-from djinn_server.launch.http_hosts import is_called, own_names
+from djinn_observability.dashboard.responses import EventFeed, HttpResponse
+from djinn_observability.dashboard.routes import PROBES, Operations
 
 REQUEST_SECONDS: Final = 5.0  # for a whole request, including the TLS handshake
 _MOST: Final = 64  # connections at a time
@@ -50,8 +49,9 @@ _HEADERS: Final = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 _CLOSE_SECONDS: Final = 10.0
+_REFUSAL_SECONDS: Final = (0.05, 0.25)  # random pause before a refusal: slows down guessing
 _TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-_log = get_logger("djinn.server")
+_log = get_logger("djinn.operations")
 
 
 class _Malformed(logging.Filter):
@@ -66,46 +66,29 @@ class _Malformed(logging.Filter):
         return False
 
 
-_requests = logging.getLogger("djinn.server.operations")
+_requests = logging.getLogger("djinn.operations.requests")
 _requests.addFilter(_Malformed())
 
 
-class HttpResponder(Protocol):
-    """Provides the responses of an HTTP server. Methods are called in threads."""
-
-    def serves_browsers(self, path: str) -> bool:
-        """Return True for paths that scripts of this server's own pages may request."""
-
-    def admits(self, shown: Credentials) -> bool:
-        """True while the credentials are valid."""
-
-    def is_probe(self, path: str) -> bool:
-        """Return True for paths that must be answered even while other requests wait."""
-
-    def answer(self, path: str, shown: Credentials, accept: str) -> HttpResponse | EventFeed:
-        """The response to `GET path` from a client with these credentials."""
-
-    def act(self, path: str, shown: Credentials) -> HttpResponse | EventFeed:
-        """The response to `POST path`."""
-
-
 class OperationsListener:
-    """An HTTP server for the routes of `Operations`, or of another `HttpResponder`.
+    """An HTTP server for the routes of `Operations`.
 
     Attributes:
         url: address of the listener.
     """
 
-    def __init__(self, host: str, port: int, operations: HttpResponder, context: ssl.SSLContext | None = None) -> None:
-        """Listen, with TLS if there is a context.
+    def __init__(self, address: OperationsAddress, operations: Operations) -> None:
+        """Listen.
 
         Raises:
             TransportError: the address cannot be bound.
         """
+        host, context = address.host, None if address.tls is None else server_context(address.tls)
         try:
-            self._socket = _listening_socket(host, port)
+            self._socket = _listening_socket(host, address.port)
         except OSError as error:
-            raise TransportError(f"cannot listen for operations at {network_location(host, port)}: {error}") from error
+            where = network_location(host, address.port)
+            raise TransportError(f"cannot listen for operations at {where}: {error}") from error
         scheme = "http" if context is None else "https"
         self.url = f"{scheme}://{network_location(host, self._socket.getsockname()[1])}"
         self._names = own_names(self.url)
@@ -192,7 +175,7 @@ class OperationsListener:
         return response
 
     async def _feed(self, request: web.BaseRequest, feed: EventFeed) -> web.StreamResponse:
-        """Send events until the client is gone, its token is not valid any more, or the feed ends."""
+        """Send events until the client is gone, or its token is not valid any more."""
         if self._feeds >= _MOST_FEEDS:
             return web.Response(
                 status=HTTPStatus.SERVICE_UNAVAILABLE, text="too many pages are open\n", headers=_HEADERS
@@ -206,9 +189,10 @@ class OperationsListener:
                 connection.is_feed.set_result(None)
             loop, shown = asyncio.get_running_loop(), _credentials(request)
             checked = loop.time()
-            while (data := await loop.run_in_executor(self._feed_threads, feed.next)) is not None:
+            while True:
+                data = await loop.run_in_executor(self._feed_threads, feed.next)
                 async with asyncio.timeout(_WRITE_SECONDS):
-                    await response.write(b"data: " + data + b"\n\n" if data else b":\n\n")
+                    await response.write(b"data: " + data + b"\n\n")
                 await asyncio.sleep(feed.seconds)
                 if loop.time() - checked > _CHECK_SECONDS:
                     checked = loop.time()
@@ -232,6 +216,7 @@ class OperationsListener:
                 HTTPStatus.MISDIRECTED_REQUEST, b"the Host header is missing, or names another server\n"
             )
         operations, shown = self._operations, _credentials(request)
+        respond: Callable[[], HttpResponse | EventFeed]
         if request.method == "POST":
             respond = partial(operations.act, path, shown)
         elif request.method == "GET":
@@ -239,10 +224,10 @@ class OperationsListener:
         else:
             return HttpResponse(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and POST are answered\n")
         # In a thread: files are read, and metrics of many executors take a while.
-        threads = self._probe_threads if operations.is_probe(path) else None
+        threads = self._probe_threads if path in PROBES else None
         response = await asyncio.get_running_loop().run_in_executor(threads, respond)
         if isinstance(response, HttpResponse) and response.status == HTTPStatus.UNAUTHORIZED:
-            await asyncio.sleep(random.uniform(*REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
+            await asyncio.sleep(random.uniform(*_REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
         return response
 
 

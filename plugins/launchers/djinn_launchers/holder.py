@@ -25,24 +25,31 @@ from djinn_core.hookspecs.transports import TlsOptions
 from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import address_towards
 from djinn_core.protocol.net.tls_contexts import fingerprint_of_file
+from djinn_core.registry.version import djinn_version
 from djinn_core.system.files import CLOEXEC, user_id
 from djinn_core.system.processes import lock_file
+from djinn_launchers.fork_server_client import ForkServerClient
 from djinn_server.launch.executor_config import ExecutorConfig, NetworkConfig, StoreConfig, decode_config
-from djinn_server.launch.fork_server_client import ForkServerClient
 from djinn_server.launch.listen_addresses import ListenAddresses
+from djinn_server.launch.orders import read_order
 from djinn_server.launch.own_journals import JOURNAL_BYTES, LEAST_ROOM, room_for_journals
 from djinn_server.launch.process import ExecutorProcess
-from djinn_server.launch.process_holder import ProcessHolder
 from djinn_server.launch.self_signed import self_signed
+from djinn_server.launch.tickets import Badge
 from djinn_server.system.private_files import make_private_folder
 
 _ABANDONED_SECONDS: Final = 86_400.0
 _LOCK: Final = "in-use"
+# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
+_badges: msgspec.json.Decoder[Badge] = msgspec.json.Decoder(Badge)
 _log = get_logger("djinn.launch")
 
 
-class ExecutorHolder(ProcessHolder):
-    """The parent of an executor process for clients on other machines, with a folder for its certificate and journals."""
+class ExecutorHolder:
+    """The parent of an executor process for clients on other machines, with a folder for its certificate and journals.
+
+    Methods may be called from several threads.
+    """
 
     def __init__(
         self,
@@ -84,12 +91,41 @@ class ExecutorHolder(ProcessHolder):
             tls = self._identity(host)
             plugins = ExecutorConfig(plugins=read.plugins).encode()
             fork_server = ForkServerClient(local, prepared_seconds, plugins) if prepared_seconds else None
-            super().__init__(ExecutorProcess(self._adapted(read, host, tls, share, threads), without, fork_server))
+            self._process = ExecutorProcess(self._adapted(read, host, tls, share, threads), without, fork_server)
         except (OSError, DjinnError) as error:
             self._unlock()
             if isinstance(error, StartupError):
                 raise
             raise StartupError(f"an executor finds no folder or no address on its machine: {error}") from error
+
+    def version(self) -> str:
+        """Return the version of Djinn on this machine."""
+        return djinn_version()
+
+    def issue_ticket(self, client: str, lifetime: float, badge: bytes) -> str:
+        """Return a ticket for one connection, which expires by the clock of this machine. `badge`: as JSON."""
+        return self._process.issue_ticket(client, lifetime, _badges.decode(badge))
+
+    def status(self, timeout: float) -> bytes:
+        """Return the executor's `Sessions` report as JSON.
+
+        Raises:
+            StartupError: it does not answer.
+        """
+        return msgspec.json.encode(self._process.status(timeout))
+
+    def full(self) -> str:
+        """Return why the executor refuses clients, as `ExecutorProcess.full` does."""
+        return self._process.full()
+
+    def send(self, order: bytes) -> None:
+        """Send an order, as `ExecutorProcess.send` does. `order`: as a line of JSON."""
+        self._process.send(read_order(order))
+
+    def wait(self) -> tuple[int, str]:
+        """Wait until the executor has ended. Return its exit status, and `ExecutorProcess.ending`."""
+        status = self._process.wait()
+        return status, self._process.ending()
 
     def wait_ready(self, timeout: float) -> tuple[bytes, str, str]:
         """The executor's `Ready` report as JSON, without addresses that only this machine reaches; its fingerprint; the name of this host.
@@ -108,7 +144,7 @@ class ExecutorHolder(ProcessHolder):
 
     def close(self, drain_seconds: float, for_good: bool) -> None:
         """End the executor. `for_good`: True if no executor replaces it, so that its journals are removed."""
-        super().close(drain_seconds, for_good)
+        self._process.close(drain_seconds)
         self._unlock()
         if for_good:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Client of the fork server (`djinn_server.fork_server`): executors are forked from a process that has imported PyTorch.
+"""Client of the fork server (`djinn_launchers.fork_server`): executors are forked from a process that has imported PyTorch.
 
 The import takes most of the time in which an executor starts, two seconds of a processor. The fork server outlives the parents of
 its executors: a program that is run again finds it. It holds no device and no tensors, and ends when it was not used for a while.
@@ -15,17 +15,22 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Final, Protocol
+from typing import IO, Final
 
 import attrs
 
+from djinn_core.errors import ConfigurationError
 from djinn_core.logs import get_logger
 from djinn_core.registry.version import djinn_version
-from djinn_server.launch.command import PREPARED_MODULE
+from djinn_core.system.files import user_id
+from djinn_core.system.private_directories import private_directory
+from djinn_server.launch.executor_config import ExecutorConfig
 
+_MODULE: Final = "djinn_launchers.fork_server"
 _REPLY_SECONDS: Final = 10.0
 _KILLED: Final = -9
 # Prefixes of variables that differ between executors, and that no import reads.
@@ -34,25 +39,6 @@ _OF_ONE_EXECUTOR: Final = (
     *("DBUS_SESSION_", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "SHLVL", "SSH_", "TERM_", "WINDOWID", "XDG_SESSION_"),
 )
 _log = get_logger("djinn.launch")
-
-
-class ChildProcess(Protocol):
-    """Interface of an executor's process for its parent. `subprocess.Popen` implements it."""
-
-    stdin: IO[bytes] | None
-    pid: int
-
-    def poll(self) -> int | None:
-        """Return the exit status; None while the process runs."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end of the process, and return the exit status."""
-
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
 
 
 class ForkedExecutor:
@@ -173,7 +159,7 @@ class ForkServerClient:
         """Start a fork server for later executors; returns at once. If one runs already, the new one ends."""
         kept = _read_by_imports(environment)
         place, seconds = str(self._socket(environment)), str(self.seconds)
-        command = [sys.executable, "-P", "-m", PREPARED_MODULE, "--socket", place, "--seconds", seconds]
+        command = [sys.executable, "-P", "-m", _MODULE, "--socket", place, "--seconds", seconds]
         try:
             # In a separate session and not a child of this process: an engine may end a process with its children.
             subprocess.run(
@@ -199,3 +185,16 @@ class ForkServerClient:
 def _read_by_imports(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that an executor's imports may read. A shell sets `_` to the command."""
     return {n: value for n, value in environment.items() if n != "_" and not n.startswith(_OF_ONE_EXECUTOR)}
+
+
+def own_fork_server(seconds: float, config: ExecutorConfig) -> ForkServerClient | None:
+    """Return the fork server of this user for executors with the plugins of `config`; None if there cannot be one.
+
+    It ends `seconds` after its last executor.
+    """
+    try:  # the path of a socket is short
+        folder = private_directory(Path(tempfile.gettempdir()) / f"djinn-prepared-{user_id()}", "prepared executors")
+    except (OSError, ConfigurationError) as error:
+        _log.warning("no executors are prepared", error=str(error))
+        return None
+    return ForkServerClient(folder, seconds, ExecutorConfig(plugins=config.plugins).encode())

@@ -16,10 +16,10 @@ import msgspec
 from djinn_core.errors import StartupError
 from djinn_core.logs import get_logger
 from djinn_core.registry.version import djinn_version
+from djinn_launchers.piped_messages import call_line, read_reply
 from djinn_server.hookspecs.executors import ExecutorHandle
 from djinn_server.launch.command import executor_environment
 from djinn_server.launch.pipe_lines import LineReader, write_line
-from djinn_server.launch.piped_messages import call_line, read_reply
 
 PLACED_SECONDS: Final = 60.0
 _END_SECONDS: Final = 5.0  # within which the command must end after its holder

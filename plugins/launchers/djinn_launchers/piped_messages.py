@@ -7,9 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-METHODS: Final = frozenset(
-    {"close", "drain", "end", "evict", "full", "issue_ticket", "status", "version", "wait", "wait_ready"}
-)
+METHODS: Final = frozenset({"close", "full", "issue_ticket", "send", "status", "version", "wait", "wait_ready"})
 _BYTES: Final = "base64"
 
 

@@ -1,6 +1,6 @@
 """Fork server: imports the modules of executors once, and forks executors on request over a socket.
 
-Its client is `djinn_server.launch.fork_server_client`. It has one thread, holds no device, outlives the process that
+Its client is `djinn_launchers.fork_server_client`. It has one thread, holds no device, outlives the process that
 started it, and ends after some time without executors.
 """
 

@@ -1,0 +1,76 @@
+"""The suite for operations servers."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+
+from djinn.testing.suite import Ending, missing, require_protocol
+from djinn_core.wire.executor_reports import ExecutorMetrics
+from djinn_server.hookspecs.authenticators import Credentials, Denial, Identity
+from djinn_server.hookspecs.operations import OperationsAddress, OperationsServer, ServerMetrics, WatchedServer
+
+TOKEN = "a-token-of-this-suite"
+_SECONDS = 60.0
+
+
+def _status(tenant: str | None) -> Mapping[str, Any]:
+    del tenant
+    return {"version": "26", "process": 7, "uptime": 1.0, "executors": [], "memory_by_owner": {}, "events": []}
+
+
+def _identify(shown: Credentials, asked: str) -> Identity | Denial:
+    del asked
+    return Identity("default") if shown.token == TOKEN else Denial("unknown token", "token")
+
+
+def _metrics() -> ServerMetrics:
+    return ServerMetrics(ExecutorMetrics(), {})
+
+
+class OperationsServerConformance(Ending):
+    """Subclass it and give the fixture `operations`."""
+
+    @pytest.fixture
+    def operations(self) -> OperationsServer:
+        """The operations server, of which `start` was not called."""
+        return missing(self, "operations", "your operations server")  # type: ignore[return-value]
+
+    def test_it_is_an_operations_server(self, operations: OperationsServer) -> None:
+        """It has every member, and its routes are paths."""
+        require_protocol(operations, "operations")
+        assert operations.routes, "it answers no route"
+        assert all(route.startswith("/") for route in operations.routes), f"{operations.routes} are no paths"
+
+    def test_only_a_good_token_shows_a_route(self, operations: OperationsServer) -> None:
+        """With a good token each route is there. With a wrong one it is refused, unless it is a page."""
+        server = WatchedServer(_status, lambda *_: "", _identify, metrics=_metrics)
+        url = operations.start(server, OperationsAddress("127.0.0.1"))
+        try:
+            for route in operations.routes:
+                assert _get(url + route, TOKEN) == HTTPStatus.OK, f"{route} is in `routes` and not there"
+                refused = _get(url + route, "another") == HTTPStatus.UNAUTHORIZED
+                assert refused or _is_page(url + route), f"{route} is answered for a wrong token"
+        finally:
+            operations.close()
+
+
+def _get(url: str, token: str) -> int:
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})  # noqa: S310 - of the server above
+    try:
+        with urllib.request.urlopen(request, timeout=_SECONDS) as response:  # noqa: S310 - the same
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return int(error.code)
+
+
+def _is_page(url: str) -> bool:
+    """Return True if the answer without a token is a page, which asks for the token itself."""
+    with urllib.request.urlopen(url, timeout=_SECONDS) as response:  # noqa: S310 - of the server above
+        return str(response.headers["Content-Type"]).startswith("text/html")

@@ -1,0 +1,98 @@
+"""`djinn_register_operations`: the HTTP routes of a gateway for operators: probes, metrics and pages."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from djinn_core.hookspecs import hookspec
+from djinn_core.hookspecs.transports import TlsOptions
+from djinn_core.wire.executor_reports import ExecutorMetrics
+from djinn_server.hookspecs.authenticators import Credentials, Denial, Identity
+
+
+@attrs.frozen
+class OperationsAddress:
+    """Where an operations server listens.
+
+    Attributes:
+        host, port: address; port 0 is any free one.
+        tls: certificate of the gateway; None: no TLS.
+        open_probes: True if probes of an orchestrator are answered without a token, with a status alone.
+    """
+
+    host: str
+    port: int = 0
+    tls: TlsOptions | None = None
+    open_probes: bool = False
+
+
+@attrs.frozen
+class ServerMetrics:
+    """Metrics of a server at a moment.
+
+    Attributes:
+        gateway: metrics of the gateway's process.
+        executors: metrics of each executor, by its number, its device and its tenant.
+    """
+
+    gateway: ExecutorMetrics
+    executors: Mapping[tuple[str, str, str], ExecutorMetrics]
+
+
+@attrs.frozen
+class WatchedServer:
+    """A server as its operators see it. All functions may be called from any thread.
+
+    Attributes:
+        status: for a tenant, or None for all tenants, the object that `djinn status --json` shows of a server: sessions, executors,
+            memory, events. It asks the executors, which takes milliseconds, and at most seconds where one does not answer.
+        end: ends the session of this name, if the identity may, and returns an error message, empty if it was ended.
+        identify: the identity of a client. A refusal is recorded with the path that the client asked for, unless that is empty.
+        why_not_ready: the reason why clients are not admitted now; empty if they are.
+        metrics: present metrics; None: the server has none.
+    """
+
+    status: Callable[[str | None], Mapping[str, Any]]
+    end: Callable[[str, Identity], str]
+    identify: Callable[[Credentials, str], Identity | Denial]
+    why_not_ready: Callable[[], str] = lambda: ""
+    metrics: Callable[[], ServerMetrics] | None = None
+
+
+class OperationsServer(ABC):
+    """Serve HTTP routes for operators with `djinn serve --operations-port`, in the gateway process.
+
+    Attributes:
+        name: unique among operations servers.
+        routes: paths that it answers, such as `/metrics`, for the line that `djinn serve` prints.
+    """
+
+    name: str
+    routes: tuple[str, ...]
+
+    @abstractmethod
+    def start(self, server: WatchedServer, address: OperationsAddress) -> str:
+        """Listen, and return the URL. Called once, while the executors start.
+
+        Raises:
+            TransportError: the address cannot be bound.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop listening, and end all connections. Called once, after the last session has ended."""
+
+
+@hookspec
+def djinn_register_operations(settings: Any) -> Iterable[OperationsServer]:
+    """Return the operations servers that this plugin offers.
+
+    Called once in each gateway process with `--operations-port`. The gateway uses the first by name. An exception disables the plugin, and
+    the gateway does not start if no other plugin serves operations. An exception in `start` ends the start of the gateway.
+    """
+    del settings
+    raise NotImplementedError

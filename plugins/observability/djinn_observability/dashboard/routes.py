@@ -1,0 +1,99 @@
+"""HTTP routes for operators: liveness, readiness, Prometheus metrics and the dashboard.
+
+Every route requires a token (`Authorization: Bearer TOKEN`), except files of the dashboard, and probes if the operator opens them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Final
+
+import attrs
+
+from djinn.hooks import Credentials, Denial, Identity, WatchedServer
+from djinn_observability.dashboard.pages import Dashboard
+from djinn_observability.dashboard.responses import EventFeed, HttpResponse
+
+LIVE: Final = "/livez"
+READY: Final = "/readyz"
+METRICS: Final = "/metrics"
+DASHBOARD: Final = "/dashboard"
+PROBES: Final = (LIVE, READY)
+
+
+@attrs.frozen
+class Operations:
+    """The responses of an operations server.
+
+    Attributes:
+        server: the server that they are about.
+        dashboard: its pages.
+        export: gives the metrics and their content type for an `Accept` header; None: only the dashboard is served.
+        open_probes: True if the probes answer without a token, with a status alone.
+    """
+
+    server: WatchedServer
+    dashboard: Dashboard
+    export: Callable[[str], tuple[bytes, str]] | None = None
+    open_probes: bool = False
+
+    def serves_browsers(self, path: str) -> bool:
+        """Return True for paths that scripts of the dashboard may request."""
+        return self._of_dashboard(path) is not None
+
+    def admits(self, shown: Credentials) -> bool:
+        """Return True while the credentials are valid."""
+        return not isinstance(self.server.identify(shown, ""), Denial)
+
+    def answer(self, path: str, shown: Credentials, accept: str) -> HttpResponse | EventFeed:
+        """Return the response to `GET path` from a client with these credentials."""
+        if self.open_probes and not shown.token and path in PROBES:
+            unready = path == READY and self.server.why_not_ready()
+            return _text(HTTPStatus.SERVICE_UNAVAILABLE, "not ready") if unready else _text(HTTPStatus.OK, "ok")
+        page = self._of_dashboard(path)
+        file = self.dashboard.file(page) if page is not None else None
+        if file is not None:
+            return file
+        who = self.server.identify(shown, path[:64])
+        if isinstance(who, Denial):
+            return _text(HTTPStatus.UNAUTHORIZED, who.reason)
+        if page is not None:
+            return self.dashboard.answer(page, who)
+        if self.export is None or path not in {*PROBES, METRICS}:
+            there = (DASHBOARD,) if self.export is None else (*PROBES, METRICS, DASHBOARD)
+            return _text(HTTPStatus.NOT_FOUND, f"there are {', '.join(there)}")
+        return self._metrics(who, self.export, accept) if path == METRICS else self._probe(path)
+
+    def act(self, path: str, shown: Credentials) -> HttpResponse:
+        """Return the response to `POST path` from a client with these credentials."""
+        who = self.server.identify(shown, path[:64])
+        if isinstance(who, Denial):
+            return _text(HTTPStatus.UNAUTHORIZED, who.reason)
+        page = self._of_dashboard(path)
+        return (
+            _text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is answered")
+            if page is None
+            else self.dashboard.act(page, who)
+        )
+
+    def _of_dashboard(self, path: str) -> str | None:
+        """Return the part of a path after `/dashboard`; None for another path."""
+        rest = path.partition("?")[0].removeprefix(DASHBOARD)
+        return rest if path.startswith(DASHBOARD) and rest[:1] in {"", "/"} else None
+
+    def _probe(self, path: str) -> HttpResponse:
+        reason = self.server.why_not_ready() if path == READY else ""
+        return _text(HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK, reason or "ok")
+
+    def _metrics(self, who: Identity, export: Callable[[str], tuple[bytes, str]], accept: str) -> HttpResponse:
+        """Return the metrics of all tenants, so only for the operator."""
+        if not who.sees_all:
+            return _text(
+                HTTPStatus.FORBIDDEN, "metrics are for the operator: ask for a token that may watch the server"
+            )
+        return HttpResponse(HTTPStatus.OK, *export(accept))
+
+
+def _text(status: HTTPStatus, text: str) -> HttpResponse:
+    return HttpResponse(status, f"{text}\n".encode())

@@ -1,0 +1,37 @@
+"""An operations server for Djinn: a route that tells a load balancer if the server takes clients."""
+
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+from djinn.hooks import Credentials, Denial, OperationsAddress, OperationsServer, WatchedServer, hookimpl
+
+djinn_api_version = "2.0"
+
+
+class ExampleOperations(OperationsServer):
+    """`/ready`, for a token."""
+
+    name, routes = "example", ("/ready",)
+
+    def start(self, server: WatchedServer, address: OperationsAddress) -> str:
+        """Called once, while the executors start."""
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                who = server.identify(Credentials(self.headers.get("Authorization", "")[7:]), self.path)
+                self.send_response(401 if isinstance(who, Denial) else 503 if server.why_not_ready() else 200)
+                self.end_headers()
+
+        self.listener = HTTPServer((address.host, address.port), Handler)
+        threading.Thread(target=self.listener.serve_forever, daemon=True).start()
+        return f"http://{address.host}:{self.listener.server_port}"
+
+    def close(self) -> None:
+        """Called once, after the last session has ended."""
+        self.listener.shutdown()
+
+
+@hookimpl
+def djinn_register_operations() -> list[OperationsServer]:
+    """The operations server that this plugin offers."""
+    return [ExampleOperations()]
