@@ -17,7 +17,7 @@ SERVERS_MODULES = {
     "djinn_http/server.py",
     *(
         f"djinn_observability/dashboard/{name}.py"
-        for name in ("dashboard_command", "listener", "operations", "pages", "routes", "watcher")
+        for name in ("dashboard_command", "listener", "metrics", "operations", "pages", "routes", "watcher")
     ),
 }
 
