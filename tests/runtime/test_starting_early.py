@@ -14,8 +14,9 @@ from djinn.testing import executor_processes
 from djinn_client.runtime import client
 from djinn_client.runtime.connecting import own_executor
 from djinn_client.runtime.early_start import begin
+from djinn_core.errors import StartupError
 from djinn_core.settings import resolve
-from djinn_server.launch import engines
+from djinn_server.launch import embedded, engines
 
 DEVICE = "remote_accelerator:0"
 
@@ -168,3 +169,9 @@ def test_they_are_forked_from_a_process_that_stays_where_a_setting_says_so(monke
         own_executor.start_executors(resolve({"prepared_seconds": seconds, "recover": False}).settings)
     forked, anew = given
     assert (forked.seconds, forked.folder.parent, anew) == (5, tmp_path, None)
+
+
+def test_a_setting_whose_package_is_missing_says_which_to_install(monkeypatch):
+    monkeypatch.setattr(embedded, "entry_points", lambda group: ())
+    with pytest.raises(StartupError, match="pip install ./plugins/launchers"):
+        own_executor.start_executors(resolve({"prepared_seconds": 5, "recover": False}).settings)
