@@ -173,5 +173,5 @@ def test_they_are_forked_from_a_process_that_stays_where_a_setting_says_so(monke
 
 def test_a_setting_whose_package_is_missing_says_which_to_install(monkeypatch):
     monkeypatch.setattr(embedded, "entry_points", lambda group: ())
-    with pytest.raises(StartupError, match="pip install ./plugins/launchers"):
+    with pytest.raises(StartupError, match="in plugins/launchers of"):
         own_executor.start_executors(resolve({"prepared_seconds": 5, "recover": False}).settings)
