@@ -92,12 +92,12 @@ def _compiled(compiling: CompilationQueue) -> Values:
 
 
 def _recorded(graphs: GraphRecorder) -> Values:
-    counts = {
+    return {
         "graph_captures": graphs.captures,
         "graphs_unused": graphs.counts.unused,
         "graph_runs": graphs.counts.runs,
+        **graphs.figures(),
     }
-    return counts | graphs.figures()
 
 
 def _batched(batches: SessionBatches) -> Values:
