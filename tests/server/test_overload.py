@@ -175,8 +175,8 @@ def test_a_gateway_knows_for_a_moment_that_an_executor_is_full():
     pool = Pool([], 0.0)
     pool._executors = [supervised("cpu:0", "no room"), supervised("cpu:1", "")]
     assert pool.find("")[0] == 1, "there is another one"
-    assert pool.find("cpu:0").retry
-    assert not pool.find("cuda").retry
+    assert pool.find("cpu:0").again
+    assert not pool.find("cuda").again
 
 
 def test_an_executor_says_without_being_asked_that_it_is_full(monkeypatch):
