@@ -19,8 +19,7 @@ class ExampleOperations(OperationsServer):
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 who = server.identify(Credentials(self.headers.get("Authorization", "")[7:]), self.path)
-                self.send_response(401 if isinstance(who, Denial) else 503 if server.why_not_ready() else 200)
-                self.end_headers()
+                self.wfile.write(b"HTTP/1.0 %d\r\n\r\n" % (401 if isinstance(who, Denial) else 503 if server.why_not_ready() else 200))
 
         self.listener = HTTPServer((address.host, address.port), Handler)
         threading.Thread(target=self.listener.serve_forever, daemon=True).start()
@@ -29,6 +28,7 @@ class ExampleOperations(OperationsServer):
     def close(self) -> None:
         """Called once, after the last session has ended."""
         self.listener.shutdown()
+        self.listener.server_close()
 
 
 @hookimpl
