@@ -65,7 +65,7 @@ def _module(
 
 
 def _tests(*paths: str, summary: str, variables: Mapping[str, str] = QUIET, layer: Layer | None = None) -> Program:
-    """Return tests outside of the usual suite, because of a package, a variable or their duration."""
+    """Return a program that runs tests outside of the usual suite: they need a package or a variable, or take long."""
     return Program(("-m", "pytest", *paths), summary, variables=variables, layer=layer)
 
 

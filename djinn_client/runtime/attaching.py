@@ -110,7 +110,7 @@ def _begun(module: ModuleType) -> bool:
 
 
 def _loaded() -> ModuleType | None:
-    """Return the client if its import is complete. While a thread imports it, there is no session either."""
+    """Return the client module if its import is complete, otherwise None."""
     client = sys.modules.get(_CLIENT)
     return client if hasattr(client, "become_runtime") else None  # defined last
 

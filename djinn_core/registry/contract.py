@@ -49,7 +49,7 @@ def complaint(candidate: object, kind: Kind) -> str:
 
 
 def _faults(candidate: object, kind: Kind) -> Iterator[str]:
-    """What is wrong with the annotated attributes of an object. Its methods are those of its base class, or override them."""
+    """Yield faults in the annotated attributes of a plugin object. Methods need no check: they are inherited or overridden."""
     if kind.base.__module__.partition(".")[0] != kind.package:  # a class of another library
         return
     for member, annotation in get_type_hints(kind.base).items():

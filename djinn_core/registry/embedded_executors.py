@@ -59,12 +59,12 @@ class EmbeddedExecutor(Protocol):
         """As `ExecutorHandle.notice`."""
 
     def wait_ready(self, timeout: float) -> Ready:
-        """Wait until it listens. Return its addresses and its device. End it if it does not listen in time.
+        """Wait until the executor listens. Return its addresses and its device. End the executor after a timeout.
 
-        `timeout`: seconds after its engine has found a place for it.
+        `timeout`: seconds after the engine has found a place for the executor.
 
         Raises:
-            StartupError: it did not start, or its engine has no place; the message says why, and what to do.
+            StartupError: the executor did not start, or the engine has no place; the message names cause and remedy.
         """
 
     def issue_ticket(self, client: str) -> str:

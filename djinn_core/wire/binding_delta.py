@@ -106,11 +106,7 @@ def pack_slots(positions: Sequence[int], slots: Sequence[Slot]) -> SlotChanges:
 
 
 def apply_slot_changes(slots: list[Slot], changes: SlotChanges) -> None:
-    """Apply what `diff_slots` found to `slots`.
-
-    Raises:
-        ProtocolError: the difference does not match the slots.
-    """
+    """Apply the changes that `diff_slots` returned to `slots`."""
     for slot, distances in changes:
         for position in accumulate(distances):
             if not 0 <= position < len(slots):

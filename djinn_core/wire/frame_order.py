@@ -39,7 +39,7 @@ class AckFlags(enum.IntFlag):
     ACK_REQUEST = 1
     """Request an acknowledgement."""
     RETRANSMIT = 2
-    """Retransmit what was not received."""
+    """Retransmit frames that were not received."""
     ACK_REPLY = 4
     """The reply to a request: everything that was sent before it was received or lost."""
 

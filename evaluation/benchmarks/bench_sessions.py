@@ -30,7 +30,7 @@ Counts = list[int]
 
 
 def session(number: int, url: str, token: str, products: int, who: Any, counts: Any, ready: Any) -> None:
-    """Work in one session whenever `who` is its number or `ALL`."""
+    """Run steps in one session while `who` is the session's number or `ALL`."""
     import torch
 
     import djinn

@@ -21,7 +21,7 @@ Run = Callable[[torch.nn.Module], torch.Tensor]
 
 @contextmanager
 def placed(model: torch.nn.Module, threads: int, exact: bool) -> Iterator[torch.nn.Module]:
-    """Move the model to one executor. Slower variants stay on, so that they show."""
+    """Move the model to one executor. `adaptive` is off, because it would disable slower optimizations during the measurement."""
     djinn.shut_down()
     djinn.configure(executors=1, threads=threads, exact=exact, disable=("adaptive",))
     try:

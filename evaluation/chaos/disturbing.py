@@ -125,7 +125,7 @@ class RestartedServer:
 
     @property
     def state(self) -> Path:
-        """Its state folder."""
+        """Return the server's state folder."""
         return self.folder / "state"
 
     def start(self) -> Server:

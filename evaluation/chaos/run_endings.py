@@ -140,7 +140,7 @@ def endings(
 @click.option("--limit", default=2.0, help="Seconds that the next program may wait.")
 @click.option("--json", "file", type=click.Path(path_type=Path), help="Where to write the results.")
 def main(programs: int, seed: int, limit: float, file: Path | None) -> None:
-    """End programs at random moments. Exit with 1 if a program waited too long for its place."""
+    """End programs at random moments. Exit with 1 if the next program waited too long for the place on the server."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     python = PreparedPython(environment)
     found: dict[str, list[Ending]] = defaultdict(list)

@@ -549,7 +549,7 @@ class Generator:
                 fill(HOLE.fullmatch(f"{{{match[3]}}}"))  # type: ignore[arg-type]
         return HOLE.sub(fill, text).replace("\0", "{").replace("\1", "}")
 
-    # --- what fills holes ---------------------------------------------------------------------------------------------
+    # --- values for holes ---------------------------------------------------------------------------------------------
 
     def named(self, name: str) -> torch.Tensor:
         return self.runner.names[name]

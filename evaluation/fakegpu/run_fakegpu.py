@@ -90,7 +90,7 @@ def grown(work: Callable[[], object]) -> Callable[[str], int]:
 
 
 def figures_each(work: Callable[[int], object], count: int, prefix: str, unit: str) -> Figures:
-    """Run `work(count)` and return what each of `count` units costs."""
+    """Run `work(count)`. Return the counters, divided by `count`."""
     grew = grown(lambda: work(count))
     found = {
         "syncs": grew("synchronizations"),

@@ -312,7 +312,7 @@ class Mutator:
 
 
 def died_soon(process: int) -> bool:
-    """Return True if a process that closed a connection without a message dies. It dies shortly after its sockets close."""
+    """Return True if the process exits within half a second. Its sockets close shortly before."""
     stat = Path(f"/proc/{process}/stat")
     for _ in range(10):
         with contextlib.suppress(OSError):

@@ -133,7 +133,7 @@ def many_ops(count: int, state: Sequence[Tensor]) -> None:
 
 
 def products(count: int, device: str) -> Step:
-    """Return a program of `count` dependent matrix products; on an H200 a product takes about 0.2 s. It changes one number."""
+    """Return a program of `count` dependent matrix products that writes one number. On an H200, a product takes about 0.2 s."""
     size = 16384 if on_gpu(device) else 512
 
     def step(state: Sequence[Tensor]) -> None:

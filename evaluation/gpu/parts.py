@@ -292,7 +292,7 @@ def filling(device: str) -> Found:
 
 
 def asserts(device: str) -> Found:
-    """Trigger an index out of range in a kernel: check the op's error, and what this and another session can do afterwards."""
+    """Trigger an index out of range in a kernel. Check the op's error, and what this and another session can do afterwards."""
     with serving(device=device) as file:
         rows = torch.arange(40.0, device=REMOTE).reshape(10, 4)
         wrong = torch.tensor([3, 99], device=REMOTE)

@@ -136,7 +136,7 @@ def measured(options: argparse.Namespace, urls: dict[str, str], token: str) -> d
 
 
 def comes_in(url: str, token: str, over: Any) -> float:
-    """Return the time until a temporarily refused client is admitted after others leave."""
+    """Return the seconds until the server admits a refused client, after other clients have left."""
     import torch
 
     import djinn

@@ -82,7 +82,7 @@ def _seconds(found: Figures, one: Figures) -> list[str]:
 
 
 def pays(found: Figures) -> str:
-    """Return a Markdown table of the cost of a step that reads a value over each link, from the ResNet-18 step."""
+    """Return a Markdown table: for each link, the cost of a ResNet-18 step that reads a value."""
     phase = SHOWN["resnet18"]
     heads = ("link", "a step with a read pays", "below this device time a step, it pays more than 10 %")
     if found["busy"]:

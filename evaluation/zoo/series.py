@@ -35,7 +35,7 @@ def steps() -> Inputs:
 
 row("series", "time_series_transformer", "TimeSeriesTransformer", "ForPrediction", steps, **STEPS)
 row("series", "informer", "Informer", "ForPrediction", steps, **STEPS, dropout=0.0, attention_dropout=0.0,
-    activation_dropout=0.0)  # fmt: skip  # it draws on the CPU beside, from what is one state there and two here
+    activation_dropout=0.0)  # fmt: skip  # the model draws on the CPU, too: locally from the same random state, remotely from a second one
 
 
 def film() -> Inputs:

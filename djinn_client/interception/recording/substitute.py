@@ -393,7 +393,7 @@ def _recipe(before: Sequence[_NewInstruction], used: Container[int]) -> Recipe:
 
 
 def _program(entries: Sequence[Entry], origin: Program) -> Program:
-    """Return the rest as a program. Values that the original does not know die in it."""
+    """Return the remaining instructions as a program. Values that the original program does not have are freed in it."""
     known = frozenset(origin.operands)
     made = {h for e in entries for h in e.outputs}
     return _assembled(entries, origin.dead | (made - known))

@@ -298,7 +298,7 @@ def try_overlapping(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 class PointwiseResult(msgspec.Struct, frozen=True):
-    """Metadata of a pointwise op's result, and the written operand, which gets this metadata; None for a new result."""
+    """Metadata of a pointwise op's result. `target`: the operand that the op writes and that gets this metadata; None for a new result."""
 
     meta: TensorMeta
     target: LazyTensor | None

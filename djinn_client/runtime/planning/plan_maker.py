@@ -74,7 +74,7 @@ class PlanMaker:
         return plan_program(program, *self._context.configured(), device, until, without=without, make=make)
 
     def made(self, prepared: PreparedTemplate, program: Program, planned: PlannedProgram) -> None:
-        """Record what a plan or an analysis says about a template's values."""
+        """Record facts of a plan or an analysis about a template's values."""
         self._earlier.planned(prepared, program, planned.profile.residency, planned.profile.lineage)
         if self._context.opened:
             prepared.hints = hints_for(prepared, program, planned.profile, planned.result)

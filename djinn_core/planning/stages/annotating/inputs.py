@@ -44,7 +44,7 @@ class Inputs:
 
     @property
     def entering(self) -> frozenset[Modality]:
-        """Return the kinds of data that enter."""
+        """Return the modalities of the graph's inputs."""
         return frozenset(self.entries.values()) | frozenset(self.kinds.values())
 
 

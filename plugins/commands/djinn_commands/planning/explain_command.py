@@ -91,7 +91,7 @@ def explain(
 def _results(
     target: str, arguments: tuple[str, ...], until: str, model: dict[str, Any]
 ) -> tuple[int, Sequence[PipelineResult]]:
-    """The exit status, and what the stages say about each program."""
+    """Return the exit status, and the results of the stages for each program."""
     path = Path(target)
     if path.is_dir() or path.suffix == ".json" or (":" in target and not path.exists()):
         from djinn_commands.planning.model import captured_model, step_of

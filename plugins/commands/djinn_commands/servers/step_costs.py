@@ -93,7 +93,7 @@ def _small_ops(value: torch.Tensor) -> torch.Tensor:
 
 
 def _times(step: Callable[[], object], elsewhere: Callable[[], float]) -> tuple[float, float]:
-    """Return the median seconds of a step beside those `elsewhere`, and the median seconds of the processor."""
+    """Return a step's median seconds, without those spent `elsewhere`, and its median processor seconds."""
     walls, processor = [], []
     for number in range(WARM_STEPS + STEPS):
         busy, began, used = elsewhere(), time.perf_counter(), time.process_time()
