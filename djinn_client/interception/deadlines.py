@@ -66,8 +66,8 @@ def locked_in_time(lock: InterruptibleLock) -> Iterator[None]:
         interrupt_mask.check()
         if until is not None and time.monotonic() >= until:
             raise DeadlineExceeded(
-                "the executor did not answer another thread before this thread's deadline (djinn.deadline, or the setting "
-                "wait_timeout). Nothing was sent for this thread meanwhile: ask again"
+                "this thread's deadline passed (djinn.deadline, or the setting wait_timeout) while another thread waited for "
+                "the executor. Nothing was sent for this thread: try again"
             )
     try:
         yield
