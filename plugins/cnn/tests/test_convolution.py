@@ -1,4 +1,4 @@
-"""Convolutions are found in whatever form they were recorded, with what belongs to them and nothing else."""
+"""Convolution blocks are matched in each recorded form: with their norm and activation, and no other nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def found_in(graph):
 
 
 def recorded(model, shape, *, train=False):
-    """As Djinn records it, on meta tensors: no executor is needed to look at a program."""
+    """Return the graph as Djinn records it, on meta tensors, so that no executor is needed."""
     model = model.train(train).to(DEVICE)
     with djinn.capture() as captured, torch.set_grad_enabled(train):
         result = model(torch.zeros(shape, device=DEVICE))

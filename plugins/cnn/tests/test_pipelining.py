@@ -1,4 +1,4 @@
-"""Conformance suite for optimizations, and cases in which successive inputs may be spread; pools are in Djinn's own tests."""
+"""Conformance suite for optimizations, and conditions for spreading successive inputs; pools are in `tests/pool`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from djinn_cnn.pipelining import Pipelining
 
 
 def judged(builder, seconds=5e-3, devices=4, stream=None, **residency):
-    """Result of the optimization for a program whose ops take `seconds` each, with one of its kind under way."""
+    """Return the optimization's result for a program with ops of `seconds`, while another run of it is under way."""
     graph = builder.graph()
     given = optimization_context(graph, devices)
     row = tuple(CostEstimate(0, 0, 0, seconds) for _ in graph.nodes)

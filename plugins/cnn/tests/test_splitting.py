@@ -1,4 +1,4 @@
-"""Batches done in parts: which ops are, and that it makes no difference. The code runs on tensors that are here."""
+"""Split batches: which ops can be split, and equal results. The code runs on local tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = 6
 
 
 class Block(torch.nn.Module):
-    """A residual block that writes in place, as most do."""
+    """A residual block with in-place writes."""
 
     def __init__(self, width, stride=1):
         super().__init__()
@@ -48,7 +48,7 @@ def pictures():
 
 
 class Patches(torch.nn.Module):
-    """An encoder of patches with a token of its own before them."""
+    """An encoder of image patches, with a class token in front."""
 
     def __init__(self):
         super().__init__()
@@ -69,7 +69,7 @@ MODELS = {"pictures": pictures, "patches": lambda: (Patches(), 3, 20, 20)}
 
 
 def captured(model, data, **evolved):
-    """Context of an optimization, and by value the tensors that a program starts from."""
+    """Return the context of an optimization, and the program's input tensors by value."""
     ours = copy.deepcopy(model)
     with torch.no_grad(), djinn.capture() as found:
         ours, given = ours.to(REMOTE), data.to(REMOTE)
@@ -92,7 +92,7 @@ def test_split_batch_equals_whole_batch(name, parts):
     model, data = model.eval(), torch.randn(SIZE, *sizes)
     context, here, result = captured(model, data)
     region = region_of(context)
-    assert len(region.nodes) + len(region.shared) >= len(context.graph.nodes) - 1  # where a token is expanded, once
+    assert len(region.nodes) + len(region.shared) >= len(context.graph.nodes) - 1  # once where the token is expanded
     assert region.outputs == (result.remote.handle,)
     with torch.no_grad():
         (made,) = region.substitution(context.graph, parts).compute([here[v] for v in region.inputs])

@@ -1,4 +1,4 @@
-"""A stand-in for ssh, and servers of this machine that are as far away as that."""
+"""A fake ssh, and local servers that it reaches as if they were remote."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from djinn_commands.connect.records import Record, save_record
 
-# Stands for OpenSSH's client and for the other machine: a remote command runs here, under sh, in a home directory of its own. A connection is a
-# file; what goes through it ends with it.
+# Stands for OpenSSH's client and the remote machine: a remote command runs locally under sh, in a separate home
+# directory. A connection is a file; removing the file ends the connection.
 FAKE = r"""#!/bin/sh
 echo "$*" >>"$FAKE_LOG"
 socket= order= open=
@@ -46,7 +46,7 @@ HOME=$FAKE_HOME exec env -u XDG_CONFIG_HOME -u XDG_DATA_HOME -u XDG_STATE_HOME -
 
 @attrs.frozen
 class FakeMachine:
-    """The machine that the fake reaches. `home`: the user's folder there; `log`: command lines of ssh; `refusal`: what ssh says instead of connecting."""
+    """The machine that the fake ssh reaches. `log`: command lines of ssh; `refusal`: ssh's error instead of a connection."""
 
     home: Path
     log: Path
@@ -59,7 +59,7 @@ class FakeMachine:
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine that a fake ssh reaches, which runs everything here."""
+    """Return a machine that a fake ssh reaches. Its commands run locally."""
     binaries = tmp_path / "bin"
     binaries.mkdir()
     ssh = binaries / "ssh"
@@ -79,7 +79,7 @@ def machine(tmp_path, monkeypatch):
 
 @pytest.fixture
 def box(machine):
-    """The record of that machine, as `djinn connect` leaves it, with the environment of these tests."""
+    """Return the record of that machine, as `djinn connect` writes it, with the environment of these tests."""
     record = Record("box", "alice@box", environment=sys.prefix, local=1, remote=1)
     save_record(record)
     return record

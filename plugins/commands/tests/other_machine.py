@@ -1,4 +1,4 @@
-"""OpenSSH's server as another machine: in a network namespace of its own, with a user of its own, without a compiler and without an index."""
+"""A remote machine with OpenSSH's server: another user in a network namespace, without compilers and index."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _COMPILERS = (
 
 
 def missing() -> str:
-    """The reason why there cannot be one here; empty if there can."""
+    """Return the reason why this machine cannot be simulated here; empty if it can."""
     if not os.environ.get("TEST_CONNECT"):
         return "`python -m evaluation connect` runs it"
     if os.getuid() != 0:
@@ -54,7 +54,7 @@ def missing() -> str:
 
 @attrs.define
 class Network:
-    """Two namespaces that a virtual cable joins; the other one has no way further out."""
+    """Two network namespaces that are joined by a virtual cable. The second one has no other network."""
 
     name: str
     address: str
@@ -64,7 +64,7 @@ class Network:
 
 
 def make_network() -> Network:
-    """A namespace with an address that this one reaches."""
+    """Return a network namespace with an address that is reachable from this process."""
     name = f"djt{secrets.token_hex(3)}"
     number = secrets.randbelow(200) + 20
     here, there = f"10.213.{number}.1", f"10.213.{number}.2"
@@ -83,7 +83,7 @@ def make_network() -> Network:
 
 
 class OtherMachine:
-    """A user of a machine, and sshd there. `size`: MiB of the home directory, which is in memory then."""
+    """A user of a machine, with sshd. `size`: MiB of the home directory, which is then in memory."""
 
     def __init__(self, network: Network, size: int = 0) -> None:
         self.network = network
@@ -123,7 +123,7 @@ class OtherMachine:
         shutil.chown(path, self.user, self.user)
 
     def _make_binaries(self) -> None:
-        """A search path with everything but compilers, in which a test can put commands of its own."""
+        """Make a search path with all programs but compilers. Tests can add commands to it."""
         self.binaries = self.folder / "bin"
         self.binaries.mkdir()
         for source in ("/usr/bin", "/bin", "/usr/sbin", "/sbin"):
@@ -133,7 +133,7 @@ class OtherMachine:
                     (self.binaries / path.name).symlink_to(path)
 
     def start(self) -> None:
-        """Start sshd. Files are shared with this machine; the way to executors is not, as Djinn follows no address behind a tunnel."""
+        """Start sshd. It shares files with this machine, but not the executors' addresses: Djinn uses no address behind a tunnel."""
         config = self.folder / "config"
         config.write_text(
             f"ListenAddress {self.network.address}\nPort 22\nHostKey {self.folder}/host\nAuthorizedKeysFile {self.folder}/authorized\nUsePAM no\n"
@@ -154,7 +154,7 @@ class OtherMachine:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """End sshd and all its connections; what the user has in the background goes on."""
+        """End sshd and all its connections. The user's background processes continue."""
         if self.process is not None:
             self.break_connections()
             self.process.terminate()
@@ -162,7 +162,7 @@ class OtherMachine:
             self.process = None
 
     def processes(self) -> list[psutil.Process]:
-        """Those of the user."""
+        """Return the processes of the user."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -181,7 +181,7 @@ class OtherMachine:
         return count
 
     def fill(self) -> None:
-        """Leave no room in the home directory."""
+        """Fill the file system of the home directory."""
         with contextlib.suppress(OSError), (self.home / "filler").open("wb") as file:
             while True:
                 file.write(bytes(1 << 20))
@@ -204,7 +204,7 @@ class OtherMachine:
 
 @attrs.frozen
 class Laptop:
-    """This machine, with files of its own for Djinn. `machine`: what it connects to, under the name `box`."""
+    """This machine, with its own configuration of Djinn. `machine`: the machine that is called `box`."""
 
     folder: Path
     machine: OtherMachine
@@ -216,7 +216,7 @@ class Laptop:
 
     @property
     def destination(self) -> list[str]:
-        """Arguments of `djinn connect`."""
+        """Return the arguments of `djinn connect`."""
         machine = self.machine
         known = f"UserKnownHostsFile={machine.folder / 'known_hosts'}"
         return [
@@ -246,7 +246,7 @@ class Laptop:
     def run(
         self, *arguments: object, on: tuple[str, float, Callable[[], object]] | None = None
     ) -> tuple[int, str, str]:
-        """Exit status and output of a command. `on`: when a line that begins so has been printed, wait, and then do that."""
+        """Run a command. Return its exit status, output and errors. `on`: functions to call when a line with this beginning is printed."""
         process = self.start(*arguments)
         said: list[str] = []
         reader = threading.Thread(target=lambda: said.append(process.stdout.read()))  # type: ignore[union-attr]
@@ -273,7 +273,7 @@ class Laptop:
 
 @contextlib.contextmanager
 def other_machine(folder: Path, size: int = 0) -> Iterator[Laptop]:
-    """A machine, and this one as its client."""
+    """Yield a remote machine, and this machine as its client."""
     network = make_network()
     try:
         machine = OtherMachine(network, size)

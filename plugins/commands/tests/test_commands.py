@@ -1,4 +1,4 @@
-"""Both commands are Djinn's, as those of any package."""
+"""The two commands of the package appear under `djinn`."""
 
 from __future__ import annotations
 

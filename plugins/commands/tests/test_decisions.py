@@ -1,4 +1,4 @@
-"""Functions that decide: what is made of a survey, which files are sent, what commands say."""
+"""Decisions of `djinn connect`: the survey of a machine, the files to send, and messages."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_broken_connection_is_told_from_a_step_that_failed():
 def test_packages_that_a_server_needs_are_sent_from_the_checkout():
     projects, _ = _projects()
     folders = {project.name: project.folder for project in projects}
-    for name in ("djinn", "djinn-commands", "djinn-server", "djinn-tcp"):  # jobs there may call `djinn run`
+    for name in ("djinn", "djinn-commands", "djinn-server", "djinn-tcp"):  # jobs may call `djinn run` there
         project = tomllib.loads((folders[name] / "pyproject.toml").read_text())["project"]
         assert project["name"] == name
     assert len(projects) == len(folders)
@@ -293,7 +293,7 @@ def test_requirements_of_a_project(tmp_path):
 
 
 def test_a_project_for_which_git_reads_no_rules_is_sent(tmp_path):
-    make(tmp_path, "train.py", ".git")  # a file in a work tree
+    make(tmp_path, "train.py", ".git")  # in a worktree, `.git` is a file
     (tmp_path / ".gitignore").symlink_to("nowhere")
     assert list(find_files(tmp_path).files) == [".gitignore", "train.py"]
 

@@ -1,4 +1,4 @@
-"""The demo, whose local half must be sound before the remote one can be compared with it."""
+"""The demo. Its local half is tested first, because the remote half is compared with it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def printed(results, width):
 
 def test_training_remotely_equals_training_here(python, tmp_path):
     picture = tmp_path / "demo.svg"
-    # In a process of its own: it configures Djinn and ends a server.
+    # In a separate process, because the demo configures Djinn and ends a server.
     environ = {k: v for k, v in os.environ.items() if not k.startswith("DJINN_")}
     (tmp_path / "sitecustomize.py").write_text(
         f"from djinn_commands.demo import training\ntraining.EPOCHS = {long_or(2, 6)}\n"

@@ -1,4 +1,4 @@
-"""`djinn doctor` says what is wrong and how to mend it."""
+"""`djinn doctor` names faults and their remedies."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_readable_token_is_a_note(environ, tmp_path):
 
 def test_a_variable_that_means_nothing_is_a_note(environ):
     found = findings(environ | {"DJINN_SERVRES": "tcp://x", "DJINN_CPU_MINE": "1"})
-    assert not any("DJINN_CPU_MINE" in what for what in found)  # of the plugin `cpu`
+    assert not any("DJINN_CPU_MINE" in what for what in found)  # a variable of the plugin `cpu`
     assert "Did you mean DJINN_SERVERS?" in [finding.mend for finding in found.values()]
 
 

@@ -1,4 +1,4 @@
-"""`djinn explain` on scripts that run for real."""
+"""`djinn explain` on scripts that it runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCRIPT = """
 
 @pytest.fixture
 def explain(python, served_environment, tmp_path):
-    """Output of `djinn explain` for a script."""
+    """Return the output of `djinn explain` for a script."""
 
     def explain(*arguments, source=SCRIPT):
         script = tmp_path / "script.py"

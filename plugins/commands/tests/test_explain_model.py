@@ -1,4 +1,4 @@
-"""`djinn explain` on models without weights: configurations and functions, and what it says where it cannot."""
+"""`djinn explain` on models without weights: configurations and functions, and its errors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ LLAMA = {
 
 @pytest.fixture
 def shop(tmp_path, monkeypatch) -> Path:
-    """A folder with a module of functions and with configurations, which is the working directory."""
+    """Make a module with functions, and configurations, in the working directory."""
     (tmp_path / "shop_of_models.py").write_text(textwrap.dedent(SHOP))
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     (tmp_path / "whisper.json").write_text(json.dumps({"model_type": "nobody_knows_this"}))

@@ -1,4 +1,4 @@
-"""`djinn plan` without a cluster: does a model fit on servers as they are now. The short form of `python -m evaluation fit` is here as well."""
+"""`djinn plan` without a cluster, for models on the present servers. The short form of `python -m evaluation fit`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def ask(folder, monkeypatch):
-    """The result for that model, of a server that says that so much is free on each of its devices."""
+    """Return the result for a model, with a simulated server that reports this free memory for each of its devices."""
 
     def ask(free, *options, devices=1, spill=0, as_json=True):
         described = [
@@ -152,7 +152,7 @@ def test_a_model_that_is_not_there_is_said_with_what_is_taken(target):
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Runs a case of the benchmark in an executor that counts; returns bytes that were predicted, and measured."""
+    """Return a function that runs a case of the benchmark in an executor. It returns the predicted and the measured bytes."""
     from configured import configure_anew
 
     from evaluation.benchmarks import bench_fit, counted_cpu
@@ -169,9 +169,7 @@ def measured(monkeypatch):
         executor = fit.Executor("here", DeviceCapabilities("0/cpu:0", "cpu"))
         asked = fit.Fit(built_model(str(folder), step), step, (executor,), open_plugins())
         predicted = asked.described()["needed"]
-        model.to(
-            "remote_accelerator:0"
-        )  # in this process, where the executor is, its memory here would be counted as well
+        model.to("remote_accelerator:0")  # an executor in this process would count the memory of this process, too
         djinn.synchronize()
         bench_fit.run(model, case)
         return predicted, torch.remote_accelerator.max_memory_allocated()
@@ -186,10 +184,10 @@ def _installed():
     return sorted({plugin.name for plugin in installed()})
 
 
-@pytest.mark.usefixtures("plans_all")  # on a busy machine, more runs go by before their plans are there
+@pytest.mark.usefixtures("plans_all")  # on a busy machine, plans become ready only after further runs
 @pytest.mark.parametrize(
     "name", long_or(["gpt2, SGD"], ["gpt2, SGD", "resnet"])
-)  # `python -m evaluation fit` has the others
+)  # `python -m evaluation fit` has further models
 def test_predictions_are_within_a_tenth_of_what_is_held_and_never_below(measured, tmp_path, name):
     benchmark, measure = measured
     case = attrs.evolve(benchmark.CASES[name], batch=2, new=4)

@@ -1,4 +1,4 @@
-"""Scripts, jobs and the keeper over a fake ssh that runs remote commands on this machine; `test_sshd` has OpenSSH's own."""
+"""Scripts, jobs and the keeper over a fake ssh, which runs remote commands locally. `test_sshd` uses OpenSSH."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_uv_unpacks_wheels_where_it_is(machine):
         Record("box", "alice@box"),
     )
     assert connection.open(asks=False) == ""
-    uv = machine.home / ".local/bin/uv"  # stands for the real one
+    uv = machine.home / ".local/bin/uv"  # stands for the real uv
     uv.parent.mkdir(parents=True)
     uv.write_text('#!/bin/sh\necho "$*" >"$HOME/said"\ngrep -q "^torch==2.13.0$" requirements.txt\n')
     uv.chmod(0o755)
@@ -128,7 +128,7 @@ def test_pytorch_is_asked_again_when_a_gpu_came_after_it(machine):
     python, smi = environment / "bin" / "python", machine.log.parent / "bin" / "nvidia-smi"
     python.parent.mkdir(parents=True)
     (environment / "installed").write_text("digest")
-    (environment / "torch").write_text("torch 2.13.0\n")  # it was not asked: there was no GPU
+    (environment / "torch").write_text("torch 2.13.0\n")  # the script did not ask PyTorch, because there was no GPU
     for usable, said in (("False", "its PyTorch cannot use it (2.13.0 False)"), ("True", "the server does not start")):
         for program, line in ((python, f"torch 2.13.0 {usable}"), (smi, "L4, 23034 MiB, 550")):
             program.write_text(f"#!/bin/sh\necho '{line}'\n")
@@ -247,7 +247,7 @@ def test_disconnecting_closes_the_tunnel_and_forgets(box, machine):
 
 
 def made_job(machine, name="train-1"):
-    """The folder of a job's files, as it lies there when the job has ended."""
+    """Return the folder of a job that has ended."""
     folder = machine.home / ".local/share/djinn/connect/jobs" / name
     (folder / "files").mkdir(parents=True)
     for file, text in (("begun", "10"), ("ended", "20 0"), ("state", "running"), ("shown", "train.py")):

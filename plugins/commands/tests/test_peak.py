@@ -1,4 +1,4 @@
-"""The peak of a program: what there is at its fullest moment, by kind."""
+"""Peak memory of a program by kind of value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KIB = 1024
 
 
 class WorkSpace(CostModel):
-    """A cost model that knows bytes alone."""
+    """A cost model that counts only bytes."""
 
     name = "work_space"
 
@@ -35,7 +35,7 @@ def planned(graph, residency=None, devices=1):
 
 
 def chain():
-    """An input of 1 KiB, a weight of 64 KiB, and two results of 1 KiB of which the first is forgotten."""
+    """Return the graph of an input of 1 KiB, a weight of 64 KiB, and two results of 1 KiB of which the first is freed."""
     builder = ProgramBuilder()
     x, weight = builder.input(2, 128), builder.input(128, 128)
     first = builder.op("aten::mm", x, weight, shape=(2, 128))
@@ -51,7 +51,7 @@ def test_a_peak_counts_each_storage_once_and_by_kind():
     assert found.bytes == 67 * KIB
     assert found.most["weights"] == 64 * KIB
     assert found.left == {"weights": 64 * KIB, "activations": 2 * KIB}
-    assert found.largest_step == 66 * KIB  # the product: both operands and the result
+    assert found.largest_step == 66 * KIB  # the matrix product: both operands and the result
 
 
 def test_caches_are_activations_where_no_later_step_reads_them():

@@ -1,4 +1,4 @@
-"""`djinn plan`: models on clusters that are only described."""
+"""`djinn plan`: models on clusters from a description."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CONFIGURATION = {
 
 @pytest.fixture
 def planned(tmp_path):
-    """Output of `djinn plan` for a small Llama on devices of so many GiB."""
+    """Return the output of `djinn plan` for a small Llama on devices with this memory in GiB."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIGURATION))
 

@@ -1,4 +1,4 @@
-"""`djinn run`: scripts as people write them for CUDA, in processes of their own, against the same scripts on the CPU."""
+"""`djinn run`: CUDA scripts in separate processes, compared with the same scripts on the CPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REMOTE = ["-m", "djinn_core.cli", "run"]
 
 @pytest.fixture
 def start(python, served_environment, plain_environment, tmp_path):
-    """Starts a command in an empty folder of its own; `runner` is `djinn run` or Python alone."""
+    """Return a function that starts a command in an empty folder; `runner` is `djinn run` or plain Python."""
 
     started = contextlib.ExitStack()
 
@@ -40,7 +40,7 @@ def start(python, served_environment, plain_environment, tmp_path):
 
 
 def end(process, status=0):
-    """Output of a command that ended as it should."""
+    """Return the output of a command with the expected exit status."""
     said, complaints = process.communicate(timeout=SECONDS)
     assert process.returncode == status, complaints
     return said, complaints
@@ -48,7 +48,7 @@ def end(process, status=0):
 
 @pytest.fixture
 def on_both(start):
-    """The results that a script prints, remote and on the CPU; lines that tell of the machine begin with `#`."""
+    """Return the printed results of a script, remote and on the CPU. Lines about the machine begin with `#`."""
 
     def on_both(script, *arguments, remote=(), local=()):
         processes = [start("remote", SCRIPTS / script, *arguments, *remote)]
@@ -74,7 +74,7 @@ def assert_alike(remote, local, tolerance):
 @pytest.mark.long
 def test_training_in_mixed_precision_and_its_checkpoint(on_both, tmp_path):
     files = {"remote": ("--checkpoint", "remote.pt"), "local": ("--checkpoint", "local.pt")}
-    # bfloat16 has three digits, and autocasting for CUDA casts other ops than that for CPUs.
+    # bfloat16 has three digits, and autocast casts other ops for CUDA than for the CPU
     assert_alike(*on_both("train_cnn.py", "--epochs", "1", "--amp", **files), 0.02)
     with (tmp_path / "remote.pt").open("rb") as file:
         locations = set()
@@ -150,7 +150,7 @@ def test_what_programs_ask_of_cuda(start):
     report = json.loads(said.splitlines()[-1])
     assert report["checked"] >= 30
     assert not report["wrong"], "\n".join(f"{name}: {trace}" for name, trace in report["wrong"].items())
-    assert "Failed to record CUDA event" not in told  # what PyTorch's profiler says a thousand times without a GPU
+    assert "Failed to record CUDA event" not in told  # PyTorch's profiler prints this a thousand times without a GPU
     assert "compiled without cuDNN" not in told
 
 
@@ -206,7 +206,7 @@ def test_every_function_of_torch_cuda_is_accounted_for():
         "remote": offered,
     }
     homes = {name: [group for group, names in groups.items() if name in names] for name in cuda_module.functions()}
-    # What we answer ourselves, and what PyTorch does, goes before what the remote device offers.
+    # Functions of Djinn and of PyTorch precede those of the remote device.
     clear = [["own"], ["kept"], ["refused"], ["remote"], ["own", "remote"], ["kept", "remote"]]
     assert {name: home for name, home in homes.items() if home not in clear} == {}
 

@@ -1,4 +1,4 @@
-"""`djinn connect` and jobs against OpenSSH's server, as another user in a network namespace without an index: `python -m evaluation connect`."""
+"""`djinn connect` and jobs with OpenSSH's server, without a package index: `python -m evaluation connect`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ torch.save({name: value.cpu() for name, value in model.state_dict().items()}, "o
 
 @pytest.fixture(scope="session")
 def wheels():
-    """A folder with wheels of PyTorch and all else that Djinn needs: CONNECT_WHEELS, or what pip downloads once."""
+    """Return a folder with wheels of all requirements: CONNECT_WHEELS, or downloaded by pip once."""
     given = os.environ.get("CONNECT_WHEELS")
     folder = Path(given or "build/connect-wheels").absolute()
     if not given and not (folder / "complete").exists():
@@ -173,7 +173,7 @@ def test_what_a_project_requires_is_installed_for_it(laptop, project, wheels, tm
 def test_disconnecting_and_a_server_that_systemd_starts(laptop):
     laptop.succeed("disconnect", "box", "--stop")
     assert not [process for process in laptop.machine.processes() if "djinn" in " ".join(process.cmdline())]
-    # systemd is not there: these stand for it, and start what the unit says.
+    # systemd is missing; these commands stand for it, and start what the unit file says
     for name, text in {
         "loginctl": "#!/bin/sh\necho yes\n",
         "systemctl": '#!/bin/sh\ncase "$*" in *enable*) setsid nohup "$(sed -n \'s/^ExecStart="\\(.*\\)"/\\1/p\' '

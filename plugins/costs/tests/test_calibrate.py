@@ -1,4 +1,4 @@
-"""`djinn calibrate` and `djinn validate` on a real executor, with the cost model of the author's guide."""
+"""`djinn calibrate` and `djinn validate` on a real executor, with the cost model of the plugin guide."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, cache, plain_environment):
-    """Runs a command in this process, with the guide's cost model as its only plugin."""
+    """Return a function that runs a command in this process, with the guide's cost model as the only plugin."""
     (source,) = re.findall(r"^```python\n(# my_costs.py.+?)^```", GUIDE, flags=re.MULTILINE | re.DOTALL)
     (tmp_path / "my_costs.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
@@ -57,7 +57,7 @@ def command(tmp_path, monkeypatch, cache, plain_environment):
         return done.stdout
 
     yield run
-    monkeypatch.undo()  # what is configured reads the environment
+    monkeypatch.undo()  # the configured executor reads the environment
     djinn.shut_down()
     djinn.configure()
 
@@ -99,7 +99,7 @@ def captured_product():
 
 @pytest.fixture
 def few_probes(monkeypatch):
-    """Two products and two sums are the quick probes, and none of them takes long."""
+    """Limit the quick probes to two fast products and two fast sums."""
     names = {"product 1 1 16 16", "product 1 8 16 16", "add 64", "add 4096", "view 4096", "sweep 262144"}
     monkeypatch.setattr(djinn_costs.roofline.model, "QUICK", names)
     monkeypatch.setenv("DJINN_PLUGINS", "roofline")
@@ -107,7 +107,7 @@ def few_probes(monkeypatch):
 
 
 def test_in_the_background_few_probes_are_timed_once_for_each_device(command, monkeypatch, few_probes, cache):
-    monkeypatch.setenv("DJINN_PLUGINS", "roofline")  # `command` names another
+    monkeypatch.setenv("DJINN_PLUGINS", "roofline")  # `command` sets another plugin
     given_way = []
     monkeypatch.setattr("os.nice", given_way.append)
     command(calibrate, "--background")
@@ -142,7 +142,7 @@ def test_lost_session_saves_no_calibration(command, monkeypatch, few_probes, cac
 
 
 def test_quick_probes_are_enough_for_every_op():
-    """Ops that were not timed are predicted as others are."""
+    """Ops that were not measured are predicted from other ops."""
     model = MeasuredRoofline()
     quick = {probe.name: 1e-5 for probe in model.probes() if probe.quick}
     assert quick.keys() == QUICK

@@ -27,7 +27,7 @@ def devices(*memory, **fields):
 
 
 def context(graph, there, seconds=MS, latency=1e-4, bandwidth=1e9):
-    """Each product takes `seconds`, everything else a microsecond."""
+    """Return the context of a graph whose products take `seconds`, and all other ops a microsecond."""
     row = tuple(CostEstimate(0, 0, 0, seconds if node.operation == "mm" else 1e-6) for node in graph.nodes)
     topology = NetworkTopology(there, (Link("*", "*", bandwidth, latency),))
     costs = Costs(dict.fromkeys([d.id for d in there], row))
@@ -35,7 +35,7 @@ def context(graph, there, seconds=MS, latency=1e-4, bandwidth=1e9):
 
 
 def layers(builder, x, count, width=64):
-    """`count` products one after the other; the weights and the last result."""
+    """Add `count` products in a chain. Return the weights and the last result."""
     weights = [builder.input(width, width) for _ in range(count)]
     for weight in weights:
         x = builder.op("aten::relu", builder.op("aten::mm", x, weight, shape=(8, width)), shape=(8, width))
@@ -103,7 +103,7 @@ def test_large_model_is_cut_into_contiguous_segments():
     homes = [placement.values[w] for w in weights]
     assert sorted(homes) == homes  # contiguous, in the order of the devices
     assert max(homes.count(d) for d in set(homes)) * one < 6 * one
-    assert len(set(homes)) == 3  # a tenth of each is spared, and four weights are a third
+    assert len(set(homes)) == 3  # each device saves a tenth, and four weights are a third
     assert {d.reason.split(" in program")[0] for d in placement.decisions} == {f"part {n} of 3" for n in (1, 2, 3)}
     again = CostBased().place(attrs.evolve(context(graph, devices(*[6 * one] * 4)), resident=placement.values))
     assert [d.device for d in again.decisions] == [d.device for d in placement.decisions]
@@ -165,7 +165,7 @@ def test_keys_and_values_that_a_pattern_wants_together_are_together():
 
 
 def successive(graph, weights, there, turn, **links):
-    """Many inputs follow each other, the weights are on the first device, and it is the turn of one."""
+    """Return the context of many successive inputs, with the weights on the first device and one device's turn."""
     given = context(graph, there, **links)
     profile = attrs.evolve(given.profile, residency=dict.fromkeys(weights, DataResidency.PERSISTENT_WEIGHT))
     plan = attrs.evolve(given.plan, hints={"pipeline": (2,)})
@@ -194,7 +194,7 @@ def test_devices_take_whole_inputs_in_turn_where_stages_are_not_faster(turn):
 
 def test_where_not_all_weights_fit_once_more_there_are_stages():
     graph, weights = chain(8)
-    small = devices(1 << 30, sum(graph.meta(w).nbytes for w in weights))  # less than a tenth is spared
+    small = devices(1 << 30, sum(graph.meta(w).nbytes for w in weights))  # saves less than a tenth
     assert used(CostBased().place(successive(graph, weights, small, "s/cpu:1"))) == {"s/cpu:0", "s/cpu:1"}
 
 
@@ -230,6 +230,6 @@ def test_whole_program_runs_on_the_faster_device():
 
 def test_what_takes_less_than_a_message_needs_room_as_well():
     builder = ProgramBuilder()
-    builder.op("aten::add", builder.input(100, 1000), shape=(100, 1000))  # 400 kB, and as much again for the result
+    builder.op("aten::add", builder.input(100, 1000), shape=(100, 1000))  # 400 kB, and the result takes as much again
     slow = context(builder.graph(), devices(600_000, 1_400_000), latency=10.0)
     assert {d.device for d in CostBased().place(slow).decisions} == {"s/cpu:1"}

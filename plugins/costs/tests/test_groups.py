@@ -1,4 +1,4 @@
-"""Groups that run beside each other: each on a device, the last one with the inputs, if that pays."""
+"""Placement of concurrent groups: each on its own device, the last with the inputs, if that is faster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from djinn_costs.cost_based import CostBased
 
 
 def divided(seconds, resident=False):
-    """Two chains of products with a weight of their own, put together at the end, and where their nodes were placed."""
+    """Return two chains of products, each with a weight, that are joined at the end, and the placement of their nodes."""
     builder = ProgramBuilder()
     weight, given = builder.input(64, 64), [builder.input(64, 64) for _ in range(2)]
     groups = []

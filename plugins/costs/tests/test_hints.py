@@ -1,4 +1,4 @@
-"""What `cost_based` does because of hints of patterns, and what it says about it."""
+"""Reactions of `cost_based` to hints of patterns, and their reasons."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def devices(*memory):
 
 
 def placed(graph, there, hints, stream=None, bandwidth=1e9, slow=(), homes=None):
-    """The placement and the uses, by hint. A product takes a millisecond, ten on devices in `slow`."""
+    """Return the placement and the uses by hint. A product takes a millisecond, or ten on devices in `slow`."""
     rows = {
         device.id: tuple(
             CostEstimate(0, 0, 0, (10 * MS if number in slow else MS) if node.operation == "mm" else 1e-6)
@@ -35,7 +35,7 @@ def placed(graph, there, hints, stream=None, bandwidth=1e9, slow=(), homes=None)
 
 
 def looked_up(rows):
-    """A large table, and products with what is looked up in it."""
+    """Return a graph with a large embedding table, and products of the looked-up rows."""
     builder = ProgramBuilder()
     table, ids = builder.input(rows, WIDTH), builder.input(ROWS)
     x = builder.op("aten::embedding", table, ids, shape=(ROWS, WIDTH))
@@ -63,7 +63,7 @@ def test_a_small_table_stays_with_the_dense_work():
 
 
 def apart(count):
-    """Two chains of products, and what puts them together."""
+    """Return a graph of two chains of products that are joined at the end."""
     builder, nodes, ends = ProgramBuilder(), [], []
     for _ in range(2):
         x, first = builder.input(ROWS, WIDTH), len(builder.calls)

@@ -1,4 +1,4 @@
-"""The fit finds what made the times, predictions grow with the work, and the model answers for measured devices only."""
+"""The roofline model: fitted parameters, predictions that grow with the work, and unmeasured devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ START, FLOP, ELEMENT, BANDWIDTH = 3e-6, 1e-11, 2e-10, 1e10
 
 
 def synthetic_seconds():
-    """As a device would take that does everything at the same rates."""
+    """Return the times of a simulated device with constant rates."""
     times = {p.probe.name: START + 2 * FLOP * math.prod(p.dims) for p in shaped_probes()}
     for p in shaped_probes():
         if p.family == "attention_backward":
@@ -48,7 +48,7 @@ def seconds_of(builder, device=DEVICE):
 
 def product(rows, contracted, columns):
     builder = ProgramBuilder()
-    # Made by the program, so that neither comes cold.
+    # The program makes both operands, so that their bytes are in the cache.
     x = builder.op("aten::empty.memory_format", shape=(rows, contracted))
     w = builder.op("aten::empty.memory_format", shape=(contracted, columns))
     builder.op("aten::mm", x, w, shape=(rows, columns))
@@ -85,7 +85,7 @@ def test_fit_predicts_unmeasured_elementwise_ops(elements):
     builder = ProgramBuilder()
     x = builder.op("aten::empty.memory_format", shape=(elements,))
     builder.op("aten::tanh", x, shape=(elements,))
-    builder.op("aten::igamma", x, x, shape=(elements,))  # of which no probe knows: as others of its kind
+    builder.op("aten::igamma", x, x, shape=(elements,))  # not measured; predicted as other ops of its kind
     for seconds in seconds_of(builder)[1:]:
         assert seconds == pytest.approx(START + ELEMENT * elements, rel=0.1)
 
@@ -118,13 +118,13 @@ def test_fit_is_robust_to_outliers():
 def test_non_negative_least_squares_meets_kkt_conditions(seed, superfluous):
     rng = np.random.default_rng(seed)
     matrix, target = rng.normal(size=(12, 5)), rng.normal(size=12)
-    if superfluous:  # the third term explains most by itself, and nothing beside the first two
+    if superfluous:  # the third term correlates most, but adds nothing to the first two
         sums, noise = matrix[:, 0] + matrix[:, 1], target / 4
         matrix[:, 2], target = sums + noise, sums - noise
     x = non_negative(matrix, target)
     gradient = matrix.T @ (target - matrix @ x)
     assert (x >= 0).all()
-    assert (gradient < 1e-6).all()  # nothing would be won by more of any
+    assert (gradient < 1e-6).all()  # larger values would not reduce the error
     assert np.abs(gradient[x > 1e-9]).max(initial=0.0) < 1e-6
 
 

@@ -23,12 +23,12 @@ GIVEN, MADE = 1 << 32 | 1, 2 << 32 | 1
 
 
 def executor():
-    """What the sessions of an executor on the device share."""
+    """Return the shared state of the sessions of an executor on the device."""
     return ExecutorContext.of(DeviceRuntime(torch.device("fakegpu", 0)))
 
 
 class Client:
-    """A session over a tensor of `count` numbers, and its client."""
+    """A session with a tensor of `count` numbers, and its client."""
 
     def __init__(self, context, count):
         self._line, there = connected_pair()
@@ -47,7 +47,7 @@ class Client:
             self.ended = error
 
     def submit(self, *, fetch=False, synchronize=False):
-        """Have the session compute the positive part of its tensor."""
+        """Submit a program that computes the ReLU of the session's tensor."""
         self.sequence += 1
         made = pack_handles([MADE])
         bound = {"outputs": made, "free": made, "fetch": made if fetch else (), "synchronize": synchronize}
@@ -57,10 +57,10 @@ class Client:
         )
 
     def reply(self, timeout=120.0):
-        """The next reply.
+        """Return the next reply.
 
         Raises:
-            TimeoutError: there is none for `timeout` seconds.
+            TimeoutError: no reply arrived within `timeout` seconds.
         """
         message = decode(self._line.receive(timeout).head)
         assert isinstance(message, Completed)
@@ -69,7 +69,7 @@ class Client:
 
 
 def until(condition):
-    """Wait for a condition."""
+    """Wait until the condition is true."""
     deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline

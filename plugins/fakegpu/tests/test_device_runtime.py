@@ -1,4 +1,4 @@
-"""Djinn's device runtime on the device that behaves like a GPU: streams, page-locked memory, lost devices and hung kernels."""
+"""Djinn's device runtime on the fake GPU: streams, page-locked memory, lost devices and hung kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_bytes_and_views_come_back_through_page_locked_memory_alone(gpu):
         from djinn_server.hookspecs.devices import DeviceRuntime
 
         runtime = DeviceRuntime(torch.device("fakegpu", 0))
-        with torch.inference_mode():  # in which sessions make values, but not parts of uploads
+        with torch.inference_mode():  # sessions make values in inference mode, but not parts of uploads
             runtime.receive(torch.ones(1, dtype=torch.uint8))
         with control.Counted() as counted:
             for size in (0, 1, 4097, 65537, 9 << 20):
@@ -59,7 +59,7 @@ def test_two_gibibytes_move_through_less_than_64_mebibytes(gpu):
 
 
 def test_parts_go_from_the_socket_to_page_locked_memory_and_from_there_to_the_device(gpu):
-    """The device reports a block that receives bytes while an upload reads it."""
+    """The device reports an error if a block receives bytes while an upload reads it."""
 
     def program():
         import socket
@@ -167,7 +167,7 @@ def test_memory_limit_counts_what_the_allocator_has_given_out(gpu):
             values[1 << 32] = runtime.receive(torch.ones(20 * mib, dtype=torch.uint8))
         ledger.admit(20 * mib)
         assert ledger.all_resident
-        work_space = torch.empty(40 * mib, dtype=torch.uint8, device="fakegpu:0")  # no session's
+        work_space = torch.empty(40 * mib, dtype=torch.uint8, device="fakegpu:0")  # memory of no session
         ledger.admit(20 * mib)
         assert ledger.evicted == 20 * mib
         assert ledger.resident() == 40 * mib
@@ -211,7 +211,7 @@ def test_values_of_an_idle_session_go_to_the_host_then_to_disk_and_come_back(gpu
 
 
 def test_upload_in_parts_runs_beside_ops(gpu):
-    """On the simulated clock, both take at most 1.1 times the longer of both."""
+    """On the simulated clock, both together take at most 1.1 times as long as the longer one."""
 
     def program():
         from djinn_server.hookspecs.devices import DeviceRuntime

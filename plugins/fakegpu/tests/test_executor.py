@@ -1,4 +1,4 @@
-"""Executors on the device, with a client in this process."""
+"""Executors on the fake GPU, with a client in this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evaluation.fakegpu import run_fakegpu as counting
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 REMOTE = "remote_accelerator:0"
-# The device, in which a file with the name of a fault plants that fault.
+# Loads the device. A file with the name of a fault injects the fault.
 PLANTED = """
 from pathlib import Path
 from djinn.hooks import hookimpl
@@ -51,7 +51,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def server(folder, plain_environment):
-    build()  # on a busy machine it takes longer than an executor may take to start
+    build()  # on a busy machine, the build takes longer than the start timeout of an executor
     (folder / "planted.py").write_text(PLANTED)
     environment = plain_environment | {"DJINN_PLUGINS": "tcp,planted", "PYTHONPATH": str(folder)}
     with (
@@ -63,7 +63,7 @@ def server(folder, plain_environment):
 
 @pytest.fixture
 def plant(folder):
-    """Plant faults until the test ends."""
+    """Yield a function that injects faults until the test ends."""
     files = []
 
     def planted(fault):
@@ -132,7 +132,7 @@ def test_generated_tokens_equal_the_cpu():
 
 
 def test_uploads_and_downloads_share_page_locked_blocks():
-    """A session's ops run in inference mode. Parts of an upload arrive outside of it."""
+    """A session's ops run in inference mode, but parts of an upload arrive outside of it."""
     small = torch.randn(100_000)
     assert torch.equal((small.to(REMOTE) + 0).cpu(), small)
     large = torch.randn(6 << 20)

@@ -1,4 +1,4 @@
-"""Copies between two devices of one host: the memory that one process exports, and a server with an executor on each device."""
+"""Copies between the devices of two executors on one host, through memory that one process exports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.usefixtures("forked_processes"),
 ]
 FIRST, SECOND = "remote_accelerator:1", "remote_accelerator:2"
-COUNT = 1 << 18  # numbers of a transferred tensor
+COUNT = 1 << 18  # number of elements of a transferred tensor
 NBYTES = 4 * COUNT
 
 
@@ -92,7 +92,7 @@ def test_process_that_opened_memory_keeps_it_until_it_hangs_up(gpu):
 
 
 def serving(start_python, environment, folder, *options):
-    build()  # on a busy machine it takes longer than an executor may take to start
+    build()  # on a busy machine, the build takes longer than the start timeout of an executor
     command = ["-m", "djinn_core.cli", "serve", "--connection-file", folder / "connection.json", "--threads", "1"]
     command += ["--device", "fakegpu:0", "--device", "fakegpu:1", "--drain-seconds", "1", *options]
     return started(start_python, command, folder, environment | {"DJINN_PLUGIN_FAKEGPU_CONTROL": str(folder)})
@@ -100,14 +100,14 @@ def serving(start_python, environment, folder, *options):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, start_python, plain_environment):
-    """A server without journals and an executor on each device."""
+    """Yield a server without journals that has an executor on each device."""
     server = serving(start_python, plain_environment, tmp_path_factory.mktemp("gpus"), "--lease-seconds", "0")
     yield server
     assert server.stop() == 0, server.log.read_text()
 
 
 class Devices:
-    """Both devices of a server, with the counts since the last `reset`."""
+    """Both devices of a server, with their counters since the last `reset`."""
 
     def __init__(self, folder):
         self.controls = [RemoteControl(folder, index) for index in range(2)]
@@ -138,7 +138,7 @@ class Devices:
 
 @pytest.fixture
 def devices(server):
-    """The devices under a new session of this process."""
+    """Yield the devices in a new session of this process."""
     with configured(servers=[server.url("tcp")], token=server.token, disable=("local", "recomputation")):
         djinn.init()
         devices = Devices(server.file.parent)
@@ -147,7 +147,7 @@ def devices(server):
 
 
 def values():
-    """A tensor on the first device, and the same in host memory."""
+    """Return a tensor on the first device, and the same tensor in host memory."""
     expected = torch.arange(float(COUNT))
     x = expected.to(FIRST)
     djinn.synchronize()

@@ -1,4 +1,4 @@
-"""The device in processes of its own: memory, ops, streams, the clock and counters."""
+"""The device `fakegpu` in separate processes: memory, ops, streams, the clock and counters."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_tensors_of_two_devices_do_not_meet(gpu):
 
 
 def test_host_access_to_device_memory_ends_the_process(gpu):
-    """Planted fault: the host reads an address of the device."""
+    """Injected fault: the host reads device memory."""
 
     def read():
         import ctypes
@@ -204,7 +204,7 @@ def test_host_access_to_device_memory_ends_the_process(gpu):
 
 
 def test_freed_block_in_use_raises(gpu):
-    """Planted fault: an op on a tensor whose memory was freed and not given out again."""
+    """Injected fault: an op on a tensor whose memory was freed and not reused."""
 
     @gpu.check
     def _():
@@ -220,7 +220,7 @@ def test_freed_block_in_use_raises(gpu):
 
 
 def test_missing_wait_names_op_and_streams(gpu):
-    """Planted fault: a kernel and a copy read what another stream writes, without its event."""
+    """Injected fault: a kernel and a copy read memory that another stream writes, without waiting for its event."""
 
     @gpu.check
     def _():
@@ -255,7 +255,7 @@ def test_stream_that_writes_waits_for_readers(gpu):
 
 
 def test_block_freed_while_another_stream_uses_it_is_reported(gpu):
-    """Planted fault: no `record_stream`."""
+    """Injected fault: a missing `record_stream`."""
 
     @gpu.check
     def _():

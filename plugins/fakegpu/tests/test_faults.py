@@ -53,7 +53,7 @@ def test_sticky_error_surfaces_later_and_stays(gpu):
         big = torch.ones(1 << 20, device="fakegpu")
         control.inject("sticky", "aten::mul", after=1)
         for _ in range(3):
-            big * 2  # the error is not known yet
+            big * 2  # the host does not know of the error yet
         for call in (torch.accelerator.synchronize, lambda: big + 1, lambda: torch.ones(3).to("fakegpu"), big.cpu):
             with pytest.raises(torch.AcceleratorError, match="fakegpu error 710: device-side assert triggered"):
                 call()
@@ -133,7 +133,7 @@ def test_another_process_opens_device_memory(gpu):
         import os
 
         reader, writer = os.pipe()
-        if not (child := os.fork()):  # before the device is used here
+        if not (child := os.fork()):  # before this process uses the device
             place = json.loads(os.read(reader, 4096))
             opened = torch.ops.fakegpu.import_memory(*place, 1)
             numbers = opened.view(torch.int64)
@@ -148,7 +148,7 @@ def test_another_process_opens_device_memory(gpu):
 
 
 def test_forked_process_raises_and_leaves_the_memory_alone(gpu):
-    """Planted fault: a process forks after it used the device, and the new process goes on."""
+    """Injected fault: a process forks after it has used the device, and the child uses it."""
 
     @gpu.check
     def _():
@@ -186,7 +186,7 @@ def test_forked_process_raises_and_leaves_the_memory_alone(gpu):
         if not (child := os.fork()):
             try:
                 in_fork(values[0], event, place)
-                values.clear()  # more than the quarantine has room for
+                values.clear()  # more than fits into the quarantine
                 os._exit(0)
             except BaseException:
                 traceback.print_exc()
@@ -214,7 +214,7 @@ def test_import_that_fails_keeps_no_memory(gpu):
 
 
 def test_graph_refuses_imported_memory(gpu):
-    """A graph could not tell when that memory is gone."""
+    """A graph could not detect that imported memory was freed."""
 
     @gpu.check
     def _():
@@ -322,7 +322,7 @@ def test_random_ops_of_a_graph_draw_anew(gpu):
 
 
 def test_graph_on_a_moved_address_raises(gpu):
-    """Planted fault: the tensor that a graph reads was replaced."""
+    """Injected fault: the tensor that a graph reads was replaced."""
 
     @gpu.check
     def _():
@@ -340,7 +340,7 @@ def test_graph_on_a_moved_address_raises(gpu):
 
 
 def test_host_read_during_a_capture_spoils_it(gpu):
-    """Planted fault: the host waits while a stream is captured."""
+    """Injected fault: the host waits while a stream is captured."""
 
     @gpu.check
     def _():
@@ -382,7 +382,7 @@ def test_graphs_of_one_pool_share_the_memory_that_no_tensor_uses(gpu):
             captured.append((graph, result))
             return torch.accelerator.memory_allocated() >> 20
 
-        # A chain takes two blocks. The second graph of a pool takes one more, because the first one's result lives.
+        # A chain needs two blocks. The second graph of a pool needs one more: the first one's result is alive.
         assert [capture(), capture(captured[0][0].pool()), capture()] == [3, 4, 6]
         first, second, other = [graph.pool() for graph, _ in captured]
         assert first == second != other

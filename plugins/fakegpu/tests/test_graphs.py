@@ -1,4 +1,4 @@
-"""`djinn serve --graphs`: hot programs of fixed shape run as graphs, with the results of the ops."""
+"""`djinn serve --graphs`: hot programs of fixed shape run as graphs, with the same results as op by op."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from evaluation.fakegpu import run_fakegpu as counting
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 REMOTE = "remote_accelerator:0"
 MIB = 1 << 20
-RUNS = 24  # from the first run of a program to a graph, with some to spare
+RUNS = 24  # runs until a program becomes a graph, plus a margin
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, plain_environment):
-    build()  # on a busy machine it takes longer than an executor may take to start
+    build()  # on a busy machine, the build takes longer than the start timeout of an executor
     folder = tmp_path_factory.mktemp("graphs")
     with counting.serving(folder, plain_environment | {"DJINN_PLUGINS": "tcp,fakegpu"}, "--graphs") as server:
         yield server
@@ -32,7 +32,7 @@ def server(tmp_path_factory, plain_environment):
 
 @pytest.fixture
 def gpu(server):
-    """The device of a new session. Launches take so long on its clock that few runs make a program hot."""
+    """Yield the device of a new session. Launches are so slow on its clock that a program is hot after few runs."""
     control = RemoteControl(server.file.parent)
     control.configure(launch=0.1)
     with configured(servers=[server.url("tcp")], token=server.token, disable=("local",)):
@@ -42,7 +42,7 @@ def gpu(server):
 
 
 class Grown:
-    """Growth of the executor's figures inside a block."""
+    """Increase of the executor's counters inside a block."""
 
     def __enter__(self):
         djinn.synchronize()
@@ -58,7 +58,7 @@ class Grown:
 
 
 class Training:
-    """Steps of AdamW with a schedule of learning rates, so that numbers of the program vary."""
+    """Steps of AdamW with a learning rate schedule, so that scalars of the program vary."""
 
     def __init__(self, device, dropout=0.0):
         torch.manual_seed(3)
@@ -69,7 +69,7 @@ class Training:
         self.inputs, self.labels = torch.randn(8, 16).to(device), torch.randint(5, (8,)).to(device)
 
     def steps(self, count, inputs=None):
-        """Train, and return the loss of the last step."""
+        """Train some steps. Return the last loss."""
         for _ in range(count):
             self.optimizer.zero_grad()
             given = self.inputs if inputs is None else next(inputs)
@@ -125,7 +125,7 @@ def test_op_that_draws_random_numbers_stays_outside(gpu):
 
 
 def predicting(device, depth):
-    """A network. Tests have programs of their own, because sessions share what the executor knows of a program."""
+    """Return a network. Each test has a separate program, because sessions share the executor's knowledge of programs."""
     torch.manual_seed(7)
     layers = [
         layer for _ in range(depth) for layer in (torch.nn.Linear(24, 24), torch.nn.GELU(), torch.nn.LayerNorm(24))
@@ -135,7 +135,7 @@ def predicting(device, depth):
 
 @torch.no_grad()
 def predict(model, inputs, runs=1):
-    """Return the result of the last of some runs, each of which is a program of its own."""
+    """Run a program several times. Return the last result."""
     for _ in range(runs):
         result = model(inputs).cpu()
     return result
@@ -162,12 +162,15 @@ def test_replaced_weight_is_never_read_at_its_old_address(gpu):
     there[0].weight.zero_()
     with Grown() as grown:
         assert torch.equal(predict(there, given), predict(model, inputs))
-    assert (grown["captures"], grown["graph_launches"]) == (0, 1)  # of this weight, whose contents are read anew
+    assert (grown["captures"], grown["graph_launches"]) == (
+        0,
+        1,
+    )  # captured with this weight; a replay reads its current bytes
 
 
 @torch.no_grad()
 def test_graph_of_other_numeric_settings_is_not_replayed(gpu):
-    """These settings choose among kernels of a GPU."""
+    """These settings select GPU kernels."""
     model, inputs = predicting(REMOTE, 7), torch.randn(3, 24).to(REMOTE)
     predict(model, inputs, RUNS)
     before = torch.backends.cudnn.benchmark
@@ -204,7 +207,7 @@ def test_program_that_waits_for_the_device_stays_as_it_is(gpu, server):
     def program(x):
         for _ in range(6):
             x = x * 1.5 - 1
-        x[x > 2] = 0  # sizes depend on values
+        x[x > 2] = 0  # result sizes depend on values
         return (x + 1).sum()
 
     values = torch.arange(8.0)
@@ -238,7 +241,7 @@ def test_graph_ends_with_its_session(gpu, server):
     model, given = predicting(REMOTE, 5), torch.ones(3, 24).to(REMOTE)
     with Grown() as grown:
         assert torch.equal(predict(model, given, 4), result)
-    assert grown["captures"] == 1  # of the weights of this session
+    assert grown["captures"] == 1  # captured with the weights of this session
 
 
 @torch.no_grad()
@@ -256,7 +259,7 @@ def test_graph_gives_way_when_memory_is_short(gpu):
 @pytest.mark.usefixtures("forked_processes")
 @torch.no_grad()
 def test_sessions_with_one_program_have_graphs_of_their_own(gpu, server, python, plain_environment):
-    """The other session's weights are twice as large. Runs alternate."""
+    """The other session has doubled weights. Runs of both alternate."""
     program = """
 import sys, torch, djinn
 weights = [torch.full((24, 24), 2.0 / n).to("remote_accelerator:0") for n in range(1, 6)]

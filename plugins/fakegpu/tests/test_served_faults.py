@@ -1,4 +1,4 @@
-"""Faults of a served device: hung kernels that block the session, and memory that runs out, with a client in this process."""
+"""Faults of a served device: hung kernels that block the session, and exhausted memory, with a client in this process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 @contextlib.contextmanager
 def serving(start_python, environment, folder, *options):
-    build()  # on a busy machine it takes longer than an executor may take to start
+    build()  # on a busy machine, the build takes longer than the start timeout of an executor
     command = ["-m", "djinn_core.cli", "serve", "--connection-file", folder / "connection.json", "--threads", "1"]
     command += ["--device", "fakegpu:0", "--drain-seconds", "1", *options]
     known = environment | {"DJINN_PLUGIN_FAKEGPU_CONTROL": str(folder)}
@@ -44,7 +44,7 @@ def server(tmp_path_factory, start_python, plain_environment):
 
 @pytest.fixture
 def gpu(server):
-    """The device of a new session, whose faults and memory a test can set."""
+    """Yield the device of a new session. Tests can inject faults and limit its memory."""
     control = RemoteControl(server.file.parent)
     with configured(servers=[server.url("tcp")], token=server.token, disable=("local",)):
         djinn.init()
@@ -89,7 +89,7 @@ def test_copy_that_hangs_ends_the_executor_and_the_session_goes_on(gpu, server):
 
 @pytest.fixture
 def small(gpu):
-    """The same with 64 MiB."""
+    """Yield a device with 64 MiB."""
     gpu.configure(memory=64 * MIB)
     return gpu
 
@@ -131,7 +131,7 @@ def test_upload_without_memory_takes_the_place_of_other_values(small):
 
 
 def test_sessions_give_way_to_each_other_and_leave_no_memory(small, python, plain_environment, server):
-    """Two programs use 40 MiB each of 64 in turn."""
+    """Two programs alternate; each uses 40 of 64 MiB."""
     program = """
 import sys, torch, djinn
 values = [torch.full((20 << 18,), float(number)).to("remote_accelerator:0") for number in range(2)]
@@ -158,7 +158,7 @@ for line in sys.stdin:
 
 
 def test_session_whose_op_had_no_memory_is_recovered_as_it_was(small):
-    """The memory is there when the op is repeated: it fails again, as the client was told."""
+    """When the op is repeated, there is enough memory, but the op fails again, as the client was told."""
     a = filled(8, 1)
     too_large = a.repeat(10)
     with pytest.raises(torch.OutOfMemoryError):

@@ -1,4 +1,4 @@
-"""Sessions that share the device: fetches wait without it, and long and short kernels have equal parts of its time."""
+"""Sessions that share the device: non-blocking fetches, and equal shares for long and short kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def gpu():
 
 @pytest.mark.parametrize("way", ["fetch", "synchronize"])
 def test_session_that_waits_for_its_fetch_does_not_keep_the_others_waiting(gpu, way):
-    """The slow copy, or the kernel, takes 1,000 real seconds: the other session would not be answered before."""
+    """The slow copy, or the kernel, takes 1,000 real seconds. The other session must be answered earlier."""
 
     def program(way, folder):
         import sys
@@ -35,10 +35,10 @@ def test_session_that_waits_for_its_fetch_does_not_keep_the_others_waiting(gpu, 
         for client in (waiting, busy):
             client.submit(synchronize=True)
             client.reply()
-        # With `pace`, a wait takes as long as the simulated one.
+        # With `pace`, a wait takes as long in real time as in simulated time.
         control.configure(pace=1.0, link=4e3)
         if way == "synchronize":
-            context.device.runtime.ahead_seconds = 1e6  # the device is behind as long as the kernel runs
+            context.device.runtime.ahead_seconds = 1e6  # the device is late while the kernel runs
             control.inject("slow", "aten::relu", seconds=1000.0)
         name = "copies_device_to_host" if way == "fetch" else "launches"
         before = control.counters().get(name, 0)
@@ -54,7 +54,7 @@ def test_session_that_waits_for_its_fetch_does_not_keep_the_others_waiting(gpu, 
 
 
 def test_long_and_short_kernels_share_device_time_equally(gpu):
-    """On the simulated clock: each of the two has 47 to 53% of it."""
+    """On the simulated clock, each of the two sessions gets 47 to 53% of it."""
 
     def program(folder):
         import sys
@@ -68,7 +68,7 @@ def test_long_and_short_kernels_share_device_time_equally(gpu):
 
         control.configure(bandwidth=1e6, launch=0.0)  # 8 ms for each 1,000 numbers, which are read and written
         context = executor()
-        context.device.runtime.ahead_seconds = 0.0  # what a turn takes is known before the next one
+        context.device.runtime.ahead_seconds = 0.0  # the duration of a turn is known before the next turn
         context.device.turns = FairShare(IssuedTurns(context.device.runtime), moment=60.0)
         long, short = Client(context, 10_000), Client(context, 1_000)
         for client in (long, short):
@@ -95,7 +95,7 @@ def test_long_and_short_kernels_share_device_time_equally(gpu):
 
 
 def test_session_keeps_its_rate_beside_one_that_waits_for_a_fetch(gpu):
-    """On the simulated clock. The fetch of the other session never ends."""
+    """Measured on the simulated clock. The fetch of the other session never ends."""
 
     def program(folder):
         import sys
@@ -129,7 +129,7 @@ def test_session_keeps_its_rate_beside_one_that_waits_for_a_fetch(gpu):
 
 
 def test_load_and_replies_agree_with_the_counters_of_the_device(gpu):
-    """A session queues long kernels in a short time of the host, another one waits for each of its short ones."""
+    """One session queues long kernels quickly; the other waits for each of its short kernels."""
 
     def program(folder):
         import sys
@@ -183,7 +183,7 @@ def test_load_and_replies_agree_with_the_counters_of_the_device(gpu):
 
 
 def test_quota_ends_the_session_with_long_kernels(gpu):
-    """The session with short kernels issues more of them, which takes more time of the host."""
+    """The session with short kernels issues more of them, which takes more host time."""
 
     def program(folder):
         import sys
@@ -198,7 +198,7 @@ def test_quota_ends_the_session_with_long_kernels(gpu):
         tenants = [executor(), executor()]
         long, short = Client(tenants[0], 10_000_000), Client(tenants[1], 1_000)
         for tenant in tenants:
-            tenant.device.runtime.ahead_seconds = 0.0  # what a turn takes is known before the next one
+            tenant.device.runtime.ahead_seconds = 0.0  # the duration of a turn is known before the next turn
             tenant.usage.quota = Quota(seconds_an_hour=0.5)
         for _ in range(200):
             short.submit()

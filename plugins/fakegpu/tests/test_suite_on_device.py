@@ -1,4 +1,4 @@
-"""Short form of `python -m evaluation fakegpu-suite`: tests of executors, whose servers compute on the device."""
+"""Short form of `python -m evaluation fakegpu-suite`: tests of executors, with servers that compute on the fake GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHORT = (
     "tests/models/test_everyday.py",
     "-k",
     "not save_a_remote_model",
-)  # which imports transformers
+)  # the test imports transformers
 
 
 def test_tests_of_executors_pass_on_the_device(plain_environment):

@@ -1,4 +1,4 @@
-"""accelerate finds the device by itself, trains on it, and splits and offloads models between it and this machine."""
+"""accelerate selects the remote device, trains on it, and splits and offloads models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _remote(embedded):
 
 @pytest.fixture
 def make():
-    """A new `Accelerator`, as in a program that has none yet."""
+    """Return a new `Accelerator`, as in a new process."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState
 

@@ -1,4 +1,4 @@
-"""Collectives of torch.distributed over two processes, each with an executor of its own: as with CPU tensors."""
+"""Collectives of torch.distributed over two processes, each with its own executor: same results as with CPU tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled programs record what they would record without, and no op of theirs is dispatched a second time."""
+"""Compiled programs record the same ops as eager ones. Repeated calls dispatch no op."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def session():
 
 @contextmanager
 def dispatched():
-    """Names of the ops that PyTorch dispatches in the block."""
+    """Yield the names of the ops that PyTorch dispatches in the block."""
     names = []
     with torch.autograd.profiler.profile() as profile:
         yield names
@@ -48,7 +48,7 @@ def compiled(function, **options):
 
 
 def recorded(run):
-    """Number of instructions that `run` records."""
+    """Return the number of instructions that `run` records."""
     before = djinn.stats()["ops_captured"]
     run()
     return djinn.stats()["ops_captured"] - before
@@ -153,7 +153,7 @@ def test_constants_are_uploaded_once():
     assert run(x).tolist() == [2.0, 3.0]
     assert djinn.stats()["bytes_uploaded"] == before
     djinn.shut_down()
-    djinn.configure(threads=1)  # another session, which has none of the values
+    djinn.configure(threads=1)  # a new session has none of the values
     for _ in range(2):
         assert run(torch.ones(2, device=REMOTE)).tolist() == [2.0, 3.0]
 
@@ -301,4 +301,4 @@ def test_decoding_with_a_static_cache():
         with dispatched() as names:
             assert decode(remote, forward, REMOTE) == expected
         counts.append(len(names))
-    assert counts[0] < counts[1] / 2  # most of the rest are the cache and the token
+    assert counts[0] < counts[1] / 2  # the remaining bytes are mostly the cache and the token

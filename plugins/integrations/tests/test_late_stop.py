@@ -1,4 +1,4 @@
-"""`generate()` with late stop checks gives what it gives where each is waited for, and leaves what it leaves."""
+"""`generate()` with late stop checks has the same results and side effects as with a wait for each token."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def make(name):
             model = T5ForConditionalGeneration(
                 T5Config(**sizes, **VOCABULARY, pad_token_id=0, decoder_start_token_id=0)
             )
-    with torch.no_grad():  # with weights as they are initialised one token wins every time
+    with torch.no_grad():  # with freshly initialized weights, one token wins every time
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(4)
@@ -70,7 +70,7 @@ def executor():
 
 @pytest.fixture(scope="module")
 def models():
-    """Local and remote ones, by name."""
+    """Return the local and remote models by name."""
     made = {}
 
     def get(name):
@@ -84,7 +84,7 @@ def models():
 
 @pytest.fixture
 def checks(monkeypatch):
-    """Every late check that was made, each with what `finish` said in `undone`."""
+    """Return a list of all late checks, each with the result of `finish` in `undone`."""
     seen = []
     finish, begin = LateStopCheck.finish, LateStopCheck.__init__
 
@@ -103,7 +103,7 @@ def checks(monkeypatch):
 
 @pytest.fixture
 def late(monkeypatch):
-    """Makes every reply so many steps late, in the place of a link that does."""
+    """Delay each reply by a number of steps, as a slow link would."""
 
     def be_late(steps):
         monkeypatch.setattr(StepTimes, "lateness", lambda self: steps)
@@ -113,7 +113,7 @@ def late(monkeypatch):
 
 
 class Streamer:
-    """Keeps what it is given; raises at one of the tokens, if it is told to."""
+    """A streamer that stores its tokens; optionally raises at a token."""
 
     def __init__(self, raises_at=None):
         self.got = []
@@ -141,7 +141,7 @@ def generate(model, prompt, seed=3, **options):
 
 
 def ends_for(model, prompt, place, **options):
-    """Tokens that end the rows there, or earlier where they come before."""
+    """Return stop tokens that end the rows at this place, or earlier if they occur before."""
     free = generate(model, prompt, **options)
     return sorted({int(row[place + i - TOKENS]) for i, row in enumerate(free)})
 
@@ -152,7 +152,7 @@ def cache_of(cache):
 
 
 def parts(output, cache):
-    """Everything that a call gives, in an order of its own."""
+    """Return all parts of a result in a fixed order."""
     if isinstance(output, torch.Tensor):
         collected = {"sequences": output}
     else:
@@ -273,7 +273,7 @@ def test_failures_in_surplus_steps_are_undone(models, late, checks):
     late(4)
     ends = ends_for(local, prompt_of(1), 3)
     expected = generate(local, prompt_of(1), eos_token_id=ends)
-    actual = generate(remote, prompt_of(1), eos_token_id=ends, pad_token_id=4711)  # no such token: surplus steps fail
+    actual = generate(remote, prompt_of(1), eos_token_id=ends, pad_token_id=4711)  # invalid token: surplus steps fail
     assert actual.tolist() == expected.tolist()
     assert checks[-1].undone == 4
     assert torch.ones(1, device=REMOTE).item() == 1

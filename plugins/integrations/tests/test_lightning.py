@@ -1,4 +1,4 @@
-"""Lightning trains on the device, which `accelerator="auto"` finds; torchmetrics count on it."""
+"""Lightning trains on the remote device, which `accelerator="auto"` selects; torchmetrics computes on it."""
 
 from __future__ import annotations
 

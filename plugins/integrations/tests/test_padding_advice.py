@@ -1,4 +1,4 @@
-"""transformers' advice about padding costs no wait, and is given all the same."""
+"""transformers' advice about padding is shown without an additional round trip."""
 
 from __future__ import annotations
 

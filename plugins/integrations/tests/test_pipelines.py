@@ -1,4 +1,4 @@
-"""Pipelines and models whose weights the server has and the client lacks."""
+"""Pipelines and models whose weights only the server has."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning:diffusers.*"),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:The `local_dir_use_symlinks`:UserWarning"),  # diffusers passes it
+    pytest.mark.filterwarnings("ignore:The `local_dir_use_symlinks`:UserWarning"),  # diffusers passes this argument
 ]
 
 
 @pytest.fixture(scope="module")
 def caches(tmp_path_factory):
-    """Two caches of the hub: the server's has a whole pipeline, the client's all of it but weights."""
+    """Return two hub caches: the server's with a whole pipeline, the client's without weights."""
     server, client = tmp_path_factory.mktemp("server"), tmp_path_factory.mktemp("client")
     snapshot = server / "models--org--pipe" / "snapshots" / COMMIT
     stable_diffusion().save_pretrained(snapshot, max_shard_size="20KB")

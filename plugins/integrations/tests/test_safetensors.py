@@ -1,4 +1,4 @@
-"""Files are read onto the device and written from it, whichever of safetensors and djinn a program imports first."""
+"""Files are read to the device and written from it, in either import order of safetensors and djinn."""
 
 from __future__ import annotations
 

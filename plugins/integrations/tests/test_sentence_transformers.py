@@ -1,4 +1,4 @@
-"""sentence-transformers take the remote device where they are told none; cross-encoders and losses work there."""
+"""sentence-transformers uses the remote device by default; cross-encoders and losses work on it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 REMOTE = "remote_accelerator:0"
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # names that moved from one version to the next
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # names changed between versions
 WORDS = "[PAD] [UNK] [CLS] [SEP] the cat sat on a mat and dog ran far".split()
 SENTENCES = ["the cat sat on a mat", "a dog ran far", "the dog sat", "far and on"]
 
@@ -18,7 +18,7 @@ def _remote(embedded):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A small random BERT that scores pairs, and a tokenizer that knows a few words."""
+    """Return a folder with a small random BERT that scores pairs, and a tokenizer of few words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
@@ -49,7 +49,7 @@ def test_pairs_are_scored(folder, monkeypatch):
     expected = CrossEncoder(folder, device="cpu").predict(pairs)
     remote = CrossEncoder(folder)
     assert next(remote.model.parameters()).device == torch.device(REMOTE)
-    assert told == [None, torch.device(REMOTE)]  # it was loaded there, and not moved
+    assert told == [None, torch.device(REMOTE)]  # the model was loaded to the device, not moved
     assert remote.predict(pairs) == pytest.approx(expected, rel=1e-4)
 
 

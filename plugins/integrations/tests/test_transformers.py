@@ -1,4 +1,4 @@
-"""transformers: models are loaded onto the device, generate, serve pipelines and are trained by `Trainer`, as locally."""
+"""transformers on the device: loading, generation, pipelines and `Trainer`, with the same results as locally."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def llama(seed=0, **settings):
     torch.manual_seed(seed)
     tokens = {"pad_token_id": 0, "bos_token_id": 3, "eos_token_id": 4}
     model = LlamaForCausalLM(LlamaConfig(**{**TEXT, "num_key_value_heads": 2, **tokens, **settings})).eval()
-    with torch.no_grad():  # with weights as they are initialised one token wins every time
+    with torch.no_grad():  # with freshly initialized weights, one token wins every time
         for parameter in model.parameters():
             if parameter.dim() == 2:
                 parameter.mul_(6)
@@ -53,7 +53,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def folder(model, tokenizer, tmp_path_factory):
-    """The model in many small files of safetensors."""
+    """Return a folder with the model in many small safetensors files."""
     path = tmp_path_factory.mktemp("saved")
     model.save_pretrained(path, max_shard_size="10KB")
     tokenizer.save_pretrained(path)
@@ -200,7 +200,7 @@ def test_an_image_pipeline():
 
 
 class Sentences(torch.utils.data.Dataset):
-    """Lines of tokens."""
+    """Rows of tokens."""
 
     lines = torch.randint(5, len(WORDS), (24, 12), generator=torch.Generator().manual_seed(0))
 

@@ -1,4 +1,4 @@
-"""`generate()` waits where a late stop check could be observed; elsewhere it seldom does."""
+"""`generate()` waits only if a late stop check could be observed, and seldom otherwise."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def remote(local):
 
 @pytest.fixture
 def made(monkeypatch):
-    """The late checks that were made."""
+    """Return a list of the late checks."""
     checks = []
     make = seam._make_check
 

@@ -1,4 +1,4 @@
-"""Signed tokens at a `djinn serve` in a process of its own; and the authenticator by itself."""
+"""Signed tokens at a `djinn serve` in a separate process, and the authenticator alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEVICE = "remote_accelerator:0"
 
 @attrs.frozen
 class Signer:
-    """A private key of an issuer."""
+    """A private key of a token issuer."""
 
     name: str
     private: object
@@ -39,13 +39,13 @@ class Signer:
 
     @property
     def public(self):
-        """The public key, as a key set has it."""
+        """Return the public key as an entry of a key set."""
         kind = jwt.algorithms.RSAAlgorithm if self.algorithm == "RS256" else jwt.algorithms.ECAlgorithm
         found = kind.to_jwk(self.private.public_key(), as_dict=True)
         return found | {"kid": self.name, "use": "sig", "alg": self.algorithm}
 
     def token(self, drop=(), header=None, **claims):
-        """A token for alice, with other claims."""
+        """Return a token for alice, with changed claims."""
         given = {"iss": ISSUER, "aud": "djinn", "exp": int(time.time()) + 3600, "tenant": "alice"} | claims
         kept = {name: value for name, value in given.items() if name not in drop}
         return jwt.encode(kept, self.private, self.algorithm, headers=header or {"kid": self.name})
@@ -74,7 +74,7 @@ def unsigned():
 
 
 def signed_with_the_public_key():
-    """A token under HS256 whose secret is the public key: what accepts any algorithm takes it for good."""
+    """Return an HS256 token whose secret is the public key. A verifier that accepts any algorithm would accept it."""
     public = FIRST.private.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
@@ -84,7 +84,7 @@ def signed_with_the_public_key():
 
 
 def changed():
-    """A good token with the tenant replaced."""
+    """Return a valid token with a changed tenant, so that the signature is invalid."""
     head, _, signature = FIRST.token().split(".")
     claims = {"iss": ISSUER, "aud": "djinn", "exp": int(time.time()) + 3600, "tenant": "bob"}
     return f"{head}.{encoded(claims)}.{signature}"
@@ -148,7 +148,7 @@ class TestAuthenticator(AuthenticatorConformance):
 
 @attrs.frozen
 class Serving:
-    """A server that asks for tokens of an issuer."""
+    """A server that requires tokens of an issuer."""
 
     server: object
     folder: object
@@ -226,7 +226,7 @@ def test_keys_are_replaced_while_the_server_runs(guarded):
     write_keys(guarded.keys, FIRST)
 
 
-# --- by itself ------------------------------------------------------------------------------------------------------------
+# --- the authenticator alone ----------------------------------------------------------------------------------------------
 
 
 def test_sessions_end_when_their_token_expires(prepared, monkeypatch):

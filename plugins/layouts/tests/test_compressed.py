@@ -1,4 +1,4 @@
-"""CSR, CSC, BSR and BSC tensors on the device say what those on the CPU say, bit by bit, and are refused by name where they are not."""
+"""CSR, CSC, BSR and BSC tensors on the device: results equal the CPU's bit by bit; unsupported ops are refused by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VALUES = torch.tensor([1.0, 2.0, 3.0, 4.0])
 
 
 def csr(device):
-    """A tensor of (3, 4)."""
+    """Return a CSR tensor of shape (3, 4)."""
     parts = (torch.tensor([0, 1, 3, 4]), torch.tensor([2, 0, 1, 3]), VALUES.clone())
     return torch.sparse_csr_tensor(*[part.to(device) for part in parts], (3, 4))
 
@@ -38,7 +38,7 @@ def of_layout(layout, device):
 
 
 def with_vectors(device):
-    """A tensor of one dense dimension."""
+    """Return a CSR tensor with one dense dimension."""
     return torch.sparse_csr_tensor([0, 1, 2], [0, 1], [[1.0, 2.0], [3.0, 4.0]], (2, 2, 2), device=device)
 
 
@@ -279,7 +279,7 @@ def test_unsupported_compressed_ops_are_refused_by_name(embedded, refused):
 
 
 def test_pytorch_asks_a_class_for_its_compressed_layout_where_it_says_so():
-    """The way that these tensors are possible; without `dispatch_layout` PyTorch looks for the layout in C++, and there is none."""
+    """These tensors need `dispatch_layout`. Otherwise PyTorch looks up the layout in C++, where it is missing."""
 
     class Compressed(torch.Tensor):
         @classmethod

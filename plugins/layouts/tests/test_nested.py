@@ -1,4 +1,4 @@
-"""Nested tensors of both layouts on the device say what those on the CPU say, and are refused by name where they are not."""
+"""Nested tensors of both layouts on the device: results equal the CPU's; unsupported ops are refused by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JAGGED, STRIDED = torch.jagged, torch.strided
 
 
 def tensors(device):
-    """Two tensors of (2, 8) and (3, 8)."""
+    """Return two tensors, of shapes (2, 8) and (3, 8)."""
     return [torch.arange(16.0).reshape(2, 8).sin().to(device), torch.arange(24.0).reshape(3, 8).cos().to(device)]
 
 
@@ -33,7 +33,7 @@ def jagged(device):
 
 
 def written(device):
-    """A nested tensor that was written through views of it."""
+    """Return a nested tensor after writes through its views."""
     whole = strided(device)
     whole.chunk(2, -1)[1].unbind()[0].mul_(10)
     whole.transpose(1, 2).unbind()[1].add_(100)
@@ -64,7 +64,7 @@ def weight(device, *shape):
 
 
 def parts(made):
-    """The tensors of a nested one; of a jagged one its values and offsets."""
+    """Return the tensors of a nested tensor; for a jagged one, its values and offsets."""
     return [made.values(), made.offsets()] if made.layout == JAGGED else list(made.unbind())
 
 

@@ -1,4 +1,4 @@
-"""The package offers the op handler `layouts`, and is imported with the first tensor that needs it."""
+"""The package offers the op handler `layouts`. It is imported at the first tensor of such a layout."""
 
 from __future__ import annotations
 

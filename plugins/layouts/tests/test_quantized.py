@@ -1,4 +1,4 @@
-"""Quantized tensors on the device say what those on the CPU say, bit by bit, and are refused by name where they are not."""
+"""Quantized tensors on the device: results equal the CPU's bit by bit; unsupported ops are refused by name."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ CASES = {
 
 
 def observed(d, observers):
-    """A step of training for quantisation: what it gives, and what the observers are afterwards."""
+    """Return the result of a step of quantization-aware training, and the observers' state afterwards."""
     on, kept = torch.ones(1, device=d), [observers.clone().to(d) for _ in range(3)]
     zeros = observers.int().to(d)
     given = torch.arange(12.0, device=d).reshape(4, 3)

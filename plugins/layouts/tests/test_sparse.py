@@ -1,4 +1,4 @@
-"""Sparse COO tensors on the device say what those on the CPU say, bit by bit, and are refused by name where they are not."""
+"""Sparse COO tensors on the device: results equal the CPU's bit by bit; unsupported ops are refused by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VALUES = torch.tensor([1.0, 2.0, 3.0, 4.0])
 
 
 def sparse(device):
-    """A tensor of (3, 4) with one place that is there twice."""
+    """Return a COO tensor of shape (3, 4) with one duplicate index."""
     return torch.sparse_coo_tensor(ROWS.clone().to(device), VALUES.clone().to(device), (3, 4))
 
 
@@ -201,7 +201,7 @@ def test_invalid_sparse_tensor_reaches_no_kernel(embedded, case):
         1, 0, [4], torch.zeros(1, count, dtype=torch.int64, device=embedded), torch.ones(count, device=embedded),
         layout=torch.sparse_coo, is_coalesced=coalesced
     )  # fmt: skip
-    made.held_indices = torch.tensor([indices], device=embedded)  # as a client could that checks no sizes
+    made.held_indices = torch.tensor([indices], device=embedded)  # as a client without size checks could send it
     with pytest.raises(RuntimeError):
         made.to_dense()
     assert whole.sum().item() == 4

@@ -1,4 +1,4 @@
-"""Decisions from measured runs; that it is done, in a real session, is tested in `tests/runtime/test_ab_tests.py`."""
+"""Decisions of A/B tests from measured runs. Real sessions are tested in `tests/runtime/test_ab_tests.py`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from djinn_optimizations.adaptive import Adaptive
 from djinn_optimizations.adaptive.judging import LOOKS
 from djinn_optimizations.adaptive.ranks import chance_of_being_less
 
-# --- what is decided ------------------------------------------------------------------------------------------------
+# --- decisions ------------------------------------------------------------------------------------------------
 
 
 def measured(seed, count, factor=1.0):
-    """Times of runs as they are on a busy machine: most near a millisecond, some of them several."""
+    """Return run times of a busy machine: most near a millisecond, some several milliseconds."""
     source = random.Random(seed)
     return tuple(factor * 1e-3 * (source.gauss(1, 0.05) + (source.random() < 0.15) * 3) for _ in range(count))
 
 
 def decided(seed, factor):
-    """First decision on an optimization that makes runs take `factor` of their time."""
+    """Return the first decision on an optimization that multiplies run times by `factor`."""
     ours, other = measured(seed, 64, factor), measured(seed + 1000, 64)
     for count in range(1, 65):
         verdict = Adaptive().pays(Trial("x", ours[:count], other[:count]))

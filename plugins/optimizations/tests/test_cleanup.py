@@ -1,4 +1,4 @@
-"""Nodes that are dropped and nodes that are kept; no observable value changes."""
+"""Common subexpressions and dead code: dropped and kept nodes. Observable values do not change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SQUARE = (3, 3)
 
 
 def clean(graph):
-    """Both optimizations, one after the other: the nodes that are left, and the stand-ins."""
+    """Apply both optimizations in turn. Return the remaining nodes and the substitutes."""
     context = optimization_context(graph)
     merged = CommonSubexpressions().optimize(context).rewrite
     left = tuple(n for n in context.plan.nodes if n not in merged.drop)
@@ -44,7 +44,7 @@ def test_it_finds_a_good_part_of_what_random_programs_repeat():
 
 
 def repeated(**differences):
-    """The same op twice, then both results added; `differences` are what the second call does not share."""
+    """Return a graph with the same op twice and the sum of both results. `differences`: arguments that differ in the second call."""
     builder = ProgramBuilder()
     x = builder.input(*SQUARE)
     first = {"name": "aten::mul.Scalar", "slots": (2.0,), "random": False}
@@ -87,7 +87,7 @@ def test_other_scalars_are_other_computations(slot):
 
 @pytest.mark.parametrize(("size", "merged"), [(8, False), (2048, True)])
 def test_full_is_merged_only_where_it_fills_much_memory(size, merged):
-    """The last step of a `generate()` fills a flag with another number, and would be planned again."""
+    """The last step of a `generate()` fills a flag with another number; a merge would make another plan necessary."""
     builder = ProgramBuilder()
     values = [builder.op("aten::full", shape=(size,), slots=(size, 1)) for _ in range(2)]
     builder.op("aten::add.Tensor", *values, shape=(size,))
@@ -115,7 +115,7 @@ def test_random_ops_are_neither_merged_nor_dead():
     builder, _, values = repeated(random=True)
     builder.drop(*values)
     graph = builder.graph()
-    assert clean(graph)[0] == (1,)  # the first is dead, the second random
+    assert clean(graph)[0] == (1,)  # the first op is dead, the second draws random numbers
 
 
 def test_write_between_equal_ops_prevents_merge():

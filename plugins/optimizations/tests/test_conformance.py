@@ -20,7 +20,7 @@ PLUGINS = {
     "recomputation": recomputation,
 }
 OPTIMIZATIONS = (Adaptive, FoldBatchNorms, FuseProjections, PoolFirst, DivideSequences)
-# These find something to do in graphs of random ops.
+# These optimizations change graphs of random ops.
 GENERAL = {CommonSubexpressions: 40, DeadCode: 40, Recomputation: 20}
 
 

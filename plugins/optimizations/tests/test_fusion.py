@@ -1,4 +1,4 @@
-"""Conformance suite for optimizations; whole models are in Djinn's own tests."""
+"""Conformance suite for fusion. Whole models are tested in `tests/e2e`."""
 
 from __future__ import annotations
 

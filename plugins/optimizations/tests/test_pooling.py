@@ -1,4 +1,4 @@
-"""Poolings that come first give the same within rounding. The code runs on tensors that are here."""
+"""Moved poolings: equal results within rounding. The code runs on local tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ nn = torch.nn
 
 
 class Twice(nn.Module):
-    """A pooled value that another op uses as well."""
+    """A model in which a second op uses the pooled value."""
 
     def __init__(self):
         super().__init__()
@@ -29,7 +29,7 @@ class Twice(nn.Module):
 
 
 def tried(model):
-    """Result of the optimization for a model, and each substitution's values beside the originals."""
+    """Return the optimization's result for a model, and each substitution's values next to the original ones."""
     ours, data = copy.deepcopy(model).eval(), torch.randn(2, 4, 13, 13)
     with torch.no_grad(), djinn.capture() as found:
         ours, given = ours.to(REMOTE), data.to(REMOTE)
@@ -63,7 +63,7 @@ def test_beneficial_rewrites_are_applied(name):
     assert result.applied
     assert told in result.reason
     (substitution,) = result.rewrite.substitutions
-    if name in {"relu", "leaky"}:  # what comes before stays
+    if name in {"relu", "leaky"}:  # the module before stays unchanged
         here[substitution.inputs[0]] = model[0](data)
     with torch.no_grad():
         (made,) = substitution.compute([here[v] for v in substitution.inputs])
@@ -73,15 +73,15 @@ def test_beneficial_rewrites_are_applied(name):
 @pytest.mark.parametrize(
     "model",
     [
-        nn.Sequential(nn.Conv2d(4, 6, 1), nn.AvgPool2d(2, padding=1)),  # zeros beside, and a bias that they do not have
+        nn.Sequential(nn.Conv2d(4, 6, 1), nn.AvgPool2d(2, padding=1)),  # padding adds zeros that have no bias
         nn.Sequential(nn.Conv2d(4, 6, 3), nn.AvgPool2d(2)),
         nn.Sequential(nn.Conv2d(4, 6, 1, stride=2), nn.AvgPool2d(2)),
         nn.Sequential(nn.Conv2d(4, 6, 1), nn.MaxPool2d(2)),
-        nn.Sequential(nn.GELU(), nn.MaxPool2d(2)),  # it falls before it rises
+        nn.Sequential(nn.GELU(), nn.MaxPool2d(2)),  # GELU is not monotone
         nn.Sequential(nn.LeakyReLU(-0.1), nn.MaxPool2d(2)),
         nn.Sequential(nn.ReLU(), nn.AvgPool2d(2)),
         nn.Sequential(nn.ReLU(), nn.MaxPool2d(2, return_indices=True)),
-        nn.Sequential(nn.ReLU(), nn.MaxPool2d(3, 1, 1)),  # as many elements as before
+        nn.Sequential(nn.ReLU(), nn.MaxPool2d(3, 1, 1)),  # pooling does not reduce the number of elements
         nn.Sequential(nn.MaxPool2d(3, 2), nn.MaxPool2d(2)),  # windows overlap
         nn.Sequential(nn.MaxPool2d(2), nn.AvgPool2d(2)),
         Twice(),

@@ -1,4 +1,4 @@
-"""Number and length of chunks, or none, by predicted times."""
+"""Number and length of prefill chunks, or no split, by predicted times."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def graph():
 
 
 def context_of(graph, linear=10e-3, attention=0.0, devices=2, bandwidth=1e9, memory=0):
-    """Each op takes `linear` seconds, and attention as many as are given."""
+    """Return the context of a graph. Ops take `linear` seconds each, attention takes `attention`."""
     given = optimization_context(graph, devices)
     row = tuple(CostEstimate(0, 0, 0, attention if "attention" in n.op else linear) for n in graph.nodes)
     topology = attrs.evolve(

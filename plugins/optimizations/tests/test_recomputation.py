@@ -1,4 +1,4 @@
-"""Choice between recomputing and sending, by the links between devices; no result changes."""
+"""Choice between recomputation and transfer, by the links between devices. Results do not change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MBIT, GBIT = 1e6 / 8, 1e9 / 8
 
 
 def two_towers(rate, trunk=30e-3, own=40e-3, *, write=False, alike=True):
-    """4 MB made of a small input on the first device in `trunk` seconds, used on both; the second has work of its own before."""
+    """Return a graph with 4 MB that the first device computes in `trunk` seconds, for both devices."""
     builder = ProgramBuilder()
     small, other = builder.input(10, 10), builder.input(10, 10)
     wide = builder.op("aten::expand_copy", small, shape=WIDE)
@@ -55,7 +55,7 @@ def test_slow_link_prefers_recomputation():
 
 def test_what_uploads_take_in_the_first_run_does_not_matter():
     context = two_towers(100 * MBIT)[0]
-    slow = Link("client", "server/cpu:0", 1.0, 0.0)  # 400 bytes in as many seconds
+    slow = Link("client", "server/cpu:0", 1.0, 0.0)  # 400 bytes take 400 seconds
     network = attrs.evolve(context.topology, links=(*context.topology.links, slow))
     assert Recomputation().optimize(attrs.evolve(context, resident={}, topology=network)).applied
 
@@ -76,7 +76,7 @@ def test_a_device_does_not_compute_much_to_save_little():
 
 
 def test_a_stream_of_programs_is_judged_by_its_interval():
-    context = two_towers(2 * GBIT, own=5e-3)[0]  # with the trunk, the second device would be busy longer than the first
+    context = two_towers(2 * GBIT, own=5e-3)[0]  # with the trunk, the second device would be busy for longer
     assert Recomputation().optimize(context).applied
     assert not Recomputation().optimize(attrs.evolve(context, stream=Stream(3, "server/cpu:0"))).applied
 

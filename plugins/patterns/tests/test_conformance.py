@@ -13,18 +13,18 @@ PATTERNS = {pattern.name: pattern for plugin in PLUGINS.values() for pattern in 
 
 
 def replaced_tokens():
-    """Features of a picture take the places of tokens."""
+    """Return a model that puts image features in place of tokens."""
     with torch.no_grad(), torch.device("remote_accelerator:0"):
         table, patches, layer = nn.Embedding(500, 16), nn.Conv2d(3, 16, 8, 8), nn.Linear(16, 16)
         tokens, pixels = torch.zeros(2, 10, dtype=torch.int64), torch.zeros(2, 3, 32, 32)
         with djinn.capture() as captured:
             words, seen = table(tokens), layer(patches(pixels).flatten(2).transpose(1, 2))
             result = words.masked_scatter((tokens < 4).unsqueeze(-1).expand_as(words), seen)
-    assert result is not None  # it lives until here
+    assert result is not None  # keeps the result alive until here
     return captured.graph
 
 
-# Others are recognised in whole models, in the tests of their plugins.
+# Other patterns are matched in whole models, in the tests of their plugins.
 RECOGNISED = {
     "fusion_point": replaced_tokens,
 }

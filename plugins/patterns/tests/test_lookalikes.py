@@ -1,4 +1,4 @@
-"""Graphs that only look like a part of a transformer."""
+"""Graphs that resemble a part of a transformer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def data(*shape):
 
 
 class Places(nn.Module):
-    """Attention over windows, with a network that says how much two places matter to each other."""
+    """Attention over windows, with a network that computes position biases."""
 
     def __init__(self, eager):
         super().__init__()

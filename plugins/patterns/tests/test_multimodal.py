@@ -1,4 +1,4 @@
-"""Fusion of modalities in common models, and the branches that lead there."""
+"""Modality fusion in common models, and its branches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTH, WORDS = 16, 10
 
 
 class Towers(nn.Module):
-    """A look-up of tokens and a convolution over a picture, which `meet` in some way."""
+    """A token embedding and an image convolution, joined by `meet`."""
 
     def __init__(self, meet, questions=0):
         super().__init__()
@@ -77,7 +77,7 @@ def captured(meet, questions=0):
     model, inputs = Towers(meet, questions).eval().to(DEVICE), given(DEVICE)
     with torch.no_grad(), djinn.capture() as recorded:
         result = model(*inputs)
-    assert result is not None  # it lives until here
+    assert result is not None  # keeps the result alive until here
     return recorded
 
 

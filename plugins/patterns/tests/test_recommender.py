@@ -1,4 +1,4 @@
-"""Bags are found however they are written, and nothing in models of other kinds."""
+"""Embedding bags are matched in each way of writing, and not in models of other kinds."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def found_in(graph):
 
 
 def recorded(model, *inputs, train=False):
-    """The graph, as Djinn records it on meta tensors: no executor is needed to look at a program."""
+    """Return the graph as Djinn records it, on meta tensors, so that no executor is needed."""
     return captured(model, *inputs, train=train).graph
 
 
 def captured(model, *inputs, train=False):
-    """The captured program."""
+    """Return the captured program."""
     model, given = model.train(train).to(DEVICE), [i.to(DEVICE) for i in inputs]
     with djinn.capture() as found, torch.set_grad_enabled(train):
         result = model(*given)
@@ -55,7 +55,7 @@ def test_handwritten_bags_make_a_recommender():
 
 
 class Pooled(nn.Module):
-    """Rows that are looked up, weighed and reduced."""
+    """Embedding rows that are weighted and reduced."""
 
     def __init__(self, reduce):
         super().__init__()
@@ -97,7 +97,7 @@ def test_other_reductions_are_not_bags(reduce):
 
 
 class Text(nn.Module):
-    """Tokens and positions, through attention (written out or not) to scores."""
+    """Tokens and positions through attention, optionally handwritten, to scores."""
 
     def __init__(self, counted):
         super().__init__()
@@ -115,12 +115,12 @@ class Text(nn.Module):
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("counted", [False, True])
 def test_text_model_is_not_a_recommender(counted, train):
-    """Positions that are counted are no ids, even where tokens are multiplied with them."""
+    """Computed positions are not ids, even if token embeddings are multiplied with theirs."""
     assert not matches(Text(counted), ids(), train=train)
 
 
 def test_sentence_similarity_is_not_a_recommender():
-    """The walk ends at attention: two encoders of text are no towers over ids."""
+    """The search ends at attention, so two text encoders are not towers over ids."""
     table, layer = nn.Embedding(ROWS, WIDTH), nn.TransformerEncoderLayer(WIDTH, 2, 8, batch_first=True, dropout=0.0)
 
     class Compared(nn.Module):

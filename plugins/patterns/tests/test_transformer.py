@@ -1,4 +1,4 @@
-"""Parts of transformers are found as PyTorch, its autograd and its exporters write them; look-alikes are not."""
+"""Parts of transformers as PyTorch, its autograd and its exporters write them; similar graphs are not matched."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class RmsNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a network, one after the other or side by side."""
+    """Attention and a feed-forward network, sequential or parallel."""
 
     def __init__(self, beside=False, eager=False):
         super().__init__()
@@ -175,7 +175,7 @@ def test_networks_and_tables_of_a_language_model(train, beside, eager):
 
 def test_a_network_for_the_time_ends_before_the_layers_that_it_tells():
     class Timed(nn.Module):
-        """Each stage is told the time, and attends."""
+        """Stages with a time embedding and attention."""
 
         def __init__(self):
             super().__init__()

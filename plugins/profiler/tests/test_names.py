@@ -1,4 +1,4 @@
-"""The names that this package brings are those of `djinn`, and work there; tests/timeline and tests/runtime have the rest."""
+"""The package's names are available in `djinn` and work. Further tests are in tests/timeline and tests/runtime."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_names_come_from_this_package_and_say_what_they_are(name):
 
 def test_a_block_is_profiled_and_its_waits_are_explained():
     x = torch.ones(3, device="remote_accelerator:0")
-    djinn.init()  # clocks are compared where a session begins, which is waited for
+    djinn.init()  # a new session compares clocks, which takes a round trip
     with djinn.profile() as prof, djinn.explain_waits() as report:
         assert (x + 1).sum().item() == 6
     assert prof.totals.round_trips == 1

@@ -1,4 +1,4 @@
-"""A real Ray cluster of several nodes on this machine: `python -m evaluation ray`; skipped where Ray is not installed."""
+"""A real Ray cluster of several nodes on this machine: `python -m evaluation ray`. Skipped without Ray."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from djinn.testing import ExecutorConformance, open_connections
 from djinn_ray import RayEngine, Settings
 
 pytest.importorskip("ray", reason="python -m evaluation ray installs Ray and runs these tests")
-# Ray warns of its own future and leaves sockets to the garbage collector.
+# Ray causes deprecation warnings and leaves sockets to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 DEVICE = "remote_accelerator:0"
-STORE = 80 << 20  # bytes of each node's object store, of which Djinn uses none
+STORE = 80 << 20  # bytes of each node's object store; Djinn uses none
 SECONDS = 240.0
 
 
@@ -54,7 +54,7 @@ def cluster():
 
 @pytest.fixture
 def engine(cluster):
-    """Configures programs for the cluster."""
+    """Return a function that configures programs for the cluster."""
 
     def configure(ray=None, **settings):
         djinn.shut_down()
@@ -109,14 +109,14 @@ def executors():
 
 
 def actor(executor):
-    """Facts that Ray has of the actor: its process and its node."""
+    """Return Ray's facts about the executor's actor: process and node."""
     from ray._private import state
 
     return state.actors(executor._process._handle._actor._actor_id.hex())
 
 
 def gone_with_its_node(executor, aside):
-    """Kill an actor, and move away what its executor has on disk: on one machine all nodes see the same folder."""
+    """Kill an actor, and move the executor's files away, because all nodes on one machine share the folder."""
     process, name = actor(executor)["Pid"], executor._process._handle._arguments[1]
     journals = Path(tempfile.gettempdir()) / f"djinn-launched-{os.geteuid()}" / name / "journals"
     journals.rename(aside)
@@ -162,7 +162,7 @@ def test_generation_is_equal_and_passes_by_the_object_store(engine, model):
 
 @pytest.mark.parametrize("victim", ["executor", "actor"])
 def test_pool_survives_killed_actors(engine, victim):
-    """Two executors on two nodes train; one of them, or its actor, is killed."""
+    """Two executors on two nodes train. One executor, or its actor, is killed."""
     engine(executors=2, placement_policy="round_robin")
     nodes = []
 
@@ -185,9 +185,7 @@ def test_shared_journals_survive_node_loss(engine, cluster, tmp_path):
         (node,) = [one for one in killed if one.node_id == name]
         killed.remove(node)
         cluster.remove_node(node, allow_graceful=False)
-        wait_for(
-            lambda: not psutil.pid_exists(before), "the executor ends with its node"
-        )  # training would end before it
+        wait_for(lambda: not psutil.pid_exists(before), "the executor ends with its node")  # training would end earlier
 
     try:
         assert losses(DEVICE, kill) == losses("cpu")
@@ -210,7 +208,7 @@ def test_lost_local_journal_error_names_remedy(engine, tmp_path):
 
 
 def test_a_standby_needs_no_shared_folder(engine, tmp_path):
-    """The log of this program brings back what a node has taken along, of a pool as well."""
+    """The log in this program restores the state of a lost node, also in a pool."""
     engine(executors=2, placement_policy="round_robin", standby=["engine"])
     expected = losses("cpu")
     assert losses(DEVICE, lambda: gone_with_its_node(executors()[1], tmp_path / "gone")) == expected
@@ -385,7 +383,7 @@ sys.stdin.readline()
 
 @pytest.fixture
 def driver(cluster, tmp_path, plain_environment):
-    """Starts a driver in a process of its own; its executors."""
+    """Start a driver in a separate process. Return its executors."""
     drivers = []
 
     def start(address):
@@ -417,7 +415,7 @@ def driver(cluster, tmp_path, plain_environment):
 @pytest.mark.parametrize("address", ["", "ray://127.0.0.1:21001"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, 0])
 def test_no_actors_remain_after_driver_exit(driver, address, number):
-    """One that ends, and one that is killed; connected as a driver, or as a client of Ray's."""
+    """One driver ends and one is killed, each connected as a driver or as a Ray client."""
     import ray
     from ray.util import placement_group_table
 
@@ -452,7 +450,7 @@ def test_no_actors_remain_after_driver_exit(driver, address, number):
 
 
 def test_a_gateway_has_its_executors_on_the_cluster(cluster, tmp_path, plain_environment, model):
-    """Clients find them under TLS, each with a certificate of its own, and outlive one that is killed."""
+    """Clients reach the executors under TLS, each with its own certificate, and survive the loss of one executor."""
     from servers import start_server
 
     def start(*command, stdout, stderr, env):

@@ -1,4 +1,4 @@
-"""A head and a worker in network namespaces of their own, joined by a cable: addresses that differ, as on two machines."""
+"""A head and a worker in separate network namespaces, joined by a cable: different addresses, as on two machines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(*command, **options):
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory):
-    """Runs a command on one of the hosts, by its address."""
+    """Yield a function that runs a command on one of the hosts, by its address."""
     if os.geteuid() or shutil.which("ip") is None:
         pytest.skip("network namespaces need the superuser and the command ip")
     names = {HEAD: f"djinn-head-{os.getpid()}", WORKER: f"djinn-worker-{os.getpid()}"}

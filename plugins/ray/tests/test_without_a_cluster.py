@@ -1,4 +1,4 @@
-"""Tests that need neither Ray nor a cluster: resources, settings, and messages where something is missing."""
+"""Tests that need neither Ray nor a cluster: resources, settings, and errors about missing parts."""
 
 from __future__ import annotations
 

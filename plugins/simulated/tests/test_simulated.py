@@ -1,4 +1,4 @@
-"""Time by the roofline, results by shape, memory as described; and a user's program on a described device."""
+"""Simulated devices: time by the roofline model, results by shape, memory as described, and a user's program on one."""
 
 from __future__ import annotations
 

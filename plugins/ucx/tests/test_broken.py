@@ -1,4 +1,4 @@
-"""Transfers that break in the middle: by a close, and by the death of a process."""
+"""Transfers that break off, by a close or by the death of a process."""
 
 import multiprocessing
 import os
@@ -27,7 +27,7 @@ from djinn_ucx.endpoints import AddressTrials
 from djinn_ucx.opening import Offer, Opening, encode_opening
 
 SHARED_MEMORY = {"UCX_TLS": "shm,self", "UCX_MM_ERROR_HANDLING": "y"}
-# `ABORTED=1000 python -m evaluation ucx -k aborted` is what the README's claim rests on; takes minutes.
+# `ABORTED=1000 python -m evaluation ucx -k aborted` backs the claim of the README. It takes minutes.
 ABORTED = int(os.environ.get("ABORTED", "40"))
 LARGE = bytes(8 << 20)
 
@@ -41,7 +41,7 @@ def peer(url, sends, pipe):
 
 
 class Accepting:
-    """A listener in this process that gives out what it accepts."""
+    """A listener in this process that provides its accepted connections."""
 
     def __init__(self):
         self.over = threading.Event()
@@ -60,7 +60,7 @@ class Accepting:
 
 
 def settled(measure, wanted, seconds=SECONDS):
-    """The last of `measure`, which is asked until it is at most `wanted`."""
+    """Call `measure` until it returns at most `wanted`, or for `seconds`. Return its last result."""
     deadline = time.monotonic() + seconds
     while (found := measure()) > wanted and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -99,12 +99,12 @@ def test_peer_killed_during_transfer(variables, sends, monkeypatch):
     finally:
         accepting.over.set()
         accepting.listener.close()
-    if not variables:  # over shared memory UCX keeps a sender's memory, up to a bound
+    if not variables:  # over shared memory, UCX keeps a sender's memory up to a limit
         assert found[2] <= found[0]
 
 
 def broken(connection, far, way):
-    """One transfer that is broken off in one of four ways."""
+    """Break off a transfer in one of four ways."""
     sender, receiver, closer = (
         (connection, far, connection),
         (connection, far, far),
@@ -113,14 +113,14 @@ def broken(connection, far, way):
     )[way]
     sending = start(sender.send, Frame(b"aborted", [LARGE]))
     with suppress(TimeoutError, TransportError):
-        receiver.receive(0.02 if receiver is far else 0.005)  # sometimes begun, and mostly not
+        receiver.receive(0.02 if receiver is far else 0.005)  # the transfer has sometimes begun, but mostly not
     closer.close()
     with suppress(TransportError):
         outcome(sending, "a close must end a `send`")
 
 
 def test_invalid_address_ends_only_the_trying_process():
-    """UCX ends a process that is given such an address: the connection goes on, over the socket."""
+    """UCX ends a process that uses such an address. The connection continues over the socket."""
     stranded = StrandedChannels()
     channel, trials = BulkChannel(True, stranded), AddressTrials()
     good = channel.offer.address
@@ -177,7 +177,7 @@ def test_aborted_transfers_leave_nothing():
             connection.close()
             far.close()
             over.set()
-            if n == 7:  # what the first ones left that stays: modules, threads' memory
+            if n == 7:  # the first transfers leave modules and memory of threads behind
                 before = [settled(lambda side=side: transport.usage()[side][0], 0, 5.0) for side in (0, 1)]
                 first = transport.usage()
         for side in (0, 1):

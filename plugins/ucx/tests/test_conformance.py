@@ -26,9 +26,9 @@ def both(request):
 
 
 class TestUcx(TransportConformance):
-    """Buffers of 192 KiB and more go over UCX, between two processes: over TCP and over shared memory."""
+    """Buffers of 192 KiB and more over UCX between two processes: by TCP and by shared memory."""
 
-    returns_descriptors = False  # those to the other process stay
+    returns_descriptors = False  # those of the other process stay open
 
     @pytest.fixture
     def transport(self, both):
@@ -40,11 +40,11 @@ class TestUcx(TransportConformance):
 
     @pytest.fixture
     def wire(self):
-        return False  # large buffers pass by a relay
+        return False  # the relay does not see large buffers
 
 
 class TestUcxs(TlsTransportConformance):
-    """The same with frames under TLS."""
+    """The same, with frames under TLS."""
 
     @pytest.fixture
     def plain(self):
@@ -60,7 +60,7 @@ class TestUcxs(TlsTransportConformance):
 
 
 class TestOnTheSocket(TransportConformance):
-    """Everything stays on the socket where no large buffer has come yet: what a relay and a foreign client see."""
+    """All bytes use the socket before the first large buffer arrives: the view of a relay, and of a foreign client."""
 
     @pytest.fixture
     def transport(self):

@@ -1,4 +1,4 @@
-"""A whole session over `djinn serve --transport ucx=PORT`: large buffers both ways, training and generation, equal to local."""
+"""A session over `djinn serve --transport ucx=PORT`, with results equal to local ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECONDS = 240.0
 
 @pytest.fixture(params=["ucx", "ucxs"])
 def device(request, tmp_path, plain_environment):
-    """The device, over an address of this scheme."""
+    """Yield the device, connected by this URL scheme."""
     port = free_port()
     options = ["--threads", "1", "--drain-seconds", "1", "--store-gib", "0", "--transport", f"ucx={port}"]
     options += ["--tls-self-signed"] if request.param == "ucxs" else []
@@ -52,7 +52,7 @@ def connections():
 
 
 def beside():
-    """Bytes that were sent and received over UCX."""
+    """Return the bytes sent and received over UCX."""
     return sum(one._beside_sent for one in connections()), sum(one._beside_received for one in connections())
 
 
@@ -83,7 +83,7 @@ def test_session_results_equal_local(device):
     djinn.init()
     sent = torch.rand(1 << 20)
     deadline = time.monotonic() + SECONDS
-    while not any(one.over_ucx for one in connections()):  # the first buffers go over the socket
+    while not any(one.over_ucx for one in connections()):  # the first buffers use the socket
         assert time.monotonic() < deadline
         assert torch.equal(sent.to(device).cpu(), sent)
     before = beside()

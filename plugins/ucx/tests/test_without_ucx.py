@@ -1,4 +1,4 @@
-"""Behaviour without UCX installed: an address is refused with the cure, and announcements are checked first."""
+"""Without UCX installed: an address is refused with a remedy, and announcements are checked first."""
 
 import re
 import sys
@@ -38,9 +38,9 @@ def test_announced_sizes_are_checked_before_allocation():
     assert layout(read, 10, [b"c"], LIMITS).parts == (200_000, 300_000, b"c")
     for bad in (
         Opening(((0, 1 << 21),)),  # beyond the limits
-        Opening(((2, 300_000),)),  # no such place
+        Opening(((2, 300_000),)),  # no such position
         Opening(((0, 300_000), (0, 300_000))),
-        Opening(((0, 10),)),  # small ones would make for too many
+        Opening(((0, 10),)),  # small buffers over UCX would allow too many of them
         Opening(tuple((n, 100_000) for n in range(5))),
     ):
         with pytest.raises(ProtocolError):

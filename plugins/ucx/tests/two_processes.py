@@ -1,4 +1,4 @@
-"""Transports whose listening end lives in a process of its own, which is asked over another connection."""
+"""Transports whose listening end is in a separate process, which is controlled over another connection."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from djinn.hooks import Connection, Frame, Listener, Transport
 
 
 def usage():
-    """Open files of this process, and its memory in MiB."""
-    gc.collect()  # the server of `multiprocessing` holds each exception that it answers with in a cycle with a frame, and with it what was sent
+    """Return the number of open files of this process, and its memory in MiB."""
+    gc.collect()  # the server of `multiprocessing` keeps exceptions that it returned in a reference cycle with a frame, and thus the sent data
     process = psutil.Process()
     return process.num_fds(), process.memory_info().rss >> 20
 
 
 class Other:
-    """Listeners of the other process, and the connections that they accepted."""
+    """The listeners in the other process, and their accepted connections."""
 
     def __init__(self, make):
         self._transport = make()
@@ -83,7 +83,7 @@ Manager.register("Other", Other)
 
 
 class RemoteEnd(Connection):
-    """As `Connection`: one of the other process."""
+    """A `Connection` in the other process."""
 
     peer = ""
 
@@ -118,7 +118,7 @@ class RemoteListener(Listener):
 
 
 class TwoProcesses(Transport):
-    """As the transport that `make` makes, a function that can be imported; `close` ends the other process."""
+    """A transport like that of `make`, an importable function. `close` ends the other process."""
 
     def __init__(self, make):
         self._own = own = make()
@@ -127,7 +127,7 @@ class TwoProcesses(Transport):
         self._manager.start()
         self._other = self._manager.Other(make)
         self._accepts = {}
-        self._unused = queue.SimpleQueue()  # numbers of connections that no test has any more
+        self._unused = queue.SimpleQueue()  # numbers of connections that tests have dropped
         self._closing = threading.Event()
         self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._accepting.start()
@@ -155,14 +155,14 @@ class TwoProcesses(Transport):
         weakref.finalize(end, self._unused.put, number)
         try:
             self._accepts[listener](end)
-        except Exception:  # as a listener: one connection's trouble
+        except Exception:  # as in a listener, an error affects one connection only
             pass
         finally:
             self._other.close(number)
             self._other.end(number)
 
     def usage(self):
-        """Open files and memory of both processes."""
+        """Return open files and memory of both processes."""
         return usage(), self._other.usage()
 
     def close(self):

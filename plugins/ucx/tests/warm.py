@@ -1,4 +1,4 @@
-"""A transport whose connections use UCX from their first frame, as they do after the first large ones."""
+"""A transport whose connections use UCX from the first frame, as they do after the first large buffers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LARGE = bytes(1 << 20)
 
 
 def warmed(connection, client):
-    """Exchange large buffers until both ends have offered to take them over UCX."""
+    """Exchange large buffers until both ends have offered UCX."""
     deadline = time.monotonic() + SECONDS
     said = False
     if client:
@@ -25,14 +25,14 @@ def warmed(connection, client):
         assert time.monotonic() < deadline
         with suppress(TimeoutError):
             said = connection.receive(0.02).head == b"warm"
-    # The other end says so when it has seen this end's offer.
+    # The other end answers after it has received this end's offer.
     connection.send(Frame(b"warm"))
     assert said or connection.receive(SECONDS).head == b"warm"
     return connection
 
 
 class Warm(Transport):
-    """As the transport that it is made of."""
+    """A transport that wraps another one."""
 
     def __init__(self, transport):
         self._transport = transport

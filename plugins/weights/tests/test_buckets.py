@@ -1,4 +1,4 @@
-"""Objects of buckets: fsspec's file system in memory, and S3 as moto's server speaks it, where moto and s3fs are installed."""
+"""Objects in buckets: fsspec's file system in memory, and S3 with moto's server, if moto and s3fs are installed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from djinn_weights.network_files import BucketSource, pieces
 
 
 class Memory:
-    """Buckets in this process."""
+    """Buckets in the memory of this process."""
 
     scheme = "memory"
     options: dict[str, object] = {}  # noqa: RUF012 - a constant
@@ -42,7 +42,7 @@ class Memory:
 
 
 class Moto:
-    """Buckets of a server that speaks S3."""
+    """Buckets on a server with the S3 protocol."""
 
     scheme = "s3"
 

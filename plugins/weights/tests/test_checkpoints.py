@@ -1,4 +1,4 @@
-"""Checkpoints of `torch.save`, read without running anything in them: the tensors that `torch.load` finds, or a refusal."""
+"""Checkpoints of `torch.save`, read without running their code: the same tensors as `torch.load`, or an error."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_read_pytorch_equals_torch_load(protocol, piece, monkeypatch):
     monkeypatch.setattr(strided, "PIECE", piece)
     given = every_kind()
     file = MemoryFile(saved(given, pickle_protocol=protocol))
-    loaded = torch.load(io.BytesIO(file.data), weights_only=False)  # ours
+    loaded = torch.load(io.BytesIO(file.data), weights_only=False)  # tensors from the reader under test
     header = read_pytorch(file)
     expected = {name for name, value in loaded.items() if isinstance(value, torch.Tensor)}
     nested = {"nested.state.0.exp_avg", "nested.list.0", "nested.list.2.0"}
@@ -117,7 +117,7 @@ def test_strided_tensors_are_read_in_pieces_without_repeats(monkeypatch):
 
 
 class Runs:
-    """Would run a command, if it were unpickled."""
+    """Would run a command if it were unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -178,7 +178,7 @@ def test_pickles_run_no_code(protocol, tmp_path):
         b"",
         b".",
         b"}",
-        b"}q\x00.",  # no tensors, which is a dictionary: see below
+        b"}q\x00.",  # an empty dictionary, without tensors
         b"cos\nsystem\n(S'id'\ntR.",
         b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x02id\x85R.",
         b"ctorch.jit\nload\n.",
@@ -204,7 +204,7 @@ def test_pickles_run_no_code(protocol, tmp_path):
         b"](h\x00l" * 1000 + b".",
         b"]q\x00" + b"h\x00a" * 100 + b".",
         b"(" * 100_000,
-        b"}q\x00X\x01\x00\x00\x00ah\x00s.",  # holds itself
+        b"}q\x00X\x01\x00\x00\x00ah\x00s.",  # a dictionary that contains itself
     ],
 )
 def test_malformed_pickles(data):
@@ -239,7 +239,7 @@ def refused(data, match):
 
 
 def tensor_pickle(storage_key="0", count=4, offset=0, shape=(4,), strides=(1,), kind=torch.FloatStorage):
-    """A pickle of `{"a": tensor}` with whatever layout."""
+    """Return a pickle of `{"a": tensor}` with any layout."""
 
     class Storage:
         pass
@@ -318,7 +318,7 @@ def test_overlapping_or_repeated_records_are_refused():
     two = saved({"a": torch.ones(4), "b": torch.zeros(4)})
     entries = {entry.filename: entry.header_offset for entry in zipfile.ZipFile(io.BytesIO(two)).infolist()}
     moved = bytearray(two)
-    place = moved.rindex(b"archive/data/1") - 46  # its entry in the directory
+    place = moved.rindex(b"archive/data/1") - 46  # the record's entry in the directory
     assert moved[place : place + 4] == b"PK\1\2"
     moved[place + 42 : place + 46] = entries["archive/data/0"].to_bytes(4, "little")
     refused(bytes(moved), "overlaps")
@@ -350,13 +350,13 @@ def test_mutated_archives_are_read_or_refused(data):
     whole = bytearray(SAMPLE)
     last = len(whole) - 1
     for _ in range(data.draw(st.integers(1, 4))):
-        # The directory at the end and the pickle at the beginning more often than the tensors.
+        # Mutate the directory at the end and the pickle at the beginning more often than tensors.
         place = data.draw(st.one_of(st.integers(0, 4000), st.integers(last - 4000, last), st.integers(0, last)))
         whole[place] = data.draw(st.integers(0, 255))
     consistent(MemoryFile(bytes(whole[: data.draw(st.one_of(st.just(len(whole)), st.integers(0, len(whole))))])))
 
 
-@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # texts of a kind that is refused
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # strings of a refused type
 def test_mutated_pickles_are_read_or_refused():
     chance = random.Random(0)
     with zipfile.ZipFile(io.BytesIO(SAMPLE)) as made:
@@ -379,7 +379,7 @@ def test_mutated_pickles_are_read_or_refused():
 
 
 def consistent(file):
-    """True if it is read: then every tensor lies in the file."""
+    """Return True if the file can be read. Then check that every tensor is within the file."""
     try:
         header = read_pytorch(file)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Models that a hub has and no cache: a web server of ours answers as the hub does, and huggingface_hub asks it."""
+"""Models that only the hub has. A local web server answers huggingface_hub like the hub."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ LATER = "1123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """Models by name, with their files; it answers what huggingface_hub asks to download one."""
+    """Models by name, with their files, served as huggingface_hub expects."""
 
     def __init__(self):
         self.models, self.commits, self.asked, self.broken = {}, {}, [], set()
         self.half_sent = threading.Event()
-        self.slow, self.go_on = "", threading.Event()  # a file of which one half comes, and the other afterwards
+        self.slow, self.go_on = "", threading.Event()  # a file whose second half is sent later
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -149,7 +149,7 @@ def test_download_fetches_only_weights_and_only_once(hub, source, tmp_path):
     hub.asked.clear()
     assert names(open_permitted(source, "hf://org/model", ALLOWED)) == names(found)
     assert got(hub) == []
-    # It is a cache as any other.
+    # a cache like any other
     cached = WeightPermissions((tmp_path / "own",), suffixes=SUFFIXES)
     assert names(open_permitted(HubSource(tmp_path / "nowhere"), "hf://org/model@main", cached)) == names(found)
     assert names(open_permitted(HubSource(tmp_path / "nowhere"), f"hf://org/model@{COMMIT}", cached)) == names(found)
@@ -267,9 +267,9 @@ def test_the_files_that_count(files, path, expected):
 
 
 def open_slowly(hub, other):
-    """A download keeps neither the session nor other threads waiting, and goes on when one has given up."""
+    """A download blocks neither the session nor other threads. It continues if one client stops waiting."""
     hub.slow = "slow.safetensors"
-    expected = torch.randn(6 << 20)  # of which a half is more than huggingface_hub reads at a time
+    expected = torch.randn(6 << 20)  # half of the file is more than huggingface_hub reads at a time
     hub.put("org/slow", {"slow.safetensors": save({"c": expected})})
     found, kept, router = [], [], open_session().router
     ask = router.ask
@@ -302,7 +302,7 @@ def test_download_is_cancelled_without_waiting_clients(hub, source):
     assert told[0][1] == 100
 
 
-# In forks huggingface_hub has read the environment of the process that was forked.
+# In a forked process, huggingface_hub has already read the environment, so read it again.
 READ_AGAIN = """
 import importlib, djinn_weights.hub
 from huggingface_hub import constants, hf_hub_download

@@ -1,4 +1,4 @@
-"""GGUF files: every tensor that can be one, and a refusal of the others."""
+"""GGUF files: every type of tensor that can be decoded, and errors for all others."""
 
 from __future__ import annotations
 

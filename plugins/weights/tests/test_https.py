@@ -1,4 +1,4 @@
-"""Files of a real web server under TLS, which answers as it is told to."""
+"""Files of a real web server under TLS. Tests select its replies."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TestPlugin(PluginConformance):
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    """A certificate of this machine's loopback addresses, and its key."""
+    """Return a certificate for the loopback addresses, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
     now = dt.datetime.now(dt.UTC)
@@ -63,7 +63,7 @@ def certificate(tmp_path_factory):
 
 
 class Server:
-    """A web server with files, and ways in which it can misbehave, by path."""
+    """A web server with files, and with faults by path."""
 
     def __init__(self, certificate):
         self.files, self.how, self.requests = {}, {}, []

@@ -1,4 +1,4 @@
-"""Models in a folder with the layout of the hub's cache, as huggingface_hub writes it: blobs, and links to them."""
+"""Models in a folder with the hub's cache layout: blobs, and links to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def cache_model(cache: Path, name: str, files: dict[str, bytes], branch: str = "main") -> None:
-    """Put a model into a cache."""
+    """Add a model to a cache."""
     repository = cache / f"models--{name.replace('/', '--')}"
     snapshot = repository / "snapshots" / COMMIT
     for folder in (repository / "blobs", repository / "refs", snapshot):
@@ -110,6 +110,6 @@ def test_links_out_of_the_cache_are_not_followed(tmp_path):
         open_permitted(HubSource(tmp_path), "hf://org/model@main/b.safetensors", permissions)
     with pytest.raises(WeightsUnavailable):
         open_permitted(HubSource(tmp_path), "hf://org/model", permissions)
-    # The server's own cache counts only where it is permitted.
+    # The server may use its own cache only with permission.
     with pytest.raises(WeightsUnavailable):
         open_permitted(HubSource(tmp_path / "cache"), "hf://org/model@main/a.safetensors", WeightPermissions())

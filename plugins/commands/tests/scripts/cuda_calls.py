@@ -1,4 +1,4 @@
-"""Calls that CUDA programs make. Prints one line of JSON at the end: each failure by the name of its check."""
+"""Calls of CUDA that programs use. Prints one line of JSON at the end: each failure by the name of its check."""
 
 import copy
 import io

@@ -1,4 +1,4 @@
-"""A GPT as nanoGPT trains it: mixed precision with a GradScaler, accumulation, workers, a schedule, a checkpoint and resuming."""
+"""Train a GPT as nanoGPT does: mixed precision, accumulation, workers, a schedule, a checkpoint and resuming."""
 
 import argparse
 import math

@@ -1,4 +1,4 @@
-"""transformers' Trainer with two workers, which seed every device that there is."""
+"""transformers' Trainer with two workers, which seed all devices."""
 
 import argparse
 
