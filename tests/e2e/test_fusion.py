@@ -11,10 +11,11 @@ import torch
 import djinn
 from djinn.testing import executor_figures
 from djinn_client.runtime import client
-from djinn_optimizations.fusion.projections import ROWS
 from tests.shared.executors import only_executor
+from tests.shared.servers import DEVICE
 
 REMOTE = "remote_accelerator:0"
+on_cpu = pytest.mark.skipif(DEVICE != "cpu", reason="products are fused on CPUs only")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,6 +52,7 @@ def applied(run):
     return result, {r.optimization for plan in plans for r in plan.plan.results if r.applied}, plans
 
 
+@on_cpu
 @torch.no_grad()
 def test_products_of_one_input_become_one():
     torch.manual_seed(0)
@@ -64,6 +66,7 @@ def test_products_of_one_input_become_one():
         torch.testing.assert_close(mine, other)
 
 
+@on_cpu
 @torch.no_grad()
 def test_weights_are_put_together_once_and_again_when_they_change():
     theirs = Gated().eval()
@@ -90,7 +93,7 @@ def test_weights_are_put_together_once_and_again_when_they_change():
 @torch.no_grad()
 def test_many_rows_stay_as_they_are():
     ours = Gated().eval().to(REMOTE)
-    rows = torch.randn(ROWS + 1, 16).to(REMOTE)  # on a CPU two are too many
+    rows = torch.randn(2, 16).to(REMOTE)
     _, names, _ = applied(lambda: [made.cpu() for made in ours(rows)])
     assert "fuse_projections" not in names
 
@@ -163,6 +166,7 @@ def test_a_program_that_is_part_of_one_that_was_rewritten_is_rewritten_too():
     torch.testing.assert_close(again, expected)
 
 
+@on_cpu
 @torch.no_grad()
 def test_what_comes_after_fused_products_stays_as_it_is():
     ours, rows = Gated().eval().to(REMOTE), torch.randn(1, 1, 16).to(REMOTE)

@@ -11,19 +11,15 @@ import torch
 from djinn.hooks import Optimization, OptimizationContext
 from djinn.planning import DataResidency, Node, OptimizationResult, Rewrite, Substitution, arguments
 
-# A product with this many rows is compute-bound, and a wider product gains nothing.
-ROWS: Final = 64
-# On a CPU, starting an op takes 1 to 2 us, and splitting the results of several rows takes as long as products of so
-# few rows. A single row needs no split. With larger weights the product takes so long that the op's start does not matter.
-CPU_ROWS: Final = 1
-CPU_BYTES: Final = 1 << 20
+# Starting an op on a CPU takes 1 to 2 us. Splitting the results of several rows takes as long as products of so few rows. With
+# larger weights the product takes so long that the op's start does not matter. On a GPU the split starts a kernel for each part.
+BYTES: Final = 1 << 20
 
 
 class FuseProjections(Optimization):
     """Replaces several products of the same input with one wide product.
 
-    It is faster if the input has few rows, as in decoding: such products are bound by reading weights and by launches. On a CPU it
-    is faster for one row and small weights. Weights are concatenated once.
+    It is faster on a CPU, for one row and small weights, as in decoding. Weights are concatenated once.
     """
 
     name = "fuse_projections"
@@ -36,14 +32,13 @@ class FuseProjections(Optimization):
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Return substitutions for all groups of products that can be fused."""
-        groups = [_substitution(context, group) for group in _groups(context)]
+        on_cpu = all(device.kind == "cpu" for device in context.topology.devices)
+        groups = [_substitution(context, group) for group in _groups(context)] if on_cpu else []
         if not groups:
-            return OptimizationResult(
-                self.name, applied=False, reason="no two small linear layers of few rows share their input"
-            )
+            why = "no two small linear layers of one row share their input" if on_cpu else "it is faster on CPUs only"
+            return OptimizationResult(self.name, applied=False, reason=why)
         products = sum(len(s.nodes) for s in groups)
-        rows = CPU_ROWS if _on_cpu(context) else ROWS
-        reason = f"{products} linear layers of at most {rows} rows read {len(groups)} inputs: one product for each"
+        reason = f"{products} linear layers of one row read {len(groups)} inputs: one product for each"
         return OptimizationResult(self.name, applied=True, reason=reason, rewrite=Rewrite(substitutions=tuple(groups)))
 
 
@@ -59,13 +54,9 @@ def _groups(context: OptimizationContext) -> list[list[Node]]:
     return [group for group in alike.values() if len(group) > 1 and _is_small(context, group)]
 
 
-def _on_cpu(context: OptimizationContext) -> bool:
-    return any(device.kind == "cpu" for device in context.topology.devices)
-
-
 def _is_small(context: OptimizationContext, group: Sequence[Node]) -> bool:
     size = sum(context.graph.meta(arguments(node)["weight"]).nbytes for node in group)
-    return size <= CPU_BYTES or not _on_cpu(context)
+    return size <= BYTES
 
 
 def _fusible(context: OptimizationContext, node: Node) -> bool:
@@ -78,8 +69,8 @@ def _fusible(context: OptimizationContext, node: Node) -> bool:
         context.profile.residency.get(w) is DataResidency.PERSISTENT_WEIGHT and context.graph.producer(w) is None
         for w in weights
     )
-    few = len(rows.shape) > 0 and rows.numel <= (CPU_ROWS if _on_cpu(context) else ROWS) * rows.shape[-1]
-    return constant and few and context.graph.meta(given["weight"]).shape[:1] != ()
+    one = len(rows.shape) > 0 and rows.numel <= rows.shape[-1]
+    return constant and one and len(context.graph.meta(given["weight"]).shape) == 2
 
 
 def _substitution(context: OptimizationContext, group: Sequence[Node]) -> Substitution:
