@@ -191,6 +191,12 @@ def test_processor_time_that_is_not_known_is_refused(monkeypatch):
         pass
 
 
+def test_processor_time_of_several_threads_is_refused(command):
+    djinn.configure(threads=2)
+    with pytest.raises(ConfigurationError, match="DJINN_THREADS=1"), measuring(processor_time=True):
+        pass
+
+
 def test_nothing_runs_ahead_while_programs_are_measured():
     with measuring() as clock:
         weight = torch.full((256, 256), 1 / 256, device=DEVICE)

@@ -64,7 +64,7 @@ def measuring(*, processor_time: bool = False) -> Iterator[Clock]:
     """Yield a clock for the open session. Executors that report timings run nothing ahead, where the clock would miss it.
 
     Raises:
-        ConfigurationError: processor time was requested, but the executor is not a process of this machine.
+        ConfigurationError: processor time was requested, but the executor is no process of this machine, or has several threads.
     """
     djinn.init()
     clock: Clock = (observer := ExecutorClock())
@@ -74,6 +74,10 @@ def measuring(*, processor_time: bool = False) -> Iterator[Clock]:
         if known is None:
             raise ConfigurationError(
                 f"processor time can be measured only for an executor process on this machine under Linux; {process} is not one"
+            )
+        if (device := client.device()) is None or device.threads != 1:  # idle threads of an op spin
+            raise ConfigurationError(
+                "processor time tells how long an op takes only on one thread: set `threads` to 1, such as by DJINN_THREADS=1"
             )
         clock = known
     session = context.session
