@@ -37,7 +37,7 @@ class PluginConformance(Ending):
         kinds: dict[str, set[str]] = {}
         found = entry_points()
         for group in found.groups:
-            package, _, kind = group.partition(".")
+            package, kind, *_ = (*group.split("."), "")  # such as `djinn.integrations.torchvision`
             for point in found.select(group=group) if package == "djinn" else ():
                 kinds.setdefault(point.value, set()).add(kind)
         for row in registry.rows:
