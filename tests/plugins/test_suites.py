@@ -279,7 +279,7 @@ def test_substitutions_that_change_results(programs: Any, operation: str, right:
 def test_substitutions_that_cannot_be_recorded(programs: Any) -> None:
     suite = testing.OptimizationConformance()
     for compute, message in (
-        (lambda x: x.double(), "makes a torch.float64"),
+        (lambda x: x.double(), "returns a torch.float64"),
         (lambda x: x if x.sum() > 0 else -x, "needs data"),
         (torch.rand_like, "draws random numbers"),
     ):
