@@ -116,11 +116,16 @@ def record(folder: str, config: dict[str, int], length: int, told: Connection) -
     """Decode a text, and send the recorded frames: of the warm-up, and of the measured tokens."""
     torch.set_num_threads(1)
     sent: list[Sent] = []
-    plain = ExecutorLink.send
+    plain, sending = ExecutorLink.send, threading.local()
 
     def noting(link: ExecutorLink, frame: Frame) -> None:
-        sent.append((bytes(frame.head), tuple(bytes(part) for part in frame.body)))
-        plain(link, frame)
+        if getattr(sending, "link", None) is not link:  # `send` calls itself
+            sent.append((bytes(frame.head), tuple(bytes(part) for part in frame.body)))
+        sending.link = link
+        try:
+            plain(link, frame)
+        finally:
+            sending.link = None
 
     ExecutorLink.send = noting  # type: ignore[method-assign]
     djinn.configure(executor="inline", exact=False)
