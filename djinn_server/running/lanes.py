@@ -26,15 +26,19 @@ class Lanes:
     """
 
     def __init__(self, device: torch.device) -> None:
-        threads = torch.get_num_threads()
-        self.count = max(processors() // threads, 1) if device.type == "cpu" else 1
-        self._pool = ThreadPoolExecutor(self.count, "djinn-lane", torch.set_num_threads, (threads,))
+        self.count = max(processors() // torch.get_num_threads(), 1) if device.type == "cpu" else 1
+        self._pool = ThreadPoolExecutor(self.count, "djinn-lane", _use_process_threads)
 
     def run(self, calls: Sequence[Callable[[], bool]]) -> Sequence[bool]:
         """Make the calls, at most `count` at a time. Once all have ended, return their results, or raise the first error."""
         futures = [self._pool.submit(call) for call in calls]
         wait(futures)
         return [future.result() for future in futures]
+
+
+def _use_process_threads() -> None:
+    """Have this thread compute in as many threads as the others. OpenMP keeps the number by thread."""
+    torch.set_num_threads(torch.get_num_threads())
 
 
 @attrs.frozen
