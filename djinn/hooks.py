@@ -69,7 +69,14 @@ if TYPE_CHECKING:
     from djinn_server.hookspecs.memory_policies import EvictionCandidate, MemoryPolicy
     from djinn_server.hookspecs.operations import OperationsAddress, OperationsServer, ServerMetrics, WatchedServer
     from djinn_server.hookspecs.quotas import Quota
-    from djinn_server.hookspecs.run_strategies import RunOffer, RunStrategy, StrategyRun, TemplateFacts, TemplateOp
+    from djinn_server.hookspecs.run_strategies import (
+        RunOffer,
+        RunResults,
+        RunStrategy,
+        StrategyRun,
+        TemplateFacts,
+        TemplateOp,
+    )
     from djinn_server.hookspecs.weight_formats import Decoding, FileHeader, HeaderEntry, WeightFormat
     from djinn_server.hookspecs.weight_sources import (
         LocalPlace,
@@ -153,6 +160,7 @@ __all__ = [
     "ReportDownload",
     "Router",
     "RunOffer",
+    "RunResults",
     "RunStrategy",
     "Scheduler",
     "SchedulingContext",
@@ -217,7 +225,7 @@ _PLACES = {
     "djinn_server.hookspecs.quotas": "Quota",
     "djinn_core.hookspecs.renderers": "Renderer",
     "djinn_core.hookspecs.routers": "Executor Executors JoinedReplies Part PendingReply Router",
-    "djinn_server.hookspecs.run_strategies": "RunOffer RunStrategy StrategyRun TemplateFacts TemplateOp",
+    "djinn_server.hookspecs.run_strategies": "RunOffer RunResults RunStrategy StrategyRun TemplateFacts TemplateOp",
     "djinn_core.hookspecs.schedulers": "NodePriority Scheduler SchedulingContext",
     "djinn_core.hookspecs.session_channel": "ClientChannel",
     "djinn_core.hookspecs.transports": "Buffer Connection Frame Limits LinkFacts Listener TlsOptions Transport TransportCapabilities",

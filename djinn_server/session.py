@@ -149,7 +149,8 @@ class ExecutorSession:
         self._templates: TemplateCache[BoundTemplate] = TemplateCache(TEMPLATES_LIMIT)
         self._uploads = UploadAssembly(device.runtime, self.values, store)
         self.wakeup = Wakeup()
-        self._reads = WeightReads(device.runtime, self.values, self._uploads, context.weights, self.wakeup)
+        self._uploads.names = names = device.names if device.arbiter.caches_results else None
+        self._reads = WeightReads(device.runtime, self.values, self._uploads, context.weights, self.wakeup, names)
         memory = DeviceMemory(device.runtime, device.turns)
         self.exchange = PeerExchange(peer_listener or PeerListener(), memory, self.wakeup)
         self._wanted = CancellationState(self._turn, self._usage, self.wakeup)
@@ -811,6 +812,8 @@ class ExecutorSession:
                 **dict(zip(("appended_bytes", "append_copied_bytes"), copied_bytes(), strict=True)),
                 "runs_ahead": self._counts.runs_ahead,
                 "runs_ahead_dropped": self._counts.runs_ahead_dropped,
+                "runs_reused": self._runs.runs_reused,
+                "cached_results_bytes": self.device.cached_results.nbytes(),
                 "peer_bytes": self.exchange.bytes_sent,
                 "peer_kept": self.exchange.kept_bytes,
                 **{f"idle_{where}": nbytes for where, nbytes in self._evicted().items()},

@@ -18,6 +18,7 @@ from djinn_server.context import ExecutorContext
 from djinn_server.memory.session_memory import SessionMemory
 from djinn_server.running.arbiter import ServedRun
 from djinn_server.running.bound_templates import BoundTemplate
+from djinn_server.running.cached_results import CacheableRun
 from djinn_server.running.cancellation import CancellationState
 from djinn_server.running.device_turn import DeviceTurn
 from djinn_server.running.fair_share import Share, Steps
@@ -55,6 +56,7 @@ class SessionRuns:
     Attributes:
         memory: the session's memory on a device that evicts values; otherwise None. limited: True if the device has a memory limit.
         ahead: runs programs before they are submitted; None if the executor does not.
+        runs_reused: runs that were given results of earlier runs.
         alone: True on a CPU without batches and simulated time. randomness: the session's random state. numeric_settings: the session's; None: those of the process.
     """
 
@@ -75,6 +77,7 @@ class SessionRuns:
         self._cancellation = cancellation
         self.randomness = SessionRandomness(device.runtime.device)
         self.numeric_settings: NumericSettings | None = None
+        self.runs_reused = 0
         self.memory = SessionMemory(device.ledger, values, kinds) if device.ledger is not None else None
         self.limited = self.memory is not None and self.memory.limited
         others = device.batches, device.timekeeper
@@ -238,17 +241,33 @@ class SessionRuns:
             while not run.advance():
                 yield from self._pause(known.template.random, work)
         else:
-            served = ServedRun(known.choice.facts, run, known.slots, partial(self._pause, known.template.random, work))
-            yield from self._device.arbiter.run(known.choice, served, exact=self._exact)
+            choice, names, cacheable = known.choice, self._shares.names, None
+            if choice.caches and choice.facts.cacheable_ops is not None and names is not None:
+                ops, table = choice.facts.cacheable_ops, self._device.cached_results
+                cacheable = CacheableRun(ops, run, names, table, self.numeric_settings)
+            pause = partial(self._pause, known.template.random, work)
+            served = ServedRun(choice.facts, run, known.slots, pause, cacheable)
+            yield from self._device.arbiter.run(choice, served, exact=self._exact)
+            if cacheable is not None:
+                return self._finish_cacheable(run, work, cacheable)
         return run.finish()
+
+    def _finish_cacheable(self, run: TemplateRun, work: RunRequest, cacheable: CacheableRun) -> RunOutcome:
+        """Store the results of a run. Results that are cached are copied before a program writes into them."""
+        outcome = run.finish()
+        self.runs_reused += cacheable.reused
+        for handle in cacheable.shared_outputs(work.outputs):
+            self._shares.add(handle, None)
+        return outcome
 
     def _before_run(self, known: BoundTemplate, work: RunRequest) -> None:
         """Prepare for what a run writes: shared weights and packed ones."""
         packed = self._device.packed
-        if not self._shares.storages and packed is None:
+        shares = self._shares.storages or self._shares.names
+        if not shares and packed is None:
             return
         aliases = known.input_aliases(self._device.own)
-        if self._shares.storages:
+        if shares:
             self._shares.before_run(aliases, work.inputs, work.outputs)
         if packed is not None and aliases.written:
             packed.writing([self._values.table.get(work.inputs[position]) for position in aliases.written])

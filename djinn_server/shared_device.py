@@ -11,6 +11,7 @@ from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.memory.limited import ledger_of
 from djinn_server.running.arbiter import Arbiter
 from djinn_server.running.bound_templates import CompiledTemplates
+from djinn_server.running.cached_results import CachedResultsTable
 from djinn_server.running.device_time import DeviceTimer
 from djinn_server.running.fair_share import FairShare
 from djinn_server.running.issued_turns import IssuedTurns
@@ -19,6 +20,7 @@ from djinn_server.running.own_operators import own_operators
 from djinn_server.running.packed_products import PackedProducts
 from djinn_server.running.process_settings import ProcessNumericSettings
 from djinn_server.running.random_state import DeviceRandomness
+from djinn_server.running.storage_names import StorageNames
 
 
 class SharedDevice:
@@ -41,7 +43,11 @@ class SharedDevice:
         self.graphs: GraphRecorder | None = None
         self.batches: SessionBatches | None = None
         self.packed: PackedWeights | None = None
+        self.names = StorageNames(runtime)
+        self.cached_results = CachedResultsTable()
         self.ledger = ledger_of(runtime)
+        if self.ledger is not None:
+            self.ledger.cached = self.cached_results
         self.watch = DeviceWatch(runtime) if self.timer.runs_late else None
         self.timekeeper = runtime if runtime.keeps_time else None
 

@@ -42,6 +42,7 @@ class _Watched(RunStrategy):
 
     def __init__(self, strategy: RunStrategy) -> None:
         self.strategy, self.name, self.exact = strategy, strategy.name, strategy.exact
+        self.caches_results = strategy.caches_results
         self.offers: list[_Counted] = []
 
     def acts_on(self, template: TemplateFacts) -> RunOffer | None:

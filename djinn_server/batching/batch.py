@@ -192,7 +192,7 @@ class Batch:
 
     def _begin(self, member: PendingRun) -> None:
         owner, work = member.owner, member.work
-        if owner.shares.storages:
+        if owner.shares.storages or owner.shares.names:
             owner.shares.before_run(member.aliases, work.inputs, work.outputs)
         member.run = TemplateRun(member.batched.template, work, member.slots, owner.values)
 

@@ -40,11 +40,33 @@ class TemplateFacts:
         ops: in the order in which they run.
         device: the device that it runs on.
         random: True if any op draws random numbers.
+        cacheable: digest of the ops whose results can be given again to later runs, if there are such ops; empty for a strategy that does not
+            cache results. Templates that differ in other ops have the same digest.
     """
 
     ops: tuple[TemplateOp, ...]
     device: torch.device
     random: bool = False
+    cacheable: bytes = b""
+
+
+class RunResults(ABC):
+    """Results of a run, which the executor can give again. It copies their memory before a session writes into it.
+
+    Attributes:
+        nbytes: bytes of memory that they take.
+    """
+
+    nbytes: int
+
+    @property
+    @abstractmethod
+    def held(self) -> bool:
+        """True until they are dropped. The executor drops all results if it needs the memory."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Free them."""
 
 
 class StrategyRun(ABC):
@@ -79,6 +101,28 @@ class StrategyRun(ABC):
         Raises:
             ValueError: an op writes into an operand or draws random numbers, a value is missing, or the ops have run.
         """
+
+    # For strategies with `caches_results`. Such a strategy calls `advance` without `stop`, and neither `arguments` nor `replace`.
+
+    def digest(self, nbytes: int) -> bytes | None:
+        """Return a digest of everything that decides the results of the cacheable ops; None if they draw random numbers or an operand failed.
+
+        It covers the ops, their numbers, the session's numeric settings, and layout and contents of the operands. At most `nbytes` bytes of
+        operands are read. An operand that is not read equals itself, until a program writes into it. Digests of bytes that were uploaded or read
+        from a weight store are known. So are those of results that `results` has returned or `reuse` has given.
+        """
+        return None
+
+    def results(self) -> RunResults | None:
+        """Return the results of the cacheable ops, after `advance` and `digest`; None if an op failed or was cancelled."""
+        return None
+
+    def reuse(self, results: RunResults) -> bool:
+        """Give results of a run with the same digest instead of running the cacheable ops. Call it before `advance`.
+
+        Returns False if the results are dropped, or if the client asks for a layout that the run which made them has not checked.
+        """
+        return False
 
 
 class RunOffer(ABC):
@@ -125,10 +169,13 @@ class RunStrategy(ABC):
     Attributes:
         name: unique among run strategies.
         exact: False if results may round in another way than the ops. Such an offer runs only for sessions with `exact=False`.
+        caches_results: True if its offers give results of earlier runs again. Such an offer comes before other strategies, which run what it
+            leaves. The executor neither compares nor times it.
     """
 
     name: str
     exact: bool = True
+    caches_results: bool = False
 
     @abstractmethod
     def acts_on(self, template: TemplateFacts) -> RunOffer | None:

@@ -123,6 +123,7 @@ class MemoryGuard:
             return False
         self._relieved = self._step = index
         with self.lock:
+            self._ledger.drop_cached()
             keep = {torch_private.storage_key(value) for place in step.reads if has_memory(value := env[place])}
             self._bytes -= self._ledger.evict_everything(self._others(keep, self._survey(env)), self._began + index)
         return not step.writes
@@ -203,6 +204,7 @@ class MemoryGuard:
         return torch.OutOfMemoryError(self._ledger.refusal(nbytes, self._resident()))
 
     def _make_room(self, nbytes: int, keep: Collection[int], env: Environment) -> None:
+        self._ledger.drop_cached()
         holdings = self._survey(env)
         self._bytes = resident_bytes(holdings.values())
         others = self._others(keep, holdings)

@@ -50,6 +50,16 @@ class SourceBytes(Protocol):
         """
 
 
+class CachedMemory(Protocol):
+    """Results that a cache holds."""
+
+    def nbytes(self) -> int:
+        """Return their bytes."""
+
+    def drop(self) -> None:
+        """Free them."""
+
+
 @attrs.define(eq=False)
 class Entry:
     """A storage in the table. A storage that is only on the device, and that only one session counts, has no entry.
@@ -155,6 +165,7 @@ class Ledger:
         clock: steps that programs have run.
         delivered: storages that are being copied to the host and must stay, by key.
         loading: thread that loads libraries; their memory belongs to no session.
+        cached: results that are cached, which are dropped before values are evicted; None without a cache.
     """
 
     def __init__(
@@ -178,6 +189,7 @@ class Ledger:
         self.pressure = Pressure()
         self.loading: threading.Thread | None = None
         self.free_graphs: Callable[[], None] = _nothing
+        self.cached: CachedMemory | None = None
         self._runtime, self._device = runtime, runtime.device
         self._is_host = runtime.device.type == "cpu"
         self._table: dict[int, Entry] = {}
@@ -220,7 +232,13 @@ class Ledger:
         self._sweep()
         if (allocated := self.allocated()) is not None:
             return allocated
-        return sum([one.values.held for one in self.sessions]) - self._counted_again - self._away
+        held = sum([one.values.held for one in self.sessions]) - self._counted_again - self._away
+        return held + self.cached.nbytes() if self.cached is not None else held
+
+    def drop_cached(self) -> None:
+        """Free cached results."""
+        if self.cached is not None:
+            self.cached.drop()
 
     def survey(self) -> Holdings:
         """Return all storages of values, by key."""
@@ -328,6 +346,7 @@ class Ledger:
         Raises:
             OSError: no spill space takes them.
         """
+        self.drop_cached()
         entry = self._entry(holding.key, holding.storage)
         if entry.copy is not None and not entry.copy.unchanged():
             entry.copy = None
@@ -509,6 +528,9 @@ class Ledger:
             return
         resident = self.resident()
         if resident + nbytes > self.budget:
+            self.drop_cached()
+            resident = self.resident()
+        if resident + nbytes > self.budget:
             holdings = self.survey()
             if self._is_host:
                 resident = resident_bytes(holdings.values())
@@ -544,6 +566,7 @@ class Ledger:
                 raise
             _log.info("memory ran out: values are evicted", error=str(error))
         with self.lock:
+            self.drop_cached()
             self.evict_everything(self.survey().values(), self.clock)
             return allocate()
 

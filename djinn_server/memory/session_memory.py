@@ -234,6 +234,9 @@ class SessionMemory:
             return False
         wanted = ledger.resident() + memory.peak
         if wanted > ledger.comfort:
+            ledger.drop_cached()
+            wanted = ledger.resident() + memory.peak
+        if wanted > ledger.comfort:
             return False
         ledger.process.trim_before(memory.peak)
         ledger.note(wanted)

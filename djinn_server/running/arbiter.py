@@ -21,8 +21,17 @@ from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_core.logs import get_logger
 from djinn_core.system.lru import LruCache
 from djinn_core.torch_private import inference_mode, storage_key
-from djinn_server.hookspecs.run_strategies import RunOffer, RunStrategy, Stage, StrategyRun, TemplateFacts, TemplateOp
+from djinn_server.hookspecs.run_strategies import (
+    RunOffer,
+    RunResults,
+    RunStrategy,
+    Stage,
+    StrategyRun,
+    TemplateFacts,
+    TemplateOp,
+)
 from djinn_server.memory.room import is_out_of_memory
+from djinn_server.running.cached_results import CacheableOps, CacheableRun, cacheable_ops
 from djinn_server.running.device_time import DeviceTimer, TimedSpans
 from djinn_server.running.fair_share import Steps
 from djinn_server.running.random_state import default_generator
@@ -103,18 +112,26 @@ class ServedFacts(TemplateFacts):
 
     template: CompiledTemplate = attrs.field(kw_only=True)
     digest: bytes = attrs.field(kw_only=True)
+    cacheable_ops: CacheableOps | None = attrs.field(kw_only=True, default=None)
 
 
 class TemplateChoice:
     """A template on a device, with its candidates.
 
     Attributes:
-        facts: the template. candidates: in the order of their trials.
+        facts: the template. candidates: in the order of their trials. caches: offers that give results of earlier runs.
     """
 
     def __init__(self, facts: ServedFacts, candidates: Sequence[Candidate], timer: DeviceTimer) -> None:
-        self.facts, self.name, self.candidates = facts, facts.digest.hex()[:8], candidates
+        self.facts, self.name = facts, facts.digest.hex()[:8]
+        self.candidates = [one for one in candidates if not one.strategy.caches_results]
+        self.caches = [one for one in candidates if one.strategy.caches_results]
         self.spans = TimedSpans(timer)
+
+    def cache(self, *, exact: bool) -> Candidate | None:
+        """Return the offer that may give results of an earlier run."""
+        usable = (one for one in self.caches if self.stage(one) == "ready" and (one.strategy.exact or not exact))
+        return next(usable, None)
 
     def next(self, *, exact: bool) -> Candidate | None:
         """Return the candidate for the next run: a candidate in trial, else the fastest one; None: op by op."""
@@ -143,6 +160,8 @@ class TemplateChoice:
 
     def is_settled(self, *, exact: bool) -> bool:
         """Return True if the next runs may be concurrent: none is part of a trial."""
+        if self.caches and self.cache(exact=exact) is not None:
+            return False
         candidate = self.next(exact=exact)
         return candidate is None or (candidate.used is True and candidate.offer.concurrent)
 
@@ -197,13 +216,21 @@ class ServedRun(StrategyRun):
         by_ops, by_offer: where both ran, the seconds of either.
         given: storages of earlier results of the offer, by key. generator: in a trial the one that ops draw from.
         difference: between the results; empty: none.
+        cacheable: the run, as offers that cache results see it. rest: runs all ops by the other strategies; None once it has been called.
     """
 
     def __init__(
-        self, facts: TemplateFacts, run: TemplateRun, slots: Sequence[Any], pause: Callable[[], Steps] | None
+        self,
+        facts: TemplateFacts,
+        run: TemplateRun,
+        slots: Sequence[Any],
+        pause: Callable[[], Steps] | None,
+        cacheable: CacheableRun | None = None,
     ) -> None:
         """`pause`: lets other sessions compute; None: the run may not pause."""
         self.facts, self.run, self.slots = facts, run, slots
+        self.cacheable = cacheable
+        self.rest: Callable[[], Iterator[None]] | None = None
         self.offered = self.replaced = self.paused = self.compares = False
         self.exact, self.difference = True, ""
         self.given: dict[int, StorageWeakRef] = {}
@@ -214,6 +241,12 @@ class ServedRun(StrategyRun):
 
     def advance(self, stop: int | None = None) -> Iterator[None]:
         """Run instructions, as `StrategyRun.advance` does."""
+        if self.rest is not None:
+            if stop is not None:
+                raise ValueError("a strategy that caches results runs all ops at once: call `advance` without `stop`")
+            rest, self.rest = self.rest, None
+            yield from rest()
+            return
         self.undo_draws()
         while not self.run.advance(stop):
             self.paused = True
@@ -275,6 +308,18 @@ class ServedRun(StrategyRun):
             self.passed(stop)
         self.replaced = True
 
+    def digest(self, nbytes: int) -> bytes | None:
+        """Return the key of the run, as `StrategyRun.digest` does."""
+        return None if self.cacheable is None else self.cacheable.digest(nbytes)
+
+    def results(self) -> RunResults | None:
+        """Return the results, as `StrategyRun.results` does."""
+        return None if self.cacheable is None else self.cacheable.results()
+
+    def reuse(self, results: RunResults) -> bool:
+        """Give results of an earlier run, as `StrategyRun.reuse` does."""
+        return self.rest is not None and self.cacheable is not None and self.cacheable.reuse(results)
+
     @property
     def step(self) -> int:
         """The next instruction."""
@@ -296,6 +341,9 @@ class Arbiter:
     """Chooses strategies for the templates of a device.
 
     All methods but `choice` are called by the session whose turn it is.
+
+    Attributes:
+        caches_results: True if a strategy gives results of earlier runs.
     """
 
     def __init__(self, device: torch.device, timer: DeviceTimer, limits: TrialLimits | None = None) -> None:
@@ -304,10 +352,12 @@ class Arbiter:
         self._strategies: list[RunStrategy] = []
         self._choices: LruCache[bytes, TemplateChoice] = LruCache(TEMPLATES)
         self._lock = threading.Lock()
+        self.caches_results = False
 
     def register(self, strategy: RunStrategy) -> None:
         """Ask a strategy about each template from now on, after earlier strategies."""
         self._strategies.append(strategy)
+        self.caches_results |= strategy.caches_results
 
     def choice(self, digest: bytes, template: CompiledTemplate) -> TemplateChoice | None:
         """Return the shared record of a template; None if it runs op by op."""
@@ -316,14 +366,16 @@ class Arbiter:
         with self._lock:
             found = self._choices.use(digest)
             if found is None:
-                facts = facts_of(template, digest, self._device)
+                facts = facts_of(template, digest, self._device, cacheable_ops(template) if self.caches_results else None)
                 found = TemplateChoice(facts, self._candidates(facts), self._timer)
                 self._choices.store(digest, found)
-        return found if found.candidates else None
+        return found if found.candidates or found.caches else None
 
     def _candidates(self, facts: ServedFacts) -> list[Candidate]:
         candidates = list[Candidate]()
         for strategy in self._strategies:
+            if strategy.caches_results and facts.cacheable_ops is None:
+                continue
             try:
                 offer = strategy.acts_on(facts)
             except Exception as error:
@@ -334,7 +386,27 @@ class Arbiter:
         return candidates
 
     def run(self, choice: TemplateChoice, run: ServedRun, *, exact: bool) -> Iterator[None]:
+        """Run a template to its last op, or give the results of an earlier run."""
+        found, cache = run.cacheable, choice.cache(exact=exact) if choice.caches else None
+        if found is None or cache is None:
+            yield from self._compute(choice, run, exact=exact)
+            return
+        yield from run.advance(found.ops.start)
+        run.rest = functools.partial(self._compute, choice, run, exact=exact)
+        if found.begin():
+            yield from self._try(choice, cache, run)
+        if run.rest is None or found.reused:
+            run.rest = None
+            yield from run.advance()
+        else:
+            yield from run.rest()
+
+    def _compute(self, choice: TemplateChoice, run: ServedRun, *, exact: bool) -> Iterator[None]:
         """Run a template to its last op."""
+        run.rest = None
+        if not choice.candidates:
+            yield from run.advance()
+            return
         timer, candidate = self._timer, choice.next(exact=exact)
         ready = candidate is not None and choice.stage(candidate) == "ready"
         if ready and not run.is_replaceable():
@@ -435,13 +507,18 @@ def _tell(choice: TemplateChoice, candidate: Candidate, event: str, **fields: ob
     _log.info(event, template=choice.name, strategy=candidate.strategy.name, **fields)
 
 
-def facts_of(template: CompiledTemplate, digest: bytes, device: torch.device) -> ServedFacts:
+def facts_of(
+    template: CompiledTemplate, digest: bytes, device: torch.device, cacheable: CacheableOps | None = None
+) -> ServedFacts:
     """Return a template, as strategies see it."""
     ops = [
         TemplateOp(step.op, step.reads, step.writes, tuple([place for _, place in step.makes]), step.release)
         for step in template.steps
     ]
-    return ServedFacts(tuple(ops), device, template.random, template=template, digest=digest)
+    name = cacheable.digest if cacheable is not None else b""
+    return ServedFacts(
+        tuple(ops), device, template.random, name, template=template, digest=digest, cacheable_ops=cacheable
+    )
 
 
 @functools.cache

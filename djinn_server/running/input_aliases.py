@@ -14,6 +14,7 @@ import attrs
 
 from djinn_core import torch_private
 from djinn_core.ir.operators import resolve, split_name
+from djinn_server.running.compiled_step import CompiledStep
 from djinn_server.running.template_compiler import CompiledTemplate
 
 # Composite ops that clients keep whole (decision 6); each computes results of its own.
@@ -74,7 +75,7 @@ def aliases_of(template: CompiledTemplate, own: Container[str]) -> InputAliases:
     for at, step in enumerate(template.steps):
         is_own = step.op in own
         operands = _NONE.union(*(roots.get(place, _NONE) for place in step.reads))
-        for place in step.reads if is_own or split_name(step.op)[0] in _WRITES else step.writes:
+        for place in step.reads if is_own else written_places(step):
             written |= roots.get(place, _NONE)
         if written:
             unwritten = min(unwritten, at)
@@ -83,6 +84,11 @@ def aliases_of(template: CompiledTemplate, own: Container[str]) -> InputAliases:
                 roots[place] = operands
     found = ((number, roots.get(place, _NONE)) for number, place in enumerate(template.outputs))
     return InputAliases(tuple(sorted(written)), tuple(pair for pair in found if pair[1]), unwritten)
+
+
+def written_places(step: CompiledStep) -> tuple[int, ...]:
+    """Return the places of the operands that a step of one of PyTorch's ops may write into."""
+    return step.reads if split_name(step.op)[0] in _WRITES else step.writes
 
 
 @functools.lru_cache(4096)

@@ -202,9 +202,30 @@ class TemplateRun:
     @property
     def replaceable(self) -> bool:
         """True if instructions may be replaced: nothing is asked of single ones, and no memory guard watches them."""
+        return self.whole and not self.claims
+
+    @property
+    def whole(self) -> bool:
+        """True if nothing but claims asks for single instructions."""
         work = self.work
         watched = self._guard is not None or work.op_times is not None
-        return not (watched or self.claims or work.short or work.stop_at is not None)
+        return not (watched or work.short or work.stop_at is not None)
+
+    @property
+    def appended(self) -> Sequence[Any]:
+        """The inputs that appends extend in place."""
+        if self._growth is None:
+            return ()
+        first = len(self.template.constants) + self.template.slots
+        return [self.env[first + position] for position, _ in self._growth.appends]
+
+    def dense(self, place: int) -> Any:
+        """Return a value after the run. A growing tensor is copied to dense memory."""
+        value, growth = self.env[place], self._growth
+        grows = growth is not None and any(self.template.outputs[number] == place for number in growth.outputs)
+        if grows and isinstance(value, torch.Tensor) and torch.ops.djinn_replay.are_growing([value])[0]:
+            return value.clone(memory_format=torch.contiguous_format)
+        return value
 
     def fail(self, stop: int, error: Exception) -> None:
         """Poison the results and written operands of the instructions before `stop`, and skip them."""

@@ -15,6 +15,7 @@ import torch
 
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.ir.values import contiguous_strides
+from djinn_core.wire.digests import digest_of_content
 from djinn_core.wire.tensors import dtype_from_name
 from djinn_core.wire.upload_messages import UploadPart
 from djinn_core.wire.weight_messages import ReadWeights
@@ -23,6 +24,7 @@ from djinn_server.memory.limited import ledger_of
 from djinn_server.memory.spill import bytes_on_device
 from djinn_server.recovery.journal import Journal
 from djinn_server.recovery.snapshot_format import StoredValue
+from djinn_server.running.storage_names import StorageNames
 from djinn_server.running.values import ValueTable
 from djinn_server.session_machine import Cause, Wait
 from djinn_server.weights.shared_weights import Origin, SessionShares, WeightKey
@@ -58,8 +60,12 @@ class WeightReads:
         uploads: UploadAssembly,
         reader: WeightReader,
         wakeup: Callable[[], None] = lambda: None,
+        names: StorageNames | None = None,
     ) -> None:
-        """`uploads`: those of the session, which make values of bytes. `reader`: reads. `wakeup`: called when a read is complete."""
+        """`uploads`: those of the session, which make values of bytes. `reader`: reads. `wakeup`: called when a read is complete.
+
+        `names`: as for `SessionShares`.
+        """
         self._wakeup = wakeup
         self._runtime = runtime
         self._values = values
@@ -68,7 +74,7 @@ class WeightReads:
         self._ledger = ledger_of(runtime)
         self._in_place = runtime.device.type == "cpu" and self._ledger is None  # what is read is the value's memory
         self._ahead = READ_AHEAD if self._ledger is None else min(READ_AHEAD, self._ledger.limit // READ_AHEAD_SHARE)
-        self.shares = SessionShares(values, self._ledger)
+        self.shares = SessionShares(values, self._ledger, names)
         self.journal = Journal()
         self.reading: OrderedDict[int, _PendingRead] = OrderedDict()  # by handle
 
@@ -209,6 +215,9 @@ class WeightReads:
 
     def _note_shared(self, handle: int, value: torch.Tensor, origin: Origin) -> None:
         self.shares.add(handle, origin)
+        if self.shares.names is not None:
+            key = origin.key
+            self.shares.names.give(value, digest_of_content(f"{key.version.hex()} {key.start} {key.size} {key.name}".encode()))
         if self._ledger is not None:
             source = self._reader.again(origin.address, origin.key)
             if source is not None:

@@ -16,6 +16,7 @@ from djinn_core.wire.tensors import dtype_name
 from djinn_server.memory.ledger import Ledger
 from djinn_server.recovery.snapshot_format import StoredValue
 from djinn_server.running.input_aliases import InputAliases
+from djinn_server.running.storage_names import StorageNames
 from djinn_server.running.values import Poison, ValueTable
 
 
@@ -80,9 +81,12 @@ class SessionShares:
     Before a program writes into one, its values get a copy of their own.
     """
 
-    def __init__(self, values: ValueTable, ledger: Ledger | None = None) -> None:
-        """`ledger`: that of the device's memory, where it has a limit: it counts what several sessions have once."""
-        self._values = values
+    def __init__(self, values: ValueTable, ledger: Ledger | None = None, names: StorageNames | None = None) -> None:
+        """`ledger`: that of the device's memory, where it has a limit: it counts what several sessions have once.
+
+        `names`: the names of storages, if the device caches results. A storage loses its name before a write.
+        """
+        self._values, self.names = values, names
         self._ledger = ledger
         self.storages: dict[int, Origin | None] = {}
         self._keys: dict[int, int] = {}  # of the memory that was read, by storage
@@ -123,6 +127,8 @@ class SessionShares:
         for number, sources in aliases.outputs:
             if any(storage_of(inputs[position]) in shared for position in sources):
                 shared.setdefault(storage_of(handles[number]), None)
+        if self.names and aliases.written:
+            self.names.forget([self._values.table.get(inputs[position]) for position in aliases.written])
 
     def forget(self, handles: Iterable[int]) -> None:
         """Forget storages that no value looks into any more, after `handles` were freed."""

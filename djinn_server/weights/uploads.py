@@ -22,6 +22,7 @@ from djinn_server.memory.limited import ledger_of
 from djinn_server.memory.room import is_out_of_memory
 from djinn_server.recovery.blob_files import BlobFiles
 from djinn_server.recovery.journal import Journal
+from djinn_server.running.storage_names import StorageNames
 from djinn_server.running.values import Poison, ValueTable
 from djinn_server.session_machine import Cause, Wait
 from djinn_server.weights.store import WeightStore, mapped_bytes
@@ -43,7 +44,7 @@ class UploadAssembly:
 
     Attributes:
         wanted: digests of offered blobs that are not here, by handle.
-        journal: the session's journal; a closed one if it has none.
+        journal: the session's journal; a closed one if it has none. names: as for `SessionShares`.
         reading: handles of values that the executor reads itself. reading_bytes: bytes of those that have been begun.
     """
 
@@ -56,6 +57,7 @@ class UploadAssembly:
         self._store = store
         self.wanted: dict[int, bytes] = {}
         self.journal = Journal()
+        self.names: StorageNames | None = None
         self._partial: dict[int, _Partial] = {}
         self._held: dict[bytes, torch.Tensor] = {}
 
@@ -143,6 +145,9 @@ class UploadAssembly:
             self.journal.expect(offer.handle, offer.digest, offer.size, again=not look)
             return False
         self.finish(header, data)
+        value = self._values[offer.handle]
+        if self.names is not None and isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() == offer.size:
+            self.names.give(value, offer.digest)  # the store has checked it
         return True
 
     def take(self, upload: UploadPart, body: Sequence[Buffer]) -> None:

@@ -1,0 +1,330 @@
+"""Results of earlier runs: which ops of a template they may replace, the key of a run, and memory that is copied before a write.
+
+A template's cacheable ops are the longest sequence whose results depend on its inputs, numbers and the numeric settings alone.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, Final, TypeGuard
+
+import attrs
+import msgspec
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from djinn_server.hookspecs.run_strategies import RunResults
+from djinn_core.ir.values import meta_of
+from djinn_core.system.lru import LruCache
+from djinn_core.torch_private import inference_mode, storage_key
+from djinn_core.wire.digests import ContentHash
+from djinn_core.wire.messages import Claim, Template
+from djinn_core.wire.numeric_messages import NumericSettings
+from djinn_core.wire.templates import digest_of
+from djinn_server.running.drawing import ALWAYS, chance_of
+from djinn_server.running.input_aliases import may_return_operand, written_places
+from djinn_server.running.run import TemplateRun
+from djinn_server.running.storage_names import SMALL, ReadAllowance, StorageNames
+from djinn_server.running.template_checks import counts_of
+from djinn_server.running.template_compiler import CompiledTemplate
+
+LAYOUTS: Final = 4096
+HELD: Final = 1 << 20  # bytes of a consumed input that is kept to the end of the run, for the key
+_NUMBERS: Final = (bool, int, float, complex, type(None))
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+@attrs.frozen
+class CacheableOps:
+    """Ops of a template whose results may be cached.
+
+    Attributes:
+        start, stop: the first op, and the op after the last one. digest: of the ops; equal in other templates with these ops.
+        inputs: places of values from before `start`. released: numbers of the inputs that the ops release.
+        slots: first and last place of the numbers. draws: places of numbers that must be 0, or random numbers are drawn.
+        made: places of the results.
+    """
+
+    start: int
+    stop: int
+    digest: bytes
+    inputs: tuple[int, ...]
+    released: tuple[int, ...]
+    slots: slice
+    draws: tuple[int, ...]
+    made: tuple[int, ...]
+
+
+def cacheable_ops(template: CompiledTemplate) -> CacheableOps | None:
+    """Find the cacheable ops of a template; None without results that outlive the run."""
+    steps, source = template.steps, template.source
+    if not steps:
+        return None
+    forms = [source.forms[code] for code in source.code]
+    chances = {code: chance_of(source.forms[code]) for code in {*source.code} if source.forms[code].op.startswith("aten::")}
+    cut = [at for at, code in enumerate(source.code) if chances.get(code, ALWAYS) == ALWAYS or steps[at].moves]
+    start, stop = max(((a + 1, b) for a, b in pairwise((-1, *cut, len(steps)))), key=lambda ops: ops[1] - ops[0])
+    numbers, outside = dict[int, int](), set[int]()
+    for at in range(start, stop):
+        step = steps[at]
+        made = [place for _, place in step.makes]
+        outside.update(place for place in step.reads if place not in numbers)
+        if not outside.isdisjoint(written_places(step)):
+            stop = at
+            break
+        numbers.update((place, len(numbers)) for place in step.reads if place not in numbers)
+        numbers.update((place, len(numbers)) for place in made if place not in numbers)
+        if may_return_operand(step.op) and not outside.isdisjoint(step.reads):
+            outside.update(made)
+    within = steps[start:stop]
+    made = {place for step in within for _, place in step.makes}
+    released = {place for step in within for place in step.release}
+    kept, mine = made - released, set(made)
+    for step in steps[stop:]:
+        if not mine.isdisjoint(step.reads):
+            own = not step.op.startswith("aten::")
+            if own or not mine.isdisjoint(written_places(step)):
+                return None
+            if may_return_operand(step.op):
+                mine.update(place for _, place in step.makes)
+    if not kept or not kept <= {*template.outputs}:
+        return None
+    arity = [counts_of(form) for form in forms]
+    first = len(template.constants) + sum(one.slots for one in arity[:start])
+    draws, slot = list[int](), first
+    for at in range(start, stop):
+        if (chance := chances[source.code[at]]) is not None:
+            draws.append(slot + chance)
+        slot += arity[at].slots
+    inputs = tuple(place for place in numbers if place not in made)
+    ordered = tuple(place for place in numbers if place in kept)
+    codes = {code: number for number, code in enumerate(dict.fromkeys(source.code[start:stop]))}
+    digest = digest_of(
+        Template(
+            tuple(source.forms[code] for code in codes),
+            tuple(codes[code] for code in source.code[start:stop]),
+            tuple(numbers[place] for step in within for place in (*step.reads, *(made for _, made in step.makes))),
+            tuple(numbers[place] for place in inputs),
+            tuple(numbers[place] for place in ordered),
+        )
+    )
+    released_inputs = tuple(number for number, place in enumerate(inputs) if place in released)
+    return CacheableOps(start, stop, digest, inputs, released_inputs, slice(first, slot), tuple(draws), ordered)
+
+
+@attrs.frozen
+class InputView:
+    """A result that is a view of an input. `number`: of the input."""
+
+    number: int
+    dtype: torch.dtype
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return this view of another run's input."""
+        made = torch.empty(0, dtype=self.dtype, device=tensor.device)
+        return made.set_(tensor.untyped_storage(), self.offset, self.shape, self.stride)
+
+
+@attrs.define(eq=False)
+class CachedResults(RunResults):
+    """Results of cacheable ops. `values`: None once they are dropped."""
+
+    nbytes: int
+    values: Sequence[Any] | None
+
+    @property
+    def held(self) -> bool:
+        """True until the results are dropped."""
+        return self.values is not None
+
+    def drop(self) -> None:
+        """Free the results."""
+        self.values = None
+
+
+class CachedResultsTable:
+    """All cached results of a device. Thread-safe.
+
+    Attributes:
+        fulfilled: predicted layouts that runs have fulfilled, by the digest of everything that layouts depend on.
+    """
+
+    def __init__(self) -> None:
+        self.fulfilled: LruCache[bytes, frozenset[Claim]] = LruCache(LAYOUTS)
+        self._results: weakref.WeakSet[CachedResults] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def add(self, results: CachedResults) -> None:
+        """Add results."""
+        with self._lock:
+            self._results.add(results)
+
+    def nbytes(self) -> int:
+        """Return the bytes of all results. Memory that sessions hold as well is counted."""
+        with self._lock:
+            return sum([results.nbytes for results in self._results if results.held])
+
+    def drop(self) -> None:
+        """Free all results: the device has no memory left."""
+        with self._lock:
+            for results in self._results:
+                results.drop()
+
+
+class CacheableRun:
+    """A run of a template with cacheable ops: its key, and its results.
+
+    Attributes:
+        ops: the cacheable ops. reused: True if results of an earlier run have replaced them.
+        shared: storages of results that the cache and sessions share, by key.
+    """
+
+    def __init__(
+        self,
+        ops: CacheableOps,
+        run: TemplateRun,
+        names: StorageNames,
+        table: CachedResultsTable,
+        settings: NumericSettings | None,
+    ) -> None:
+        self.ops, self.reused, self.shared = ops, False, set[int]()
+        self._run, self._names, self._table, self._settings = run, names, table, settings
+        self._inputs: list[Any] = []
+        self._known: dict[int, tuple[bytes, bytes]] = {}
+        self._large: dict[int, StorageWeakRef] = {}  # by key, which no other storage has meanwhile
+        self._digest: bytes | None = None
+        self._layouts = b""  # digest of the ops, the numbers and the layouts of the inputs
+        self._claims = frozenset[Claim]()
+
+    def begin(self) -> bool:
+        """Note the inputs, before the cacheable ops. Return False if the run does not fit: it is cancelled, or its single ops matter."""
+        ops, run = self.ops, self._run
+        if run.step != ops.start or not run.whole or run.outcome.halt.value or run.outcome.failures:
+            return False
+        if any(isinstance(value, torch.Tensor) and value.nbytes > SMALL for value in run.appended):
+            return False  # it may be a growing tensor, whose memory holds more entries
+        self._inputs = inputs = [run.env[place] for place in ops.inputs]
+        for number in ops.released:
+            value = inputs[number]
+            if _is_strided(value) and value.untyped_storage().nbytes() > HELD:
+                if (name := self._names.known(value)) is not None:
+                    self._known[number] = name, _layout(value)
+                self._large[storage_key(value)] = StorageWeakRef(value.untyped_storage())
+                inputs[number] = _Large
+        self._claims = frozenset([
+            msgspec.structs.replace(claim, instruction=at - ops.start)
+            for at, claims in run.claims.items()
+            for claim in claims
+            if ops.start <= at < ops.stop
+        ])
+        return True
+
+    def digest(self, nbytes: int) -> bytes | None:
+        """Return the key of the run, as `StrategyRun.digest` does."""
+        if self._digest is None and not any(self._run.env[place] != 0 for place in self.ops.draws):
+            allowance = ReadAllowance(nbytes)
+            parts = [self._part(number, allowance) for number in range(len(self._inputs))]
+            if None in parts:
+                return None
+            names, layouts = zip(*parts, strict=True) if parts else ((), ())
+            numbers = _encode(self._run.env[self.ops.slots]), _encode(self._settings)
+            self._layouts = ContentHash(b"".join((self.ops.digest, *numbers, *layouts))).digest()
+            self._digest = ContentHash(b"".join((self._layouts, *names))).digest()
+        return self._digest
+
+    def _part(self, number: int, allowance: ReadAllowance) -> tuple[bytes, bytes] | None:
+        """Return the name and the layout of an input; None if its contents cannot be named."""
+        value = self._inputs[number]
+        if number in self._known:
+            return self._known[number]
+        if isinstance(value, torch.Tensor):
+            if value.layout is not torch.strided or value.is_quantized:
+                return None
+            return self._names.name(value, allowance), _layout(value)
+        return (b"", f"{type(value).__name__} {value!r};".encode()) if isinstance(value, _NUMBERS) else None
+
+    def results(self) -> CachedResults | None:
+        """Return the results of the ops, as `StrategyRun.results` does."""
+        run, ops = self._run, self.ops
+        done = run.step >= ops.stop and run.outcome.stopped_at is None
+        if not done or self._digest is None or run.outcome.failures or run.outcome.layout_mismatches:
+            return None
+        inputs = {storage_key(one): number for number, one in enumerate(self._inputs) if _is_strided(one)}
+        values, storages = list[Any](), dict[int, int]()
+        with inference_mode(True):
+            for place in ops.made:
+                value = run.dense(place)
+                if isinstance(value, _NUMBERS):
+                    values.append(value)
+                    continue
+                if not _is_strided(value) or value.is_quantized or value.is_conj() or value.is_neg():
+                    return None
+                key = storage_key(value)
+                if key in self._large:
+                    return None
+                if key in inputs:
+                    meta = meta_of(value)
+                    values.append(InputView(inputs[key], meta.dtype, meta.offset, meta.shape, meta.stride))
+                    continue
+                if key not in storages:
+                    self._names.give(value, ContentHash(self._digest + len(storages).to_bytes(8)).digest())
+                storages[key] = value.untyped_storage().nbytes()
+                values.append(value.detach())
+        self.shared.update(storages)
+        if self._claims:
+            fulfilled = self._table.fulfilled.get(self._layouts) or frozenset[Claim]()
+            self._table.fulfilled.store(self._layouts, fulfilled | self._claims)
+        found = CachedResults(sum(storages.values()), values)
+        self._table.add(found)
+        return found
+
+    def reuse(self, results: RunResults) -> bool:
+        """Put results in the places of those of the ops, as `StrategyRun.reuse` does."""
+        run, ops = self._run, self.ops
+        assert isinstance(results, CachedResults)
+        values = results.values
+        if values is None or run.step != ops.start or run.outcome.halt.value:
+            return False
+        if self._claims and not self._claims <= (self._table.fulfilled.use(self._layouts) or frozenset()):
+            return False
+        with inference_mode(True):
+            for place, value in zip(ops.made, values, strict=True):
+                if isinstance(value, InputView):
+                    run.env[place] = value.of(self._inputs[value.number])
+                elif isinstance(value, torch.Tensor):
+                    self.shared.add(storage_key(value))
+                    run.env[place] = value.detach()
+                else:
+                    run.env[place] = value
+        released = {place for step in run.template.steps[ops.start : ops.stop] for place in step.release}
+        run.pass_steps(ops.stop, [*released], {})
+        self.reused = True
+        return True
+
+    def shared_outputs(self, handles: Iterable[int]) -> list[int]:
+        """Return the handles of the outputs whose memory the cache has as well."""
+        if not self.shared:
+            return []
+        values = [self._run.env[place] for place in self._run.template.outputs]
+        pairs = zip(handles, values, strict=True)
+        return [handle for handle, value in pairs if _is_strided(value) and storage_key(value) in self.shared]
+
+
+class _Large:
+    """In place of an input whose memory the run may free."""
+
+
+def _is_strided(value: object) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def _layout(tensor: torch.Tensor) -> bytes:
+    flags = tensor.is_conj(), tensor.is_neg()
+    offset = int(tensor.storage_offset())
+    return f"{tensor.device.type} {tensor.dtype} {tuple(tensor.shape)} {tensor.stride()} {offset} {flags};".encode()

@@ -1,0 +1,87 @@
+"""Names of storages by their contents, from which keys of cached results are made."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterable
+from typing import Final
+
+import attrs
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from djinn_server.hookspecs.devices import DeviceRuntime
+from djinn_core.torch_private import storage_key
+from djinn_core.wire.digests import digest_of_content
+from djinn_server.memory.spill import bytes_on_device, octets
+
+SMALL: Final = 64 << 10  # bytes of a storage that are hashed in any case; of an accelerator's, no larger one is
+
+
+@attrs.define
+class ReadAllowance:
+    """Bytes that may still be hashed for one key."""
+
+    nbytes: int
+
+    def take(self, nbytes: int) -> bool:
+        """Return True if `nbytes` more may be hashed."""
+        taken = nbytes <= self.nbytes
+        self.nbytes -= nbytes if taken else 0
+        return taken
+
+
+class StorageNames:
+    """Names of a device's storages. Storages of equal names have equal bytes.
+
+    A name is the digest of the bytes, the name of the place that they were read from, or a random number, which names
+    the storage until a program writes into it. `forget` is called before a write. Thread-safe.
+    """
+
+    def __init__(self, runtime: DeviceRuntime) -> None:
+        self._runtime = runtime
+        self._is_host = runtime.device.type == "cpu"
+        self._names: dict[int, tuple[StorageWeakRef, bytes]] = {}
+        self._most = 1024  # entries before freed storages are dropped
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def known(self, tensor: torch.Tensor) -> bytes | None:
+        """Return the name of a tensor's storage, if it has one."""
+        found = self._names.get(storage_key(tensor))
+        return found[1] if found is not None and not found[0].expired() else None
+
+    def name(self, tensor: torch.Tensor, allowance: ReadAllowance) -> bytes:
+        """Return the name of a tensor's storage. Hash its bytes if it has none and the allowance suffices."""
+        found = self.known(tensor)
+        if found is None:
+            found = self._digest(tensor, allowance) or secrets.token_bytes(32)
+            self.give(tensor, found)
+        return found
+
+    def _digest(self, tensor: torch.Tensor, allowance: ReadAllowance) -> bytes | None:
+        storage = tensor.untyped_storage()
+        nbytes = storage.nbytes()
+        if nbytes > SMALL and not (self._is_host and allowance.take(nbytes)):
+            return None
+        if not self._is_host:
+            storage = self._runtime.deliver(bytes_on_device(storage, tensor.device)).untyped_storage()
+        return digest_of_content(octets(storage) if nbytes else b"")
+
+    def give(self, tensor: torch.Tensor, name: bytes) -> None:
+        """Name the storage of a tensor."""
+        with self._lock:
+            self._names[storage_key(tensor)] = StorageWeakRef(tensor.untyped_storage()), name
+            if len(self._names) > self._most:
+                self._names = {key: found for key, found in self._names.items() if not found[0].expired()}
+                self._most = 2 * len(self._names) + 1024
+
+    def forget(self, tensors: Iterable[object]) -> None:
+        """Drop the names of storages that may be written."""
+        with self._lock:
+            for tensor in tensors:
+                if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
+                    self._names.pop(storage_key(tensor), None)

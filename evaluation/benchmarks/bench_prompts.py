@@ -1,0 +1,131 @@
+"""Prompts that repeat: executor time up to the first token of an equal prompt over that of the first one (plugins/result_cache).
+
+    python -m evaluation.benchmarks.bench_prompts [--json] [--quick] [--case same_session]
+
+GPT-2 with random weights and prompts of 800 tokens, on a `djinn serve` with a cache of results and a store of weights. A session is a
+process. The first one generates from each prompt twice. The second one builds equal weights and generates from prompts of the first session.
+`other_prompts` is the time of prompts that never repeat with the cache over the time without it, on two servers in turns.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+from evaluation.benchmarks.measuring import Case, Effort, Outcome, main
+from evaluation.served import Server, served
+
+LAYERS, TOKENS = 12, 800
+CACHE = {"DJINN_PLUGIN_RESULT_CACHE_GIB": "2"}
+
+
+def session(url: str, token: str, layers: int, tokens: int, pipe: Connection) -> None:
+    """Answer each number of a prompt with the executor's seconds up to the first token, and that token."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    import djinn
+
+    torch.set_num_threads(1)
+    djinn.configure(servers=[url], token=token, disable=("local",))
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(n_layer=layers)).eval().to("remote_accelerator:0")
+    while (number := pipe.recv()) is not None:
+        ids = torch.randint(0, 50_000, (1, tokens), generator=torch.Generator().manual_seed(number))
+        before = djinn.stats()["server_execute_us"]
+        found = model.generate(ids.to("remote_accelerator:0"), max_new_tokens=1, do_sample=False, pad_token_id=0)
+        made = int(found[0, -1])
+        pipe.send(((djinn.stats()["server_execute_us"] - before) / 1e6, made))
+
+
+class Session:
+    """A client in a process of its own."""
+
+    def __init__(self, server: Server, layers: int, tokens: int) -> None:
+        spawning: Any = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawning.Pipe()
+        self._process = spawning.Process(
+            target=session, args=(server.tcp, server.token, layers, tokens, theirs), daemon=True
+        )
+        self._process.start()
+
+    def generate(self, number: int) -> tuple[float, int]:
+        """Return the seconds of a prompt, and the token."""
+        self._pipe.send(number)
+        if not self._pipe.poll(600):
+            raise RuntimeError("a session did not answer")
+        found: tuple[float, int] = self._pipe.recv()
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.send(None)
+        self._process.join(30)
+        self._process.kill()
+
+
+def _sizes(effort: Effort) -> tuple[int, int]:
+    return (1, 100) if effort.small else (LAYERS, TOKENS)
+
+
+def _ratio(first: Sequence[tuple[float, int]], again: Sequence[tuple[float, int]]) -> Outcome:
+    if [token for _, token in first] != [token for _, token in again]:
+        raise RuntimeError("an equal prompt gave another token")
+    before, after = (statistics.median([seconds for seconds, _ in found]) for found in (first, again))
+    return Outcome(after / before, {"first s": before, "again s": after, "prompts": len(first)})
+
+
+def equal_prompts(second_session: bool, effort: Effort) -> Outcome:
+    """Each prompt twice, in one session or in two."""
+    layers, tokens = _sizes(effort)
+    environment = CACHE | ({"DJINN_PLUGIN_RESULT_CACHE_SECONDS": "0"} if effort.small else {})
+    with served(threads=effort.threads, environment=environment) as server:
+        one = Session(server, layers, tokens)
+        one.generate(0)
+        first, again = list[tuple[float, int]](), list[tuple[float, int]]()
+        for number in range(1, effort.rounds + 1):
+            first.append(one.generate(number))
+            if not second_session:
+                again.append(one.generate(number))
+        if second_session:
+            time.sleep(0 if effort.small else 5)  # the store writes beside other work
+            other = Session(server, layers, tokens)
+            again = [other.generate(number) for number in range(1, effort.rounds + 1)]
+            other.close()
+        one.close()
+    return _ratio(first, again)
+
+
+def other_prompts(effort: Effort) -> Outcome:
+    """Prompts that never repeat, with the cache and without it."""
+    layers, tokens = _sizes(effort)
+    with (
+        served(threads=effort.threads, environment=CACHE) as cached,
+        served(threads=effort.threads) as plain,
+    ):
+        sessions = [Session(server, layers, tokens) for server in (cached, plain)]
+        times: list[list[float]] = [[], []]
+        for number in range(4 * effort.rounds):
+            order = (0, 1) if number % 2 else (1, 0)
+            for which in order:
+                times[which].append(sessions[which].generate(number)[0])
+        for one in sessions:
+            one.close()
+    with_cache, without = (statistics.median(found[2:]) for found in times)
+    return Outcome(with_cache / without, {"cache s": with_cache, "plain s": without})
+
+
+CASES = (
+    Case("same_session", 0.05, partial(equal_prompts, False)),
+    Case("second_session", 0.05, partial(equal_prompts, True)),
+    Case("other_prompts", None, other_prompts),
+)
+
+if __name__ == "__main__":
+    sys.exit(not main("A prompt that repeats, over the first one", CASES))

@@ -1,0 +1,19 @@
+"""The run strategy `result_cache`: a run that repeats, such as the prefill of an equal prompt, gets the results of the earlier run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from djinn.hooks import RunStrategy, hookimpl
+from djinn_result_cache.strategy import ResultCache, Settings
+
+__all__ = ["ResultCache", "Settings", "djinn_api_version", "djinn_register_run_strategies", "djinn_settings"]
+
+djinn_api_version = "2.0"
+djinn_settings = Settings
+
+
+@hookimpl
+def djinn_register_run_strategies(settings: Settings) -> Iterable[RunStrategy]:
+    """Return the strategy if it has a budget."""
+    return [ResultCache(settings)] if settings.gib else []

@@ -1,0 +1,155 @@
+"""A cache of results of runs by digest, within a budget of bytes."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final, Literal
+
+import attrs
+
+from djinn.hooks import RunOffer, RunResults, RunStrategy, StrategyRun, TemplateFacts
+
+HASHED: Final = 2e9  # bytes of operands without a name that are hashed, for each second of the run; weights once
+LEAST: Final = 1 << 20  # bytes that are hashed in any case
+FIRST: Final = 8  # runs of a template that are cached without a hit; later ones are cached if their digest was seen
+SEEN: Final = 4096  # digests of runs that were not cached
+UNKNOWN: Final = 3  # runs without a digest after which a template is left alone
+
+
+@attrs.frozen
+class Settings:
+    """Settings of the cache.
+
+    Attributes:
+        gib: memory that results may take on each device, in GiB; 0: nothing is cached.
+        seconds: runs that take less are not cached.
+    """
+
+    gib: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
+    seconds: float = attrs.field(default=0.05, validator=attrs.validators.ge(0))
+
+
+@attrs.define(eq=False)
+class Entry:
+    """Cached results. `program`: digest of the ops. `seconds`: that they took. `priority`: the entry of the lowest one is evicted first."""
+
+    program: bytes
+    results: RunResults
+    seconds: float
+    priority: float
+
+
+class Cache:
+    """Results by digest. Evicts by GreedyDual-Size: results that took long for their size, or were used of late, stay.
+
+    Attributes:
+        programs: number of entries by program. seconds: of the longest run of each of them. nbytes: of all entries.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.programs: Counter[bytes] = Counter()
+        self.seconds: dict[bytes, float] = {}
+        self.nbytes = 0
+        self._limit, self._clock = limit, 0.0
+        self._entries: dict[bytes, Entry] = {}
+
+    def find(self, digest: bytes) -> RunResults | None:
+        """Return the results of that digest."""
+        entry = self._entries.get(digest)
+        if entry is None:
+            return None
+        if not entry.results.held:  # the executor needed the memory
+            self._remove(digest)
+            return None
+        entry.priority = self._clock + entry.seconds / max(entry.results.nbytes, 1)
+        return entry.results
+
+    def store(self, digest: bytes, program: bytes, results: RunResults, seconds: float) -> None:
+        """Store results, and evict others where the budget needs it. Results above half of the budget are dropped."""
+        if digest in self._entries:
+            self._remove(digest)
+        if 2 * results.nbytes > self._limit:
+            results.drop()
+            return
+        while self.nbytes + results.nbytes > self._limit:
+            lowest = min(self._entries, key=lambda key: self._entries[key].priority)
+            self._clock = self._entries[lowest].priority
+            self._remove(lowest)
+        self._entries[digest] = Entry(program, results, seconds, self._clock + seconds / max(results.nbytes, 1))
+        self.programs[program] += 1
+        self.seconds[program] = max(seconds, self.seconds.get(program, 0.0))
+        self.nbytes += results.nbytes
+
+    def _remove(self, digest: bytes) -> None:
+        entry = self._entries.pop(digest)
+        entry.results.drop()
+        self.nbytes -= entry.results.nbytes
+        self.programs[entry.program] -= 1
+        if not self.programs[entry.program]:
+            del self.programs[entry.program], self.seconds[entry.program]
+
+
+class CachingOffer(RunOffer):
+    """Looks up each run of a template whose results are cached, and caches runs that take long.
+
+    Attributes:
+        unused: runs that were cached since the last hit. unknown: runs without a digest in a row.
+    """
+
+    def __init__(self, cache: Cache, program: bytes, seconds: float) -> None:
+        self._cache, self._program, self._least = cache, program, seconds
+        self._seen: dict[bytes, None] = {}
+        self.unused = self.unknown = 0
+
+    def stage(self) -> Literal["idle", "ready"]:
+        """Return `idle` for templates whose runs have no digest."""
+        return "ready" if self.unknown < UNKNOWN else "idle"
+
+    def run(self, run: StrategyRun) -> Iterator[None]:
+        """Give the results of an equal run. If there was none, run the ops and cache their results."""
+        if self._program in self._cache.programs:
+            digest = self._digest(run, self._cache.seconds[self._program])
+            found = self._cache.find(digest) if digest is not None else None
+            if found is not None and run.reuse(found):
+                self.unused = 0
+                return
+        began = time.perf_counter()
+        yield from run.advance()
+        seconds = time.perf_counter() - began
+        if seconds >= self._least:
+            self._keep(run, seconds)
+
+    def _digest(self, run: StrategyRun, seconds: float) -> bytes | None:
+        digest = run.digest(int(HASHED * seconds) if self.unused < FIRST else LEAST)
+        self.unknown = 0 if digest is not None else self.unknown + 1
+        return digest
+
+    def _keep(self, run: StrategyRun, seconds: float) -> None:
+        digest = self._digest(run, seconds)
+        if digest is None:
+            return
+        self.unused += 1
+        if self.unused > FIRST and digest not in self._seen:
+            self._seen[digest] = None
+            if len(self._seen) > SEEN:
+                del self._seen[next(iter(self._seen))]
+            return
+        results = run.results()
+        if results is not None:
+            self._cache.store(digest, self._program, results, seconds)
+
+
+class ResultCache(RunStrategy):
+    """Caches results of runs that take long, and gives them to equal runs of all sessions of an executor."""
+
+    name = "result_cache"
+    caches_results = True
+
+    def __init__(self, settings: Settings) -> None:
+        self._seconds, self._cache = settings.seconds, Cache(int(settings.gib * 2**30))
+
+    def acts_on(self, template: TemplateFacts) -> RunOffer | None:
+        """Return an offer if the template has ops whose results may be cached."""
+        return CachingOffer(self._cache, template.cacheable, self._seconds) if template.cacheable else None
