@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import attrs
+import pytest
+import torch
+
+import djinn_result_cache
+from djinn.hooks import RunResults
+from djinn.testing import PluginConformance, RunStrategyConformance
+from djinn_result_cache import ResultCache, Settings
+from djinn_result_cache.strategy import Cache
+
+
+class TestPlugin(PluginConformance):
+    @pytest.fixture
+    def plugin(self, monkeypatch):
+        monkeypatch.setattr(djinn_result_cache, "djinn_settings", Enabled)
+        return djinn_result_cache
+
+
+@attrs.frozen
+class Enabled(Settings):
+    gib: float = 1.0
+
+
+class TestStrategy(RunStrategyConformance):
+    @pytest.fixture
+    def strategy(self):
+        return ResultCache(Settings(gib=0.1, seconds=0.0))
+
+    @pytest.fixture
+    def programs(self):
+        x, y = torch.randn(16, 16), torch.randn(16, 16)
+        return {
+            "a product": (lambda x, y: torch.relu(x @ y) + x, (x, y)),
+            "a write": (lambda x, y: (x * y).add_(1.0).t(), (x, y)),
+        }
+
+
+class Results(RunResults):
+    def __init__(self, nbytes):
+        self.nbytes, self.dropped = nbytes, False
+
+    @property
+    def held(self):
+        return not self.dropped
+
+    def drop(self):
+        self.dropped = True
+
+
+def test_cache_evicts_results_that_took_the_least_time_for_their_bytes():
+    cache = Cache(100)
+    for name, nbytes, seconds in ((b"slow", 40, 4.0), (b"quick", 40, 0.4), (b"new", 30, 1.0)):
+        cache.store(name, b"program", Results(nbytes), seconds)
+    assert [cache.find(name) is not None for name in (b"slow", b"quick", b"new")] == [True, False, True]
+    assert cache.nbytes == 70
+
+
+def test_cache_evicts_results_that_are_not_used_any_more():
+    cache = Cache(100)
+    cache.store(b"old", b"program", Results(40), 4.0)
+    for number in range(20):
+        cache.store(number.to_bytes(), b"program", Results(40), 1.0)
+    assert cache.find(b"old") is None
+
+
+def test_cache_forgets_results_that_the_executor_has_dropped():
+    cache, results = Cache(100), Results(40)
+    cache.store(b"one", b"program", results, 1.0)
+    results.drop()
+    assert cache.find(b"one") is None
+    assert (cache.nbytes, dict(cache.programs)) == (0, {})
+
+
+def test_results_above_half_of_the_budget_are_not_cached():
+    cache, results = Cache(100), Results(60)
+    cache.store(b"one", b"program", results, 1.0)
+    assert results.dropped
+    assert cache.find(b"one") is None
