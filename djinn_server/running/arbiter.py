@@ -366,7 +366,9 @@ class Arbiter:
         with self._lock:
             found = self._choices.use(digest)
             if found is None:
-                facts = facts_of(template, digest, self._device, cacheable_ops(template) if self.caches_results else None)
+                facts = facts_of(
+                    template, digest, self._device, cacheable_ops(template) if self.caches_results else None
+                )
                 found = TemplateChoice(facts, self._candidates(facts), self._timer)
                 self._choices.store(digest, found)
         return found if found.candidates or found.caches else None
@@ -395,11 +397,11 @@ class Arbiter:
         run.rest = functools.partial(self._compute, choice, run, exact=exact)
         if found.begin():
             yield from self._try(choice, cache, run)
-        if run.rest is None or found.reused:
-            run.rest = None
-            yield from run.advance()
+        rest, run.rest = run.rest, None
+        if rest is not None and not found.reused:
+            yield from rest()
         else:
-            yield from run.rest()
+            yield from run.advance()
 
     def _compute(self, choice: TemplateChoice, run: ServedRun, *, exact: bool) -> Iterator[None]:
         """Run a template to its last op."""

@@ -64,21 +64,23 @@ def cacheable_ops(template: CompiledTemplate) -> CacheableOps | None:
     if not steps:
         return None
     forms = [source.forms[code] for code in source.code]
-    chances = {code: chance_of(source.forms[code]) for code in {*source.code} if source.forms[code].op.startswith("aten::")}
+    chances = {
+        code: chance_of(source.forms[code]) for code in {*source.code} if source.forms[code].op.startswith("aten::")
+    }
     cut = [at for at, code in enumerate(source.code) if chances.get(code, ALWAYS) == ALWAYS or steps[at].moves]
     start, stop = max(((a + 1, b) for a, b in pairwise((-1, *cut, len(steps)))), key=lambda ops: ops[1] - ops[0])
     numbers, outside = dict[int, int](), set[int]()
     for at in range(start, stop):
         step = steps[at]
-        made = [place for _, place in step.makes]
+        results = [place for _, place in step.makes]
         outside.update(place for place in step.reads if place not in numbers)
         if not outside.isdisjoint(written_places(step)):
             stop = at
             break
         numbers.update((place, len(numbers)) for place in step.reads if place not in numbers)
-        numbers.update((place, len(numbers)) for place in made if place not in numbers)
+        numbers.update((place, len(numbers)) for place in results if place not in numbers)
         if may_return_operand(step.op) and not outside.isdisjoint(step.reads):
-            outside.update(made)
+            outside.update(results)
     within = steps[start:stop]
     made = {place for step in within for _, place in step.makes}
     released = {place for step in within for place in step.release}
@@ -217,12 +219,14 @@ class CacheableRun:
                     self._known[number] = name, _layout(value)
                 self._large[storage_key(value)] = StorageWeakRef(value.untyped_storage())
                 inputs[number] = _Large
-        self._claims = frozenset([
-            msgspec.structs.replace(claim, instruction=at - ops.start)
-            for at, claims in run.claims.items()
-            for claim in claims
-            if ops.start <= at < ops.stop
-        ])
+        self._claims = frozenset(
+            [
+                msgspec.structs.replace(claim, instruction=at - ops.start)
+                for at, claims in run.claims.items()
+                for claim in claims
+                if ops.start <= at < ops.stop
+            ]
+        )
         return True
 
     def digest(self, nbytes: int) -> bytes | None:

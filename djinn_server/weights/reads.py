@@ -217,7 +217,9 @@ class WeightReads:
         self.shares.add(handle, origin)
         if self.shares.names is not None:
             key = origin.key
-            self.shares.names.give(value, digest_of_content(f"{key.version.hex()} {key.start} {key.size} {key.name}".encode()))
+            self.shares.names.give(
+                value, digest_of_content(f"{key.version.hex()} {key.start} {key.size} {key.name}".encode())
+            )
         if self._ledger is not None:
             source = self._reader.again(origin.address, origin.key)
             if source is not None:

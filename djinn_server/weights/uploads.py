@@ -146,7 +146,11 @@ class UploadAssembly:
             return False
         self.finish(header, data)
         value = self._values[offer.handle]
-        if self.names is not None and isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() == offer.size:
+        if (
+            self.names is not None
+            and isinstance(value, torch.Tensor)
+            and value.untyped_storage().nbytes() == offer.size
+        ):
             self.names.give(value, offer.digest)  # the store has checked it
         return True
 

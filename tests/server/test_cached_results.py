@@ -70,7 +70,8 @@ def served(start_python, tmp_path, plain_environment):
         start_python,
         tmp_path,
         *("--threads", "1"),
-        env=plain_environment | {f"DJINN_PLUGIN_RESULT_CACHE_{name.upper()}": str(value) for name, value in CACHE.items()},
+        env=plain_environment
+        | {f"DJINN_PLUGIN_RESULT_CACHE_{name.upper()}": str(value) for name, value in CACHE.items()},
     )
     yield server
     server.process.kill()
@@ -212,9 +213,7 @@ def test_budget_holds_and_what_took_long_for_its_bytes_stays():
 
 
 def test_cached_results_are_dropped_if_a_memory_limit_needs_their_bytes():
-    with configured(
-        executor="inline", plugin_settings={"result_cache": CACHE}, memory_gib=48 / 1024, threads=1
-    ):
+    with configured(executor="inline", plugin_settings={"result_cache": CACHE}, memory_gib=48 / 1024, threads=1):
         x = torch.randn(1024, 1024)
         for _ in range(4):
             assert torch.equal(torch.relu(x.to(REMOTE) - 1).cpu(), torch.relu(x - 1))
