@@ -255,6 +255,11 @@ class ServedRun(StrategyRun):
         self.note_draws()
         self._advanced = time.perf_counter()
 
+    def take_rest(self) -> Callable[[], Iterator[None]] | None:
+        """Return `rest` for a call."""
+        rest, self.rest = self.rest, None
+        return rest
+
     def note_draws(self) -> None:
         """Note the random state, which ops have left."""
         self._drawn = self.generator.get_state() if self.generator is not None else None
@@ -397,7 +402,7 @@ class Arbiter:
         run.rest = functools.partial(self._compute, choice, run, exact=exact)
         if found.begin():
             yield from self._try(choice, cache, run)
-        rest, run.rest = run.rest, None
+        rest = run.take_rest()
         if rest is not None and not found.reused:
             yield from rest()
         else:

@@ -16,7 +16,6 @@ import msgspec
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from djinn_server.hookspecs.run_strategies import RunResults
 from djinn_core.ir.values import meta_of
 from djinn_core.system.lru import LruCache
 from djinn_core.torch_private import inference_mode, storage_key
@@ -24,6 +23,7 @@ from djinn_core.wire.digests import ContentHash
 from djinn_core.wire.messages import Claim, Template
 from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.templates import digest_of
+from djinn_server.hookspecs.run_strategies import RunResults
 from djinn_server.running.drawing import ALWAYS, chance_of
 from djinn_server.running.input_aliases import may_return_operand, written_places
 from djinn_server.running.run import TemplateRun

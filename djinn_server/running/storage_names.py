@@ -11,9 +11,9 @@ import attrs
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_core.torch_private import storage_key
 from djinn_core.wire.digests import digest_of_content
+from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.memory.spill import bytes_on_device, octets
 
 SMALL: Final = 64 << 10  # bytes of a storage that are hashed in any case; of an accelerator's, no larger one is
