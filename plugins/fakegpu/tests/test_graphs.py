@@ -162,10 +162,7 @@ def test_replaced_weight_is_never_read_at_its_old_address(gpu):
     there[0].weight.zero_()
     with Grown() as grown:
         assert torch.equal(predict(there, given), predict(model, inputs))
-    assert (grown["captures"], grown["graph_launches"]) == (
-        0,
-        1,
-    )  # captured with this weight; a replay reads its current bytes
+    assert (grown["captures"], grown["graph_launches"]) == (0, 1)  # a replay reads the weight's current bytes
 
 
 @torch.no_grad()
