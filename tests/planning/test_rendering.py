@@ -59,7 +59,7 @@ def test_a_renderer_is_found_by_format_and_by_ending(result: PipelineResult, tmp
 
 def test_what_is_missing_can_be_installed(tmp_path: Path) -> None:
     with pytest.raises(
-        djinn.errors.ConfigurationError, match=r"end in \.svg \(there are: none\)\. .*plugins/observability"
+        djinn.errors.ConfigurationError, match=r"end in \.svg \(available: none\)\. .*plugins/observability"
     ):
         renderer_for(tmp_path / "a.svg", registry_of())
     with pytest.raises(
