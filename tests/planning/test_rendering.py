@@ -64,7 +64,7 @@ def test_what_is_missing_can_be_installed(tmp_path: Path) -> None:
         renderer_for(tmp_path / "a.svg", registry_of())
     with pytest.raises(
         djinn.errors.ConfigurationError,
-        match=r"no format 'svg' \(there are: text, json, dots\)\. .*plugins/observability",
+        match=r"no format 'svg' \(available: text, json, dots\)\. .*plugins/observability",
     ):
         renderer_of("svg", registry_of(Dots()))
 
