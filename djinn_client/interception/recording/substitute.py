@@ -238,7 +238,7 @@ class _Rewriter:
             meta = self.metas[value]
             if not isinstance(tensor, LazyTensor) or (tuple(tensor.shape), tensor.dtype) != (meta.shape, meta.dtype):
                 raise InvalidStage(
-                    f"the code of a substitution returns {_shown(tensor)} instead of a {meta.dtype} tensor of shape {meta.shape}"
+                    f"the code of a substitution returns {_shown(tensor)} instead of a {meta.dtype} of {meta.shape}"
                 )
             made.append(tensor)
         return made
