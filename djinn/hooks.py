@@ -66,7 +66,6 @@ if TYPE_CHECKING:
         LaunchedExecutor,
         LaunchRequest,
     )
-    from djinn_server.hookspecs.memory_policies import EvictionCandidate, MemoryPolicy
     from djinn_server.hookspecs.operations import OperationsAddress, OperationsServer, ServerMetrics, WatchedServer
     from djinn_server.hookspecs.quotas import Quota
     from djinn_server.hookspecs.run_strategies import (
@@ -111,7 +110,6 @@ __all__ = [
     "Device",
     "DeviceRuntime",
     "Event",
-    "EvictionCandidate",
     "Executor",
     "ExecutorEngine",
     "ExecutorHandle",
@@ -136,7 +134,6 @@ __all__ = [
     "Listener",
     "LocalEngine",
     "LocalPlace",
-    "MemoryPolicy",
     "NodePriority",
     "Observer",
     "OpHandler",
@@ -215,7 +212,6 @@ _PLACES = {
     "djinn_core.hookspecs.integrations": "Integration",
     "djinn_core.hookspecs.interception": "Interception",
     "djinn_core.sink": "DescribedValue Facts OpHandler Sink Submission SubmissionReply",
-    "djinn_server.hookspecs.memory_policies": "EvictionCandidate MemoryPolicy",
     "djinn_core.hookspecs.observers": "Event Observer",
     "djinn_server.hookspecs.operations": "OperationsAddress OperationsServer ServerMetrics WatchedServer",
     "djinn_core.hookspecs.operators": "CastPolicy OperatorLibrary",

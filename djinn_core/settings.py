@@ -329,7 +329,6 @@ class Settings:
         threads: PyTorch threads of a local executor. By default PyTorch decides.
         recover: True to replace a dead executor of this program by one that recovers the session.
         memory_gib: memory limit of a local executor. Default: none.
-        memory_policy: name of the memory policy under a limit.
         placement_policy: name of the placement policy. Default: the preferred one for the devices.
         memory_limits: bytes that plans may place on each device, by id or number, or on all.
         calibrate: True to measure uncalibrated devices of a pool in the background.
@@ -387,7 +386,6 @@ class Settings:
     threads: int | None = attrs.field(default=None, converter=_threads)
     recover: bool = attrs.field(default=True, converter=_flag)
     memory_gib: float | None = attrs.field(default=None, converter=_memory)
-    memory_policy: str = attrs.field(default="next_use", converter=_text)
     placement_policy: str = attrs.field(default="", converter=_text)
     memory_limits: tuple[tuple[str, int], ...] = attrs.field(default=(), converter=_limits)
     calibrate: bool = attrs.field(default=True, converter=_flag)

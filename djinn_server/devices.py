@@ -16,7 +16,6 @@ from djinn_core.wire.messages import DeviceInfo
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.hookspecs.devices import Device, DeviceRuntime
 from djinn_server.memory.limited import LimitedRuntime
-from djinn_server.memory.policy import CheckedPolicy
 
 FALLBACK = "cpu"
 _log = get_logger("djinn.server")
@@ -84,18 +83,17 @@ def limited(
     device: OpenDevice,
     memory: int,
     disk: DiskQuota,
-    policy: CheckedPolicy,
     *,
     on_demand: bool = False,
     idle: bool = False,
 ) -> OpenDevice:
-    """Return the device with at most `memory` bytes for sessions' values. `policy` orders evictions.
+    """Return the device with at most `memory` bytes for sessions' values.
 
     0: with `on_demand` an accelerator evicts when its memory has run out, and with `idle` every device while sessions are idle.
     """
     if not memory and not (on_demand and (idle or device.runtime.device.type != "cpu")):
         return device
-    return attrs.evolve(device, runtime=LimitedRuntime(device.runtime, memory, disk, policy))
+    return attrs.evolve(device, runtime=LimitedRuntime(device.runtime, memory, disk))
 
 
 def _best(devices: Sequence[Device]) -> str:

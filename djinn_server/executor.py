@@ -59,7 +59,6 @@ from djinn_server.launch.listen_addresses import faster_transports, listening_tr
 from djinn_server.launch.orders import FULL_SECONDS, Failed, Full, Report, Start
 from djinn_server.launch.tickets import Badge, TicketChecker
 from djinn_server.malloc_trim import keep_few_arenas, keep_freed_for_next_run, set_start_aside
-from djinn_server.memory.policy import chosen_policy
 from djinn_server.parallel_groups import ParallelGroups
 from djinn_server.peers.exchange import PeerListener, serve_control_channel
 from djinn_server.peers.inbox import PeerConnection
@@ -572,9 +571,9 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
         torch.set_num_threads(config.threads)
     registry = load_plugins(config)
     operators = CustomOperators(config.operators, registry.operators, tenants=config.tenants)
-    disk, policy = DiskQuota(), chosen_policy(registry, config.memory.policy)
+    disk = DiskQuota()
     found, evicts = open_device(registry.devices, device), not config.batch_sessions
-    opened = limited(found, config.memory.limit, disk, policy, on_demand=evicts, idle=config.memory.idle_minutes > 0)
+    opened = limited(found, config.memory.limit, disk, on_demand=evicts, idle=config.memory.idle_minutes > 0)
     if config.hang_seconds is not None:
         opened.runtime.hang_seconds = config.hang_seconds
     events = ServerEvents("executor")

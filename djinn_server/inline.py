@@ -23,7 +23,6 @@ from djinn_server.disk_quota import DiskQuota
 from djinn_server.executor import Executor, begin_strategies
 from djinn_server.launch.executor_config import EVERYTHING
 from djinn_server.launch.tickets import TicketChecker, issue_ticket, new_key
-from djinn_server.memory.policy import chosen_policy
 from djinn_server.session import ExecutorSession
 from djinn_server.shared_device import SharedDevice
 from djinn_server.weights.weight_reader import WeightReader
@@ -102,8 +101,8 @@ def begin(settings: Settings, client: str) -> tuple[Connection, str]:
     registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     key = new_key()
     opened = open_device(registry.devices, settings.device)
-    disk, policy = DiskQuota(), chosen_policy(registry, settings.memory_policy)
-    device = limited(opened, bytes_of(settings.memory_gib), disk, policy)
+    disk = DiskQuota()
+    device = limited(opened, bytes_of(settings.memory_gib), disk)
     weights = WeightReader(registry.weight_sources, EVERYTHING.permissions, registry.weight_formats)
     context = ExecutorContext(SharedDevice(device.runtime), weights=weights, disk=disk)
     begin_strategies(context, registry, settings.compilers)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from djinn.testing.executors import ExecutorConformance
     from djinn.testing.integrations import IntegrationConformance
     from djinn.testing.interception import InterceptionConformance
-    from djinn.testing.memory_policies import MemoryPolicyConformance, sample_evictions
     from djinn.testing.observers import ObserverConformance
     from djinn.testing.op_handlers import OpHandlerConformance
     from djinn.testing.operations import OperationsServerConformance
@@ -71,7 +70,6 @@ __all__ = [
     "FakeGpuProcess",
     "IntegrationConformance",
     "InterceptionConformance",
-    "MemoryPolicyConformance",
     "ObserverConformance",
     "OpHandlerConformance",
     "OperationsServerConformance",
@@ -108,7 +106,6 @@ __all__ = [
     "run_executor_states",
     "run_transport_states",
     "sample_assignments",
-    "sample_evictions",
     "sample_graphs",
     "sample_programs",
     "scheduling_context",
@@ -135,7 +132,6 @@ _PLACES = {
     "djinn.testing.interception": "InterceptionConformance",
     "djinn.testing.executor_states": "ExecutorStateMachine run_executor_states",
     "djinn.testing.executors": "ExecutorConformance",
-    "djinn.testing.memory_policies": "MemoryPolicyConformance sample_evictions",
     "djinn.testing.observers": "ObserverConformance",
     "djinn.testing.op_handlers": "OpHandlerConformance",
     "djinn.testing.operations": "OperationsServerConformance",

@@ -18,7 +18,7 @@ PLANNING = frozenset(("exact", "latency_target", "pins", "placement_policy", "sc
 PLUGINS = frozenset(("disable", "plugin_settings", "plugins", "strict", "trace_plugins"))
 # Settings of executors that this program starts, or of connections to servers: a session has only one of the two.
 _OWN_EXECUTORS = frozenset((
-    "compilers", "engine", "engine_address", "executor", "executors", "memory_gib", "memory_policy", "operators", "placement_group",
+    "compilers", "engine", "engine_address", "executor", "executors", "memory_gib", "operators", "placement_group",
     "recover", "resources", "runtime_env", "threads",
 ))  # fmt: skip
 _SERVERS = frozenset((
@@ -37,7 +37,7 @@ def needing_new_session(
 ) -> frozenset[str]:
     """Return those of the changed settings `names` that an open session cannot apply.
 
-    A session can change the client's plugins. Its executors have loaded compilers and memory policies, and its
+    A session can change the client's plugins. Its executors have loaded compilers and operators, and its
     transports were chosen at its begin.
 
     Args:
@@ -51,9 +51,8 @@ def needing_new_session(
 
 
 def executor_plugins_differ(before: Registry, after: Registry, settings: Settings) -> bool:
-    """Return True if `settings` select or configure other compilers, operators or memory policies than the active ones."""
+    """Return True if `settings` select or configure other compilers or operators than the active ones."""
     kinds = {"compilers"} if settings.compilers else set()
-    kinds |= {"memory_policies"} if settings.memory_gib else set()
     kinds |= {"operators"} if settings.operators else set()
 
     def of_executors(registry: Registry) -> set[object]:

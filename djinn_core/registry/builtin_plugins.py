@@ -15,7 +15,6 @@ _MODULES: Final = MappingProxyType({
     "scheduling": ("schedulers", "djinn_core.planning.builtins"),
     "local": ("transports", "djinn_core.protocol"),
     "cpu": ("devices", "djinn_server.builtins"),
-    "memory": ("memory_policies", "djinn_server.builtins"),
     "weights": ("weight_sources", "djinn_server.builtins"),
     "safetensors_files": ("weight_formats", "djinn_server.builtins"),
     "assignment": ("assignment_policies", "djinn_server.builtins"),

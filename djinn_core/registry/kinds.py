@@ -64,7 +64,6 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("devices", "Device", ("gateway", "executor"), SERVER),
     Kind("compilers", "Compiler", ("executor",), SERVER),
     Kind("run_strategies", "RunStrategy", ("executor",), SERVER),
-    Kind("memory_policies", "MemoryPolicy", ("executor",), SERVER),
     Kind("weight_sources", "WeightSource", ("executor",), SERVER),
     Kind("weight_formats", "WeightFormat", ("executor",), SERVER),
     Kind("authenticators", "Authenticator", ("gateway",), SERVER),

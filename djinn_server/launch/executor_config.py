@@ -52,7 +52,6 @@ class MemoryConfig:
 
     Attributes:
         limit: bytes that all sessions may hold together; 0: the device's memory.
-        policy: name of the policy that orders evictions; empty: the built-in one.
         ahead: limit in bytes for the results of programs that a session runs before their submissions; 0: no such runs.
         idle_minutes: time without a message after which a session's values are moved off the device; 0: they stay.
     """
@@ -64,7 +63,6 @@ class MemoryConfig:
         above=0,
         gib=True,
     )
-    policy: str = flagged("", "--memory-policy", "What --memory-gib evicts first, such as lru. Default: next_use.")
     idle_minutes: float = flagged(
         0.0,
         "--idle-minutes",
@@ -277,7 +275,6 @@ class ExecutorConfig(ExecutorOptions):
         """Return the configuration with settings for unset values."""
         memory = MemoryConfig(
             self.memory.limit or bytes_of(settings.memory_gib),
-            self.memory.policy or settings.memory_policy,
             self.memory.idle_minutes,
             self.memory.ahead,
         )

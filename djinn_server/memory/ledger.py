@@ -1,4 +1,4 @@
-"""The memory of one device: a table of storages, eviction in the order of a memory policy, and restoring."""
+"""The memory of one device: a table of storages, eviction of the storage whose next use is furthest away, and restoring."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from djinn_core.ir.values import meta_of
 from djinn_core.logs import get_logger
 from djinn_core.wire.messages import PRESSURE
 from djinn_server.hookspecs.devices import DeviceRuntime
-from djinn_server.hookspecs.memory_policies import EvictionCandidate
-from djinn_server.memory.policy import CheckedPolicy
 from djinn_server.memory.process import ProcessMemory, process_memory
 from djinn_server.memory.room import is_out_of_memory
 from djinn_server.memory.spill import DISK, HOST, SpillExtent, SpillSpace, bytes_on_device, octets
@@ -173,12 +171,10 @@ class Ledger:
         runtime: DeviceRuntime,
         limit: int,
         spaces: Sequence[SpillSpace],
-        policy: CheckedPolicy | None = None,
         *,
         on_demand: bool = False,
     ) -> None:
         self.on_demand, self.limit, self.spaces = on_demand, limit, spaces
-        self.policy = policy or CheckedPolicy()
         self.process = ProcessMemory(limit, None, reserve=0) if on_demand else process_memory(runtime.device, limit)
         self.clock = 0
         self.lock = threading.RLock()
@@ -469,10 +465,11 @@ class Ledger:
                 made.copy_(tensor.untyped_storage())
             return made
 
-    def candidate(self, holding: Holding, now: int, run_uses: RunUses | None = None) -> EvictionCandidate:
-        """Return a storage as memory policies see it.
+    def steps_until_use(self, holding: Holding, now: int, run_uses: RunUses | None = None) -> int:
+        """Return the steps (ops) until the next use of a storage, by the rule of Belady.
 
-        `run_uses`: uses by the running program; they override predicted uses.
+        The running program tells its own uses (`run_uses`). Later uses are predicted: as many steps after the last use as the time
+        before, or 10,000 for the first time. If the next use is unknown, its distance is taken to equal that of the last use.
         """
         uses = list(holding.holders.items())
         last, ahead = run_uses(holding) if run_uses is not None else (None, None)
@@ -481,7 +478,7 @@ class Ledger:
         if ahead is None:
             known = [session.uses.next(handles, now) for session, handles in uses]
             ahead = min([clock for clock in known if clock is not None], default=None)
-        return EvictionCandidate(holding.nbytes, max(0, now - last), None if ahead is None else ahead - now)
+        return max(0, now - last) if ahead is None else ahead - now
 
     def make_room(
         self, wanted: int, resident: int, holdings: Iterable[Holding], now: int, run_uses: RunUses | None = None
@@ -501,7 +498,7 @@ class Ledger:
         excess, freed = max(excess, min(self.limit // BATCH, resident)), 0
         # With equal keys, evict the newest first: weights are used in the order of their uploads.
         movable, is_full = [holding for holding in holdings if holding.movable][::-1], False
-        keys = [self.policy.key(self.candidate(holding, now, run_uses)) for holding in movable]
+        keys = [self.steps_until_use(holding, now, run_uses) for holding in movable]
         for position in sorted(range(len(keys)), key=keys.__getitem__, reverse=True):
             if freed >= excess:
                 break

@@ -14,23 +14,20 @@ from djinn_core import torch_private
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.memory.ledger import Ledger
-from djinn_server.memory.policy import CheckedPolicy
 from djinn_server.memory.spill import spill_spaces
 
 
 class LimitedRuntime(DeviceRuntime):
-    """A wrapper of a device runtime that uses at most `limit` bytes; `policy`: the eviction order.
+    """A wrapper of a device runtime that uses at most `limit` bytes.
 
     Without a limit (0), the device's memory is the limit: values are evicted when it runs out, or while their sessions are idle.
     """
 
-    def __init__(
-        self, runtime: DeviceRuntime, limit: int, disk: DiskQuota, policy: CheckedPolicy | None = None
-    ) -> None:
+    def __init__(self, runtime: DeviceRuntime, limit: int, disk: DiskQuota) -> None:
         super().__init__(runtime.device)
         self.hang_seconds, self.ahead_seconds = runtime.hang_seconds, runtime.ahead_seconds
         self.ledger = Ledger(
-            runtime, limit or runtime.memory()["total"], spill_spaces(runtime, disk), policy, on_demand=not limit
+            runtime, limit or runtime.memory()["total"], spill_spaces(runtime, disk), on_demand=not limit
         )
         self.opens_memory = runtime.opens_memory and not limit  # memory opened from a peer is not counted
         self._runtime = runtime

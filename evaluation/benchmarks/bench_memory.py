@@ -1,6 +1,6 @@
 """Cost of a memory limit: bytes spilled and restored by models with 0.5 and 0.8 of the memory that they need.
 
-    python -m evaluation.benchmarks.bench_memory [--policy next_use] [--only llama] [--needs FILE] [--json]
+    python -m evaluation.benchmarks.bench_memory [--only llama] [--needs FILE] [--json]
 
 The need of a model is the peak of its tensors under a limit that does not bind. `--needs` reads the needs from a file,
 or writes a missing file, so that two versions run with equal limits. Results must be bitwise equal to those without a
@@ -112,10 +112,10 @@ def two_models(device: str) -> Results:
 MODELS: Final = {one.__name__: one for one in (mlp, encoder_training, gpt2, convolutions, llama, encoder, two_models)}
 
 
-def run(make: Callable[[str], Results], gib: float, policy: str) -> tuple[list[torch.Tensor], dict[str, int]]:
+def run(make: Callable[[str], Results], gib: float) -> tuple[list[torch.Tensor], dict[str, int]]:
     """Return the results of a model, and the figures of its executor."""
     djinn.shut_down()
-    djinn.configure(servers=[], threads=1, memory_gib=gib, memory_policy=policy)
+    djinn.configure(servers=[], threads=1, memory_gib=gib)
     djinn.init()
     try:
         torch.manual_seed(0)
@@ -130,7 +130,6 @@ def run(make: Callable[[str], Results], gib: float, policy: str) -> tuple[list[t
 def main() -> None:
     """Parse the command line, run, and print one row per model and limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policy", default="next_use")
     parser.add_argument("--only", action="append")
     parser.add_argument("--needs", type=Path)
     parser.add_argument("--json", action="store_true")
@@ -138,10 +137,10 @@ def main() -> None:
     known = json.loads(options.needs.read_text()) if options.needs is not None and options.needs.exists() else {}
     rows = []
     for name in options.only or MODELS:
-        expected, figures = run(MODELS[name], AMPLE, options.policy)
+        expected, figures = run(MODELS[name], AMPLE)
         need = known.setdefault(name, figures["memory_run_peak"])
         for share in SHARES:
-            found, figures = run(MODELS[name], share * need / 2**30, options.policy)
+            found, figures = run(MODELS[name], share * need / 2**30)
             equal = all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
             row = {"model": name, "share": share, "need": need, "equal": equal, **{f: figures[f] for f in FIGURES}}
             print(json.dumps(row) if options.json else row, flush=True)

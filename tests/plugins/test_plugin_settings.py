@@ -241,7 +241,7 @@ def test_what_json_cannot_hold_travels_as_text():
 
 
 @pytest.mark.parametrize(
-    ("kind", "used"), [("compilers", Settings(compilers="inductor")), ("memory_policies", Settings(memory_gib=1))]
+    ("kind", "used"), [("compilers", Settings(compilers="inductor")), ("operators", Settings(operators="some"))]
 )
 def test_other_settings_of_what_executors_load_need_another_session(install, registry_of, kind, used):
     install(

@@ -76,20 +76,20 @@ def djinn_register_cost_models():
 """
 
 AT_EXECUTORS = """
-from djinn.hooks import MemoryPolicy, hookimpl
+from djinn.hooks import Compiler, hookimpl
 
 djinn_api_version = "2.0"
 
 
-class Latest(MemoryPolicy):
+class Latest(Compiler):
     name = "latest"
 
-    def key(self, candidate):
-        return candidate.nbytes
+    def compile(self, context):
+        return None
 
 
 @hookimpl
-def djinn_register_memory_policies():
+def djinn_register_compilers():
     return [Latest()]
 """
 
@@ -133,14 +133,14 @@ def test_what_executors_call_is_refused_by_name(settings: dict[str, Any], module
         ) as caught:
             djinn.init()
         message = str(caught.value)
-        assert "djinn_register_memory_policies" in message
+        assert "djinn_register_compilers" in message
         assert "lies on the import path" in message
         assert ("`djinn serve`" in message) is ("servers" in settings)
 
 
 def test_an_executor_in_this_process_has_it_all(module: Make) -> None:
     plugin = module("made_in_memory", AT_CLIENTS + AT_EXECUTORS)
-    with configured(plugins=[plugin], executor="inline", memory_gib=0.1, memory_policy="latest", threads=1):
+    with configured(plugins=[plugin], executor="inline", compilers="latest", threads=1):
         djinn.init()
         use(plugin)
 
@@ -154,7 +154,7 @@ def test_a_part_for_servers_is_no_reason_to_leave_the_rest(
         djinn.init()
         use(plugin)
     (warned,) = [record.djinn for record in caplog.records if "for servers" in record.getMessage()]
-    assert warned["hooks"] == ["djinn_register_memory_policies"]
+    assert warned["hooks"] == ["djinn_register_compilers"]
     assert warned["plugin"] == "'made_in_memory'"
 
 
@@ -162,7 +162,7 @@ def test_a_module_of_a_file_is_loaded_by_executors(tmp_path: Path, monkeypatch: 
     (tmp_path / "policies_in_a_file.py").write_text(AT_EXECUTORS)
     monkeypatch.syspath_prepend(tmp_path)
     plugin = importlib.import_module("policies_in_a_file")
-    with configured(plugins=[plugin], memory_gib=0.1, memory_policy="latest", threads=1):
+    with configured(plugins=[plugin], compilers="latest", threads=1):
         djinn.init()
         assert torch.ones(3, device=REMOTE).sum().item() == 3
 

@@ -48,7 +48,6 @@ from djinn_core.registry.registry import load_registry
 from djinn_core.registry.selection import Selection
 from djinn_server.builtins.assignment import Affinity, FairShareAssignment, LeastLoaded
 from djinn_server.builtins.cpu import CpuDevice
-from djinn_server.builtins.memory import NextUsePolicy
 
 GRAPHS = testing.sample_graphs()
 
@@ -57,12 +56,6 @@ class TestCpu(testing.DeviceConformance):
     @pytest.fixture
     def device(self) -> Any:
         return CpuDevice()
-
-
-class TestNextUse(testing.MemoryPolicyConformance):
-    @pytest.fixture
-    def policy(self) -> Any:
-        return NextUsePolicy()
 
 
 class TestLeastLoaded(testing.AssignmentPolicyConformance):
@@ -92,7 +85,6 @@ def test_the_built_in_plugins_come_through_the_same_door() -> None:
         "scheduling": "schedulers",
         "local": "transports",
         "cpu": "devices",
-        "memory": "memory_policies",
         "weights": "weight_sources",
         "safetensors_files": "weight_formats",
         "assignment": "assignment_policies",
@@ -411,19 +403,6 @@ def test_compilers_that_are_wrong() -> None:
 
     expect_failure(lambda: suite.test_what_it_compiles_gives_the_same(made(compile=frozen), cpu), "not close")
     expect_failure(lambda: suite.test_it_respects_writes(made(compile=copying), cpu), "not close")
-
-
-def test_memory_policies_that_are_wrong() -> None:
-    suite, evictions = testing.MemoryPolicyConformance(), testing.sample_evictions()
-    turns = itertools.count()
-
-    def number(policy: Any) -> None:
-        suite.test_its_key_is_a_number(policy, evictions)
-
-    expect_failure(lambda: number(made(key=lambda self, one: str(one.nbytes))), "is no number")
-    expect_failure(lambda: number(made(key=lambda self, one: float("nan"))), "NaN")
-    turning = made(key=lambda self, one: next(turns))
-    expect_failure(lambda: suite.test_it_decides_the_same_again(turning, evictions), "two results")
 
 
 def test_authenticators_that_are_wrong() -> None:

@@ -23,7 +23,6 @@ CHOSEN = (
     "placement_policies",
     "schedulers",
     "compilers",
-    "memory_policies",
     "authenticators",
     "assignment_policies",
     "observers",

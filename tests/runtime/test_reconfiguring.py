@@ -173,8 +173,8 @@ def test_observers_of_the_open_session_change(alone):
         (Settings(servers="tcp://a:1"), Settings(servers="tcp://a:1", token="t" * 16), {"token"}),
         (Settings(), Settings(exact=False, scheduler="priority", pins="a=1", progress=False), set()),
         (Settings(), Settings(memory_limits="1 GiB"), {"memory_limits"}),
-        (Settings(), Settings(memory_policy="lru"), {"memory_policy"}),
-        (Settings(servers="tcp://a:1"), Settings(servers="tcp://a:1", memory_policy="lru"), set()),
+        (Settings(), Settings(compilers="inductor"), {"compilers"}),
+        (Settings(servers="tcp://a:1"), Settings(servers="tcp://a:1", compilers="inductor"), set()),
     ],
 )
 def test_settings_that_concern_the_session(before, after, again):

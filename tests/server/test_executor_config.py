@@ -39,7 +39,7 @@ FULL = ExecutorConfig(
     ),
     threads=3,
     hang_seconds=9.0,
-    memory=MemoryConfig(1 << 40, "lru"),
+    memory=MemoryConfig(1 << 40),
     compilers=("inductor",),
     graphs=True,
     batch_sessions=True,
@@ -84,7 +84,7 @@ def test_without_flags_every_field_has_its_default():
 
 def test_every_flag_sets_its_field(tmp_path):
     arguments = (
-        "--device=cpu --device=cuda:0 --threads=3 --hang-seconds=9 --memory-gib=0.5 --memory-policy=lru --compile=a --compile=b "
+        "--device=cpu --device=cuda:0 --threads=3 --hang-seconds=9 --memory-gib=0.5 --compile=a --compile=b "
         f"--graphs --most-sessions=7 --most-queue-seconds=1.5 --store=/store --store-gib=2 --lease-seconds=0 "
         "--state-dir=/state --journal-gib=0 --snapshot-seconds=0 --token-file=/token --authenticator=jwt --operations-port=0 "
         f"--models={tmp_path} --models=/ --allow-weights=hf://a/* --allow-weights=s3://b/* "
@@ -95,7 +95,7 @@ def test_every_flag_sets_its_field(tmp_path):
         executor=ExecutorConfig(
             threads=3,
             hang_seconds=9.0,
-            memory=MemoryConfig(1 << 29, "lru"),
+            memory=MemoryConfig(1 << 29),
             compilers=("a", "b"),
             graphs=True,
             admission=AdmissionLimits(7, 1.5),
@@ -142,7 +142,7 @@ def test_settings_stand_in_for_what_the_command_line_does_not_say():
     given = GatewayConfig(executor=ExecutorConfig(threads=2)).with_settings(settings)
     assert (given.devices, given.start_timeout) == (("cpu",), 3.0)
     assert given.executor.threads == 2
-    assert given.executor.memory == MemoryConfig(1 << 30, "next_use")
+    assert given.executor.memory == MemoryConfig(1 << 30)
     assert given.executor.compilers == ("x",)
     assert given.executor.log.debug == "server"
     on = given.executor_on("cpu:0", Path("/accounts/0"))

@@ -25,8 +25,8 @@ CONFIG = LlamaConfig(
 
 @pytest.fixture(scope="module")
 def limited():
-    """The device, on an executor that may hold 64 MiB, and evicts what was used last longest ago, caches as well."""
-    with configured(threads=1, memory_gib=LIMIT / 2**30, memory_policy="lru"):
+    """The device, on an executor that may hold 64 MiB."""
+    with configured(threads=1, memory_gib=LIMIT / 2**30):
         djinn.init()
         yield REMOTE
 

@@ -139,8 +139,7 @@ def test_uses_of_runs_far_from_the_limit_are_noted_when_they_are_asked_for(ledge
         session.values.free([session.run(program, [handle])])
 
     def steps_since():
-        found = {h: holding for holding in ledger.survey().values() for h in holding.holders[session.memory]}
-        return [ledger.candidate(found[handle], ledger.clock).last_use for handle in given]
+        return [ledger.clock - session.memory.uses.last([handle], ledger.clock) for handle in given]
 
     use(first)
     for _ in range(PAST_RUNS):
@@ -179,7 +178,7 @@ def test_results_of_a_program_are_used_again_as_those_of_its_last_run(ledger):
         if turn == 2:
             found = {h: holding for holding in ledger.survey().values() for h in holding.holders[session.memory]}
             now = ledger.clock - 4
-            assert ledger.candidate(found[made], now).next_use == 4
+            assert ledger.steps_until_use(found[made], now) == 4
             return
         session.values.free([session.run(use, [made], b"use"), made])
     raise AssertionError

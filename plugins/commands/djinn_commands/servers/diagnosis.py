@@ -260,19 +260,15 @@ def check_server_side(registry: Registry, settings: Settings) -> Iterator[Findin
 
 
 def check_executor_choices(registry: Registry, settings: Settings) -> Iterator[Finding]:
-    """Find configured compilers and memory policies without a plugin: an executor would not start with them."""
-    offered = {
-        "compilers": (settings.compilers, [one.name for one in registry.compilers]),
-        "memory_policy": ((settings.memory_policy,), [one.name for one in registry.memory_policies]),
-    }
-    for setting, (names, there) in offered.items():
-        for name in names:
-            if name not in there:
-                yield Finding(
-                    f"The setting `{setting}` names {name!r}, which no plugin in use offers.",
-                    f"Install its plugin, or choose among: {', '.join(there) or 'none'}.",
-                    fatal=not (settings.servers or settings.connection_file),
-                )
+    """Find configured compilers without a plugin: an executor would not start with them."""
+    there = [one.name for one in registry.compilers]
+    for name in settings.compilers:
+        if name not in there:
+            yield Finding(
+                f"The setting `compilers` names {name!r}, which no plugin in use offers.",
+                f"Install its plugin, or choose among: {', '.join(there) or 'none'}.",
+                fatal=not (settings.servers or settings.connection_file),
+            )
 
 
 def check_authenticators(registry: Registry, settings: Settings) -> Iterator[Finding]:
