@@ -139,6 +139,7 @@ def test_uses_of_runs_far_from_the_limit_are_noted_when_they_are_asked_for(ledge
         session.values.free([session.run(program, [handle])])
 
     def steps_since():
+        ledger.survey()
         return [ledger.clock - session.memory.uses.last([handle], ledger.clock) for handle in given]
 
     use(first)
