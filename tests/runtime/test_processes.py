@@ -55,10 +55,11 @@ assert y.tolist() == [4, 4, 4]
 print("went on")
 
 from djinn_server.launch.process import ExecutorProcess
-drain, drained = ExecutorProcess.drain, []
-ExecutorProcess.drain = lambda executor, seconds: (drained.append(seconds), drain(executor, seconds))
+from djinn_server.launch.orders import Drain
+send, sent = ExecutorProcess.send, []
+ExecutorProcess.send = lambda executor, order: (sent.append(order), send(executor, order))
 djinn.shut_down()
-assert drained == [0], drained  # an end that waits for nothing, such as after Ctrl-C
+assert sent == [Drain(0.0)], sent  # an end that waits for nothing, such as after Ctrl-C
 """
 
 # Uses of the device before a fork, and whether the child may then use the device.
