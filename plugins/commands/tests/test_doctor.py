@@ -94,7 +94,7 @@ def test_everything_that_djinn_needs_is_listed():
 
 def test_machine_without_the_server_package_is_asked_for_a_server_alone(environ, monkeypatch):
     monkeypatch.setattr(diagnosis, "find_spec", lambda _: None)
-    environ |= {"DJINN_MEMORY_POLICY": "bogus", "DJINN_AUTHENTICATORS": "bogus", "DJINN_ASSIGNMENT": "bogus"}
+    environ |= {"DJINN_COMPILERS": "bogus", "DJINN_AUTHENTICATORS": "bogus", "DJINN_ASSIGNMENT": "bogus"}
     (finding,) = diagnose(environ).findings
     assert "No server is configured, and the package djinn-server" in finding.what
     assert "pip install ./djinn_server" in finding.mend
