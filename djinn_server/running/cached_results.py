@@ -27,7 +27,7 @@ from djinn_server.hookspecs.run_strategies import RunResults
 from djinn_server.running.drawing import ALWAYS, chance_of
 from djinn_server.running.input_aliases import may_return_operand, written_places
 from djinn_server.running.run import TemplateRun
-from djinn_server.running.storage_names import SMALL, ReadAllowance, StorageNames
+from djinn_server.running.storage_names import ReadAllowance, StorageNames
 from djinn_server.running.template_checks import counts_of
 from djinn_server.running.template_compiler import CompiledTemplate
 
@@ -45,7 +45,7 @@ class CacheableOps:
         start, stop: the first op, and the op after the last one. digest: of the ops; equal in other templates with these ops.
         inputs: places of values from before `start`. released: numbers of the inputs that the ops release.
         slots: first and last place of the numbers. draws: places of numbers that must be 0, or random numbers are drawn.
-        made: places of the results.
+        made: places of the results. written: places from before `start`, other than inputs, whose memory later ops may write.
     """
 
     start: int
@@ -56,6 +56,7 @@ class CacheableOps:
     slots: slice
     draws: tuple[int, ...]
     made: tuple[int, ...]
+    written: tuple[int, ...]
 
 
 def cacheable_ops(template: CompiledTemplate) -> CacheableOps | None:
@@ -84,15 +85,9 @@ def cacheable_ops(template: CompiledTemplate) -> CacheableOps | None:
     within = steps[start:stop]
     made = {place for step in within for _, place in step.makes}
     released = {place for step in within for place in step.release}
-    kept, mine = made - released, set(made)
-    for step in steps[stop:]:
-        if not mine.isdisjoint(step.reads):
-            own = not step.op.startswith("aten::")
-            if own or not mine.isdisjoint(written_places(step)):
-                return None
-            if may_return_operand(step.op):
-                mine.update(place for _, place in step.makes)
-    if not kept or not kept <= {*template.outputs}:
+    kept, written = made - released, _written_from(template, start, stop)
+    inputs = tuple(place for place in numbers if place not in made)
+    if not kept or not kept <= {*template.outputs} or not written.isdisjoint((*made, *inputs)):
         return None
     arity = [counts_of(form) for form in forms]
     first = len(template.constants) + sum(one.slots for one in arity[:start])
@@ -101,7 +96,6 @@ def cacheable_ops(template: CompiledTemplate) -> CacheableOps | None:
         if (chance := chances[source.code[at]]) is not None:
             draws.append(slot + chance)
         slot += arity[at].slots
-    inputs = tuple(place for place in numbers if place not in made)
     ordered = tuple(place for place in numbers if place in kept)
     codes = {code: number for number, code in enumerate(dict.fromkeys(source.code[start:stop]))}
     digest = digest_of(
@@ -114,7 +108,24 @@ def cacheable_ops(template: CompiledTemplate) -> CacheableOps | None:
         )
     )
     released_inputs = tuple(number for number, place in enumerate(inputs) if place in released)
-    return CacheableOps(start, stop, digest, inputs, released_inputs, slice(first, slot), tuple(draws), ordered)
+    written = written.difference(place for step in steps[stop:] for _, place in step.makes)
+    return CacheableOps(
+        start, stop, digest, inputs, released_inputs, slice(first, slot), tuple(draws), ordered, tuple(written)
+    )
+
+
+def _written_from(template: CompiledTemplate, start: int, stop: int) -> set[int]:
+    """Return places whose memory an op from `stop` on may write. A view made from `start` on is replaced by its base."""
+    roots, written = dict[int, frozenset[int]](), set[int]()
+    for at, step in enumerate(template.steps[start:], start):
+        own = not step.op.startswith("aten::")
+        if at >= stop:
+            places = step.reads if own else written_places(step)
+            written.update(*[roots.get(place, (place,)) for place in places])
+        if own or may_return_operand(step.op):
+            bases = frozenset[int]().union(*[roots.get(place, (place,)) for place in step.reads])
+            roots.update((place, bases) for _, place in step.makes)
+    return written
 
 
 @attrs.frozen
@@ -200,6 +211,7 @@ class CacheableRun:
         self._inputs: list[Any] = []
         self._known: dict[int, tuple[bytes, bytes]] = {}
         self._large: dict[int, StorageWeakRef] = {}  # by key, which no other storage has meanwhile
+        self._aliases: list[int] = []  # by input: the first input with the same storage
         self._digest: bytes | None = None
         self._layouts = b""  # digest of the ops, the numbers and the layouts of the inputs
         self._claims = frozenset[Claim]()
@@ -209,9 +221,13 @@ class CacheableRun:
         ops, run = self.ops, self._run
         if run.step != ops.start or not run.whole or run.outcome.halt.value or run.outcome.failures:
             return False
-        if any(isinstance(value, torch.Tensor) and value.nbytes > SMALL for value in run.appended):
-            return False  # it may be a growing tensor, whose memory holds more entries
         self._inputs = inputs = [run.env[place] for place in ops.inputs]
+        keys = [storage_key(value) if _is_strided(value) else 0 for value in inputs]
+        written = [storage_key(value) for place in ops.written if _is_strided(value := run.env[place])]
+        if run.extends_growing or not {*keys}.isdisjoint(written):
+            return False  # the memory of an input will have other bytes when the run ends
+        first = dict[int, int]()
+        self._aliases = [first.setdefault(key, number) for number, key in enumerate(keys)]
         for number in ops.released:
             value = inputs[number]
             if _is_strided(value) and value.untyped_storage().nbytes() > HELD:
@@ -237,9 +253,9 @@ class CacheableRun:
             if None in parts:
                 return None
             names, layouts = zip(*parts, strict=True) if parts else ((), ())
-            numbers = _encode(self._run.env[self.ops.slots]), _encode(self._settings)
+            numbers = _encode(self._run.env[self.ops.slots]), _encode(self._settings), _encode(self._aliases)
             self._layouts = ContentHash(b"".join((self.ops.digest, *numbers, *layouts))).digest()
-            self._digest = ContentHash(b"".join((self._layouts, *names))).digest()
+            self._digest = ContentHash(_encode((self._layouts, *names))).digest()
         return self._digest
 
     def _part(self, number: int, allowance: ReadAllowance) -> tuple[bytes, bytes] | None:
@@ -256,7 +272,7 @@ class CacheableRun:
     def results(self) -> CachedResults | None:
         """Return the results of the ops, as `StrategyRun.results` does."""
         run, ops = self._run, self.ops
-        done = run.step >= ops.stop and run.outcome.stopped_at is None
+        done = run.step >= ops.stop and run.whole and run.outcome.stopped_at is None
         if not done or self._digest is None or run.outcome.failures or run.outcome.layout_mismatches:
             return None
         inputs = {storage_key(one): number for number, one in enumerate(self._inputs) if _is_strided(one)}
@@ -277,7 +293,7 @@ class CacheableRun:
                     values.append(InputView(inputs[key], meta.dtype, meta.offset, meta.shape, meta.stride))
                     continue
                 if key not in storages:
-                    self._names.give(value, ContentHash(self._digest + len(storages).to_bytes(8)).digest())
+                    self._names.give(value, self._digest + len(storages).to_bytes(8))
                 storages[key] = value.untyped_storage().nbytes()
                 values.append(value.detach())
         self.shared.update(storages)
@@ -300,7 +316,7 @@ class CacheableRun:
         with inference_mode(True):
             for place, value in zip(ops.made, values, strict=True):
                 if isinstance(value, InputView):
-                    run.env[place] = value.of(self._inputs[value.number])
+                    run.env[place] = value.of(run.env[ops.inputs[value.number]])
                 elif isinstance(value, torch.Tensor):
                     self.shared.add(storage_key(value))
                     run.env[place] = value.detach()

@@ -212,12 +212,13 @@ class TemplateRun:
         return not (watched or work.short or work.stop_at is not None)
 
     @property
-    def appended(self) -> Sequence[Any]:
-        """The inputs that appends extend in place."""
+    def extends_growing(self) -> bool:
+        """True if an append of the run writes into an input that grows already."""
         if self._growth is None:
-            return ()
+            return False
         first = len(self.template.constants) + self.template.slots
-        return [self.env[first + position] for position, _ in self._growth.appends]
+        inputs = [self.env[first + position] for position, _ in self._growth.appends]
+        return any(torch.ops.djinn_replay.are_growing([one for one in inputs if isinstance(one, torch.Tensor)]))
 
     def dense(self, place: int) -> Any:
         """Return a value after the run. A growing tensor is copied to dense memory."""

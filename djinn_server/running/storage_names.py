@@ -35,8 +35,9 @@ class ReadAllowance:
 class StorageNames:
     """Names of a device's storages. Storages of equal names have equal bytes.
 
-    A name is the digest of the bytes, the name of the place that they were read from, or a random number, which names
-    the storage until a program writes into it. `forget` is called before a write. Thread-safe.
+    A name is the digest of the bytes (32 bytes), their place in a weight file (more than 64), a result of a run (40), or a random
+    number, which names the storage until a program writes into it. No client can upload bytes whose digest is a name of another kind.
+    `forget` is called before a write. Thread-safe.
     """
 
     def __init__(self, runtime: DeviceRuntime) -> None:

@@ -15,7 +15,6 @@ import torch
 
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.ir.values import contiguous_strides
-from djinn_core.wire.digests import digest_of_content
 from djinn_core.wire.tensors import dtype_from_name
 from djinn_core.wire.upload_messages import UploadPart
 from djinn_core.wire.weight_messages import ReadWeights
@@ -217,9 +216,7 @@ class WeightReads:
         self.shares.add(handle, origin)
         if self.shares.names is not None:
             key = origin.key
-            self.shares.names.give(
-                value, digest_of_content(f"{key.version.hex()} {key.start} {key.size} {key.name}".encode())
-            )
+            self.shares.names.give(value, f"{key.version.hex()} {key.start} {key.size} {key.name}".encode())
         if self._ledger is not None:
             source = self._reader.again(origin.address, origin.key)
             if source is not None:
