@@ -144,7 +144,7 @@ class ExecutorSession:
         self.submissions = 0
         self._turn = device.turns.share(self._usage.charge, context.threads.promote_follower)
         self._reply_bytes = 0  # the most of one reply's body
-        self._rounded = False  # True once it was in a batch with other sessions
+        self._rounded = False  # True once results were rounded in another way than by the ops
         self._timings: Timings | None = None  # while the client asks for them
         self._templates: TemplateCache[BoundTemplate] = TemplateCache(TEMPLATES_LIMIT)
         self._uploads = UploadAssembly(device.runtime, self.values, store)
@@ -522,6 +522,7 @@ class ExecutorSession:
         if pending is not None:
             begun, pending.batched.seconds = pending.began or begun, took
             self._rounded |= pending.outcome is not None
+        self._rounded |= run.rounded
         pressure = self.device.ledger.pressure.level if self.device.ledger is not None else 0
         timing = Timing(begun - waited + work.rested, decoded - started, took, done - executed, pressure)
         if known is not None:

@@ -29,7 +29,7 @@ from djinn_server.running.run import RunOutcome, StepGuard, TemplateRun, refuse_
 from djinn_server.running.run_request import RunRequest
 from djinn_server.running.runs_ahead import RunsAhead
 from djinn_server.running.template_compiler import CompiledTemplate
-from djinn_server.running.values import ValueTable
+from djinn_server.running.values import ValueTable, strided
 from djinn_server.session_metrics import SessionCounters
 from djinn_server.value_kinds import ValueKinds
 from djinn_server.weights.shared_weights import SessionShares
@@ -270,7 +270,7 @@ class SessionRuns:
         if shares:
             self._shares.before_run(aliases, work.inputs, work.outputs)
         if packed is not None and aliases.written:
-            packed.writing([self._values.table.get(work.inputs[position]) for position in aliases.written])
+            packed.writing([strided(self._values.table.get(work.inputs[at])) for at in aliases.written])
 
     def _growth(self, known: BoundTemplate) -> Growth | None:
         """Return the growth of a template whose appends may be done in place."""

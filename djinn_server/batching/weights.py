@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 
 import attrs
@@ -11,7 +12,7 @@ import torch
 from djinn_core import torch_private
 from djinn_server.hookspecs.devices import DeviceRuntime
 
-Layout = tuple[int, torch.Size, tuple[int, ...]]
+Layout = tuple[torch.dtype, int, torch.Size, tuple[int, ...]]
 
 
 @attrs.frozen
@@ -54,8 +55,8 @@ class PackedWeights:
     def pack(self, weight: torch.Tensor, transposed: bool, rows: int, user: object) -> torch.Tensor | None:
         """Pack a weight for products with this number of rows.
 
-        Return None if the device has no such layout, or no memory. `transposed`: as in `Product`. `user` holds the copy
-        until it calls `drop`. The weight must never be written.
+        Return None if the device has no such layout, or no memory, or if the copies would take more than the weight's storage: views of it
+        vary. `transposed`: as in `Product`. `user` holds the copy until it calls `drop`. The weight must never be written.
         """
         copies = self._kept.setdefault(weight.untyped_storage(), {})
         found = copies.get(_layout(weight))
@@ -64,16 +65,17 @@ class PackedWeights:
             return found.packed
         if not torch_private.can_pack(weight) or weight.untyped_storage() in self._written:
             return None
-        if 2 * weight.nbytes > self._runtime.memory()["free"]:
+        nbytes = weight.nbytes + sum(prod(shape) * dtype.itemsize for dtype, _, shape, _ in copies)
+        if nbytes > weight.untyped_storage().nbytes() or 2 * weight.nbytes > self._runtime.memory()["free"]:
             return None
         packed = torch_private.packed_weight(weight if transposed else weight.t(), rows)
         copies[_layout(weight)] = _Copy(packed, WeakSet((user,)))
         return packed
 
-    def writing(self, values: Iterable[object]) -> None:
+    def writing(self, values: Iterable[torch.Tensor | None]) -> None:
         """Free the copies of these values, which are written now, and pack them no more."""
         for value in values if self._kept else ():
-            if isinstance(value, torch.Tensor) and value.untyped_storage() in self._kept:
+            if value is not None and value.untyped_storage() in self._kept:
                 del self._kept[value.untyped_storage()]
                 self._written.add(value.untyped_storage())
 
@@ -95,4 +97,4 @@ def place_of(weight: torch.Tensor) -> WeightPlace:
 
 
 def _layout(weight: torch.Tensor) -> Layout:
-    return int(weight.storage_offset()), weight.shape, weight.stride()
+    return weight.dtype, int(weight.storage_offset()), weight.shape, weight.stride()

@@ -208,7 +208,7 @@ class Journal:
         return frame
 
     def rounded(self, frame: Frame) -> Frame:
-        """As `checked`, for values that are computed together with those of other sessions: they are not compared."""
+        """As `checked`, for values that may be rounded in another way in a replay: they are not compared."""
         if frame.body and (self.open or self.past is not None):
             self.decide(lambda before: before or _ROUNDED)
         return frame

@@ -310,6 +310,7 @@ class ServedRun(StrategyRun):
         else:
             for place in needed:
                 run.env[place] = made[place]
+            run.outcome.rounded |= not self.exact
             self.passed(stop)
         self.replaced = True
 
@@ -444,7 +445,7 @@ class Arbiter:
         """Run a template whose choice is settled. Several threads may do so at the same time."""
         candidate = choice.next(exact=exact)
         if candidate is not None and candidate.used and run.is_replaceable():
-            run.offered = True
+            run.offered, run.exact = True, candidate.strategy.exact
             yield from self._try(choice, candidate, run)
         yield from run.advance()
 

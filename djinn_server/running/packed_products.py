@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,9 +15,10 @@ from djinn_server.batching.products import PRODUCTS, Product, find_products
 from djinn_server.batching.weights import PackedWeights, WeightPlace, place_of
 from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.hookspecs.run_strategies import RunOffer, RunStrategy, StrategyRun, TemplateFacts
-from djinn_server.running.arbiter import ServedFacts
+from djinn_server.running.arbiter import ServedFacts, ServedRun
 from djinn_server.running.input_aliases import aliases_of
 from djinn_server.running.own_operators import OwnOperators
+from djinn_server.running.values import strided
 
 
 class PackedProducts(RunStrategy):
@@ -37,13 +38,16 @@ class PackedProducts(RunStrategy):
     def acts_on(self, template: TemplateFacts) -> RunOffer | None:
         """Return an offer for a template with products of inputs that it does not write."""
         assert isinstance(template, ServedFacts)
-        products = find_products(template.template, aliases_of(template.template, self._own))
-        return PackedOffer(self, products) if products else None
+        compiled, aliases = template.template, aliases_of(template.template, self._own)
+        products, first = find_products(compiled, aliases), len(compiled.constants) + compiled.slots
+        return PackedOffer(self, products, tuple([first + at for at in aliases.written])) if products else None
 
-    def copy_of(self, weight: torch.Tensor, product: Product, rows: int, user: PackedOffer) -> torch.Tensor | None:
+    def copy_of(
+        self, weight: torch.Tensor, product: Product, rows: int, user: PackedOffer, written: Container[int]
+    ) -> torch.Tensor | None:
         """Return the packed copy of a weight; None at the first sight of it, or if it cannot be packed."""
         storage, packed = weight.untyped_storage(), self.packed.get(weight)
-        if packed is None and storage in user.seen:
+        if packed is None and storage in user.seen and torch_private.storage_key(weight) not in written:
             packed = self.packed.pack(weight, product.transposed, rows, user)
             user.packed.add(place_of(weight))
         user.seen[storage] = None
@@ -58,20 +62,29 @@ class PackedProducts(RunStrategy):
 
 @attrs.define(eq=False)
 class PackedOffer(RunOffer):
-    """The products of one template. `seen`: weights that runs have had. `packed`: those of them with a copy."""
+    """The products of one template.
+
+    Attributes:
+        written: places of the inputs that it writes, which may look into the memory of a weight.
+        seen: weights that runs have had. packed: those of them with a copy.
+    """
 
     strategy: PackedProducts
     products: tuple[Product, ...]
+    written: tuple[int, ...]
     seen: WeakKeyDictionary[torch.UntypedStorage, None] = attrs.field(factory=WeakKeyDictionary)
     packed: set[WeightPlace] = attrs.field(factory=set)
     concurrent = True
 
     def run(self, run: StrategyRun) -> Iterator[None]:
         """Run the template, and replace its products."""
+        assert isinstance(run, ServedRun)
+        values = [strided(run.run.env[place]) for place in self.written]
+        written = {torch_private.storage_key(value) for value in values if value is not None}
         for product in self.products:
             yield from run.advance(product.step)
             given, _ = run.arguments(product.step)
-            made = self._computed(product, given)
+            made = self._computed(product, given, written)
             if made is not None:
                 yield from run.replace(product.step + 1, {product.place: made})
 
@@ -80,7 +93,7 @@ class PackedOffer(RunOffer):
         if not used:
             self.strategy.drop(self)
 
-    def _computed(self, product: Product, given: tuple[Any, ...]) -> torch.Tensor | None:
+    def _computed(self, product: Product, given: tuple[Any, ...], written: Container[int]) -> torch.Tensor | None:
         rows_at, weight_at, _ = PRODUCTS[product.op]
         rows, weight = given[rows_at], given[weight_at]
         bias = next((one for at, one in enumerate(given) if at not in {rows_at, weight_at} and one is not None), None)
@@ -89,5 +102,5 @@ class PackedOffer(RunOffer):
         )
         if not fits or not rows.numel() or not is_plain(rows):
             return None
-        packed = self.strategy.copy_of(weight, product, rows.numel() // rows.shape[-1], self)
+        packed = self.strategy.copy_of(weight, product, rows.numel() // rows.shape[-1], self, written)
         return None if packed is None else torch_private.packed_product(rows, packed, bias)

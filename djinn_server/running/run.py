@@ -49,6 +49,7 @@ class RunOutcome(msgspec.Struct):
     stopped_at: int | None = None  # the first op that did not run because the submission was cancelled
     sharing: MemorySharing | None = None  # since the first failure
     native_ops: int = 0  # that the library ran
+    rounded: bool = False  # True if results may be rounded in another way than by the ops
 
 
 _POISONING: Final = threading.Lock()  # runs in lanes share their session's values

@@ -80,9 +80,9 @@ class StorageNames:
                 self._names = {key: found for key, found in self._names.items() if not found[0].expired()}
                 self._most = 2 * len(self._names) + 1024
 
-    def forget(self, tensors: Iterable[object]) -> None:
+    def forget(self, tensors: Iterable[torch.Tensor | None]) -> None:
         """Drop the names of storages that may be written."""
         with self._lock:
             for tensor in tensors:
-                if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
+                if tensor is not None:
                     self._names.pop(storage_key(tensor), None)

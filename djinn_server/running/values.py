@@ -43,17 +43,18 @@ Stored = torch.Tensor | Poison | torch.Generator | torch.Event | bool | int | fl
 
 def address_of(value: object) -> int:
     """Return the address of a value's memory, also for poison; 0 if it has none."""
-    tensor = _strided(value)
+    tensor = strided(value)
     return 0 if tensor is None else tensor.untyped_storage().data_ptr()
 
 
 def memory_of(value: object) -> int:
     """Return the address of a value's memory; a negative number shared by its views without memory; 0 without storage."""
-    tensor = _strided(value)
+    tensor = strided(value)
     return 0 if tensor is None else tensor.untyped_storage().data_ptr() or -torch_private.storage_key(tensor)
 
 
-def _strided(value: object) -> torch.Tensor | None:
+def strided(value: object) -> torch.Tensor | None:
+    """Return the tensor whose memory a value has, also for poison; None if it has none."""
     if isinstance(value, Poison):
         value = value.memory
     return value if isinstance(value, torch.Tensor) and value.layout is torch.strided else None

@@ -17,7 +17,7 @@ from djinn_server.memory.ledger import Ledger
 from djinn_server.recovery.snapshot_format import StoredValue
 from djinn_server.running.input_aliases import InputAliases
 from djinn_server.running.storage_names import StorageNames
-from djinn_server.running.values import Poison, ValueTable
+from djinn_server.running.values import Poison, ValueTable, strided
 
 
 @attrs.frozen
@@ -128,7 +128,7 @@ class SessionShares:
             if any(storage_of(inputs[position]) in shared for position in sources):
                 shared.setdefault(storage_of(handles[number]), None)
         if self.names and aliases.written:
-            self.names.forget([self._values.table.get(inputs[position]) for position in aliases.written])
+            self.names.forget([strided(self._values.table.get(inputs[position])) for position in aliases.written])
 
     def forget(self, handles: Iterable[int]) -> None:
         """Forget storages that no value looks into any more, after `handles` were freed."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 from bound_changes import changes
 
+from djinn_core import torch_private
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand, SlotArg
 from djinn_core.wire.binding_delta import pack_handles
@@ -20,7 +21,11 @@ from djinn_core.wire.templates import digest_of
 from djinn_server import session
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.context import ExecutorContext
+from djinn_server.disk_quota import DiskQuota
 from djinn_server.recovery.executor_channel import PlainExecutorChannel
+from djinn_server.recovery.journal import Journal
+from djinn_server.recovery.journal_reader import JournalReader
+from djinn_server.recovery.log_records import NO_SESSION
 from djinn_server.running import arbiter
 from djinn_server.running.arbiter import TrialLimits
 from djinn_server.running.run import TemplateRun
@@ -32,6 +37,7 @@ _MUL = Form("aten::mul_.Tensor", (Operand(), SlotArg()), (), ("none",), False)
 _T = Form("aten::t", (Operand(),), (), ("new",), False)
 PRODUCT = Template((_MM,), (0,), (0, 1, 2), (0, 1), (2,))
 SCALE = Template((_MUL,), (0,), (0,), (0,), ())
+COPY = Template((Form("aten::copy_", (Operand(), Operand()), (), ("none",), False),), (0,), (0, 1), (0, 1), ())
 TRANSPOSE = Template((_T,), (0,), (0, 1), (0,), (1,))
 
 
@@ -57,6 +63,11 @@ class Program:
         packed = {"outputs": pack_handles(outputs), "fetch": pack_handles(fetch), "free": pack_handles(free)}
         self._frames.append(Frame(encode(Submit(self._count, digest=digest, **packed, **given))))
 
+    def refuse(self, *written):
+        self._count += 1
+        first = InitialBindings((), pack_handles([]), written=pack_handles(written))
+        self._frames.append(Frame(encode(Submit(self._count, digest=b"x", refused="it is refused", first=first))))
+
     def fetch(self, *handles):
         self._count += 1
         self._frames.append(Frame(encode(Submit(self._count, fetch=pack_handles(handles)))))
@@ -76,7 +87,7 @@ class Program:
         results = [one if isinstance(one, Failure) else next(body) for one in message.results]
         self.answers.append((message.sequence, [failure.op for failure in message.failures], results))
 
-    def run(self, lanes, values, *, exact=True):
+    def run(self, lanes, values, *, exact=True, journal=None):
         """Return the answers, and the numbers of runs at a time."""
         context = ExecutorContext.of(CpuRuntime())
         if not exact:
@@ -88,7 +99,9 @@ class Program:
         served = ExecutorSession(context)
         for number, value in values.items():
             served.values[number] = value.clone()
-        served.serve(PlainExecutorChannel(self))
+        channel = PlainExecutorChannel(self)
+        channel.journal = journal or channel.journal
+        served.serve(channel)
         served.close()
         return self.answers, sizes
 
@@ -184,7 +197,7 @@ def test_numbers_and_inputs_are_those_of_each_submission():
 
 
 def test_a_settled_strategy_runs_in_lanes(monkeypatch):
-    monkeypatch.setattr(arbiter, "TrialLimits", lambda: TrialLimits(gain=float("inf")))
+    packs(monkeypatch, float("inf"))
     program, values, count = Program(), matrices(2), TrialLimits().compared + 9
     products(program, count, [handle(1), handle(2)])
     answers, sizes = program.run(2, values, exact=False)
@@ -193,3 +206,39 @@ def test_a_settled_strategy_runs_in_lanes(monkeypatch):
         assert not failures
         found = torch.frombuffer(bytearray(result), dtype=torch.float32).view(4, 4)
         torch.testing.assert_close(found, values[handle(1)] @ values[handle(2)])
+
+
+def packs(monkeypatch, gain):
+    monkeypatch.setattr(arbiter, "TrialLimits", lambda: TrialLimits(gain=gain))
+
+
+def test_a_weight_that_is_overwritten_after_a_refusal_is_not_multiplied_as_it_was(monkeypatch):
+    packs(monkeypatch, float("inf"))
+    program, values = Program(), matrices(3)
+    products(program, TrialLimits().compared + 3, [handle(1), handle(2)])
+    program.refuse(handle(2))
+    program.submit(COPY, [handle(2), handle(3)])
+    products(program, 1, [handle(1), handle(2)])
+    answers, _ = program.run(1, values, exact=False)
+    found = torch.frombuffer(bytearray(answers[-1][2][0]), dtype=torch.float32).view(4, 4)
+    torch.testing.assert_close(found, values[handle(1)] @ values[handle(3)])
+
+
+def test_a_session_with_packed_products_is_recovered_by_a_process_that_packs_none(monkeypatch, tmp_path):
+    path, values = tmp_path / "a.journal", matrices(2)
+
+    def run(gain, journal):
+        packs(monkeypatch, gain)
+        program = Program()
+        products(program, TrialLimits().compared + 3, [handle(1), handle(2)])
+        return program.run(1, values, exact=False, journal=journal)[0]
+
+    monkeypatch.setattr(torch_private, "packed_product", lambda rows, packed, bias: rows @ values[handle(2)] + 1e-6)
+    journal = Journal.begin(path, NO_SESSION, 1 << 20, DiskQuota())
+    before = run(float("inf"), journal)
+    journal.leave()
+    journal = Journal.resume(path, JournalReader(path), 1 << 20, DiskQuota())
+    after = run(0.0, journal)
+    journal.close()
+    assert after != before
+    assert len(after) == len(before)

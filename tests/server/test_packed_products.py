@@ -97,3 +97,35 @@ def test_slower_products_are_not_used(begin):
     before = len(packed)
     repeat(local, remote, 3)
     assert len(packed) == before
+
+
+def test_a_weight_that_its_program_writes_through_a_view_is_not_packed_in_between(begin):
+    begin(exact=False)
+    linear = torch.nn.functional.linear
+
+    def program(x, weight, written):
+        before = linear(x, weight), linear(x + 1, weight)
+        written.add_(1.0)
+        return (*before, linear(x, weight))
+
+    for view in (None, slice(2, 5)):
+        weight = torch.arange(128.0).view(16, 8) / 128
+        written = torch.ones(3, 8) if view is None else weight[view]
+        remote = weight.to(DEVICE)
+        other = written.to(DEVICE) if view is None else remote[view]
+        for _ in range(RUNS):
+            x = torch.ones(4, 8)
+            found = program(x.to(DEVICE), remote, other)
+            torch.testing.assert_close([one.cpu() for one in found], [*program(x, weight, written)])
+
+
+def test_copies_of_views_take_no_more_memory_than_the_weight(begin, monkeypatch):
+    begin(exact=False)
+    made, plain = list[int](), torch_private.packed_weight
+    monkeypatch.setattr(torch_private, "packed_weight", lambda *given: (made.append(given[0].nbytes), plain(*given))[1])
+    weight = torch.randn(32, 8)
+    remote, x = weight.to(DEVICE), torch.ones(4, 8)
+    for row in range(25):
+        found = torch.nn.functional.linear(x.to(DEVICE), remote.narrow(0, row, 8))
+        torch.testing.assert_close(found.cpu(), torch.nn.functional.linear(x, weight.narrow(0, row, 8)))
+    assert sum(made) == weight.nbytes
