@@ -272,7 +272,8 @@ class Waiting:
             self.allowed.release()
 
     def receive(self, timeout=None):
-        self.allowed.acquire()
+        if not self.allowed.acquire(timeout=timeout):
+            raise TimeoutError
         return self.frames.pop(0)
 
     def send(self, frame):
