@@ -480,8 +480,10 @@ class ExecutorSession:
 
     def _gather(self, turn: DeviceTurn, connection: ExecutorChannel) -> list[DeviceTurn]:
         """Return this turn with those of the submissions that have arrived behind it and may run at the same time."""
-        group, runs, known = [turn], self._runs, turn.known
-        if known is None or known.seconds < BRIEF_SECONDS or not runs.has_lanes or self._usage.quota.requests_a_second:
+        group, runs, known, quota = [turn], self._runs, turn.known, self._usage.quota
+        if known is None or known.seconds < BRIEF_SECONDS or not runs.has_lanes:
+            return group
+        if quota.requests_a_second or quota.values or quota.seconds_an_hour:  # a refusal leaves what came before it
             return group
         accesses = [runs.access(known, turn.work)]
         while (earlier := accesses[-1]) is not None and len(group) < TOGETHER * self.device.lanes.count:
@@ -518,7 +520,7 @@ class ExecutorSession:
         if self._reads.reading:
             self._reads.forget(work.free)
         if self._reads.shares.storages:
-            self._reads.shares.forget([*work.free, *(_consumed(known, work) if known is not None else ())])
+            self._reads.shares.forget([*work.free, *(known.consumed(work.inputs) if known is not None else ())])
         if pending is not None:
             begun, pending.batched.seconds = pending.began or begun, took
             self._rounded |= pending.outcome is not None
@@ -712,7 +714,7 @@ class ExecutorSession:
         if known is None or not work.halt.value & CANCEL:
             return
         failure = Failure(work.sequence, 0, "", "ProgramStopped", "it was cancelled while its weights were read")
-        consumed = set(_consumed(known, work))
+        consumed = set(known.consumed(inputs))
         written = {inputs[position] for position in known.input_aliases(self.device.own).written}
         for handle in (consumed | written) & self._uploads.reading:
             self._reads.forget([handle])
@@ -866,13 +868,6 @@ class _Refused(Exception):  # noqa: N818 - a signal within this file
         super().__init__(str(error))
         self.error = error
         self.first = first
-
-
-def _consumed(known: BoundTemplate, work: RunRequest) -> list[int]:
-    """Return the inputs that a submission consumes."""
-    template = known.template
-    first = len(template.constants) + template.slots
-    return [work.inputs[place - first] for place in template.consumed]
 
 
 def _readable(packed: Handles) -> Sequence[int]:

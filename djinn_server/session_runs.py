@@ -163,38 +163,43 @@ class SessionRuns:
         return access_of(known, work, self._device.own, grown)
 
     def run_together(self, turns: Sequence[DeviceTurn]) -> Steps:
-        """Run independent submissions at the same time, and set their outcomes."""
-        try:
-            yield from self._run_together(turns)
-        except (TransportError, ProtocolError, QuotaExceeded):
-            raise
-        except Exception as error:
-            for turn in turns:
-                turn.outcome = RunOutcome() if turn.known is None else self._fail(error, turn.known, turn.work)
-
-    def _run_together(self, turns: Sequence[DeviceTurn]) -> Steps:
-        device, values = self._device, self._values
-        device.numeric_settings.compute_under(self.numeric_settings)
-        runs, calls, exact = list[tuple[DeviceTurn, TemplateRun]](), list[Callable[[], bool]](), self._exact
+        """Run independent submissions at the same time, and set their outcomes. An error of the executor's own costs one of them."""
+        self._device.numeric_settings.compute_under(self.numeric_settings)
+        runs, calls = list[tuple[DeviceTurn, BoundTemplate, TemplateRun]](), list[Callable[[], bool]]()
         for turn in turns:
-            known, work = turn.known, turn.work
-            if known is None:
+            if (known := turn.known) is None:
                 turn.outcome = RunOutcome()
                 continue
-            self._before_run(known, work)
-            work.rest = self._cancellation.pauses
-            run = TemplateRun(known.template, work, turn.slots, values, growth=self._growth(known))
-            runs.append((turn, run))
-            if known.choice is None:
-                calls.append(run.advance)
-            else:
-                served = ServedRun(known.choice.facts, run, turn.slots, lambda: iter((None,)))
-                steps = device.arbiter.run_settled(known.choice, served, exact=exact)
-                calls.append(partial(_has_ended, steps))
-        while not all(device.lanes.run(calls)):
-            yield from self._pause(False, *[turn.work for turn in turns])
-        for turn, run in runs:
-            turn.outcome = run.finish()
+            try:
+                run, call = self._begun(known, turn)
+            except Exception as error:
+                turn.outcome = self._fail(error, known, turn.work)
+                continue
+            runs.append((turn, known, run))
+            calls.append(call)
+        ended: dict[int, bool | Exception] = {}
+        while left := [number for number in range(len(calls)) if not ended.get(number)]:
+            if ended:
+                yield from self._pause(False, *[turn.work for turn in turns])
+            ended.update(zip(left, self._device.lanes.run([calls[number] for number in left]), strict=True))
+        for (turn, known, run), end in zip(runs, ended.values(), strict=True):
+            try:
+                if isinstance(end, Exception):
+                    raise end
+                turn.outcome = run.finish()
+            except Exception as error:
+                turn.outcome = self._fail(error, known, turn.work)
+
+    def _begun(self, known: BoundTemplate, turn: DeviceTurn) -> tuple[TemplateRun, Callable[[], bool]]:
+        """Return a run of a turn, and a call that advances it and returns True at its end."""
+        self._before_run(known, turn.work)
+        turn.work.rest = self._cancellation.pauses
+        run = TemplateRun(known.template, turn.work, turn.slots, self._values, growth=self._growth(known))
+        if known.choice is None:
+            return run, run.advance
+        served = ServedRun(known.choice.facts, run, turn.slots, lambda: iter((None,)))
+        steps = self._device.arbiter.run_settled(known.choice, served, exact=self._exact)
+        return run, partial(_has_ended, steps)
 
     def _run(
         self, known: BoundTemplate, work: RunRequest, pending: PendingRun | None

@@ -70,6 +70,11 @@ class BoundTemplate:
             self._draws = draws_of(self.template)
         return self._draws
 
+    def consumed(self, inputs: Sequence[int]) -> list[int]:
+        """Return those of the inputs that a run consumes."""
+        first = len(self.template.constants) + self.template.slots
+        return [inputs[place - first] for place in self.template.consumed]
+
     def input_aliases(self, own: Container[str]) -> InputAliases:
         """Result of `aliases_of`, cached."""
         if self._aliases is None:

@@ -6,7 +6,7 @@ A lane has as many of PyTorch's threads as the executor, so an op computes the s
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
 import attrs
@@ -29,11 +29,16 @@ class Lanes:
         self.count = max(processors() // torch.get_num_threads(), 1) if device.type == "cpu" else 1
         self._pool = ThreadPoolExecutor(self.count, "djinn-lane", _use_process_threads)
 
-    def run(self, calls: Sequence[Callable[[], bool]]) -> Sequence[bool]:
-        """Make the calls, at most `count` at a time. Once all have ended, return their results, or raise the first error."""
-        futures = [self._pool.submit(call) for call in calls]
-        wait(futures)
-        return [future.result() for future in futures]
+    def run(self, calls: Sequence[Callable[[], bool]]) -> Sequence[bool | Exception]:
+        """Make the calls, at most `count` at a time. Once all have ended, return their results, or the error of a call that raised."""
+        return [*self._pool.map(_result_of, calls)]
+
+
+def _result_of(call: Callable[[], bool]) -> bool | Exception:
+    try:
+        return call()
+    except Exception as error:
+        return error
 
 
 def _use_process_threads() -> None:
@@ -43,7 +48,7 @@ def _use_process_threads() -> None:
 
 @attrs.frozen
 class Access:
-    """The storages that a submission uses: those that its ops read, those that it fetches, and those that it writes or makes."""
+    """The storages that a submission uses: those that its ops read, those that it fetches, and those that it writes, makes or consumes."""
 
     reads: frozenset[int]
     fetches: frozenset[int]
@@ -65,4 +70,7 @@ def access_of(known: BoundTemplate | None, work: RunRequest, own: Container[str]
     if known is None:
         return Access(frozenset(), fetches, frozenset())
     written = [work.inputs[position] for position in {*known.input_aliases(own).written, *grown}]
-    return Access(frozenset(storages_of(work.inputs)), fetches, frozenset(storages_of(chain(work.outputs, written))))
+    gone = known.consumed(work.inputs)  # which an earlier submission may fetch
+    return Access(
+        frozenset(storages_of(work.inputs)), fetches, frozenset(storages_of(chain(work.outputs, written, gone)))
+    )

@@ -143,7 +143,8 @@ class TemplateRun:
         with inference_mode(True):
             while step < count:
                 if step in short:
-                    step = self._leave(FailedStep(step, torch.OutOfMemoryError(short[step])))
+                    with _POISONING:
+                        step = self._leave(FailedStep(step, torch.OutOfMemoryError(short[step])))
                     continue
                 try:
                     until = min((op for op in short if op > step), default=count) if short else count

@@ -10,6 +10,7 @@ import torch
 from bound_changes import changes
 
 from djinn_core import torch_private
+from djinn_core.errors import QuotaExceeded
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand, SlotArg
 from djinn_core.wire.binding_delta import pack_handles
@@ -22,6 +23,7 @@ from djinn_server import session
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.context import ExecutorContext
 from djinn_server.disk_quota import DiskQuota
+from djinn_server.hookspecs.quotas import Quota
 from djinn_server.recovery.executor_channel import PlainExecutorChannel
 from djinn_server.recovery.journal import Journal
 from djinn_server.recovery.journal_reader import JournalReader
@@ -36,6 +38,7 @@ _MM = Form("aten::mm", (Operand(), Operand()), (), ("new",), False)
 _MUL = Form("aten::mul_.Tensor", (Operand(), SlotArg()), (), ("none",), False)
 _T = Form("aten::t", (Operand(),), (), ("new",), False)
 PRODUCT = Template((_MM,), (0,), (0, 1, 2), (0, 1), (2,))
+CONSUME = Template((_MM,), (0,), (0, 1, 2), (0, 1), (2,), (1,))
 SCALE = Template((_MUL,), (0,), (0,), (0,), ())
 COPY = Template((Form("aten::copy_", (Operand(), Operand()), (), ("none",), False),), (0,), (0, 1), (0, 1), ())
 TRANSPOSE = Template((_T,), (0,), (0, 1), (0,), (1,))
@@ -47,6 +50,8 @@ def handle(number, view=1):
 
 class Program:
     """A client's submissions, all of which have arrived before the first one runs."""
+
+    quota = Quota()
 
     def __init__(self):
         self.limits, self.answers = Limits(), []
@@ -93,7 +98,7 @@ class Program:
         if not exact:
             context.device.begin_packing()
             self._frames.insert(0, Frame(encode(NumericSettings(exact=False))))
-        context.device.lanes.count = lanes
+        context.usage.quota, context.device.lanes.count = self.quota, lanes
         plain, sizes = context.device.lanes.run, []
         context.device.lanes.run = lambda calls: (sizes.append(len(calls)), plain(calls))[1]
         served = ExecutorSession(context)
@@ -242,3 +247,41 @@ def test_a_session_with_packed_products_is_recovered_by_a_process_that_packs_non
     journal.close()
     assert after != before
     assert len(after) == len(before)
+
+
+@pytest.mark.parametrize("place", ["__init__", "advance"])
+def test_an_error_of_the_executors_own_costs_one_submission(monkeypatch, place):
+    plain = getattr(TemplateRun, place)
+
+    def broken(run, *given, **named):
+        if (given[1] if place == "__init__" else run.work).sequence == 2:
+            raise MemoryError("no room")
+        return plain(run, *given, **named)
+
+    monkeypatch.setattr(TemplateRun, place, broken)
+    program = Program()
+    products(program, 4)
+    answers, sizes = program.run(2, matrices(5))
+    assert sum(sizes) >= 3
+    assert [bool(failures) for _, failures, _ in answers] == [False, True, False, False]
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_what_came_before_the_end_of_a_quota_is_answered(lanes):
+    program, values = Program(), matrices(5)
+    program.quota = Quota(values=len(values) + 1)
+    products(program, 4)
+    with pytest.raises(QuotaExceeded):
+        program.run(lanes, values)
+    assert [number for number, _, _ in program.answers] == [1, 2]
+
+
+def test_a_value_is_fetched_before_a_later_submission_consumes_it():
+    program, values = Program(), matrices(4)
+    program.submit(CONSUME, [handle(1), handle(2)], [handle(100)])
+    products(program, 1)
+    program.fetch(handle(3))
+    program.submit(CONSUME, [handle(1), handle(3)], [handle(101)], fetch=[handle(101)])
+    answers, _ = program.run(2, values)
+    expected = values[handle(3)], values[handle(1)] @ values[handle(3)]
+    assert [results for _, _, results in answers[2:]] == [[one.numpy().tobytes()] for one in expected]
