@@ -58,7 +58,7 @@ class SharedDevice:
 
     def begin_recording(self) -> None:
         """Record hot templates of fixed shape as graphs from now on."""
-        self.graphs = GraphRecorder(self.runtime, self.numeric_settings)
+        self.graphs = GraphRecorder(self.runtime, self.numeric_settings, self.names)
         self.arbiter.register(self.graphs)
         if self.ledger is not None:
             self.ledger.free_graphs = self.graphs.free

@@ -22,6 +22,7 @@ from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.hookspecs.run_strategies import RunOffer, RunStrategy, TemplateFacts
 from djinn_server.running.arbiter import ServedFacts
 from djinn_server.running.process_settings import ProcessNumericSettings
+from djinn_server.running.storage_names import StorageNames
 
 TEMPLATES: Final = 1024  # that are counted
 
@@ -29,23 +30,23 @@ TEMPLATES: Final = 1024  # that are counted
 class GraphRecorder(RunStrategy):
     """Counts the runs of all templates on a device, and records the hot ones whose shapes do not vary.
 
-    Graphs share one memory pool: the device replays one after another.
+    Each graph has its own memory pool. In a shared pool, a replay would write into results of another graph that sessions still hold.
 
     Attributes:
-        runtime: the device. settings: numeric settings, which choose kernels. counts: counters since the executor began. captures: recorded graphs since then.
+        runtime: the device. settings: numeric settings, which choose kernels. names: names of storages, which replays write into.
+        counts: counters since the executor began. captures: recorded graphs since then.
     """
 
     name = "graphs"
 
-    def __init__(self, runtime: DeviceRuntime, settings: ProcessNumericSettings) -> None:
-        self.runtime, self.settings = runtime, settings
+    def __init__(self, runtime: DeviceRuntime, settings: ProcessNumericSettings, names: StorageNames) -> None:
+        self.runtime, self.settings, self.names = runtime, settings, names
         self.counts, self.captures = CompilationCounters(), 0
         self._thresholds = Thresholds()
         self._templates: LruCache[bytes, HotTemplate] = LruCache(TEMPLATES)
         self._regions: weakref.WeakSet[RecordedRegion] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._stream: torch.Stream | None = None
-        self._pool: tuple[int, int] | None = None
 
     def acts_on(self, template: TemplateFacts) -> RunOffer:
         """Return the record of a template, which all sessions share."""
@@ -78,11 +79,10 @@ class GraphRecorder(RunStrategy):
         if self._stream is None:
             self._stream = torch.Stream(device)
         # Threads of other sessions may use the device meanwhile, for copies: only calls of this thread are recorded.
-        graph, recording = _new_graph(self._pool)
+        graph, recording = _new_graph()
         with self._stream, recording:
             before = torch.accelerator.memory_reserved(device)
             results = tuple(run())
-        self._pool = graph.pool()
         self.captures += 1
         stream = torch.accelerator.current_stream(device)
         for result in results:
@@ -108,11 +108,11 @@ class GraphRecorder(RunStrategy):
         }
 
 
-def _new_graph(pool: Any) -> tuple[Any, Any]:
+def _new_graph() -> tuple[Any, Any]:
     """Return a graph, and the context in which it records. PyTorch before 2.13 has graphs of CUDA alone."""
     graph: Any
     if hasattr(torch.accelerator, "Graph"):
-        graph = torch.accelerator.Graph(pool=pool, capture_error_mode="thread_local")
+        graph = torch.accelerator.Graph(capture_error_mode="thread_local")
         return graph, graph
     graph = torch.cuda.CUDAGraph()
-    return graph, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
+    return graph, torch.cuda.graph(graph, capture_error_mode="thread_local")

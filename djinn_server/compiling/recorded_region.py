@@ -25,6 +25,7 @@ from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.running.compiled_step import CompiledStep, Environment, ListSource
 from djinn_server.running.process_settings import ProcessNumericSettings
 from djinn_server.running.result_layout import layout_difference
+from djinn_server.running.storage_names import StorageNames
 
 RECORDINGS: Final = 8  # of one region, by the addresses of its weights
 _RUNS_PER_RECORDING: Final = 16  # after the first recordings: recording takes longer than running the ops
@@ -34,10 +35,11 @@ _PAST: Final = (
 
 
 class Recorder(Protocol):
-    """Record kernel launches on a device. `settings`: the numeric settings of the process."""
+    """Record kernel launches on a device. `settings`: the numeric settings of the process. `names`: names of the device's storages."""
 
     runtime: DeviceRuntime
     settings: ProcessNumericSettings
+    names: StorageNames
 
     def record(
         self, run: Callable[[], Sequence[torch.Tensor]]
@@ -146,7 +148,9 @@ class RecordedRegion(CompiledRegion):
         """Replay the recording that `follows` has found. Another thread may have dropped it since."""
         recording, self._next = self._next, None
         assert recording is not None
-        return recording.replay(inputs, self._written, self._copied)
+        results = recording.replay(inputs, self._written, self._copied)
+        self._recorder.names.forget(results)  # their memory had other bytes in the last replay
+        return results
 
     def _recording(self, tensors: Sequence[torch.Tensor]) -> Recording | None:
         self._runs += 1

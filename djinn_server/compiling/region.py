@@ -15,6 +15,7 @@ from djinn_core.ir.form import Constant, Form
 from djinn_core.ir.operators import resolve
 from djinn_server.running.compiled_step import CompiledStep
 from djinn_server.running.drawing import ALWAYS, chance_of
+from djinn_server.running.input_aliases import written_places
 from djinn_server.running.template_compiler import CompiledTemplate
 
 PLAIN: Final = re.compile(r"[A-Za-z0-9_ .,>+-]{0,256}")  # names of modes, and equations of `einsum`
@@ -116,6 +117,10 @@ class _AliasAnalysis:
         self.steps = template.steps
         self.maker: dict[int, int] = {}  # the producer of each place
         self.looks_into: dict[int, tuple[int, ...]] = {}  # the places that each place may alias
+        forms = [template.source.forms[code] for code in template.source.code[start:stop]]
+        self.writes = {
+            place for step, form in zip(self.steps[start:stop], forms, strict=True) for place in _writes(step, form)
+        }
         inputs: dict[int, None] = {}
         for index in range(start, stop):
             step = self.steps[index]
@@ -142,7 +147,7 @@ class _AliasAnalysis:
             elif self.maker[place] not in views:
                 views.add(self.maker[place])
                 waiting += self.steps[self.maker[place]].reads
-        written = {root for step in self.steps[self.start : self.stop] for w in step.writes for root in self._roots(w)}
+        written = {root for place in self.writes for root in self._roots(place)}
         return Region(
             self.start,
             self.stop,
@@ -157,6 +162,13 @@ class _AliasAnalysis:
         """Return the places whose memory `place` may alias."""
         into = self.looks_into.get(place, ())
         return [root for other in into for root in self._roots(other)] if into else [place]
+
+
+def _writes(step: CompiledStep, form: Form) -> tuple[int, ...]:
+    """Return the operands that a call may write. A batch norm writes statistics if it trains."""
+    names = [argument.name for argument in torch_private.schema_of(resolve(form.op)).arguments]
+    given = dict(zip(names, form.args, strict=False)) | dict(form.kwargs)
+    return step.writes if given.get("training") == Constant(False) else written_places(step)
 
 
 def _viewed(step: CompiledStep) -> dict[int, tuple[int, ...]]:

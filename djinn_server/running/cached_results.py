@@ -247,7 +247,8 @@ class CacheableRun:
 
     def digest(self, nbytes: int) -> bytes | None:
         """Return the key of the run, as `StrategyRun.digest` does."""
-        if self._digest is None and not any(self._run.env[place] != 0 for place in self.ops.draws):
+        drawn = any(self._run.env[place] != 0 for place in self.ops.draws)
+        if self._digest is None and self._run.whole and not drawn:  # under a guard, inputs may be evicted
             allowance = ReadAllowance(nbytes)
             parts = [self._part(number, allowance) for number in range(len(self._inputs))]
             if None in parts:

@@ -449,13 +449,13 @@ def graph_capture(device: str) -> Found:
     place, model = plain_device(device), Model.sized_for(device)
     from djinn_server.compiling.graph_recorder import GraphRecorder
     from djinn_server.hookspecs.devices import DeviceRuntime
-    from djinn_server.running.process_settings import ProcessNumericSettings
     from djinn_server.running.template_compiler import compile_template
     from djinn_server.shared_device import SharedDevice
 
     expected, state = ([tensor.to(place) for tensor in model.decode_state()] for _ in range(2))
     program = recorded(model.decode, state)
-    compiled = compile_template(program.template, place, SharedDevice(DeviceRuntime(place)).own)
+    shared = SharedDevice(DeviceRuntime(place))
+    compiled = compile_template(program.template, place, shared.own)
 
     def run() -> tuple[torch.Tensor, ...]:
         env = [*compiled.constants, *program.slots, *state, *[None] * compiled.made]
@@ -465,7 +465,7 @@ def graph_capture(device: str) -> Found:
 
     with torch.inference_mode():
         run()
-        launch, _, nbytes = GraphRecorder(DeviceRuntime(place), ProcessNumericSettings()).record(run)
+        launch, _, nbytes = GraphRecorder(shared.runtime, shared.numeric_settings, shared.names).record(run)
         for _ in range(8):
             launch()
         synchronize(place)

@@ -253,6 +253,71 @@ def test_graph_gives_way_when_memory_is_short(gpu):
     assert torch.equal(predict(model, given), result)
 
 
+def chain(op, x):
+    for _ in range(4):
+        x = op(x) * 3 + 1
+    return x
+
+
+@torch.no_grad()
+def test_result_that_is_held_survives_replays_of_other_graphs(gpu):
+    values = torch.randn(1024)
+    given = values.to(REMOTE)
+
+    def run(op):
+        result = -chain(op, given)  # an odd number of ops ends in the memory that the first one took
+        counting.send_recorded()
+        return result
+
+    for _ in range(2 * RUNS):
+        run(torch.sin)
+        run(torch.cos)
+    with Grown() as grown:
+        for op, other in ((torch.sin, torch.cos), (torch.cos, torch.sin)):
+            held = run(op)
+            run(other)
+            assert torch.equal(held.cpu(), -chain(op, values))
+            del held
+            (given + 1).cpu()  # sends the end of `held`
+    assert (grown["graph_launches"], grown["captures"]) == (4, 0)
+
+
+@torch.no_grad()
+def test_batch_norm_updates_its_statistics_once_in_each_run(gpu):
+    torch.manual_seed(3)
+    here = torch.nn.Sequential(
+        torch.nn.Linear(24, 16), torch.nn.BatchNorm1d(16), torch.nn.GELU(), torch.nn.Linear(16, 4)
+    )
+    there, inputs = copy.deepcopy(here).to(REMOTE), torch.randn(8, 24)
+    given = inputs.to(REMOTE)
+    for _ in range(RUNS):
+        assert torch.equal(there(given).cpu(), here(inputs))
+    with Grown() as grown:
+        for _ in range(3):
+            assert torch.equal(there(given).cpu(), here(inputs))
+    for one, other in zip(there.buffers(), here.buffers(), strict=True):
+        assert torch.equal(one.cpu(), other)
+    assert grown["graph_launches"] == 3
+
+
+@torch.no_grad()
+def test_cached_results_are_those_of_the_last_replay(tmp_path, plain_environment):
+    """A replay writes into the memory of the last one's results. Their name for the cache of results ends then."""
+    plugins = {"DJINN_PLUGINS": "tcp,fakegpu,result_cache"}
+    cache = {"DJINN_PLUGIN_RESULT_CACHE_GIB": "1", "DJINN_PLUGIN_RESULT_CACHE_SECONDS": "0"}
+    with counting.serving(tmp_path, plain_environment | plugins | cache, "--graphs") as server:
+        RemoteControl(tmp_path).configure(launch=0.1)
+        with configured(servers=[server.url("tcp")], token=server.token, disable=("local",)):
+            djinn.init()
+            for number in range(2 * RUNS):
+                values = torch.full((64,), float(number))
+                result = chain(torch.sin, values.to(REMOTE))
+                counting.send_recorded()
+                assert torch.equal(torch.tanh(result * 0.1).cpu(), torch.tanh(chain(torch.sin, values) * 0.1))
+                del result
+            assert executor_figures()["device_graph_launches"] > 0
+
+
 @pytest.mark.usefixtures("forked_processes")
 @torch.no_grad()
 def test_sessions_with_one_program_have_graphs_of_their_own(gpu, server, python, plain_environment):

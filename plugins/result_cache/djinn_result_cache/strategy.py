@@ -14,7 +14,8 @@ from djinn.hooks import RunOffer, RunResults, RunStrategy, StrategyRun, Template
 HASHED: Final = 2e9  # bytes of operands without a name that are hashed, for each second of the run; weights once
 LEAST: Final = 1 << 20  # bytes that are hashed in any case
 FIRST: Final = 8  # runs of a template that are cached without a hit; later ones are cached if their digest was seen
-SEEN: Final = 4096  # digests of runs that were not cached
+SEEN: Final = 65536  # digests of runs that were not cached
+ENTRIES: Final = 16384  # results that are cached at most: small ones fill no budget
 UNKNOWN: Final = 3  # runs without a digest after which a template is left alone
 
 
@@ -46,11 +47,13 @@ class Cache:
 
     Attributes:
         programs: number of entries by program. seconds: of the longest run of each of them. nbytes: of all entries.
+        seen: digests of the latest runs that were not cached.
     """
 
     def __init__(self, limit: int) -> None:
         self.programs: Counter[bytes] = Counter()
         self.seconds: dict[bytes, float] = {}
+        self.seen: dict[bytes, None] = {}
         self.nbytes = 0
         self._limit, self._clock = limit, 0.0
         self._entries: dict[bytes, Entry] = {}
@@ -73,7 +76,7 @@ class Cache:
         if 2 * results.nbytes > self._limit:
             results.drop()
             return
-        while self.nbytes + results.nbytes > self._limit:
+        while self.nbytes + results.nbytes > self._limit or len(self._entries) >= ENTRIES:
             lowest = min(self._entries, key=lambda key: self._entries[key].priority)
             self._clock = self._entries[lowest].priority
             self._remove(lowest)
@@ -81,6 +84,14 @@ class Cache:
         self.programs[program] += 1
         self.seconds[program] = max(seconds, self.seconds.get(program, 0.0))
         self.nbytes += results.nbytes
+
+    def has_seen(self, digest: bytes) -> bool:
+        """Return True if a run of that digest was seen before. Note it."""
+        known = digest in self.seen
+        self.seen[digest] = None
+        if len(self.seen) > SEEN:
+            del self.seen[next(iter(self.seen))]
+        return known
 
     def _remove(self, digest: bytes) -> None:
         entry = self._entries.pop(digest)
@@ -100,7 +111,6 @@ class CachingOffer(RunOffer):
 
     def __init__(self, cache: Cache, program: bytes, seconds: float) -> None:
         self._cache, self._program, self._least = cache, program, seconds
-        self._seen: dict[bytes, None] = {}
         self.unused = self.unknown = 0
 
     def stage(self) -> Literal["idle", "ready"]:
@@ -131,10 +141,7 @@ class CachingOffer(RunOffer):
         if digest is None:
             return
         self.unused += 1
-        if self.unused > FIRST and digest not in self._seen:
-            self._seen[digest] = None
-            if len(self._seen) > SEEN:
-                del self._seen[next(iter(self._seen))]
+        if self.unused > FIRST and not self._cache.has_seen(digest):
             return
         results = run.results()
         if results is not None:

@@ -7,7 +7,7 @@ import torch
 import djinn_result_cache
 from djinn.hooks import RunResults
 from djinn.testing import PluginConformance, RunStrategyConformance
-from djinn_result_cache import ResultCache, Settings
+from djinn_result_cache import ResultCache, Settings, strategy
 from djinn_result_cache.strategy import Cache
 
 
@@ -63,6 +63,14 @@ def test_cache_evicts_results_that_are_not_used_any_more():
     for number in range(20):
         cache.store(number.to_bytes(), b"program", Results(40), 1.0)
     assert cache.find(b"old") is None
+
+
+def test_number_of_small_results_is_limited(monkeypatch):
+    monkeypatch.setattr(strategy, "ENTRIES", 3)
+    cache = Cache(100)
+    for number in range(20):
+        cache.store(number.to_bytes(), b"program", Results(1), 1.0)
+    assert cache.nbytes == 3
 
 
 def test_cache_forgets_results_that_the_executor_has_dropped():

@@ -80,14 +80,15 @@ const OpInfo& info_of(const c10::OperatorHandle& op) {
   info.work = work_of(schema.name());
   for (const auto& a : arguments) {
     if (a.real_type()->str().starts_with("Generator")) info.generator = static_cast<int>(info.written.size());
-    info.written.push_back(a.alias_info() && a.alias_info()->isWrite());
+    const bool statistics = a.name() == "running_mean" || a.name() == "running_var";  // batch norms write them, as not all schemas say
+    info.written.push_back(statistics || (a.alias_info() && a.alias_info()->isWrite()));
   }
   info.random = info.generator < 0 && op.hasTag(at::Tag::nondeterministic_seeded);
   for (const auto& result : schema.returns()) {
     const auto* alias = result.alias_info();
     int same = -1;
     for (size_t i = 0; alias && alias->isWrite() && i < arguments.size(); ++i) {
-      if (info.written[i] && *arguments[i].alias_info() == *alias) same = static_cast<int>(i);
+      if (info.written[i] && arguments[i].alias_info() && *arguments[i].alias_info() == *alias) same = static_cast<int>(i);
     }
     info.view |= alias && !alias->isWrite();
     info.same.push_back(same);
