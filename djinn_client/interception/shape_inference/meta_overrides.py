@@ -85,6 +85,12 @@ def _repeat_interleave(repeats: torch.Tensor, output_size: int | None = None) ->
     return repeats.new_empty(output_size, dtype=torch.int64)
 
 
+def _native_dropout(given: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a new tensor where nothing is dropped, as kernels do. The meta kernel returns the operand."""
+    out, mask = aten.native_dropout.default(given, *args, **kwargs)
+    return (out.clone() if out is given else out), mask
+
+
 def _convolution(given: torch.Tensor, weight: torch.Tensor, bias: Any, *args: Any) -> torch.Tensor:
     """Keep channels-last layout. The meta kernel does so only for CUDA."""
     out: torch.Tensor = aten.convolution.default(given, weight, bias, *args)
@@ -355,6 +361,7 @@ _RULES: dict[Any, Rule] = {
     aten._histogramdd_bin_edges.default: lambda data, bins, **_: [data.new_empty(count + 1) for count in bins],
     aten.index.Tensor: _index,
     aten.mul.Tensor: _mul,
+    aten.native_dropout.default: _native_dropout,
     aten.roll.default: _roll,
     aten.sub.Tensor: _sub,
     aten.index_put.default: _index_put(aten.index_put.default),
