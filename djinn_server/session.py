@@ -443,7 +443,8 @@ class ExecutorSession:
             self.device.randomness.set_state(tensor_of(snapshot.random))
 
     def _submit(self, submit: Submit, connection: ExecutorChannel, started: float) -> Iterator[Wait]:
-        work = self._begin(submit)
+        self._number(submit)
+        work = unpack(submit)
         decoded = waited = time.perf_counter()
         if self._uploads.wanted:
             yield self._uploads.wait()
@@ -466,15 +467,16 @@ class ExecutorSession:
             yield from self._await_operands(known, work)
             waited = time.perf_counter()
         turn = DeviceTurn(known, work, submit, known.slots if known is not None else (), started, decoded, waited)
-        group = self._gather(turn, connection)
+        group, turns = self._gather(turn, connection), self.device.turns
         connection.copy_borrowed()  # what was sent and not taken yet may be written now
         if len(group) > 1:
-            self._turn.run(self._compute_together(group))
+            turns.run(self._turn, self._compute_together(group))
         else:
-            turn.pending = self._runs.pending(known, work, timed=self._timings is not None and self._timings.ops)
-            self._turn.run(self._compute(turn), turn.pending)
+            if self.device.batches is not None:
+                turn.pending = self._runs.pending(known, work, timed=self._timings is not None and self._timings.ops)
+            turns.run(self._turn, self._compute(turn), turn.pending)
         executed = [*map(self._wait, group)]
-        took = self._turn.take_seconds() / len(group)
+        took = turns.take_seconds(self._turn) / len(group)
         for one, at in zip(group, executed, strict=True):
             self._answer(one, at, took, connection)
 
@@ -603,16 +605,12 @@ class ExecutorSession:
                 watch.completed()
         return executed
 
-    def _begin(self, submit: Submit) -> RunRequest:
-        """Begin a submission. It is answered in any case.
+    def _number(self, submit: Submit) -> None:
+        """Count a submission, which is answered in any case from now on.
 
         Raises:
             ProtocolError: it is not the next one.
         """
-        self._number(submit)
-        return unpack(submit)
-
-    def _number(self, submit: Submit) -> None:
         if submit.sequence != self.submissions + 1:
             raise ProtocolError(f"submission {submit.sequence} came after {self.submissions}")
         usage = self._usage
@@ -642,7 +640,8 @@ class ExecutorSession:
             return
         _log.warning("a message cannot be read", reason=message.reason)
         if isinstance(message, UnreadableSubmit):
-            work = self._begin(message.submit)
+            self._number(message.submit)
+            work = unpack(message.submit)
             yield from self._every_value()
             refused = _Refused(ProtocolError(message.reason), message.submit.first)
             self._refuse(work, refused, message.submit.digest, connection)

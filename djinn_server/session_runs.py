@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
@@ -16,7 +15,7 @@ from djinn_core.wire.templates import TemplateCache
 from djinn_server.batching.batch import BatchMember, PendingRun, pending_run
 from djinn_server.context import ExecutorContext
 from djinn_server.memory.session_memory import SessionMemory
-from djinn_server.running.arbiter import ServedRun
+from djinn_server.running.arbiter import ServedRun, TemplateChoice
 from djinn_server.running.bound_templates import BoundTemplate
 from djinn_server.running.cached_results import CacheableRun
 from djinn_server.running.cancellation import CancellationState
@@ -106,9 +105,9 @@ class SessionRuns:
             self.ahead.missed()
 
     def pending(self, known: BoundTemplate | None, work: RunRequest, *, timed: bool) -> PendingRun | None:
-        """The run as other sessions may join it; None if it has to be this session's alone. `timed`: each op is timed."""
+        """The run as other sessions may join it, on a device with batches; None if it has to be this session's alone. `timed`: each op is timed."""
         settings = self.numeric_settings
-        if self._device.batches is None or not (self._turn.group or self._device.turns.busy):
+        if not (self._turn.group or self._device.turns.busy):
             return None
         if known is None or known.batched is None or settings is None or settings.exact:
             return None
@@ -153,12 +152,12 @@ class SessionRuns:
         """Return what a bound submission uses; None if it cannot run beside others."""
         if known is None:
             return access_of(None, work, (), ())
-        choice = known.choice
+        choice = self._choice(known)
         if choice is not None and not choice.is_settled(exact=self._exact):
             return None
         if known.template.moves or known.draws.first(known.slots) is not None:
             return None
-        growth = self._growth(known)
+        growth = self._growth(known, choice)
         grown = [] if growth is None else [position for position, _ in growth.appends]
         return access_of(known, work, self._device.own, grown)
 
@@ -194,17 +193,18 @@ class SessionRuns:
         """Return a run of a turn, and a call that advances it and returns True at its end."""
         self._before_run(known, turn.work)
         turn.work.rest = self._cancellation.pauses
-        run = TemplateRun(known.template, turn.work, turn.slots, self._values, growth=self._growth(known))
-        if known.choice is None:
+        choice = self._choice(known)
+        run = TemplateRun(known.template, turn.work, turn.slots, self._values, growth=self._growth(known, choice))
+        if choice is None:
             return run, run.advance
-        served = ServedRun(known.choice.facts, run, turn.slots, lambda: iter((None,)))
-        steps = self._device.arbiter.run_settled(known.choice, served, exact=self._exact)
+        served = ServedRun(choice.facts, run, turn.slots, lambda: iter((None,)))
+        steps = self._device.arbiter.run_settled(choice, served, exact=self._exact)
         return run, partial(_has_ended, steps)
 
     def _run(
         self, known: BoundTemplate, work: RunRequest, pending: PendingRun | None
     ) -> Generator[None, None, RunOutcome]:
-        device, values = self._device, self._values
+        device, memory, values = self._device, self.memory, self._values
         if pending is not None and pending.over:
             return pending.result()
         if self.numeric_settings is not device.numeric_settings.now:
@@ -214,39 +214,33 @@ class SessionRuns:
         if known.template.random:
             device.randomness.hand_to(self.randomness)
         self._before_run(known, work)
-        if device.timekeeper is not None and self.memory is None:
+        if device.timekeeper is not None and memory is None:
             with device.timekeeper.running():
                 return run_template(known.template, work, known.slots, values)
-        if self.memory is None or not self.limited:
-            return (yield from self._run_in_parts(known, work))
-        return self.memory.run(
-            known.digest, known.template, work, known.slots, lambda: finished(self._by_strategy(known, work, None))
-        )
-
-    def _run_in_parts(self, known: BoundTemplate, work: RunRequest) -> Generator[None, None, RunOutcome]:
-        """Run a submission that may pause between two ops, unless it has run ahead."""
-        if self.ahead is not None and self.ahead.pending:
-            ahead = self.ahead.take(known, work)
-            if ahead is not None:
-                return ahead.finish(work, self._values, self._ahead_bytes)
-        work.rest, template = self._cancellation.pauses, known.template
-        with (
-            contextlib.nullcontext()
-            if self.memory is None
-            else self.memory.on_demand(known.digest, template, work) as guard
-        ):
+        if memory is not None and self.limited:
+            return memory.run(
+                known.digest, known.template, work, known.slots, lambda: finished(self._by_strategy(known, work, None))
+            )
+        if self.ahead is not None and self.ahead.pending and (ahead := self.ahead.take(known, work)) is not None:
+            return ahead.finish(work, values, self._ahead_bytes)
+        work.rest = self._cancellation.pauses
+        if memory is None:
+            return (yield from self._by_strategy(known, work, None))
+        with memory.on_demand(known.digest, known.template, work) as guard:
             return (yield from self._by_strategy(known, work, guard))
 
     def _by_strategy(
         self, known: BoundTemplate, work: RunRequest, guard: StepGuard | None
     ) -> Generator[None, None, RunOutcome]:
         """Run a submission as the arbiter decides. Under a memory guard, and if each op is timed, it runs op by op."""
-        run = TemplateRun(known.template, work, known.slots, self._values, guard=guard, growth=self._growth(known))
-        if known.choice is None or guard is not None or work.op_times is not None:
+        choice = self._choice(known)
+        growth = self._growth(known, choice)
+        run = TemplateRun(known.template, work, known.slots, self._values, guard=guard, growth=growth)
+        if choice is None or guard is not None or work.op_times is not None:
             while not run.advance():
                 yield from self._pause(known.template.random, work)
         else:
-            choice, names, cacheable = known.choice, self._shares.names, None
+            names, cacheable = self._shares.names, None
             if choice.caches and choice.facts.cacheable_ops is not None and names is not None:
                 ops, table = choice.facts.cacheable_ops, self._device.cached_results
                 cacheable = CacheableRun(ops, run, names, table, self.numeric_settings)
@@ -277,11 +271,14 @@ class SessionRuns:
         if packed is not None and aliases.written:
             packed.writing([strided(self._values.table.get(work.inputs[at])) for at in aliases.written])
 
-    def _growth(self, known: BoundTemplate) -> Growth | None:
-        """Return the growth of a template whose appends may be done in place."""
+    def _choice(self, known: BoundTemplate) -> TemplateChoice | None:
+        """Return the choice of a template; None if no strategy may run it for this session."""
         choice = known.choice
-        grows = self._grows and (choice is None or choice.concurrent or not choice.acts(exact=self._exact))
-        return known.template.growth() if grows else None
+        return None if choice is None or (self._exact and not choice.has_exact) else choice
+
+    def _growth(self, known: BoundTemplate, choice: TemplateChoice | None) -> Growth | None:
+        """Return the growth of a template whose appends may be done in place."""
+        return known.template.growth() if self._grows and (choice is None or choice.concurrent) else None
 
     @property
     def _exact(self) -> bool:

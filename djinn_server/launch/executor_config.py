@@ -273,11 +273,7 @@ class ExecutorConfig(ExecutorOptions):
 
     def with_settings(self, settings: Settings) -> ExecutorConfig:
         """Return the configuration with settings for unset values."""
-        memory = MemoryConfig(
-            self.memory.limit or bytes_of(settings.memory_gib),
-            self.memory.idle_minutes,
-            self.memory.ahead,
-        )
+        memory = attrs.evolve(self.memory, limit=self.memory.limit or bytes_of(settings.memory_gib))
         return attrs.evolve(
             self,
             threads=self.threads or settings.threads,

@@ -120,6 +120,8 @@ class TemplateChoice:
 
     Attributes:
         facts: the template. candidates: in the order of their trials. caches: offers that give results of earlier runs.
+        has_exact: True if an offer may run the template for sessions that need bitwise equal results.
+        concurrent: True if the offers of all candidates are `concurrent`.
     """
 
     def __init__(self, facts: ServedFacts, candidates: Sequence[Candidate], timer: DeviceTimer) -> None:
@@ -127,6 +129,8 @@ class TemplateChoice:
         self.candidates = [one for one in candidates if not one.strategy.caches_results]
         self.caches = [one for one in candidates if one.strategy.caches_results]
         self.spans = TimedSpans(timer)
+        self.has_exact = any(candidate.strategy.exact for candidate in candidates)
+        self.concurrent = all(candidate.offer.concurrent for candidate in self.candidates)
 
     def cache(self, *, exact: bool) -> Candidate | None:
         """Return the offer that may give results of an earlier run."""
@@ -148,15 +152,6 @@ class TemplateChoice:
             if candidate.used is not False and (best is None or candidate.ratio < best.ratio):
                 best = candidate
         return best
-
-    def acts(self, *, exact: bool) -> bool:
-        """Return True if a candidate may run the template for such sessions."""
-        return any(candidate.strategy.exact or not exact for candidate in self.candidates)
-
-    @property
-    def concurrent(self) -> bool:
-        """True if all offers are `concurrent`."""
-        return all(candidate.offer.concurrent for candidate in self.candidates)
 
     def is_settled(self, *, exact: bool) -> bool:
         """Return True if the next runs may be concurrent: none is part of a trial."""
@@ -224,10 +219,10 @@ class ServedRun(StrategyRun):
         facts: TemplateFacts,
         run: TemplateRun,
         slots: Sequence[Any],
-        pause: Callable[[], Steps] | None,
+        pause: Callable[[], Steps],
         cacheable: CacheableRun | None = None,
     ) -> None:
-        """`pause`: lets other sessions compute; None: the run may not pause."""
+        """`pause`: lets other sessions compute."""
         self.facts, self.run, self.slots = facts, run, slots
         self.cacheable = cacheable
         self.rest: Callable[[], Iterator[None]] | None = None
@@ -250,7 +245,6 @@ class ServedRun(StrategyRun):
         self.undo_draws()
         while not self.run.advance(stop):
             self.paused = True
-            assert self._pause is not None
             yield from self._pause()
         self.note_draws()
         self._advanced = time.perf_counter()

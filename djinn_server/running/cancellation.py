@@ -58,7 +58,7 @@ class CancellationState:
         self.turn = turn
         self._lock = threading.Lock()
         self._unwanted: set[int] = set()
-        self._running: tuple[RunRequest, ...] = ()
+        self._running: dict[int, RunRequest] = {}  # by submission
         self.busy_since = 0.0
         self.client_left = threading.Event()
         self._nothing = False
@@ -83,14 +83,14 @@ class CancellationState:
             work.stop_at, work.stop_reason = past.stops.get(work.sequence, (None, ""))
             work.short = past.shortages.get(work.sequence, {})
         # Without the lock: `stop` notes what is cancelled before it looks at what runs, and this does it the other way round.
-        self._running = (*self._running, work)
+        self._running[work.sequence] = work
         if self._nothing or (self._unwanted and work.sequence in self._unwanted):
             with self._lock:
                 work.halt.value |= CANCEL
 
     def end(self, work: RunRequest, run: RunOutcome) -> None:
         """End a submission, which has run or was cancelled."""
-        self._running = tuple([other for other in self._running if other is not work])
+        self._running.pop(work.sequence, None)
         if run.failures and self.journal.open:
             for failure in run.failures:
                 if is_shortage(failure) and failure.instruction not in work.short:
@@ -116,16 +116,19 @@ class CancellationState:
             self._unwanted.update(submissions)
             if len(self._unwanted) > limits.STOPS:
                 self._unwanted = set(sorted(self._unwanted)[-limits.STOPS :])
-            for work in self._running:
+            for work in self._all_running():
                 if work.sequence in self._unwanted:
                     work.halt.value |= CANCEL
         self.wakeup()
+
+    def _all_running(self) -> list[RunRequest]:
+        return list(self._running.values())  # at once: the session changes them meanwhile
 
     def stop_all(self) -> bool:
         """Cancel all submissions, because the client is gone. Return False if a former call cancelled them."""
         with self._lock:
             first, self._nothing = not self._nothing, True
-            for work in self._running if first else ():
+            for work in self._all_running() if first else ():
                 work.halt.value |= CANCEL
         self.wakeup()
         return first
@@ -147,7 +150,7 @@ class CancellationState:
     def give_way(self) -> None:
         """Yield the device before the next op, if the session has it and another one waits."""
         with self._lock:
-            for work in self._running if self.turn.turns.waiting else ():
+            for work in self._all_running() if self.turn.turns.waiting else ():
                 if work.rest is not None and not work.halt.value:
                     work.halt.value |= YIELD
 

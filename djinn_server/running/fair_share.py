@@ -35,7 +35,7 @@ class Share(Account):
         turns: the device's queue.
         charge: called with used device time.
         is_brief: True if its turns are short. before_wait: called before a thread waits for a turn for long.
-        seconds: device time that `take_seconds` has not returned.
+        seconds: device time that `FairShare.take_seconds` has not returned.
         began: when its turn began, on the clock `time.perf_counter`. begun: the event before its ops; None on a CPU.
         reached: the event after the ops of its last turn.
         steps: its steps on the device thread; None: the session's own thread computes. ended: True once the steps have
@@ -67,29 +67,13 @@ class Share(Account):
         init=False, default=attrs.Factory(lambda self: self.turns.condition(), takes_self=True)
     )
 
-    def run(self, steps: Steps, pending: object | None = None) -> None:
-        """Run steps in turns of the device until they end. `pending`: as the attribute."""
-        self.turns.run(self, steps, pending)
-
-    def begin_if_free(self) -> bool:
-        """Begin a turn that must not keep another session waiting; return False if the device is busy."""
-        return self.turns.begin_if_free(self)
-
-    def leave(self) -> None:
-        """End a turn of `begin_if_free`."""
-        self.turns.leave(self)
-
-    def take_seconds(self) -> float:
-        """Return the device time measured since the last call. On a CPU this covers all turns so far."""
-        return self.turns.take_seconds(self)
-
     def __enter__(self) -> None:
         self.turns.begin(self)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.turns.leave(self, returns=True)
+        self.turns.leave(self)
 
 
 class FairShare:
@@ -144,7 +128,7 @@ class FairShare:
         return max(time.perf_counter() - (running.began if since is None else since), 0.0)
 
     def take_seconds(self, share: Share) -> float:
-        """Return the device time of `share` since the last call."""
+        """Return the device time of `share` since the last call. On a CPU this covers all turns so far."""
         self.settle()
         with self._lock:
             seconds, share.seconds = share.seconds, 0.0
@@ -185,7 +169,7 @@ class FairShare:
             return self._queue.longest_wait(time.perf_counter())
 
     def run(self, share: Share, steps: Steps, pending: object | None = None) -> None:
-        """Run steps of `share`, as `Share.run` does."""
+        """Run steps in turns of the device until they end. `pending`: as `Share.pending`."""
         share.steps, share.pending, share.ended, share.error = steps, pending, False, None
         share.context = contextvars.copy_context()
         try:
@@ -216,7 +200,7 @@ class FairShare:
             self._begin(share)
 
     def begin_if_free(self, share: Share) -> bool:
-        """Begin a turn if no session has one or waits for one; False if one does."""
+        """Begin a turn that keeps no other session waiting; False if one has a turn or waits for one."""
         return not self._queue.waiting and self._start(share)
 
     def _start(self, share: Share) -> bool:
@@ -231,12 +215,8 @@ class FairShare:
         if self._issued is not None:
             share.begun = self._issued.begin()
 
-    def leave(self, share: Share, *, returns: bool = False) -> None:
-        """End a turn. `returns`: `share` asks for another turn soon; waiting sessions may have to wait for it."""
-        self._end(share, returns=returns)
-
-    def _end(self, share: Share, *, again: bool = False, returns: bool = True) -> None:
-        """End a turn. `again`: the session asks for another one."""
+    def leave(self, share: Share, *, again: bool = False, returns: bool = True) -> None:
+        """End a turn. `again`: the session asks for another one. `returns`: as in `TurnQueue.end`."""
         shares = (share, *share.joined)
         if self._issued is not None:
             share.reached = self._issued.end(shares, share.begun, share.began)
@@ -276,7 +256,7 @@ class FairShare:
         try:
             ended = next(steps, _ENDED) is _ENDED
         finally:
-            self._end(share, again=not ended)
+            self.leave(share, again=not ended)
             if share.released:
                 joined, share.joined, share.released = share.joined, (), False
                 for other in joined:

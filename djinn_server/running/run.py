@@ -370,7 +370,8 @@ def _advance_natively(
         run.native_ops += step - begun
         if error is not None:
             raise FailedStep(step, error) from error
-        step = _advance(steps, step, end, env, claims, run)  # stops where the run is halted
+        if step < end:
+            step = _advance(steps, step, end, env, claims, run)  # stops where the run is halted
     return stop
 
 

@@ -23,6 +23,7 @@ from djinn_core.wire.messages import Submit
 from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.templates import TemplateCache
 from djinn_server.compiling.hot_template import HotTemplate
+from djinn_server.hookspecs.run_strategies import RunOffer
 from djinn_server.recovery.executor_channel import ExecutorChannel
 from djinn_server.running.arbiter import ServedRun
 from djinn_server.running.bound_templates import BoundTemplate
@@ -160,7 +161,7 @@ class RunAhead:
         run.step, run.outcome.native_ops = self.step, self.native_ops
         if choice is not None and self.hot is not None and self.region is not None and self.step <= self.region.start:
             with inference_mode(True):
-                for _ in self.hot.run(ServedRun(choice.facts, run, self.slots, None)):
+                for _ in self.hot.run(ServedRun(choice.facts, run, self.slots, lambda: iter(()))):
                     pass
         if not self.over:
             run.advance()
@@ -171,10 +172,15 @@ class RunAhead:
         return run.finish()
 
 
+def _offer(known: BoundTemplate) -> RunOffer | None:
+    """Return what runs a template next; None: its ops."""
+    candidate = known.choice.next(exact=False) if known.choice is not None else None
+    return candidate.offer if candidate is not None else None
+
+
 def _hot(known: BoundTemplate) -> HotTemplate | None:
     """Return the compilation of a template, unless another strategy runs it."""
-    candidate = known.choice.next(exact=False) if known.choice is not None else None
-    offer = candidate.offer if candidate is not None else None
+    offer = _offer(known)
     return offer if isinstance(offer, HotTemplate) else None
 
 
@@ -231,7 +237,7 @@ class RunsAhead:
 
         Return False if there is nothing to run.
         """
-        if not self._turn.begin_if_free():
+        if not self._device.turns.begin_if_free(self._turn):
             return False
         try:
             run = self._next()
@@ -240,7 +246,7 @@ class RunsAhead:
             self._device.numeric_settings.compute_under(settings)
             self._advance(run, self._turn.began)
         finally:
-            self._turn.leave()
+            self._device.turns.leave(self._turn, returns=False)
         return self.ready
 
     def _advance(self, run: RunAhead, began: float) -> None:
@@ -273,8 +279,7 @@ class RunsAhead:
         known = self._templates.get(expected.digest)
         if known is None or not self._may_run(known):
             return None
-        hot = _hot(known)
-        if expected.seconds > LONGEST_AT_ONCE and hot is not None and hot.phase.region is not None:
+        if expected.seconds > LONGEST_AT_ONCE and (hot := _hot(known)) is not None and hot.phase.region is not None:
             return None
         try:
             run = self._begun(known, expected)
@@ -291,8 +296,8 @@ class RunsAhead:
             others = (at for at, step in enumerate(steps) if step.moves or not step.op.startswith("aten::"))
             unwritten = known.input_aliases(self._device.own).unwritten
             known.runs_ahead = min(next(others, len(steps)), unwritten) if known.batched is None else 0
-        candidate, hot = known.choice.next(exact=False) if known.choice is not None else None, _hot(known)
-        runs = candidate is None or candidate.offer.concurrent or (hot is not None and hot.phase.settled)
+        offer = _offer(known)
+        runs = offer is None or offer.concurrent or (isinstance(offer, HotTemplate) and offer.phase.settled)
         return known.runs_ahead if runs else 0
 
     def _begun(self, known: BoundTemplate, expected: ExpectedSubmission) -> RunAhead | None:

@@ -495,14 +495,14 @@ def test_submission_that_has_begun_is_not_joined():
 
     with turns.share():
         threads = [
-            threading.Thread(target=one.run, args=(steps, name))
+            threading.Thread(target=turns.run, args=(one, steps, name))
             for one, steps, name in ((paused, take("paused", 1), "a"), (lead, joining(), "b"))
         ]
         threads[0].start()
         until(lambda: turns.waiting == 1)
         threads[1].start()
         until(lambda: turns.waiting == 2)
-    threads.append(threading.Thread(target=whole.run, args=(take("whole", 0), "c")))
+    threads.append(threading.Thread(target=turns.run, args=(whole, take("whole", 0), "c")))
     threads[2].start()
     for thread in threads:
         thread.join(60)

@@ -136,7 +136,7 @@ def steps(name, had, count):
 
 def test_long_submissions_alternate_on_one_thread():
     turns, had = FairShare(moment=0.0), []
-    threads = [threading.Thread(target=turns.share().run, args=(steps(name, had, 5),)) for name in "ab"]
+    threads = [threading.Thread(target=turns.run, args=(turns.share(), steps(name, had, 5))) for name in "ab"]
     with turns.share():
         for number, thread in enumerate(threads):
             thread.start()
@@ -150,7 +150,7 @@ def test_long_submissions_alternate_on_one_thread():
 
 def test_submission_runs_on_the_thread_that_read_it_while_nobody_else_wants_the_device():
     turns, had = FairShare(), []
-    turns.share().run(steps("a", had, 1))
+    turns.run(turns.share(), steps("a", had, 1))
     assert had == [("a", threading.current_thread().name)]
 
 
@@ -159,7 +159,7 @@ def test_before_wait_is_called_while_another_session_keeps_the_device(brief):
     turns, called = FairShare(), threading.Event()
     holder, waiter = turns.share(), turns.share(before_wait=called.set)
     holder.is_brief, waiter.is_brief = brief
-    thread = threading.Thread(target=waiter.run, args=(iter(()),))
+    thread = threading.Thread(target=turns.run, args=(waiter, iter(())))
     with holder:
         thread.start()
         assert called.wait(60.0)
@@ -178,7 +178,7 @@ def test_error_of_a_submission_is_its_sessions_own(taken):
 
     def session(share):
         try:
-            share.run(broken())
+            turns.run(share, broken())
         except KeyError as error:
             raised.append(error)
 
@@ -240,10 +240,10 @@ def test_turn_of_several_sessions_is_charged_in_equal_parts():
         lead.joined = others
         yield from ()
 
-    lead.run(work())
+    turns.run(lead, work())
     assert told == [2.0] * 3
-    assert [one.take_seconds() for one in (lead, *others)] == [2.0] * 3
-    assert lead.take_seconds() == 0.0
+    assert [turns.take_seconds(one) for one in (lead, *others)] == [2.0] * 3
+    assert turns.take_seconds(lead) == 0.0
     assert turns.device_seconds() == 6.0
 
 

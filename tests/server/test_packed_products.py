@@ -56,10 +56,12 @@ def test_products_of_unwritten_weights_are_packed(begin):
     assert len(packed) == before + 6
 
 
-def test_an_exact_session_packs_nothing(begin):
+def test_an_exact_session_packs_nothing_and_spends_nothing_on_it(begin, monkeypatch):
+    asked, plain = [], arbiter.Arbiter.run
+    monkeypatch.setattr(arbiter.Arbiter, "run", lambda *given, **how: (asked.append(given), plain(*given, **how))[1])
     packed = begin()
     repeat(network(), network().to(DEVICE), RUNS)
-    assert not packed
+    assert packed == asked == []
 
 
 def test_a_written_weight_is_not_packed_any_more(begin):

@@ -275,19 +275,17 @@ def test_the_end_of_a_session_drops_it(foreseen):
 
 
 def test_while_another_session_has_its_turn_nothing_runs_ahead(dialogue):
-    found = dialogue()
-    other = found.context.device.turns.share()
-    turns = found.context.device.turns
-    share = turns.share()
+    turns = dialogue().context.device.turns
+    other, share = turns.share(), turns.share()
     with other:
-        assert not share.begin_if_free()
-    assert share.begin_if_free()
+        assert not turns.begin_if_free(share)
+    assert turns.begin_if_free(share)
     waits = threading.Thread(target=other.__enter__)
     waits.start()
     wait_for(lambda: turns.waiting, "the other session")
-    share.leave()
+    turns.leave(share, returns=False)
     waits.join(SECONDS)
-    assert share.take_seconds() > 0.0
+    assert turns.take_seconds(share) > 0.0
     other.__exit__(None, None, None)
 
 
