@@ -584,7 +584,9 @@ def _check_name(name: str, origin: str) -> None:
     if name in NAMES:
         return
     if name == "plugin_settings":
-        raise ConfigurationError(f"There is no setting `{name}` ({origin}): write tables [plugins.NAME] there.")
+        raise ConfigurationError(
+            f"There is no setting `{name}` ({origin}): put the settings of a plugin in a table [plugins.NAME]."
+        )
     close = difflib.get_close_matches(name, NAMES, 1)
     hint = f"did you mean `{close[0]}`?" if close else f"the settings are {', '.join(NAMES)}."
     raise ConfigurationError(f"There is no setting `{name}` ({origin}): {hint}")

@@ -44,7 +44,7 @@ class CommandConformance(Ending):
         offered = [found.name for found in plugin.djinn_register_commands()]
         assert command.name in offered, f"{plugin.__name__} registers {offered}"
 
-    def test_it_explains_itself(self, command: Command) -> None:
+    def test_help_exits_zero_and_prints_usage(self, command: Command) -> None:
         """`--help` is answered without anything being done."""
         done = CliRunner().invoke(command, ["--help"])
         assert done.exit_code == 0, done.output

@@ -72,7 +72,10 @@ _LENGTHS: Final = tuple(object() for _ in range(_SHORT))
 
 
 def handles(*funcs: Any, repeats: bool = False) -> Callable[[Handler], Handler]:
-    """Decorator: the function handles these overloads in place of `record`. `repeats`: C++ may repeat calls that it recorded."""
+    """Register the decorated function as handler of these overloads, in place of `record`.
+
+    `repeats`: the C++ fast path may replay the calls that the handler recorded.
+    """
 
     def register(handler: Handler) -> Handler:
         for func in funcs:

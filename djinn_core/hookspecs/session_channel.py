@@ -68,7 +68,7 @@ class WrappedConnection(SessionChannel):
 
 
 class PlainChannel(WrappedConnection):
-    """Implements `SessionChannel` over a single connection. The session ends with it. It borrows no sent frames."""
+    """`SessionChannel` over a single connection: the session ends with the connection. It keeps no sent frames."""
 
     @property
     def limits(self) -> Limits:

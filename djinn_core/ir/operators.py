@@ -164,7 +164,7 @@ def custom_refusal(func: torch._ops.OpOverload) -> str:
     """Return the reason why no program may contain a custom op; empty if it may."""
     if func.namespace in NO_NAMESPACES:
         return "it is one of PyTorch's own ops, or Djinn's"
-    return _untransferable(torch_private.schema_of(func))
+    return _unserializable_reason(torch_private.schema_of(func))
 
 
 @functools.cache
@@ -188,10 +188,12 @@ def refusal(name: str) -> str:
         return "it is about tensors that are not strided"
     if packet in _EXCLUDED or name in _EXCLUDED_OVERLOADS:
         return _EXCLUDED.get(packet) or _EXCLUDED_OVERLOADS[name]
-    return _untransferable(torch_private.schema_named(f"aten::{packet}", "" if overload == "default" else overload))
+    return _unserializable_reason(
+        torch_private.schema_named(f"aten::{packet}", "" if overload == "default" else overload)
+    )
 
 
-def _untransferable(schema: Any) -> str:
+def _unserializable_reason(schema: Any) -> str:
     types = [str(a.type) for a in (*schema.arguments, *schema.returns)]
     strange = [kind for kind in types if not _can_travel(kind)]
     return f"it takes or returns what cannot travel: {', '.join(strange)}" if strange else ""

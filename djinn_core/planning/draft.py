@@ -98,7 +98,10 @@ def _without_substitutions(result: OptimizationResult, reason: str) -> Optimizat
 
 
 def _request_after(request: Request, rewritten: RewrittenProgram) -> Request:
-    """Return the request for a rewritten program. Derived values have their known location, otherwise that of the weights."""
+    """Return the request for the rewritten program.
+
+    A value derived from weights keeps its recorded device, or gets the device of its first source.
+    """
     resident, copies = dict(request.resident), dict(request.copies)
     for recipe in rewritten.recipes:
         if (found := request.derived(recipe)) is not None:

@@ -40,7 +40,7 @@ class BlobOffer(Message, frozen=True):
 
 
 class BlobQuery(Message, frozen=True):
-    """Ask which of these blobs (size and digest) the executor has. It keeps the found blobs until they are offered once."""
+    """Ask which blobs (size and digest) the executor has. The executor keeps found blobs until their offer or the next query."""
 
     sizes: Annotated[tuple[Count, ...], msgspec.Meta(max_length=limits.BLOBS_ASKED)]
     digests: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=limits.BLOBS_ASKED)]

@@ -71,7 +71,7 @@ class JoinedRuns:
     """
 
     def __init__(self, runs: Sequence[TemplateRun], kept: frozenset[int]) -> None:
-        """`kept`: places of values that nothing writes, whose rows are joined once."""
+        """`kept`: environment places of values that no instruction writes. Their joined rows are cached."""
         self.runs = runs
         self.made: set[int] = set()
         self._kept = kept

@@ -30,7 +30,7 @@ def cdist_backward(a: Arguments) -> None:
 
 
 def pdist(a: Arguments) -> None:
-    """Check that the distances have the length for the rows of a matrix."""
+    """Check that each distance vector has n(n-1)/2 elements for a matrix of n rows."""
     a.require(a.self.dim() == 2, "self must have two dimensions")
     rows = a.self.shape[0]
     for name in ("grad", "grad_output", "pdist"):

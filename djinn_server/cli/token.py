@@ -116,9 +116,9 @@ def revoke(which: str, file: Path | None) -> None:
 @click.argument("tenant")
 @click.option("--sessions", type=click.IntRange(0), default=0, help="Sessions at a time.")
 @click.option("--values", type=click.IntRange(0), default=0, help="Live tensors.")
-@click.option("--memory-gib", type=click.FloatRange(0), default=0.0, help="Memory of its tensors.")
+@click.option("--memory-gib", type=click.FloatRange(0), default=0.0, help="Memory quota of the tenant's tensors.")
 @click.option("--seconds-an-hour", type=click.FloatRange(0), default=0.0, help="Time on the device within an hour.")
-@click.option("--disk-gib", type=click.FloatRange(0), default=0.0, help="Weights that are kept for it.")
+@click.option("--disk-gib", type=click.FloatRange(0), default=0.0, help="Disk quota of the tenant.")
 @click.option("--connections-a-minute", type=click.IntRange(0), default=0, help="Connections to the server.")
 @click.option("--requests-a-second", type=click.IntRange(0), default=0, help="Messages; more than that wait.")
 @_file

@@ -107,10 +107,10 @@ def to_line(message: Order | Report) -> bytes:
 
 
 def read_order(line: bytes) -> Order:
-    """Decode the order on a line.
+    """Decode a command line from the parent.
 
     Raises:
-        StartupError: it is not valid; parent and executor run different versions of Djinn.
+        StartupError: the command is invalid; parent and executor run different versions of Djinn.
     """
     return _read(line, _orders, "an executor cannot read what its parent process ordered")
 

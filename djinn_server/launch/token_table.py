@@ -156,7 +156,7 @@ def read_table(path: Path) -> TokenTable:
 
 @attrs.define
 class TableChange:
-    """The table of a locked file, which `change_table` writes at the end."""
+    """A token table under edit. `change_table` writes `table` to the locked file when its `with` block exits."""
 
     table: TokenTable
 

@@ -86,7 +86,7 @@ class LimitedRuntime(DeviceRuntime):
     def start_delivery(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Start a copy to the host.
 
-        Under a limit the copy is complete, because the memory may be evicted during the send.
+        If the tensor could be evicted during the send, the copy completes before this function returns.
 
         Raises:
             torch.OutOfMemoryError: there is not enough memory.

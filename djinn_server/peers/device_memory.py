@@ -69,7 +69,7 @@ def export_items(items: Sequence[Packed], runtime: DeviceRuntime) -> list[Packed
 
 
 def without_exports(header: TransferHeader) -> TransferHeader:
-    """Return the header of the same transfer with bytes."""
+    """Return a copy of `header` without exported memory: the values are sent as bytes."""
     items = tuple([msgspec.structs.replace(item, exported=b"") for item in header.items])
     return msgspec.structs.replace(header, items=items)
 

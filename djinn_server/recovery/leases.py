@@ -101,7 +101,7 @@ class Leases:
             self._unclaimed.look()
 
     def assign_tenant(self, tenant: str) -> None:
-        """Count the unclaimed journals of the tenant, which this executor works for, towards its disk quota."""
+        """Assign this executor to `tenant`. The tenant's unclaimed journals then count towards the tenant's disk quota."""
         if self._unclaimed is not None:
             self._unclaimed.count_for(tenant)
 

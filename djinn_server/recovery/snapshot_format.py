@@ -83,7 +83,7 @@ _snapshots: msgspec.msgpack.Decoder[Snapshot] = msgspec.msgpack.Decoder(Snapshot
 def take_values(
     values: ValueTable, read: Callable[[torch.Tensor], memoryview], left_out: Container[int] = ()
 ) -> tuple[dict[str, Any], LazyBuffers] | None:
-    """The fields of a snapshot that hold values, and their memory; None if a value cannot be serialized.
+    """Return the snapshot fields of all values, and their memory as lazy buffers. Return None if a value cannot be serialized.
 
     `read`: returns the memory of a tensor; called when the buffer is accessed. `left_out`: handles to skip.
     """

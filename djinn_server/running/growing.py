@@ -33,10 +33,10 @@ class Growth:
     """The steps of a template that appends in place.
 
     Attributes:
-        steps: as those of the template, with ops of the library for the appends and for what reads them.
+        steps: the template's steps, with library ops for the appends and their readers.
         appends: positions of the inputs that grow, with the places of the results. dense: positions of all other inputs.
         outputs: numbers of the outputs that may grow.
-        made: growing tensors that runs have left. copied: those of them that had to be copied for a reader that needs a dense tensor.
+        made: number of growing results so far. copied: how many of them were copied to a dense tensor for another reader.
     """
 
     steps: tuple[CompiledStep, ...]

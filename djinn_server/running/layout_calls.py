@@ -215,8 +215,11 @@ def _make_nested_view(
 
 
 def _check_elements(dtype: Any, integers: torch.Tensor) -> None:
-    if not isinstance(dtype, int) or not 0 <= dtype < len(_DTYPES) or integers.dtype != _DTYPES[dtype][1]:
-        raise RuntimeError("the elements of a quantized tensor are not of the type that its dtype has")
+    if not isinstance(dtype, int) or not 0 <= dtype < len(_DTYPES):
+        raise RuntimeError(f"invalid quantized tensor: no dtype has code {dtype!r}")
+    kind, expected = _DTYPES[dtype]
+    if integers.dtype != expected:
+        raise RuntimeError(f"invalid quantized tensor: {kind} needs {expected} elements, not {integers.dtype}")
 
 
 _MAKERS: Final[Mapping[str, Callable[..., torch.Tensor]]] = MappingProxyType(

@@ -39,7 +39,9 @@ class NativeLibrary:
         return ("-std=c++20", self.optimization, "-g0", "-fPIC", "-fvisibility=hidden", *_sanitizers())
 
     def path(self) -> Path:
-        """Return the path of the library, compiled or not: beside its sources, or in the user's cache if it is not there and cannot be.
+        """Return the path where the library is, or will be compiled.
+
+        This is `lib/` beside the sources. If `lib/` has no library and cannot be written, it is the user's cache.
 
         Raises:
             StartupError: others can write to the folder in the cache.

@@ -36,7 +36,7 @@ READ_AHEAD_SHARE: Final = 8  # a memory limit by this, if that is less
 
 @attrs.define
 class _PendingRead:
-    """A value that is to be read. `reading` is None until it is begun: the device has to take others first."""
+    """A weight that the executor will read. `reading` is None while the read is queued behind earlier reads."""
 
     header: UploadPart
     origin: Origin

@@ -117,7 +117,7 @@ class SavedBytes:
         there = self._sizes()
         if len(there) >= self._most:
             raise WeightsUnavailable(
-                f"{len(there):,} files were {self._what} on the server; {self._most:,} are the limit"
+                f"the tenant has {len(there):,} files {self._what} on the server; the limit is {self._most:,}: delete some on the server"
             )
         self._disk.set_usage(self._folder, sum(there))
         if too_much := self._disk.charge(self._folder, sum(there) + size, self._folder):

@@ -174,7 +174,7 @@ class ProgramTimes:
 def compare(
     before: Path, after: Path, cases: Sequence[str], pairs: int, programs: Path = PROGRAMS
 ) -> dict[str, ProgramTimes]:
-    """Return times by program. An extra first pair does not count, because it compiles the sources."""
+    """Return the processor times of both checkouts by case, over `pairs` pairs. An extra first pair is a warm-up."""
     found = {case: ProgramTimes() for case in cases}
     for number in range(pairs + 1):
         order = (0, 1) if number % 2 else (1, 0)

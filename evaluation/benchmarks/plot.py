@@ -86,7 +86,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = rows_in(options.results)
     if not any(row["bar"] for row in rows) or any(row["small"] for row in rows):
-        raise SystemExit(f"{options.results} holds nothing that was measured in earnest; run `make bench` first")
+        raise SystemExit(f"{options.results} has no bars, or rows of a --quick run: run `make bench`")
     draw(rows, options.picture)
     text = options.page.read_text()
     before, _, rest = text.partition(BEGIN)

@@ -43,7 +43,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class AllOnTheFirst(PlacementPolicy):
-    """A policy for clusters of one device."""
+    """Placement policy that puts every node and value on the first device."""
 
     name = "all_on_the_first"
 

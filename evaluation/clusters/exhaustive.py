@@ -70,8 +70,8 @@ class Pieces:
         self.of[self.find(other)] = self.find(one)
 
 
-def exists(graph, request, pinned=None):
-    """Return True if a placement fits in program order, False if none does, None if there are too many.
+def placement_exists(graph, request, pinned=None):
+    """Return True if a placement fits in program order, False if none fits, None if the search limit was reached first.
 
     `pinned`: required device by node.
     """
@@ -168,7 +168,7 @@ def compare(seed, count, policies=POLICIES):
         graph = small_program(chance)
         request = random_request(chance, graph, most=3)
         request = attrs.evolve(request, scheduler="sequential", pins=())
-        answer = exists(graph, request)
+        answer = placement_exists(graph, request)
         tally.feasible += answer is True
         tally.infeasible += answer is False
         tally.unknown += answer is None

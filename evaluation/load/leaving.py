@@ -409,7 +409,9 @@ def kill_clients(process: subprocess.Popen[str], count: int) -> int:
         while not child or "begun" not in said:
             line = process.stdout.readline()
             if not line:
-                raise RuntimeError("the clients' parent has ended")
+                raise RuntimeError(
+                    f"the clients' parent process exited before client {n} began (exit code {process.wait(SECONDS)})"
+                )
             said[line.split()[0]] = 1
             child = int(line.split()[1]) if line.startswith("child") else child
         if work != "close":

@@ -40,7 +40,7 @@ def tenants_of(folder: Path, count: int) -> list[str]:
 
 
 class Work:
-    """Work of a client, remote and local. Each request writes `state` in place."""
+    """Requests of one client, built on the remote device and locally for comparison. Each request writes `state` in place."""
 
     def __init__(self, device: str, seed: int) -> None:
         import torch

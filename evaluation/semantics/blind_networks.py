@@ -380,7 +380,7 @@ class Denoiser(nn.Module):
 
 @plain("diffusion")
 def small_denoiser() -> tuple[nn.Module, Inputs]:
-    """Return DDPM in a hundred lines."""
+    """Return a small DDPM denoiser with inputs."""
     return Denoiser(), {"sample": numbers(2, 3, 16, 16), "timestep": torch.tensor([3, 7])}
 
 

@@ -63,7 +63,7 @@ class ResidualPerceptron(nn.Module):
 
 @plain("generic")
 def residual_perceptron() -> tuple[nn.Module, Inputs]:
-    """Return a deeper classifier of numbers."""
+    """Return a residual MLP classifier over 20 numeric features, with inputs and labels."""
     return Wrapped(ResidualPerceptron()), {"inputs": numbers(4, 20), "labels": torch.tensor([0, 1, 2, 3])}
 
 

@@ -146,7 +146,7 @@ def wrong(program: Labelled, found: Score, profile: WorkloadProfile, graph: Prog
 
 
 def figures(tally: Tally, timed: Mapping[str, float | None]) -> dict[str, object]:
-    """Return the promised figures, and further ones; None if not measured."""
+    """Return the metrics of the run by name, for `--json`. A metric that was not measured is None."""
     score = tally.structural
     precision = {name: score.precision(name) for name in NAMES}
     recall = {name: score.recall(name) for name in NAMES}

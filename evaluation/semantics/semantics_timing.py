@@ -126,7 +126,7 @@ def hit_seconds(times: int = 24) -> float:
     return statistics.median(took[2:])
 
 
-def hits_of_generation() -> float:
+def generation_cache_hit_rate() -> float:
     """Return the share of programs of a `generate()` loop with a known template, including the first ones."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -161,7 +161,7 @@ def timings() -> dict[str, float]:
         "analysis_ms_1000": small * 1e3 * SMALL / nodes,
         "analysis_ratio_100k": (large / many) / (small / nodes) * LARGE / SMALL,
         "hit_us": hit_seconds() * 1e6,
-        "hit_rate": hits_of_generation(),
+        "hit_rate": generation_cache_hit_rate(),
     }
 
 

@@ -37,9 +37,9 @@ class HeadsAttention(nn.Module):
         query, key, value = (
             layer(x).unflatten(-1, (_HEADS, _HEAD)).transpose(1, 2) for layer in (self.query, self.key, self.value)
         )
-        return self.out(self.meet(query, key, value).transpose(1, 2).flatten(2))
+        return self.out(self.attend(query, key, value).transpose(1, 2).flatten(2))
 
-    def meet(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Return the mixed values of shape (batch, heads, positions, head width)."""
         raise NotImplementedError
 
@@ -57,7 +57,7 @@ class PerformerAttention(HeadsAttention):
         norm = x.square().sum(-1, keepdim=True) / 2
         return (projected - norm - projected.amax(-1, keepdim=True)).exp() + 1e-4
 
-    def meet(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         query, key = self._features(query), self._features(key)
         scale = 1 / torch.einsum("bhnf,bhf->bhn", query, key.sum(2))
         context = torch.einsum("bhnf,bhnd->bhfd", key, value)
@@ -67,7 +67,7 @@ class PerformerAttention(HeadsAttention):
 class ElementwiseLinearAttention(HeadsAttention):
     """Kernel elu + 1 (Katharopoulos et al. 2020), not causal."""
 
-    def meet(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         query, key = functional.elu(query) + 1, functional.elu(key) + 1
         state = key.transpose(-1, -2) @ value
         return (query @ state) / ((query @ key.sum(2).unsqueeze(-1)) + 1e-6)
@@ -76,7 +76,7 @@ class ElementwiseLinearAttention(HeadsAttention):
 class CosineReweightedAttention(HeadsAttention):
     """ReLU features, weighted by the cosine of the distance (cosFormer, Qin et al. 2022)."""
 
-    def meet(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         length = query.shape[2]
         places = math.pi / 2 * torch.arange(length, device=query.device)[:, None] / length
         query, key = query.relu(), key.relu()
@@ -89,7 +89,7 @@ class CosineReweightedAttention(HeadsAttention):
 class EfficientAttention(HeadsAttention):
     """Softmax over features of queries and over positions of keys (Shen et al. 2021)."""
 
-    def meet(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         context = key.softmax(2).transpose(-1, -2) @ value
         return query.softmax(-1) @ context
 
@@ -101,7 +101,7 @@ class LinformerAttention(HeadsAttention):
         super().__init__()
         self.shorter_keys, self.shorter_values = nn.Linear(_LENGTH, 4, bias=False), nn.Linear(_LENGTH, 4, bias=False)
 
-    def meet(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         key = self.shorter_keys(key.transpose(-1, -2))
         value = self.shorter_values(value.transpose(-1, -2)).transpose(-1, -2)
         return (query @ key * _HEAD**-0.5).softmax(-1) @ value
@@ -110,7 +110,7 @@ class LinformerAttention(HeadsAttention):
 class DilatedAttention(HeadsAttention):
     """Segments in which every second position attends (LongNet, Ding et al. 2023)."""
 
-    def meet(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         batch, heads, length, width = query.shape
         sparse = [x.view(batch, heads, length // 8, 8, width)[:, :, :, ::2] for x in (query, key, value)]
         mixed = functional.scaled_dot_product_attention(*sparse)
@@ -122,7 +122,7 @@ class DilatedAttention(HeadsAttention):
 class SlidingWindowAttention(HeadsAttention):
     """Each block of positions attends to itself and its neighbours, gathered by `unfold`."""
 
-    def meet(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         block = 4
         padded = [functional.pad(x, (0, 0, block, block)).unfold(2, 3 * block, block) for x in (key, value)]
         key, value = (x.transpose(-1, -2) for x in padded)
@@ -141,7 +141,7 @@ class TalkingHeadsAttention(HeadsAttention):
         super().__init__()
         self.before, self.after = nn.Parameter(torch.eye(_HEADS)), nn.Parameter(torch.eye(_HEADS))
 
-    def meet(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         scores = torch.einsum("bhnm,hk->bknm", query @ key.transpose(-1, -2) * _HEAD**-0.5, self.before)
         return torch.einsum("bhnm,hk->bknm", scores.softmax(-1), self.after) @ value
 

@@ -91,7 +91,7 @@ def error_of(refused, device):
 
 
 @pytest.mark.parametrize(("number", "classes"), [(5, 3), (-1, 3), (-1, -1)])
-def test_one_hot_takes_classes_only(embedded, number, classes):
+def test_one_hot_rejects_out_of_range_classes(embedded, number, classes):
     given = torch.tensor([0, number])
     with pytest.raises(RuntimeError, match="Class values must be"):
         F.one_hot(given, classes)

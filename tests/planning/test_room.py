@@ -253,14 +253,14 @@ def test_explain_says_what_was_refused_and_who_decided_then():
 def test_what_can_be_spilled_counts_where_one_device_has_to_do_and_last_of_all_elsewhere():
     graph = layers(32)
     spills = device("spills", 4 * MIB, spill=100 * MIB)
-    assert planned_by_spilling(graph, spills).devices == ("spills",)
+    assert placement_with_spill(graph, spills).devices == ("spills",)
     assert planned_by("single", graph, spills, device("empty", 80 * MIB)).devices == ("empty",)
-    placement = planned_by_spilling(graph, spills, device("small", 8 * MIB))
+    placement = placement_with_spill(graph, spills, device("small", 8 * MIB))
     assert placement.devices == ("spills",)
     assert placement.spills
 
 
-def planned_by_spilling(graph, *devices):
+def placement_with_spill(graph, *devices):
     return plan(graph, REGISTRY, Request(NetworkTopology(devices))).placement
 
 

@@ -96,7 +96,7 @@ def test_the_list_of_plugins_has_a_place_beside_their_tables(registry_of, file):
     assert rows_of(registry_of(file=path))[0] == 5
     with pytest.raises(ConfigurationError, match=r"`plugins.rows` \(file .*\[plugins.NAME\]"):
         resolve({}, {}, file("[plugins]\nrows = 5\n"))
-    with pytest.raises(ConfigurationError, match=r"write tables \[plugins.NAME\]"):
+    with pytest.raises(ConfigurationError, match=r"in a table \[plugins.NAME\]"):
         resolve({}, {}, file("plugin_settings = 5\n"))
 
 

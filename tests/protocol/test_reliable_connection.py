@@ -179,7 +179,7 @@ def test_an_end_that_never_sends_a_frame_is_given_up_with_the_reason() -> None:
     assert 1 <= len(dialled) <= 5
 
 
-def test_a_client_that_stays_away_is_given_up() -> None:
+def test_leased_connection_raises_if_client_does_not_reconnect() -> None:
     ours, theirs = connected_pair()
     server = LeasedConnection(theirs, 0.05, UsageMetrics())
     ours.close()

@@ -101,7 +101,7 @@ def test_a_single_slow_run_on_one_executor_does_not_decide():
     simulated = Simulated(alone=1.0, apart=1.2)
     trials = PlacementTrials(Adaptive(), "policy", simulated.stats, simulated.verdicts)
     tried = TriedPlacement(EMPTY, 0)
-    tried.alone.took(3.0)
+    tried.alone.record_seconds(3.0)
     ways = []
     for _ in range(80):
         ways.append(apart := trials.choose(tried))

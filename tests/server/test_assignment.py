@@ -125,7 +125,7 @@ def test_settings_of_the_policies_are_checked(wrong):
         AssignmentSettings(**wrong)
 
 
-def test_hints_are_known_while_there_are_sessions():
+def test_load_meter_drops_hints_without_sessions():
     meter, device = LoadMeter(), DeviceInfo("cpu:0", "cpu", memory=9)
     session = SessionStatus("a", "alice", 1, 5, 1, 0.0)
     for hint in ("llama", "", "bert", "llama"):

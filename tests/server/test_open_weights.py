@@ -383,7 +383,7 @@ def test_observers_hear_of_reads_in_a_wait_for_them_alone(folder, monkeypatch):
         assert {expected for _, expected in reading.seen} == {waited_for.nbytes}
 
 
-def test_an_executor_that_dies_reads_them_again(folder):
+def test_recovered_executor_rereads_opened_weights(folder):
     with configured(threads=1):
         djinn.init()
         weights = djinn.open_weights(f"file:{folder}")

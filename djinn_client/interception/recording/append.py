@@ -66,7 +66,7 @@ def own_value(tensor: torch.Tensor) -> None:
 
 
 def remember(func: Any, args: tuple[Any, ...], call: Call | None, any_float: bool) -> None:
-    """Have C++ repeat this call of `func` if C++ asked about the op. None: the call returns its operand unchanged."""
+    """Let the C++ fast path replay this call, if it asked about the op. `call` is None if the op returns its operand unchanged."""
     if asked.args != id(args) or asked.func is not func:
         return  # a handler records another op for this one
     asked.func = None

@@ -43,7 +43,7 @@ def warn_as_kernel(func: Any, kwargs: Mapping[str, Any], call: Call) -> bool:
 
 
 def _warn_once(func: Any, *operands: torch.Tensor) -> bool:
-    """Run a kernel that warns once, or each time if PyTorch is configured so."""
+    """Run a kernel whose warning PyTorch shows once. Return True if PyTorch is set to show it each time."""
     func(*operands)
     return torch.is_warn_always_enabled()
 

@@ -62,7 +62,7 @@ class BatchedFetch:
     def take(self, key: int) -> torch.Tensor | None:
         """As `ExpectedFetches.take`."""
         if key not in self._expected:
-            self._ask(key)
+            self._fetch_batch(key)
         expected = self._expected.pop(key, None)
         return None if expected is None else expected.take()
 
@@ -79,7 +79,7 @@ class BatchedFetch:
     def saw(self, storage: Any) -> None:
         """Do nothing: the upcoming values are known."""
 
-    def _ask(self, key: int) -> None:
+    def _fetch_batch(self, key: int) -> None:
         """Request `key` and the other values of its dtype.
 
         A program that converts other values first fetches the converted ones.

@@ -118,7 +118,7 @@ class Planner:
         return self._begun
 
     def prepare(self, program: Program) -> tuple[PreparedTemplate, Words]:
-        """Return the template that runs a program, and the program's values by first appearance."""
+        """Return the template for `program`, and its value ids in order of first use."""
         left = self._plans.ranges_left
         variants, values = self._plans.find(program)
         for prepared in variants:

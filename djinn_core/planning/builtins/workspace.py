@@ -105,7 +105,7 @@ def _is_one_batch(meta: TensorMeta, batch: tuple[int, ...]) -> bool:
 
 
 def _attention(graph: Graph, node: Node) -> int:
-    """Return the bytes of one block of scores and of the mask in float. With dropout, all scores count three times."""
+    """Return the bytes of one score block and of boolean masks in the query's dtype. With dropout: three full score matrices."""
     query, key = (graph.meta(v) for v in node.inputs[:2])
     if node.operation == "scaled_dot_product_attention" and arguments(node).get("dropout_p"):
         return 3 * math.prod(query.shape[:-1]) * key.shape[-2] * query.dtype.itemsize

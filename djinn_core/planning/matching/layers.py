@@ -102,7 +102,7 @@ class LayerTerm(Term):
         source = found.graph.flow.beyond(source)
         layer = layer_at(found.graph, found.graph.nodes[source]) if source >= 0 else None
         if layer is not None:
-            yield from _fed(found.covering(layer.product.id, layer.node.id), layer.data, self.feeds)
+            yield from _fed(found.with_nodes(layer.product.id, layer.node.id), layer.data, self.feeds)
 
 
 def _fed(found: Found, source: int, feeds: tuple[Term, ...]) -> Ways:

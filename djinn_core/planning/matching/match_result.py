@@ -43,7 +43,7 @@ class Found:
     nodes: dict[int, None]
     names: Mapping[str, int]
 
-    def covering(self, *nodes: int) -> Found:
+    def with_nodes(self, *nodes: int) -> Found:
         """Return this match with more nodes."""
         return Found(self.graph, {**self.nodes, **dict.fromkeys(nodes)}, self.names)
 

@@ -92,7 +92,7 @@ class Op(Term):
         while source >= 0:
             node = found.graph.nodes[source]
             if node.operation in self.names:
-                yield from self._inside(found.covering(*passed, source), node)
+                yield from self._inside(found.with_nodes(*passed, source), node)
                 return
             if not flow.looks[source]:
                 return
@@ -242,7 +242,7 @@ class Through(Term):
         queue: deque[tuple[int, tuple[int, ...]]] = deque([(source, ())])
         while queue:
             at, passed = queue.popleft()
-            yield from self.before.ways(found.covering(*passed), at)
+            yield from self.before.ways(found.with_nodes(*passed), at)
             at = graph.flow.beyond(at)
             if len(passed) >= self.limit or at < 0 or not self._passes(graph, graph.nodes[at]):
                 continue

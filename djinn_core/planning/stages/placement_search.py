@@ -96,8 +96,8 @@ class _Search:
     """The blocks of a program in order of first use, their possible devices, and the remaining work limit.
 
     Attributes:
-        rooms: bytes that each device may hold, at least those that it holds already; None if unknown.
-        unlike: devices that are not interchangeable with others, because they hold values or must receive some.
+        capacity: memory limit of each device in bytes, never below its resident bytes; None if unknown.
+        distinct: devices with resident or pinned values, or with a memory limit. The search does not swap them for equal devices.
     """
 
     context: PlacementContext
@@ -107,8 +107,8 @@ class _Search:
     pinned: Where
     devices: dict[str, DeviceCapabilities]
     before: dict[str, int]
-    rooms: dict[str, int | None]
-    unlike: frozenset[str]
+    capacity: dict[str, int | None]
+    distinct: frozenset[str]
     work: int = WORK
     checks: int = CHECKS
 
@@ -118,14 +118,14 @@ class _Search:
         joined = together(graph, nodes, context.plan.replace)
         devices = {d.id: d for d in context.topology.devices}
         before, limits = _before(context), context.memory_limits
-        rooms: dict[str, int | None] = {}
+        capacity: dict[str, int | None] = {}
         for name, device in devices.items():
             there = room(device, before.get(name, 0), limits.get(name, 0), spill=spill)
-            rooms[name] = None if there is None else max(there, before.get(name, 0))
-        blocks = sorted(_blocks(context, joined, pinned, rooms), key=lambda block: block.first)
+            capacity[name] = None if there is None else max(there, before.get(name, 0))
+        blocks = sorted(_blocks(context, joined, pinned, capacity), key=lambda block: block.first)
         copied = (d for kept in context.copies.values() for d in kept)
-        unlike = frozenset((*context.resident.values(), *limits, *pinned.values(), *copied))
-        return cls(context, spill, joined, blocks, pinned, devices, before, rooms, unlike)
+        distinct = frozenset((*context.resident.values(), *limits, *pinned.values(), *copied))
+        return cls(context, spill, joined, blocks, pinned, devices, before, capacity, distinct)
 
     def check_hope(self) -> None:
         """Raise an error if no placement can fit.
@@ -141,9 +141,9 @@ class _Search:
             where = f", pinned to {', '.join(named)}," if named else ""
             why = "; ".join(reasons[:SHOWN]) or "what it works with has to be in several places at once"
             raise DoesNotFit(f"{what}{where} has no device that it can be on: {why}")
-        rooms = [there for there in self.rooms.values() if there is not None]
-        persistent, free = sum(b.persistent for b in self.blocks), sum(rooms)
-        if len(rooms) == len(self.rooms) and persistent > free:
+        capacity = [there for there in self.capacity.values() if there is not None]
+        persistent, free = sum(b.persistent for b in self.blocks), sum(capacity)
+        if len(capacity) == len(self.capacity) and persistent > free:
             raise DoesNotFit(
                 f"inputs and kept values take {persistent:,} bytes, and all devices together have {free:,} bytes "
                 f"free: {persistent - free:,} bytes are short"
@@ -151,7 +151,7 @@ class _Search:
 
     def _obstacle(self, name: str, block: _Block) -> str:
         """Return why the device alone rules out a block; empty if it does not."""
-        there = _bytes(self.rooms[name])
+        there = _bytes(self.capacity[name])
         for node in block.nodes:
             if reason := lacking(self.context, node, self.devices[name]):
                 return reason
@@ -188,10 +188,10 @@ class _Search:
 
     def _candidates(self, block: _Block, homes: Where) -> Iterator[str]:
         """Yield devices to try: near ones, then by free room. Of interchangeable devices yield only one."""
-        touched = self.unlike.union(homes.values())
+        touched = self.distinct.union(homes.values())
         near = {homes[b]: None for b in block.operands if b in homes}
         seen: set[DeviceCapabilities] = set()
-        for device in sorted(block.able, key=lambda d: (d != block.home, d not in near, -_bytes(self.rooms[d]))):
+        for device in sorted(block.able, key=lambda d: (d != block.home, d not in near, -_bytes(self.capacity[d]))):
             if device not in touched:
                 make = attrs.evolve(self.devices[device], id="", name="", group="", queue=0.0)
                 if make in seen:
@@ -215,7 +215,7 @@ class _Search:
         begun = attrs.evolve(context, plan=attrs.evolve(context.plan, nodes=nodes), resident=there, copies=copies)
         decisions = tuple(PlacementDecision(n, self._of_node(n, homes), "tried") for n in nodes)
         taken, free = needs(begun, Placement(decisions, values)), 0.0
-        for device, bound in self.rooms.items():
+        for device, bound in self.capacity.items():
             need = taken.get(device)
             if bound is None:
                 free = _INFINITE
@@ -237,7 +237,7 @@ class _Search:
         """
         missed: list[tuple[tuple[int, int], dict[int, str], tuple[Shortage, ...]]] = []
         for order in self._orders():
-            left = {d: _bytes(self.rooms[d]) - self.before.get(d, 0) for d in order}
+            left = {d: _bytes(self.capacity[d]) - self.before.get(d, 0) for d in order}
             for _ in range(FILLINGS):
                 if not self.checks:
                     break
@@ -257,7 +257,7 @@ class _Search:
     def _orders(self) -> list[list[str]]:
         """Return device orders: as in the topology, by most room, by least room, and by fewest runnable blocks."""
         plain = list(self.devices)
-        roomiest = sorted(plain, key=lambda d: -_bytes(self.rooms[d]))
+        roomiest = sorted(plain, key=lambda d: -_bytes(self.capacity[d]))
         able = {d: sum(d in b.able for b in self.blocks) for d in plain} if len(plain) <= SMALL else {}
         orders = [plain, roomiest, roomiest[::-1], sorted(roomiest, key=lambda d: able.get(d, 0))]
         return [order for n, order in enumerate(orders) if order not in orders[:n]]
@@ -294,7 +294,7 @@ class _Search:
     ) -> Iterator[tuple[dict[int, str], tuple[Shortage, ...]]]:
         """Yield the placement with one block moved, if that reduces the shortage."""
         needed = needs(self.context, self._placement(homes))
-        slack = {d: _bytes(r) - (needed[d].bytes if d in needed else 0) for d, r in self.rooms.items()}
+        slack = {d: _bytes(r) - (needed[d].bytes if d in needed else 0) for d, r in self.capacity.items()}
         for one in short:
             here = [b for b in self.blocks if homes[b.number] == one.device and len(b.able) > 1]
             for block in sorted(here, key=lambda b: abs(b.persistent - one.excess)):
@@ -355,7 +355,7 @@ def _footprint(context: PlacementContext, node: int) -> int:
 
 
 def _blocks(
-    context: PlacementContext, joined: Colocation, pinned: Where, rooms: Mapping[str, int | None]
+    context: PlacementContext, joined: Colocation, pinned: Where, capacity: Mapping[str, int | None]
 ) -> Iterator[_Block]:
     graph, replace, nodes = context.graph, context.plan.replace, context.plan.nodes
     first: dict[int, int] = {}
@@ -389,8 +389,8 @@ def _blocks(
             named.add(drawing)
         able = makes.able(its, held)
         least = max((fresh, *(_footprint(context, n) for n in its)))
-        if any(there is not None and there < least for there in rooms.values()):
-            able = {d: None for d in able if _bytes(rooms[d]) >= least}
+        if any(there is not None and there < least for there in capacity.values()):
+            able = {d: None for d in able if _bytes(capacity[d]) >= least}
         if named:
             able = {d: None for d in able if named == {d}}
         reads = sorted((b for b in operands.get(block, ()) if b != block), key=lambda b: -persistent.get(b, 0))

@@ -74,7 +74,7 @@ class _RewriteCheck:
         for node_id in sorted(rewrite.drop):
             yield from self._dropped(node_id)
         for value, stand_in in rewrite.replace.items():
-            yield from self._replaced(value, stand_in, rewrite)
+            yield from self._replacement_errors(value, stand_in, rewrite)
         yield from self._slots(rewrite)
         yield from self._repeated(rewrite)
 
@@ -97,7 +97,7 @@ class _RewriteCheck:
             if storage in self.outliving or self.read_after.get(storage, -1) > node_id:
                 yield f"it drops node {node_id}, whose write to value {value} can be seen later"
 
-    def _replaced(self, value: int, stand_in: int, rewrite: Rewrite) -> Iterator[str]:
+    def _replacement_errors(self, value: int, stand_in: int, rewrite: Rewrite) -> Iterator[str]:
         maker, other = self.graph.producer(value), self.graph.producer(stand_in)
         if maker is None or maker.id not in rewrite.drop:
             yield f"it replaces value {value}, whose node is not dropped"

@@ -223,7 +223,9 @@ class RecordReader:
         while done < length:
             count = self._file.readinto(view[done:])
             if not count:
-                raise ProtocolError("a record log ends in the middle of a record")
+                raise ProtocolError(
+                    f"a record log is truncated: it ends at byte {self._file.tell():,}, within a record"
+                )
             done += count
         return view
 

@@ -186,7 +186,7 @@ class Gram(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [Gates, Adapter, Gram])
-def test_what_only_looks_like_it(kind):
+def test_attention_pattern_rejects_lookalikes(kind):
     with torch.device("meta"):
         layer, x = kind(), torch.zeros(BATCH, *(() if kind is Gates else (LENGTH,)), WIDTH)
     assert matched(layer, x)[1] == []

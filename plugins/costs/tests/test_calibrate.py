@@ -163,7 +163,7 @@ def test_errors_are_shares_of_what_was_measured():
     assert perfect.r2_log == 1.0
 
 
-def test_every_program_is_a_point_beside_three_lines(tmp_path):
+def test_validation_plot_draws_one_point_per_program(tmp_path):
     compared = [Comparison(f"{kind}, {n}", 1e-3 * n, 1.1e-3 * n, 1, 0.0) for kind in ("a", "b") for n in (1, 10)]
     draw(Validation(tuple(compared)), tmp_path / "plot.svg")
     drawn = ET.fromstring((tmp_path / "plot.svg").read_text())

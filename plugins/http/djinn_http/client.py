@@ -190,6 +190,7 @@ class HttpConnection(StreamConnection):
             exchange.shut_down()
 
     def _drop(self) -> None:
+        """Close the sockets: `reopen` opens none before the next request."""
         for exchange in (*self._sends, self._receive):
             exchange.reopen()
 

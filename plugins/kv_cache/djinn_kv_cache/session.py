@@ -78,8 +78,8 @@ class KvSession:
         found = self._ask("evict")
         if not found.limited and found.total:
             raise UnsupportedOperation(
-                "this executor has no memory limit, and evicts nothing: begin it with one (memory_gib=..., "
-                "or `djinn serve --memory-gib`), or delete the cache"
+                "cannot evict: the executor has no memory limit. Start it with memory_gib=... or "
+                "`djinn serve --memory-gib`, or delete the cache"
             )
         return found
 

@@ -41,8 +41,8 @@ class MeasuredWay:
     seconds: list[float] = attrs.field(factory=list)
     unmeasured: int = 0
 
-    def took(self, seconds: float) -> None:
-        """Record a run from its submission to its results."""
+    def record_seconds(self, seconds: float) -> None:
+        """Record the latency of one run, from submission to results."""
         self.seconds.append(seconds)
         self.unmeasured = 0
 
@@ -67,7 +67,7 @@ class TriedPlacement:
 
     def clock(self, *, apart: bool) -> Callable[[float], None] | None:
         """Return the function that records the seconds of a run; None if the verdict is final."""
-        return None if self.settled else (self.apart if apart else self.alone).took
+        return None if self.settled else (self.apart if apart else self.alone).record_seconds
 
 
 def next_way(tried: TriedPlacement, pays: bool | None) -> bool | None:

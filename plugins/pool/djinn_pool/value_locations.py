@@ -46,7 +46,7 @@ class ValueLocations:
         return self._sizes.get(storage, 0)
 
     def add(self, value: int, executor: int, nbytes: int = 0) -> None:
-        """Add a new value with memory on `executor`. `nbytes`: size of its storage, as far as the value covers it."""
+        """Add a new value with memory on `executor`. `nbytes`: bytes of its storage that the value spans."""
         self.add_all((value,), ((0, executor, nbytes),))
 
     def add_all(self, values: Sequence[int], made: Made) -> None:

@@ -82,7 +82,7 @@ def _layers(graph: Graph, first: Node, last: int) -> list[Node]:
 
 
 def _after_sum(graph: Graph, latent: Node) -> int:
-    """Return the node after the latent, and after the addition of a shortcut around it."""
+    """Return the id of the first decoder node: after the latent, or after its residual add if it has one."""
     users = graph.flow.users(latent.id)
     return (users[0] if len(users) == 1 and graph.nodes[users[0]].operation in _SUMS else latent.id) + 1
 

@@ -108,7 +108,7 @@ def vocabulary_head(graph: Graph, inputs: Inputs) -> int | None:
 
 
 def _written(graph: Graph, weights: set[int], kept: set[int]) -> tuple[set[int], set[int]]:
-    """Return the existing storages, and the new and kept storages, that computed values are copied into."""
+    """Return the storages that computed values overwrite: storages of inputs, and new storages that outlive the program."""
     outside = {storage_of(v) for v in graph.inputs}
     before: set[int] = set()
     created: set[int] = set()

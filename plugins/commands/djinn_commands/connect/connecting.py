@@ -242,7 +242,7 @@ class _Connecting:
         return read_survey(done.output).torch
 
     def _ask_torch(self, survey: Survey) -> Survey:
-        """Return the survey, with a new PyTorch check if a GPU or driver may have been added after the environment."""
+        """Check the remote PyTorch again if no earlier check found a usable GPU to serve. Return the updated survey."""
         if not must_ask_torch(survey, self.wish.serve):
             return survey
         with self._step("ask PyTorch about the GPU"):

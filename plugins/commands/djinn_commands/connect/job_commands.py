@@ -172,7 +172,9 @@ def _table(found: list[Job]) -> None:
 @click.command(name="logs")
 @click.argument("job")
 @_server
-@click.option("-f", "--follow", is_flag=True, help="Until the job ends; its exit status is this command's then.")
+@click.option(
+    "-f", "--follow", is_flag=True, help="Follow the log until the job ends, then exit with the job's status."
+)
 def logs(job: str, server: str | None, follow: bool) -> None:
     """Show the output of JOB, given by its name or the beginning of its name."""
     from djinn_commands.connect import jobs as known

@@ -70,7 +70,12 @@ class Executor:
 
 @attrs.frozen
 class Suggestion:
-    """A change, the options for it, its needed bytes, and whether it fits."""
+    """A change that reduces memory.
+
+    Attributes:
+        change: the command or options for it. needed: bytes with the change. fits: whether they are free.
+        reason: consequence of the change, or why it does not help.
+    """
 
     change: str
     needed: int
@@ -155,7 +160,7 @@ class Fit:
         return tuple(self._program(name, one, step) for name, one in self.model.captured(step, passes=PASSES).items())
 
     def _program(self, name: str, captured: Captured, step: Step) -> Program:
-        device = attrs.evolve(self._roomiest.device, memory=0, memory_free=None)
+        device = attrs.evolve(self._executor_with_most_free_memory.device, memory=0, memory_free=None)
         resident = dict.fromkeys(captured.graph.inputs, device.id)
         result = run_stages(
             captured.graph, self.registry, Request(NetworkTopology((device,)), resident=resident, rewrite=rewrite)
@@ -165,7 +170,7 @@ class Fit:
         return Program(name, peak, simulated(result, resident=resident).seconds / runs)
 
     @property
-    def _roomiest(self) -> Executor:
+    def _executor_with_most_free_memory(self) -> Executor:
         return max(self.executors, key=lambda one: math.inf if (free := one.device.memory_free) is None else free)
 
     def described(self) -> dict[str, Any]:
@@ -208,7 +213,7 @@ class Fit:
             "suggestions": [] if fits else [attrs.asdict(one) for one in self._suggestions(fullest)],
             "rate": rate,
             "rate_unit": {"decode": "tokens", "train": "steps"}.get(self.step.kind, "inputs"),
-            "measured_device": self._roomiest.device.calibration is not None,
+            "measured_device": self._executor_with_most_free_memory.device.calibration is not None,
         }
 
     # --- several executors --------------------------------------------------------------------------------------
@@ -239,7 +244,7 @@ class Fit:
 
     def _suggestions(self, fullest: Program) -> Iterator[Suggestion]:
         """Return changes that may make the model fit, each planned."""
-        step, free = self.step, self._roomiest.device.memory_free or 0
+        step, free = self.step, self._executor_with_most_free_memory.device.memory_free or 0
         narrow = attrs.evolve(step, dtype="bfloat16")
         if self._itemsize > 2:
             yield self._changed("--dtype bfloat16", narrow, "weights and activations of two bytes")
@@ -268,7 +273,7 @@ class Fit:
 
     def _changed(self, change: str, step: Step, reason: str) -> Suggestion:
         needed = self._needed(step)
-        return Suggestion(change, needed, self._roomiest.fits(needed), reason)
+        return Suggestion(change, needed, self._executor_with_most_free_memory.fits(needed), reason)
 
     def _smaller(self, name: str, step: Step, free: int) -> Iterator[Suggestion]:
         """Return the largest batch, or number of tokens, that fits; or else the smallest one, which does not."""
@@ -285,7 +290,7 @@ class Fit:
 
     def _spilling(self, fullest: Program, free: int) -> Suggestion:
         """Return a memory limit with spilling: it must hold the operands of the largest op."""
-        device, least = self._roomiest.device, with_allowance(fullest.peak.largest_step)
+        device, least = self._executor_with_most_free_memory.device, with_allowance(fullest.peak.largest_step)
         if device.spill:
             room = free + device.spill
             reason = f"the executor has a memory limit and can spill {binary_size(device.spill)}; steps take longer"
@@ -301,7 +306,7 @@ class Fit:
 
     def _more_executors(self, fullest: Program) -> Iterator[Suggestion]:
         """Return the fewest executors, of 2, 4 and 8 like the one with most free memory, that hold the divided step."""
-        like = self._roomiest.device
+        like = self._executor_with_most_free_memory.device
         for count in _SEVERAL:
             if count <= len(self.executors) or count * (like.memory_free or 0) < fullest.needed:
                 continue

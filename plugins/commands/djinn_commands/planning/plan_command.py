@@ -38,7 +38,11 @@ _GB = 1e9
 )
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Inputs of the model at a time.")
 @click.option(
-    "--tokens", type=click.IntRange(1), default=512, show_default=True, help="Tokens of each input, or of its prompt."
+    "--tokens",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    help="Sequence length of each input; for --step decode, of the prompt.",
 )
 @click.option(
     "--new-tokens",

@@ -6,11 +6,11 @@ import click
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one object with everything that was found out.")
+@click.option("--json", "as_json", is_flag=True, help="Print the full report as JSON.")
 @click.option(
     "--all", "everything", is_flag=True, help="Show versions, plugins, and each setting with its origin as well."
 )
-@click.option("--measure", is_flag=True, help="Run small steps on the device, and say from which size of step it pays.")
+@click.option("--measure", is_flag=True, help="Measure from which step size the remote device saves time.")
 def doctor(as_json: bool, everything: bool, measure: bool) -> None:
     """Report problems of this installation with advice, and whether the servers accept this client.
 

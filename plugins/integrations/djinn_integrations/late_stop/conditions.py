@@ -77,7 +77,7 @@ def why_not_with(model: Any, config: Any, cache: Any, outlives: bool) -> str:
 
 
 def longest_late(model: Any) -> float:
-    """Return the length from which a sequence continues only after the reply to its check."""
+    """Return the length from which `generate()` waits for each stop check: `max_position_embeddings`, or infinity."""
     config = model.config.get_text_config(decoder=True)
     most = getattr(config, "max_position_embeddings", None)
     return most if isinstance(most, int) else float("inf")

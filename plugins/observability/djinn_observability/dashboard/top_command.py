@@ -16,8 +16,10 @@ _FIRST_SECONDS: Final = 0.5  # seconds between the first, hidden status and the 
 
 @click.command()
 @server_options
-@click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.5), help="Between two looks.")
-@click.option("--times", type=click.IntRange(1), help="End after so many looks; without it, Ctrl-C ends it.")
+@click.option(
+    "--seconds", default=2.0, show_default=True, type=click.FloatRange(0.5), help="Seconds between refreshes."
+)
+@click.option("--times", type=click.IntRange(1), help="Exit after N refreshes. Default: run until Ctrl-C.")
 def top(servers: tuple[str, ...], connection_file: Path | None, seconds: float, times: int | None) -> None:
     """Show what servers are doing, in a terminal.
 

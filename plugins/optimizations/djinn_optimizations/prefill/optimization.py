@@ -90,7 +90,7 @@ def _check_memory(context: OptimizationContext, outputs: Sequence[int]) -> None:
     several = Counter(map(storage_of, outputs))
     for value in outputs:
         if storage_of(value) in before:
-            raise NotDivisible("a result is a view of a tensor from before the program")
+            raise NotDivisible(f"result {value} is a view of a program input")
         if several[storage_of(value)] > 1 and value in context.kept:
             raise NotDivisible("several results that outlive the program share memory")
 

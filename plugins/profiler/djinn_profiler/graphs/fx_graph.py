@@ -314,7 +314,7 @@ def _written_operands(func: OpOverload, node: fx.Node, values: Mapping[fx.Node, 
 
 
 def _written_result(func: OpOverload, index: int, operands: list[int]) -> int:
-    """Return the operand that result `index` is, for ops that return their written operand; -1 for other ops."""
+    """Return the position of the written operand that result `index` is; -1 if the result is a new tensor."""
     returns = _schema(func).returns
     info = returns[index].alias_info if index < len(returns) else None
     if info is None or not info.is_write or not operands:

@@ -38,7 +38,7 @@ class CpuCopies:
         for storage, fetched in zip(wanted, fetch_all(flat), strict=True):
             self._bytes[storage] = fetched.clone()
 
-    def take(self, storage: int) -> torch.Tensor | None:
+    def pop(self, storage: int) -> torch.Tensor | None:
         """Remove and return the copy of a storage that is about to be written."""
         return self._bytes.pop(storage, None)
 

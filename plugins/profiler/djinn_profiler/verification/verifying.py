@@ -141,7 +141,7 @@ class _Checker(Tap):
             self._load(used)
         for value, meta in used:
             if value.storage.id not in self._before:
-                copy = self._copies.take(value.storage.id)
+                copy = self._copies.pop(value.storage.id)
                 if copy is None:  # all of the memory is overwritten, or it is not compared
                     copy = torch.zeros(meta.extent, dtype=meta.dtype, device="cpu")
                 self._before[value.storage.id] = copy
