@@ -52,7 +52,7 @@ def heads(pooled):
         patch.setattr(SeenLink, "settle", lambda *_: False)
         for seen in router._links._links.values():
             seen.link = attrs.evolve(seen.link, bandwidth=1e9, latency=1e-5)
-        router._links._count_on_these()
+        router._links._update_topology()
         yield router
 
 
