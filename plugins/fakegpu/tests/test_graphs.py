@@ -171,7 +171,10 @@ def test_graph_of_other_numeric_settings_is_not_replayed(gpu):
     model, inputs = predicting(REMOTE, 7), torch.randn(3, 24).to(REMOTE)
     predict(model, inputs, RUNS)
     benchmark = not torch.backends.cudnn.benchmark
-    with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark), Grown() as grown:  # PyTorch's tests forbid to set it
+    with (
+        torch.backends.cudnn.flags(enabled=True, benchmark=benchmark),
+        Grown() as grown,
+    ):  # PyTorch's tests forbid to set it
         predict(model, inputs, 5)
     assert grown["captures"] == 1
 
