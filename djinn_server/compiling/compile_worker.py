@@ -19,11 +19,15 @@ import threading
 import time
 import traceback
 import weakref
-from multiprocessing.connection import Connection
 from typing import IO, Final
 
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.system.limits import lower_priority
+
+if sys.platform == "win32":
+    from multiprocessing.connection import PipeConnection as Connection
+else:
+    from multiprocessing.connection import Connection
 
 _TOLD: Final = 2000  # characters of a failed process's output to show
 NICE: Final = 10  # below all sessions, but not starved on a busy machine
