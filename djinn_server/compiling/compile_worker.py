@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,15 +19,11 @@ import threading
 import time
 import traceback
 import weakref
+from multiprocessing.connection import Connection
 from typing import IO, Final
 
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.system.limits import lower_priority
-
-if sys.platform == "win32":
-    from multiprocessing.connection import PipeConnection as Connection
-else:
-    from multiprocessing.connection import Connection
 
 _TOLD: Final = 2000  # characters of a failed process's output to show
 NICE: Final = 10  # below all sessions, but not starved on a busy machine
@@ -80,7 +76,8 @@ class CompileProcess:
         from djinn_server.launch.command import executor_environment
 
         self._end()
-        self._calls, theirs = multiprocessing.Pipe()
+        ours, theirs = socket.socketpair()
+        self._calls = Connection(ours.detach())
         command = [sys.executable, "-P", "-m", __name__, *self._arguments, str(theirs.fileno())]
         self._output = output = tempfile.TemporaryFile(mode="a+b")  # noqa: SIM115 - closed by `_end`
         with theirs:
