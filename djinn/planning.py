@@ -66,9 +66,8 @@ if TYPE_CHECKING:
     from djinn_core.planning.stages.annotating.kinds import data_kinds
     from djinn_core.planning.stages.assign_blocks import BlockHomes, assign_blocks
     from djinn_core.planning.stages.estimate import estimate
-    from djinn_core.planning.stages.placement_fit import memory_peaks
     from djinn_core.planning.stages.schedule import build_schedule
-    from djinn_core.planning.stages.simulate import simulate
+    from djinn_core.planning.stages.simulate import memory_peaks, simulate
     from djinn_profiler.captured import execute
     from djinn_profiler.explain.text import explain
     from djinn_profiler.graphs.fx_graph import fx_graph
@@ -212,8 +211,7 @@ _PLACES = {
     "djinn_core.planning.stages.assign_blocks": "BlockHomes assign_blocks",
     "djinn_core.planning.stages.estimate": "estimate",
     "djinn_core.planning.stages.schedule": "build_schedule",
-    "djinn_core.planning.stages.placement_fit": "memory_peaks",
-    "djinn_core.planning.stages.simulate": "simulate",
+    "djinn_core.planning.stages.simulate": "memory_peaks simulate",
 }
 
 if not TYPE_CHECKING:  # type checkers know the names from above

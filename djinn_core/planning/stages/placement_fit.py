@@ -168,11 +168,6 @@ def needs_of_steps(context: SchedulingContext, steps: Mapping[str, Sequence[Step
     }
 
 
-def memory_peaks(context: SchedulingContext, steps: Mapping[str, Sequence[Step]]) -> Mapping[str, int]:
-    """Return the peak bytes of each device while it takes its steps, as schedules are checked."""
-    return {device: need.bytes for device, need in needs_of_steps(context, steps).items()}
-
-
 def _fill(
     context: SchedulingContext,
     memory: Memory,

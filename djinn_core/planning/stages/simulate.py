@@ -259,6 +259,26 @@ class Memory:
         return device, storage_of(value) if at_home else ~value
 
 
+def memory_peaks(context: SchedulingContext, steps: Mapping[str, Sequence[Step]]) -> Mapping[str, int]:
+    """Return the peak bytes of each device, counting the values that the program refers to."""
+    memory, nodes = Memory(context), context.graph.nodes
+    for device, its_steps in steps.items():
+        for step in its_steps:
+            match step:
+                case Run(ran):
+                    for node in ran:
+                        for value in nodes[node].outputs:
+                            memory.hold(device, value, 0.0)
+                case Upload(value) | Receive(value, _):
+                    memory.hold(device, value, 0.0)
+                case Free(values):
+                    for value in values:
+                        memory.free(device, value)
+                case _:
+                    pass
+    return memory.peak
+
+
 def simulated(
     result: PipelineResult,
     *,
