@@ -79,7 +79,7 @@ USES = {
 
 
 @pytest.mark.parametrize("name", USES)
-def test_whoever_uses_it_waits(slow, name):
+def test_use_waits_for_copy(slow, name):
     tensor = remote(slow).to("cpu", non_blocking=True)
     assert isinstance(tensor, ArrivingTensor)
     USES[name](tensor)
@@ -88,7 +88,7 @@ def test_whoever_uses_it_waits(slow, name):
     assert tensor.stride() == EXPECTED.stride()
 
 
-def test_what_is_known_of_it_needs_no_wait(slow):
+def test_metadata_needs_no_wait(slow):
     tensor = remote(slow).to("cpu", torch.float64, non_blocking=True)
     assert (tensor.shape, tensor.stride(), tensor.dtype, tensor.device.type) == ((4, 3), (1, 4), torch.float64, "cpu")
     assert djinn.stats()["round_trips"] == 0
@@ -96,7 +96,7 @@ def test_what_is_known_of_it_needs_no_wait(slow):
 
 
 @pytest.mark.parametrize("wait", ["synchronize", "event", "stream", "fetch"])
-def test_every_sync_point_brings_it(slow, wait):
+def test_sync_points_complete_copies(slow, wait):
     memory = torch.zeros(12, 2).pin_memory()
     tensor = remote(slow).to("cpu", non_blocking=True)
     memory[:, 1].copy_(remote(slow).reshape(-1), non_blocking=True)
@@ -114,7 +114,7 @@ def test_every_sync_point_brings_it(slow, wait):
     assert torch.equal(memory[:, 1], EXPECTED.reshape(-1))
 
 
-def test_a_copy_into_pinned_memory_is_seen_through_the_same_tensor_at_once(slow):
+def test_pinned_memory_shows_copy_on_read(slow):
     memory = torch.zeros(4, 3).pin_memory()
     memory.copy_(remote(slow), non_blocking=True)
     assert djinn.stats()["round_trips"] == 0
@@ -122,47 +122,47 @@ def test_a_copy_into_pinned_memory_is_seen_through_the_same_tensor_at_once(slow)
     assert memory.is_pinned()
 
 
-def test_other_memory_is_filled_at_once_as_on_cuda(slow):
+def test_copy_into_pageable_memory_blocks(slow):
     memory = torch.zeros(4, 3)
     memory.copy_(remote(slow), non_blocking=True)
     assert memory.numpy().sum() == EXPECTED.sum()
 
 
-def test_later_writes_are_not_seen(slow):
+def test_later_writes_do_not_change_copy(slow):
     source = remote(slow)
     tensor = source.to("cpu", non_blocking=True)
     source.zero_()
     assert torch.equal(tensor, EXPECTED)
 
 
-def test_gradients_flow_through_it(slow):
+def test_gradients_flow_through_copy(slow):
     source = torch.ones(3, device=slow, requires_grad=True)
     arriving = (source * 3).to("cpu", non_blocking=True)
     (arriving * arriving).sum().backward()
     assert torch.equal(source.grad.cpu(), torch.full((3,), 18.0))
 
 
-def test_a_failure_is_raised_at_each_use(slow):
+def test_failed_copy_raises_at_each_use(slow):
     tensor = torch.zeros(3, device=slow)[torch.tensor([7]).to(slow)].to("cpu", non_blocking=True)
     for _ in range(2):
         with pytest.raises(IndexError, match="index 7 is out of bounds"):
             tensor.sum()
 
 
-def test_a_failed_copy_into_memory_is_raised_at_the_next_synchronisation(slow):
+def test_failed_copy_into_pinned_memory_raises_at_synchronize(slow):
     memory = torch.zeros(2, 1).pin_memory()
     memory[0].copy_(torch.zeros(3, device=slow)[torch.tensor([7]).to(slow)], non_blocking=True)
     with pytest.raises(IndexError, match="index 7 is out of bounds"):
         djinn.synchronize()
 
 
-def test_modules_are_there_at_once(slow):
+def test_moving_module_is_synchronous(slow):
     module = torch.nn.Linear(3, 3).to(slow).to("cpu", non_blocking=True)
     assert type(module.weight) is torch.nn.Parameter
     assert not device_state.pending_copies
 
 
-def test_a_thread_that_reads_while_another_one_lands_the_copy_waits(slow, monkeypatch):
+def test_concurrent_reader_waits_for_copy(slow, monkeypatch):
     copying, go_on, laid_out = threading.Event(), threading.Event(), sync.laid_out
 
     def held_back(*arguments):

@@ -21,7 +21,7 @@ def until_done(pending):
         time.sleep(0.001)
 
 
-def test_it_comes_without_anybody_waiting(embedded):
+def test_fetch_completes_without_wait(embedded):
     x = torch.arange(6, device=embedded).reshape(2, 3)
     pending = fetch_later([x.t(), (x > 2).any()])
     x.zero_()
@@ -37,7 +37,7 @@ def test_it_comes_without_anybody_waiting(embedded):
     assert x.sum().item() == 0
 
 
-def test_who_looks_too_early_waits(embedded):
+def test_early_read_waits(embedded):
     x = torch.randn(256, 256, device=embedded)
     asked = []
     for _ in range(20):
@@ -48,7 +48,7 @@ def test_who_looks_too_early_waits(embedded):
     assert late == [total.item() for _, total in reversed(asked)]
 
 
-def test_what_failed_says_so_when_it_is_looked_at(embedded):
+def test_failed_fetch_raises_at_read(embedded):
     x = torch.arange(3, device=embedded)
     pending = fetch_later([x[torch.tensor([7], device=embedded)]])
     until_done(pending)
@@ -59,7 +59,7 @@ def test_what_failed_says_so_when_it_is_looked_at(embedded):
     djinn.synchronize()
 
 
-def test_what_nobody_wants_any_more_is_thrown_away(embedded):
+def test_dropped_fetch_is_discarded(embedded):
     x = torch.arange(3.0, device=embedded)
     for _ in range(5):
         fetch_later([x])
@@ -72,7 +72,7 @@ def test_what_nobody_wants_any_more_is_thrown_away(embedded):
     assert not executor.replies._dropped
 
 
-def test_large_answers_and_large_uploads_do_not_wait_for_each_other(embedded):
+def test_large_fetches_and_uploads_do_not_deadlock(embedded):
     large = torch.arange(4 << 20, device=embedded)
     pendings = [fetch_later([large + i]) for i in range(3)]
     sent = torch.arange(2 << 20).to(embedded)
@@ -83,7 +83,7 @@ def test_large_answers_and_large_uploads_do_not_wait_for_each_other(embedded):
     assert [p.result()[0][1].item() for p in pendings] == [1, 2, 3]
 
 
-def test_an_interrupted_look_can_be_repeated(embedded, monkeypatch):
+def test_interrupted_read_can_be_repeated(embedded, monkeypatch):
     x = torch.arange(3, device=embedded)
     pending = fetch_later([x])
     executor = only_executor()
@@ -98,7 +98,7 @@ def test_an_interrupted_look_can_be_repeated(embedded, monkeypatch):
     assert pending.result()[0].tolist() == [0, 1, 2]
 
 
-def test_it_ends_with_its_session(connect, url_of):
+def test_pending_fetch_after_session_end(connect, url_of):
     with connect(url_of("tcp")):
         pending = fetch_later([torch.arange(3, device="remote_accelerator:0")])
         there = fetch_later([torch.arange(2, device="remote_accelerator:0")])
@@ -110,7 +110,7 @@ def test_it_ends_with_its_session(connect, url_of):
         unread.result()
 
 
-def test_what_failed_afterwards_can_be_disregarded(embedded):
+def test_unrelated_later_failure_is_ignored(embedded):
     x = torch.arange(3, device=embedded)
     djinn.synchronize()
     pending = fetch_later([x])
@@ -130,7 +130,7 @@ def test_what_failed_afterwards_can_be_disregarded(embedded):
         djinn.synchronize()
 
 
-def test_the_links_round_trip_is_known_once_somebody_has_waited(embedded):
+def test_round_trip_time_is_measured_after_wait(embedded):
     djinn.synchronize()
     torch.ones(1, device=embedded).item()
     assert 0.0 <= round_trip_seconds() < SECONDS

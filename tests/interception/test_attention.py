@@ -73,7 +73,7 @@ MATH_CASES = {
 
 
 @pytest.mark.parametrize("name", [*FUSED_CASES, *MATH_CASES])
-def test_kernels_bits_and_strides_are_those_of_local_eager(embedded, name):
+def test_kernel_bits_and_strides_equal_local(embedded, name):
     options = FUSED_CASES.get(name) or MATH_CASES.get(name, {})
     with Ops() as ops:
         there = on(DEVICE, **options)
@@ -83,7 +83,7 @@ def test_kernels_bits_and_strides_are_those_of_local_eager(embedded, name):
     assert (ops.count(FUSED), ops.count(f"{FUSED}_backward")) == ((1, 1) if name in FUSED_CASES else (0, 0))
 
 
-def test_result_without_batch_has_local_strides_where_the_executor_chooses_the_kernel(embedded):
+def test_unbatched_result_has_local_strides(embedded):
     def strides(device):
         x = torch.ones(16, 2, 8, device=device).transpose(0, 1)
         return [F.scaled_dot_product_attention(x, x, x, mask).stride() for mask in (None, TALL.to(device))]
@@ -92,7 +92,7 @@ def test_result_without_batch_has_local_strides_where_the_executor_chooses_the_k
 
 
 @pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
-def test_kernels_that_the_program_does_not_allow_are_not_taken(embedded, mode):
+def test_disallowed_backends_are_not_used(embedded, mode):
     x = torch.randn(PLAIN[0], generator=torch.Generator().manual_seed(0))
     for allowed in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
         with mode(), sdpa_kernel(allowed), Ops() as ops:
@@ -118,7 +118,7 @@ def twice_differentiated(device):
     return [t.detach().cpu() for t in (*first, *second, *third)]
 
 
-def test_gradients_have_gradients_which_the_fused_kernel_lacks(embedded):
+def test_double_backward_without_fused_kernel(embedded):
     with Ops() as ops:
         there = twice_differentiated(DEVICE)
     assert ops.count(f"{FUSED}_backward") > 0
@@ -126,7 +126,7 @@ def test_gradients_have_gradients_which_the_fused_kernel_lacks(embedded):
         torch.testing.assert_close(there, twice_differentiated("cpu"))
 
 
-def test_checkpointed_and_autocast(embedded):
+def test_checkpoint_with_autocast(embedded):
     def step(device):
         x = torch.linspace(-1, 1, 80).view(1, 2, 5, 8).clone().to(device).requires_grad_()
         with torch.autocast(torch.device(device).type, torch.bfloat16):
@@ -137,7 +137,7 @@ def test_checkpointed_and_autocast(embedded):
     assert all(torch.equal(a, b) for a, b in zip(step(DEVICE), step("cpu"), strict=True))
 
 
-def test_attention_on_whose_result_nothing_depends_has_no_gradients(embedded):
+def test_unused_attention_result_has_no_gradients(embedded):
     def gradients(device):
         torch.manual_seed(0)
         module = torch.nn.MultiheadAttention(4, 2, batch_first=True).to(device)

@@ -74,7 +74,7 @@ MIXED = {
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", REDUCED)
-def test_products_and_convolutions_run_in_the_dtype_of_the_block(name, dtype):
+def test_matmul_and_convolution_use_autocast_dtype(name, dtype):
     function, shapes = REDUCED[name]
     given = tensors(*shapes)
     with autocast(dtype):
@@ -84,7 +84,7 @@ def test_products_and_convolutions_run_in_the_dtype_of_the_block(name, dtype):
     torch.testing.assert_close(got.cpu(), wanted)
 
 
-def test_what_needs_range_runs_in_float32():
+def test_range_sensitive_ops_run_in_float32():
     for name, (function, shapes) in {**SINGLE, **SINGLE_RESULT}.items():
         given = [t.bfloat16() for t in tensors(*shapes)]
         with autocast():
@@ -97,7 +97,7 @@ def test_what_needs_range_runs_in_float32():
         assert torch.ones(3, device=TYPE, dtype=torch.float64).exp().dtype is torch.float64
 
 
-def test_several_dtypes_meet_in_the_widest():
+def test_mixed_dtypes_promote_to_widest():
     for name, (function, shapes) in MIXED.items():
         first, *others = tensors(*shapes)
         with autocast():
@@ -160,7 +160,7 @@ def train(model, device, context, steps=6):
     return [loss.item() for loss in losses]
 
 
-def test_training_in_bfloat16_follows_the_reference():
+def test_bfloat16_training_equals_reference():
     reference = Model(lambda t: t.bfloat16(), lambda t: t.float())
     wanted = train(reference, "cpu", _nothing)
     got = train(Model(), TYPE, autocast)
@@ -177,7 +177,7 @@ class _nothing:
         return None
 
 
-def test_a_parameter_is_cast_once_in_a_block():
+def test_parameter_is_cast_once_per_block():
     layer = torch.nn.Linear(4, 4).to(TYPE)
     x = torch.randn(2, 4).to(TYPE)
 
@@ -200,7 +200,7 @@ def test_a_parameter_is_cast_once_in_a_block():
         assert not torch.equal(first.cpu(), layer(x).cpu())
 
 
-def test_blocks_nest_and_belong_to_a_thread():
+def test_blocks_nest_and_are_thread_local():
     x = torch.randn(3, 3).to(TYPE)
     seen = {}
 
@@ -229,7 +229,7 @@ def test_blocks_nest_and_belong_to_a_thread():
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_casts_again_in_the_same_way(reentrant):
+def test_checkpoint_recomputes_with_same_casts(reentrant):
     def gradients(call):
         torch.manual_seed(5)
         block = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 4)).to(TYPE)
@@ -244,7 +244,7 @@ def test_checkpointing_casts_again_in_the_same_way(reentrant):
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 
 
-def test_custom_functions_see_the_block_in_both_passes():
+def test_custom_function_sees_autocast_in_backward():
     seen = []
 
     class Product(torch.autograd.Function):
@@ -276,7 +276,7 @@ def test_custom_functions_see_the_block_in_both_passes():
 
 
 @pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
-def test_recurrent_networks(kind):
+def test_recurrent_networks_under_autocast(kind):
     torch.manual_seed(6)
     network, x = kind(4, 8, num_layers=2, bidirectional=True, batch_first=True), torch.randn(2, 5, 4)
     with torch.no_grad():
@@ -290,7 +290,7 @@ def test_recurrent_networks(kind):
     assert all(p.grad.dtype is torch.float32 for p in network.parameters())
 
 
-def test_transforms_inside_a_block():
+def test_functional_transforms_under_autocast():
     weight, batch = (t.to(TYPE) for t in tensors((3, 3), (4, 3, 3)))
     with autocast():
         assert torch.vmap(lambda a: a @ weight)(batch).dtype is torch.bfloat16

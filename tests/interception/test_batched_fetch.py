@@ -27,7 +27,7 @@ def same(found, expected):
     return list(found) == list(expected) and all(torch.equal(found[name], expected[name]) for name in found)
 
 
-def test_a_module_comes_home_at_once(model):
+def test_module_to_cpu_is_one_fetch(model):
     model, expected = model
     parameters = list(model.parameters())
     model.cpu()
@@ -36,7 +36,7 @@ def test_a_module_comes_home_at_once(model):
     assert all(kept is now for kept, now in zip(parameters, model.parameters(), strict=True))
 
 
-def test_groups_are_asked_for_before_the_first_is_waited_for(model, monkeypatch):
+def test_groups_are_requested_before_first_wait(model, monkeypatch):
     model, expected = model
     monkeypatch.setattr(batched_fetch, "GROUP_BYTES", 300)
     model.cpu()
@@ -45,7 +45,7 @@ def test_groups_are_asked_for_before_the_first_is_waited_for(model, monkeypatch)
 
 
 @pytest.mark.parametrize("new", [True, False])
-def test_what_is_saved_comes_at_once(model, new):
+def test_torch_save_is_one_fetch(model, new):
     model, expected = model
     file = io.BytesIO()
     torch.save(
@@ -58,7 +58,7 @@ def test_what_is_saved_comes_at_once(model, new):
     assert loaded["views"].untyped_storage().data_ptr() == loaded["model"]["0.weight"].untyped_storage().data_ptr()
 
 
-def test_safetensors_saves_at_once(model, tmp_path):
+def test_safetensors_save_is_one_fetch(model, tmp_path):
     from safetensors.torch import load_file, save_file
 
     model, expected = model
@@ -68,7 +68,7 @@ def test_safetensors_saves_at_once(model, tmp_path):
     assert all(torch.equal(loaded[name], expected[name]) for name in expected)
 
 
-def test_a_conversion_on_the_way_moves_only_what_it_made(model):
+def test_dtype_conversion_fetches_converted_bytes_only(model):
     model, expected = model
     model.to("cpu", torch.float64)
     nbytes = sum(value.numel() * 8 for value in expected.values())
@@ -76,7 +76,7 @@ def test_a_conversion_on_the_way_moves_only_what_it_made(model):
     assert torch.equal(model[0].weight, expected["0.weight"].double())
 
 
-def test_what_is_written_meanwhile_is_new(embedded):
+def test_write_invalidates_prefetched_value(embedded):
     first, second = (torch.zeros(3, device=embedded) for _ in range(2))
     with expecting(BatchedFetch(lambda: by_handle([first, second]))):
         assert first.cpu().sum() == 0
@@ -84,7 +84,7 @@ def test_what_is_written_meanwhile_is_new(embedded):
         assert second.cpu().sum() == 3
 
 
-def test_what_failed_fails_alone(embedded):
+def test_failed_value_does_not_fail_batch(embedded):
     good = torch.zeros(3, device=embedded)
     bad = good[torch.tensor([7]).to(embedded)]
     with expecting(BatchedFetch(lambda: by_handle([good, bad]))):

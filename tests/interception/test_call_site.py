@@ -62,7 +62,7 @@ class Square(torch.autograd.Function):
         return grad * 2 * x
 
 
-def test_a_training_step(lines):
+def test_call_site_in_training_step(lines):
     model = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(3):
@@ -73,7 +73,7 @@ def test_a_training_step(lines):
     assert all(lines[last - back] for back in (1, 2, 3))
 
 
-def test_modules_called_from_several_lines(lines):
+def test_call_site_of_module_called_from_several_lines(lines):
     inner = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).to(DEVICE)
 
     class Outer(torch.nn.Module):
@@ -90,7 +90,7 @@ def test_modules_called_from_several_lines(lines):
     assert 0 < first < second == first + 2
 
 
-def test_what_runs_inside_of_a_module_or_a_backward_pass(lines):
+def test_call_site_in_hooks_and_backward(lines):
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)).to(DEVICE)
     model[0].register_forward_hook(lambda module, given, out: out * 2)
     weight = model[1].weight
@@ -107,7 +107,7 @@ def test_what_runs_inside_of_a_module_or_a_backward_pass(lines):
     assert lines[last - 1] > 10
 
 
-def test_a_backward_pass_within_another(lines):
+def test_call_site_in_nested_backward(lines):
     x = torch.rand(3, device=DEVICE, requires_grad=True)
 
     class Nested(torch.autograd.Function):

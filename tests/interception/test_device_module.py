@@ -28,7 +28,7 @@ EXPECTED = """
 """.split()
 
 
-def test_the_module_has_what_programs_ask_for():
+def test_device_module_has_expected_names():
     assert [name for name in EXPECTED if not hasattr(module, name)] == []
     assert torch.get_device_module(TYPE) is torch.get_device_module() is module
     assert module.is_available()
@@ -37,7 +37,7 @@ def test_the_module_has_what_programs_ask_for():
     assert module.get_amp_supported_dtype() == [torch.float16, torch.bfloat16]
 
 
-def test_indexes():
+def test_device_indexes():
     assert (module.device_count(), module.current_device()) == (1, 0)
     module.set_device(f"{TYPE}:0")
     with module.device(0), module.device(-1), module.device(None), module.device_of(torch.ones(1, device=TYPE)):
@@ -53,7 +53,7 @@ def test_indexes():
         module.synchronize("cpu")
 
 
-def test_what_the_device_is():
+def test_device_properties():
     properties = module.get_device_properties()
     assert properties.kind == "cpu"
     assert properties.name == module.get_device_name(0)
@@ -65,7 +65,7 @@ def test_what_the_device_is():
     assert djinn.stats()["round_trips"] == before
 
 
-def test_memory_is_what_the_session_holds():
+def test_memory_allocated_counts_session_values():
     gc.collect()  # what earlier tests left in reference cycles is freed before the count begins, not within it
     base = module.memory_allocated()
     kept = torch.zeros(MEGABYTE, dtype=torch.uint8, device=TYPE)
@@ -97,7 +97,7 @@ def test_memory_is_what_the_session_holds():
     assert 0 < free <= total
 
 
-def test_memory_is_counted_over_all_threads():
+def test_memory_allocated_counts_all_threads():
     base = module.memory_allocated()
     kept = []
     thread = threading.Thread(target=lambda: kept.append(torch.zeros(MEGABYTE, dtype=torch.uint8, device=TYPE)))
@@ -106,7 +106,7 @@ def test_memory_is_counted_over_all_threads():
     assert module.memory_allocated() == base + MEGABYTE
 
 
-def test_the_generic_accelerator_module_means_this_device():
+def test_torch_accelerator_is_this_device():
     accelerator = torch.accelerator
     kept = torch.zeros(MEGABYTE, dtype=torch.uint8, device=TYPE)
     assert str(accelerator.current_accelerator()) == TYPE
@@ -128,7 +128,7 @@ def test_the_generic_accelerator_module_means_this_device():
         accelerator.set_device_index(3)
 
 
-def test_synchronising_waits_and_raises_what_failed():
+def test_synchronize_waits_and_raises():
     kept = torch.ones(2, device=TYPE)
     before = djinn.stats()["instructions_sent"]
     torch.accelerator.synchronize()
@@ -140,7 +140,7 @@ def test_synchronising_waits_and_raises_what_failed():
     del wrong
 
 
-def test_events_measure_on_the_executor():
+def test_elapsed_time_is_measured_on_executor():
     a = torch.ones(400, 400, device=TYPE)
     events = [module.Event(enable_timing=True) for _ in range(3)]
     events[0].record()
@@ -156,7 +156,7 @@ def test_events_measure_on_the_executor():
     assert torch.equal(a.cpu(), torch.ones(400, 400))
 
 
-def test_what_is_timed_is_not_optimized_away():
+def test_timed_ops_are_not_eliminated():
     a = torch.ones(4, 4, device=TYPE)
     module.synchronize()
     event = module.Event()
@@ -168,7 +168,7 @@ def test_what_is_timed_is_not_optimized_away():
     assert djinn.stats()["instructions_sent"] == before + 7
 
 
-def test_what_events_cannot_say():
+def test_event_errors():
     timed, plain = module.Event(enable_timing=True), module.Event()
     assert plain.query()
     plain.synchronize()
@@ -181,7 +181,7 @@ def test_what_events_cannot_say():
         module.Event(interprocess=True)
 
 
-def test_an_event_orders_what_threads_do():
+def test_event_orders_threads():
     event, target = module.Event(), torch.zeros(3, device=TYPE)
 
     def write():
@@ -198,7 +198,7 @@ def test_an_event_orders_what_threads_do():
     assert target.tolist() == [1, 1, 1]
 
 
-def test_streams_are_one_order():
+def test_streams_share_program_order():
     stream, other = module.Stream(), module.Stream(priority=-1)
     assert stream != other
     assert stream == torch.Stream(
@@ -228,7 +228,7 @@ def test_streams_are_one_order():
     assert seen == [module.default_stream()]
 
 
-def test_generic_streams_and_events_are_the_device_s():
+def test_torch_stream_and_event_return_device_classes():
     for made in (torch.Stream(), torch.Stream(device=TYPE), torch.Stream(0)):
         assert isinstance(made, module.Stream)
         assert isinstance(made, torch.Stream)
@@ -244,7 +244,7 @@ def test_generic_streams_and_events_are_the_device_s():
         assert other.device.type == "cpu"
 
 
-def test_methods_named_after_the_device():
+def test_tensor_and_module_methods_named_after_device():
     x, layer = torch.ones(3), torch.nn.Linear(3, 3)
     assert x.remote_accelerator().is_remote_accelerator
     assert not x.is_remote_accelerator
@@ -262,7 +262,7 @@ def test_methods_named_after_the_device():
         assert x.to(TYPE).storage().is_remote_accelerator
 
 
-def test_the_device_as_default():
+def test_default_device():
     torch.set_default_device(TYPE)
     try:
         assert torch.zeros(2).is_remote_accelerator
@@ -277,7 +277,7 @@ def test_the_device_as_default():
     assert not torch.zeros(2).is_remote_accelerator
 
 
-def test_pinned_tensors_say_so():
+def test_is_pinned_of_pinned_tensors():
     source = torch.arange(12.0).view(3, 4).t()
     assert not source.is_pinned()
     pinned = source.pin_memory()
@@ -295,7 +295,7 @@ def test_pinned_tensors_say_so():
     assert not torch.arange(12.0).is_pinned()
 
 
-def test_the_class_of_tensors_is_found_where_it_says_it_is(embedded):
+def test_tensor_class_is_importable_from_its_module(embedded):
     opt_einsum = pytest.importorskip("opt_einsum")
     x = torch.arange(6.0, device=embedded).reshape(2, 3)
     assert getattr(sys.modules[type(x).__module__], type(x).__name__) is type(x)

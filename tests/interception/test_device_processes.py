@@ -42,7 +42,7 @@ if __name__ == "__main__":
 """
 
 
-def test_workers_load_while_their_parent_uses_the_device(tmp_path, python, served_environment):
+def test_data_loader_workers_while_parent_uses_device(tmp_path, python, served_environment):
     script = tmp_path / "loading.py"
     script.write_text(SCRIPT)
     done = python.run("-W", "error", script, env=served_environment, finalize=True)
@@ -50,7 +50,7 @@ def test_workers_load_while_their_parent_uses_the_device(tmp_path, python, serve
 
 
 @forks
-def test_forked_workers_and_pinned_batches(embedded):
+def test_forked_workers_with_pinned_batches(embedded):
     scale = torch.ones(1, device=TYPE) * 2
     assert scale.item() == 2
     loader = DataLoader(
@@ -77,7 +77,7 @@ class Augmented(torch.utils.data.Dataset):
 
 
 @forks
-def test_forked_workers_call_modules_on_the_cpu(embedded):
+def test_forked_workers_run_cpu_modules(embedded):
     assert torch.ones(1, device=TYPE).item() == 1
     data = Augmented()
     here = torch.stack([data[0], data[1]])
@@ -94,7 +94,7 @@ class UsesTheDevice(torch.utils.data.Dataset):
 
 
 @forks
-def test_a_forked_worker_that_uses_the_device_is_refused_at_the_op(embedded):
+def test_forked_worker_using_device_raises(embedded):
     assert torch.ones(1, device=TYPE).item() == 1
     batches = iter(DataLoader(UsesTheDevice(), num_workers=1, multiprocessing_context="fork"))
     with pytest.raises(RuntimeError, match=r"(?s)__getitem__.*forked.*'spawn'"):
@@ -103,7 +103,7 @@ def test_a_forked_worker_that_uses_the_device_is_refused_at_the_op(embedded):
 
 
 @forks
-def test_a_forked_child_knows_what_it_is(embedded):
+def test_forked_child_is_recognised(embedded):
     kept = torch.ones(1, device=TYPE)
     assert kept.item() == 1
     reading, writing = os.pipe()
@@ -132,7 +132,7 @@ def test_a_forked_child_knows_what_it_is(embedded):
     assert (kept + 1).item() == 2
 
 
-def test_remote_memory_is_not_handed_to_other_processes(embedded):
+def test_remote_tensors_cannot_be_sent_to_processes(embedded):
     context = multiprocessing.get_context("spawn")
     for shared in (torch.ones(3, device=TYPE), torch.nn.Linear(2, 2).to(TYPE)):
         process = context.Process(target=print, args=(shared,))
@@ -141,7 +141,7 @@ def test_remote_memory_is_not_handed_to_other_processes(embedded):
 
 
 @forks
-def test_a_pool_of_processes_tells_who_submitted_a_remote_tensor(embedded):
+def test_process_pool_reports_remote_tensor_to_submitter(embedded):
     """And goes on."""
     tensor = torch.ones(3, device=TYPE)
     context = multiprocessing.get_context("fork")
@@ -151,7 +151,7 @@ def test_a_pool_of_processes_tells_who_submitted_a_remote_tensor(embedded):
         assert pool.submit(len, tensor.cpu()).result(timeout=60) == 3
 
 
-def test_event_loops_and_their_threads(embedded):
+def test_asyncio_tasks_and_threads(embedded):
     x = torch.ones(3, device=TYPE)
 
     async def work(n):

@@ -34,7 +34,7 @@ def first(output):
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_flops_are_those_of_the_cpu_and_the_values_too(embedded, name, training):
+def test_flop_counter_equals_cpu(embedded, name, training):
     torch.manual_seed(0)
     model, shape = MODELS[name]()
     model, x = model.train(training), torch.randn(shape)
@@ -51,7 +51,7 @@ def test_flops_are_those_of_the_cpu_and_the_values_too(embedded, name, training)
     torch.testing.assert_close(outputs[1], outputs[0])
 
 
-def test_a_tracer_sees_the_ops_of_layers(embedded):
+def test_dispatch_mode_sees_ops_of_layers(embedded):
     model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)).to(embedded)
     x = torch.ones(2, 3, device=embedded)
     with torch.no_grad():
@@ -61,7 +61,7 @@ def test_a_tracer_sees_the_ops_of_layers(embedded):
 
 
 @pytest.mark.parametrize("op", ["_native_batch_norm_legit_no_training", "_batch_norm_no_update"])
-def test_statistics_of_batch_norms_that_never_train_are_empty(embedded, op):
+def test_eval_batch_norm_statistics_are_empty(embedded, op):
     x, ones = torch.randn(2, 3, 4, 4), torch.ones(3)
     func = getattr(torch.ops.aten, op)
     ours = func(*(t.to(embedded) for t in (x, ones, ones, ones, ones)), 0.1, 1e-5)
@@ -70,7 +70,7 @@ def test_statistics_of_batch_norms_that_never_train_are_empty(embedded, op):
     torch.testing.assert_close(ours[0].cpu(), theirs[0])
 
 
-def test_a_wrapper_of_a_view_has_the_storage_of_its_base(embedded):
+def test_wrapper_subclass_view_shares_base_storage(embedded):
     """As PyTorch's checks of composite ops make them, with Python dispatch off."""
     wrapper, mode = generate_cct_and_mode()
     x = wrapper(torch.tensor([2.0, 3.0], device=embedded), mode).requires_grad_()
@@ -88,7 +88,7 @@ def test_a_wrapper_of_a_view_has_the_storage_of_its_base(embedded):
     assert grads[0].elem.tolist() == [12.0, 6.0]
 
 
-def test_views_that_references_make_are_views(embedded):
+def test_views_from_torch_refs_are_views(embedded):
     for device in ("cpu", embedded):
         made = torch._refs.meshgrid([torch.ones(2, device=device), torch.ones(3, device=device)], indexing="ij")
         assert [m._is_view() for m in made] == [True, True]

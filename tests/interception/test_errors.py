@@ -20,7 +20,7 @@ def quiet():
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_refused_at_the_op(embedded, name):
+def test_mistake_raises_cpu_error_at_op(embedded, name):
     expected, got = make(name, "cpu"), make(name, embedded)
     assert expected is not None
     assert type(got) is type(expected), f"{got!r} where the CPU says {expected!r}"
@@ -31,13 +31,13 @@ def test_a_mistake_is_refused_at_the_op(embedded, name):
     djinn.synchronize()
 
 
-def test_batch_norm_of_one_dimension_is_refused_at_the_op(embedded):
+def test_one_dimensional_batch_norm_raises(embedded):
     with pytest.raises(RuntimeError, match="must have channels"):
         torch.nn.functional.batch_norm(torch.ones(3, device=embedded), None, None, training=True)
     djinn.synchronize()
 
 
-def test_nothing_is_harmed_by_a_mistake(embedded):
+def test_tensors_are_intact_after_mistake(embedded):
     x = torch.arange(6.0, device=embedded).reshape(2, 3)
     for write in (
         lambda: x.add_(x.new_ones(4)),
@@ -50,7 +50,7 @@ def test_nothing_is_harmed_by_a_mistake(embedded):
     assert x.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_tensors_of_two_devices_do_not_mix(embedded):
+def test_mixed_devices_raise_cuda_error(embedded):
     """In the words that CUDA has for it."""
     x, local = torch.ones(2, 3, device=embedded), torch.ones(2, 3)
     mixed = [

@@ -32,7 +32,7 @@ def trips(function, times=4):
     return djinn.stats()["round_trips"]
 
 
-def test_numbers_of_a_list(device):
+def test_items_of_list_come_in_one_round_trip(device):
     given = torch.arange(8.0, device=device)
     offset = 0
 
@@ -45,7 +45,7 @@ def test_numbers_of_a_list(device):
     assert trips(run) == 1
 
 
-def test_prints_copies_and_conditions(device):
+def test_prints_copies_and_conditions_are_predicted(device):
     given = torch.arange(4.0, device=device)
 
     def run():
@@ -58,7 +58,7 @@ def test_prints_copies_and_conditions(device):
     assert trips(run) == 2  # the comparison is a program of its own
 
 
-def test_the_same_number_again(device):
+def test_repeated_read_of_same_number(device):
     given = torch.arange(4.0, device=device)
 
     def run():
@@ -75,7 +75,7 @@ def test_the_same_number_again(device):
     assert trips(run) == 3  # one for each program
 
 
-def test_what_is_large_is_fetched_when_it_is_asked_for(device):
+def test_large_results_are_not_prefetched(device):
     given = torch.ones(4, device=device)
     large = torch.ones(5000, device=device)
 
@@ -89,7 +89,7 @@ def test_what_is_large_is_fetched_when_it_is_asked_for(device):
     assert djinn.stats()["bytes_received"] < 3 * large.nbytes / 2
 
 
-def test_what_is_written_meanwhile_is_current(device):
+def test_write_invalidates_prediction(device):
     given = torch.ones(2, 2, device=device)
 
     def run(write):
@@ -109,7 +109,7 @@ def test_what_is_written_meanwhile_is_current(device):
         assert found == expected
 
 
-def test_what_is_written_and_sent_meanwhile_is_current(device):
+def test_sent_write_invalidates_prediction(device):
     given = torch.ones(2, device=device)
 
     def run(write):
@@ -144,7 +144,7 @@ WRITES = {
 
 @pytest.mark.parametrize("name", WRITES)
 @pytest.mark.parametrize("sent", [False, True])
-def test_every_way_to_write_is_noticed(device, name, sent):
+def test_all_kinds_of_writes_invalidate(device, name, sent):
     def run(where):
         tensor = torch.arange(6.0, device=where).view(3, 2).clone()
         assert tensor.tolist() == tensor.tolist() == [[0, 1], [2, 3], [4, 5]]
@@ -156,7 +156,7 @@ def test_every_way_to_write_is_noticed(device, name, sent):
     assert run(device) == run("cpu")
 
 
-def test_what_another_thread_writes_is_current(device):
+def test_write_of_other_thread_invalidates(device):
     given = torch.ones(2, device=device)
 
     def run():
@@ -170,7 +170,7 @@ def test_what_another_thread_writes_is_current(device):
         run()
 
 
-def test_what_another_thread_has_written_and_not_sent_is_current(device):
+def test_unsent_write_of_other_thread_invalidates(device):
     given = torch.ones(2, device=device)
 
     def run(written):
@@ -184,7 +184,7 @@ def test_what_another_thread_has_written_and_not_sent_is_current(device):
             assert run(written) == [[float(i + (i == written))] * 2 for i in (2, 3)]
 
 
-def test_what_one_thread_has_fetched_is_known_to_all(device):
+def test_fetched_values_are_shared_by_threads(device):
     total = torch.arange(4.0, device=device).sum()
     assert total.item() == 6
     djinn.reset_stats()
@@ -198,7 +198,7 @@ def test_what_one_thread_has_fetched_is_known_to_all(device):
     assert djinn.stats()["round_trips"] == 1
 
 
-def test_a_write_during_a_fetch_is_not_missed(device, monkeypatch):
+def test_write_during_fetch_invalidates(device, monkeypatch):
     total, plain = torch.arange(4.0, device=device).sum(), Recorder.ask_unseen
 
     def written_after(*args):
@@ -213,7 +213,7 @@ def test_a_write_during_a_fetch_is_not_missed(device, monkeypatch):
     assert total.item() == 7
 
 
-def test_fewer_are_left_than_the_last_time(device):
+def test_prediction_with_fewer_results(device):
     given = torch.ones(2, device=device)
 
     def run(count):
@@ -226,7 +226,7 @@ def test_fewer_are_left_than_the_last_time(device):
         run(count)
 
 
-def test_a_result_that_could_not_be_computed_is_an_error_where_it_is_read(device):
+def test_failed_prefetch_raises_at_read(device):
     given, good = torch.ones(2, device=device), torch.tensor([0], device=device)
 
     def run(index):
@@ -245,7 +245,7 @@ def test_a_result_that_could_not_be_computed_is_an_error_where_it_is_read(device
 
 
 @pytest.mark.parametrize("seed", range(long_or(2, 5)))
-def test_random_programs_as_on_the_cpu(device, seed):
+def test_random_programs_equal_cpu(device, seed):
     chance = random.Random(seed)
     scripts = [[chance.randrange(6) for _ in range(chance.randrange(2, 12))] for _ in range(3)]
 
@@ -272,7 +272,7 @@ def test_random_programs_as_on_the_cpu(device, seed):
 
 
 @own_executors
-def test_over_two_executors():
+def test_prediction_over_two_executors():
     with configured(executors=2, threads=1, placement_policy="round_robin"):
         given = torch.ones(4, device=REMOTE)
 

@@ -159,7 +159,7 @@ def test_op_after_isin_finds_the_predicted_layout(first_session):
     assert torch.isin(numbers(first_session, 2, 3).t(), numbers(first_session, 2)).view(-1).sum().item() == 2
 
 
-def test_dropout_that_drops_nothing_returns_a_new_tensor(first_session):
+def test_eval_dropout_returns_new_tensor(first_session):
     given = numbers(first_session, 4)
     kept, _ = torch.ops.aten.native_dropout(given, 0.5, False)
     kept.add_(1)

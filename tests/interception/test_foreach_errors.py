@@ -39,12 +39,12 @@ def error_of(refused, device):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_the_error_is_that_of_the_cpu(embedded, name):
+def test_foreach_error_equals_cpu(embedded, name):
     expected, got = error_of(REFUSED[name], "cpu"), error_of(REFUSED[name], embedded)
     assert (type(got), str(got)) == (type(expected), str(expected))
 
 
-def test_a_number_for_each_element_may_come_in_a_cpu_tensor(embedded):
+def test_foreach_accepts_cpu_tensor_of_scalars(embedded):
     numbers = torch.tensor([1.0, 2.0, 3.0])
     for device in ("cpu", embedded):
         ones = [torch.ones(2).to(device) for _ in range(3)]
@@ -53,7 +53,7 @@ def test_a_number_for_each_element_may_come_in_a_cpu_tensor(embedded):
         assert ones[2].tolist() == [4, 4]
 
 
-def test_what_kernels_take_stays_one_instruction(embedded):
+def test_valid_foreach_call_is_one_instruction(embedded):
     whole = [torch.ones(3, dtype=torch.int64, device=embedded) for _ in range(4)]
     djinn.synchronize()
     djinn.reset_stats()

@@ -98,7 +98,7 @@ def compared(monkeypatch):
 
 
 @pytest.mark.parametrize("func", [aten.add.Tensor, aten.where.self, aten.lt.Tensor, aten.gelu.default, aten.div.Tensor])
-def test_pointwise_ops(embedded, func):
+def test_pointwise_formula_equals_meta_kernel(embedded, func):
     count = 0
     for layout, dtypes in itertools.product(
         ("plain", "transposed"), [(torch.float32,) * 2, (torch.float16, torch.float32), (torch.int64, torch.float32)]
@@ -109,7 +109,7 @@ def test_pointwise_ops(embedded, func):
     assert count > 10
 
 
-def test_numbers_that_decide_dtypes_are_left_to_meta_kernels(embedded):
+def test_dtype_deciding_scalars_use_meta_kernels(embedded):
     x = torch.zeros(3, dtype=torch.int64, device=DEVICE)
     for size, number in [(3, 1), (4, 1.5), (5, 2), (6, 2.5)]:
         x = torch.zeros(size, dtype=torch.int64, device=DEVICE)
@@ -120,7 +120,7 @@ def test_numbers_that_decide_dtypes_are_left_to_meta_kernels(embedded):
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1, 2])
-def test_concatenation(embedded, dim):
+def test_concatenation_formula_equals_meta_kernel(embedded, dim):
     count = 0
     for sizes in itertools.product((0, 1, 2, 5), repeat=2):
         for rest in (3, 4):
@@ -135,7 +135,7 @@ def test_concatenation(embedded, dim):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_attention_over_a_growing_cache(embedded, masked):
+def test_attention_formula_with_growing_cache(embedded, masked):
     count = 0
     for queries, keys in itertools.product((1, 4, 5), range(4, 12)):
         query = torch.zeros(2, queries, 3, 8, device=DEVICE).transpose(1, 2)
@@ -146,7 +146,7 @@ def test_attention_over_a_growing_cache(embedded, masked):
     assert count > 15
 
 
-def test_slices(embedded):
+def test_slice_formula_equals_meta_kernel(embedded):
     count = 0
     for size, (start, end), step in itertools.product(
         (4, 5, 9), [(0, 2), (-1, 2**63 - 1), (1, None), (None, -1), (3, 1), (-100, 100)], (1, 2)
@@ -157,7 +157,7 @@ def test_slices(embedded):
     assert count > 30
 
 
-def test_copies_and_other_views(embedded):
+def test_copy_and_view_formulas_equal_meta_kernel(embedded):
     count = 0
     for length in range(2, 8):
         last = torch.zeros(2, length, dtype=torch.int64, device=DEVICE)[:1, -1:]
@@ -168,7 +168,7 @@ def test_copies_and_other_views(embedded):
     assert count >= 15
 
 
-def test_a_mistake_is_refused_as_before(embedded):
+def test_mistake_raises_after_formula_is_learnt(embedded):
     x = torch.zeros(3, 4, device=DEVICE)
     for size in (4, 4, 4):
         x + torch.zeros(size, device=DEVICE)
@@ -229,7 +229,7 @@ def _calls_with_mistakes_nearby():
     yield aten.mvlgamma.default, (x + 5, 2)
 
 
-def test_rules_refuse_what_kernels_refuse(embedded, monkeypatch):
+def test_formulas_refuse_what_kernels_refuse(embedded, monkeypatch):
     def on_device(args):
         return pytree.tree_map_only(torch.Tensor, lambda t: t.to(DEVICE), args)
 
@@ -260,7 +260,7 @@ def test_rules_refuse_what_kernels_refuse(embedded, monkeypatch):
     assert sum(made_by_rule.values()) > 150
 
 
-def test_a_rule_records_nothing_else_where_the_call_names_a_device(embedded):
+def test_formula_with_device_argument_records_one_op(embedded):
     for size in range(3, 7):
         x = torch.zeros(size, device=DEVICE)
         before = current().unsent
@@ -268,7 +268,7 @@ def test_a_rule_records_nothing_else_where_the_call_names_a_device(embedded):
         assert [entry.call.op for entry in current().entries[before:]] == ["aten::new_zeros"]
 
 
-def test_an_interrupt_in_a_meta_kernel_is_raised(embedded, monkeypatch):
+def test_interrupt_in_meta_kernel_is_raised(embedded, monkeypatch):
     def gather(size):
         index = torch.zeros(size, 2, dtype=torch.int64, device=DEVICE)
         return torch.zeros(size, 4, device=DEVICE).gather(1, index)
@@ -284,7 +284,7 @@ def test_an_interrupt_in_a_meta_kernel_is_raised(embedded, monkeypatch):
     assert gather(6).tolist() == [[0.0, 0.0]] * 6
 
 
-def test_taps_see_calls_that_a_handler_has_cpp_record(embedded):
+def test_taps_see_calls_recorded_in_cpp(embedded):
     class Seen(Tap):
         def __init__(self):
             self.ops = []
@@ -302,14 +302,14 @@ def test_taps_see_calls_that_a_handler_has_cpp_record(embedded):
     assert seen.ops == ["aten::add.Tensor"]
 
 
-def test_an_op_after_one_that_fails_in_its_handler_goes_to_its_own(embedded):
+def test_op_after_failed_handler_uses_own_handler(embedded):
     known = torch.ones(2, dtype=torch.int64, device=DEVICE)
     with pytest.raises(RuntimeError, match="must match"):
         known + torch.ones(3, dtype=torch.int64, device=DEVICE)
     assert int((known + 1)[0]) == 2
 
 
-def test_a_decode_step_infers_nothing(embedded, monkeypatch):
+def test_decode_step_runs_no_meta_kernel(embedded, monkeypatch):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=64, bos_token_id=0, eos_token_id=0)
@@ -342,7 +342,7 @@ DATABASE = (
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_samples_of_the_database(embedded, compared):
+def test_op_database_samples_equal_meta_kernels(embedded, compared):
     from torch.testing._internal.common_methods_invocations import op_db
 
     for op in (op for op in op_db if op.name in DATABASE):
@@ -416,7 +416,7 @@ def detector(d):
 
 
 @pytest.mark.parametrize("build", [transformer, language_model, detector])
-def test_programs_whose_sizes_vary_run_no_meta_kernels(embedded, compared, build):
+def test_varying_sizes_run_no_meta_kernels(embedded, compared, build):
     draw = random.Random(0)
     model, loss = build(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters())

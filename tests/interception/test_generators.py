@@ -48,7 +48,7 @@ def draw(generator):
 
 
 @pytest.mark.parametrize("seed", [None, 5, -3, 2**63 + 1])
-def test_every_way_to_draw_continues_one_stream(seed):
+def test_draws_equal_cpu_generator(seed):
     here, there = torch.Generator(), remote()
     if seed is not None:
         here.manual_seed(seed)
@@ -59,7 +59,7 @@ def test_every_way_to_draw_continues_one_stream(seed):
     assert torch.equal(there.get_state(), here.get_state())
 
 
-def test_it_is_a_generator_to_everybody():
+def test_generator_is_instance_of_torch_generator():
     generator = remote()
     assert isinstance(generator, torch.Generator)
     assert isinstance(torch.Generator(), torch.Generator)
@@ -72,7 +72,7 @@ def test_it_is_a_generator_to_everybody():
         torch.Generator(device=f"{TYPE}:7")
 
 
-def test_states_are_kept_copied_and_restored():
+def test_state_is_saved_copied_and_restored():
     generator = remote(1)
     draw(generator)
     state = generator.get_state()
@@ -91,7 +91,7 @@ def test_states_are_kept_copied_and_restored():
     assert generator.seed() == generator.initial_seed() != 1
 
 
-def test_generators_are_independent_of_each_other_and_of_the_default():
+def test_generators_are_independent():
     torch.manual_seed(3)
     wanted = torch.rand(3, device=TYPE).tolist()
     first, second = remote(1), remote(1)
@@ -101,7 +101,7 @@ def test_generators_are_independent_of_each_other_and_of_the_default():
     assert [draw(second), draw(second)] == draws
 
 
-def test_threads_share_a_generator_in_the_order_of_the_program():
+def test_threads_share_generator_in_program_order():
     wanted = torch.Generator().manual_seed(9)
     expected = [torch.randn(3, generator=wanted).tolist() for _ in range(20)]
     generator, drawn = remote(9), []
@@ -117,7 +117,7 @@ def test_threads_share_a_generator_in_the_order_of_the_program():
     assert [t.tolist() for t in drawn] == expected
 
 
-def test_generators_of_other_devices_are_refused_as_on_every_accelerator():
+def test_generator_of_other_device_raises():
     with pytest.raises(RuntimeError, match=f"Expected a '{TYPE}' device type for generator but found 'cpu'"):
         torch.randn(2, generator=torch.Generator(), device=TYPE)
     for function in (
@@ -131,7 +131,7 @@ def test_generators_of_other_devices_are_refused_as_on_every_accelerator():
     assert sampled.tolist() == draw(remote(1))
 
 
-def test_bad_states_are_refused():
+def test_invalid_state_raises():
     generator = remote(2)
     for state, error in (
         (3, TypeError),
@@ -148,7 +148,7 @@ def test_bad_states_are_refused():
     assert draw(generator) == torch.randn(3, generator=torch.Generator().manual_seed(2)).tolist()
 
 
-def test_new_generators_need_no_new_plans():
+def test_new_generator_reuses_plan():
     def step():
         generator = remote(4)
         return (torch.randn(3, generator=generator, device=TYPE) * 2).tolist()
@@ -161,7 +161,7 @@ def test_new_generators_need_no_new_plans():
     assert after["round_trips"] - before["round_trips"] == 4
 
 
-def test_setting_the_random_state_again_needs_no_new_plan():
+def test_setting_rng_state_reuses_plan():
     state = torch.remote_accelerator.get_rng_state()
 
     def step():
@@ -174,7 +174,7 @@ def test_setting_the_random_state_again_needs_no_new_plan():
     assert djinn.stats()["templates_sent"] == sent
 
 
-def test_a_generator_is_freed_with_its_last_reference():
+def test_generator_is_freed_with_last_reference():
     def values():
         return memory.figures()["values"]
 
@@ -187,7 +187,7 @@ def test_a_generator_is_freed_with_its_last_reference():
     assert values() == before
 
 
-def test_a_generator_outlives_the_session_until_it_is_used(embedded):
+def test_unused_generator_survives_session(embedded):
     unused, used = remote(6), remote(6)
     wanted = draw(used)
     djinn.shut_down()
@@ -198,7 +198,7 @@ def test_a_generator_outlives_the_session_until_it_is_used(embedded):
     assert draw(used.manual_seed(6)) == wanted
 
 
-def test_default_generators_are_the_device_state():
+def test_default_generator_is_device_rng_state():
     module = torch.remote_accelerator
     (default,) = module.default_generators
     torch.manual_seed(8)
@@ -220,7 +220,7 @@ def test_default_generators_are_the_device_state():
     assert module.initial_seed() != 8
 
 
-def test_checkpointing_keeps_the_random_state_without_asking_for_it():
+def test_checkpoint_keeps_rng_state_without_fetch():
     layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 8)).to(TYPE)
 
     def gradients(call):

@@ -17,7 +17,7 @@ LONGEST = 60  # instructions that a write to a view may take, however many views
 
 
 @pytest.mark.parametrize("shapes", [[(4,)], [(4,), (2, 3), (), (0, 5)]], ids=["alike", "mixed"])
-def test_one_element_of_each_kind_tells_what_a_list_becomes(embedded, monkeypatch, shapes):
+def test_foreach_infers_one_element_per_kind(embedded, monkeypatch, shapes):
     looked_at = []
     plain = foreach_infer.infer
     monkeypatch.setattr(
@@ -70,7 +70,7 @@ def written(tensors, number):
 
 
 @pytest.mark.parametrize("work", [made, written])
-def test_known_call_over_a_list_is_one_instruction_and_sends_no_more_for_longer_lists(embedded, work):
+def test_foreach_call_size_is_independent_of_length(embedded, work):
     sent = []
     for length in (50, 500):
         tensors = [torch.ones(3, device=REMOTE) for _ in range(length)]
@@ -92,7 +92,7 @@ def fused(lists, number):
     return lists[0][-1].cpu()
 
 
-def test_an_element_of_fused_lists_costs_as_many_calls_in_long_ones(embedded):
+def test_cost_per_element_of_fused_lists_is_constant(embedded):
     counts = []
     for length in (50, 150, 450):
         lists = [[torch.full((4,), float(which), device=REMOTE) for _ in range(length)] for which in range(4)]
@@ -102,21 +102,21 @@ def test_an_element_of_fused_lists_costs_as_many_calls_in_long_ones(embedded):
     assert long < 1.2 * short
 
 
-def test_a_mistake_in_a_list_is_raised_as_it_is_locally(embedded):
+def test_foreach_mistake_raises_local_error(embedded):
     there = [torch.ones(4).to(REMOTE) for _ in range(20)]
     with pytest.raises(RuntimeError):
         torch._foreach_add(there, [*there[:19], torch.ones(3).to(REMOTE)])
     assert torch.stack(torch._foreach_add(there, there)).sum().item() == 160
 
 
-def test_kernels_over_lists_do_not_look_for_overlaps():
+def test_foreach_kernels_skip_overlap_check():
     assert not write_checks.refuses_overlap("aten::_foreach_add_.List")
     assert not write_checks.refuses_overlap("aten::_fused_adam_")
     assert write_checks.refuses_overlap("aten::add_.Tensor")
     assert write_checks.refuses_overlap("aten::copy_")
 
 
-def test_the_way_of_a_view_to_its_base_has_an_end(embedded):
+def test_view_chain_is_bounded(embedded):
     base = torch.arange(6.0).to(REMOTE)
     view = base
     for number in range(5 * LONGEST):
@@ -131,7 +131,7 @@ def test_the_way_of_a_view_to_its_base_has_an_end(embedded):
     assert weight.grad.tolist() == [[0, 2, 4], [6, 8, 10]]
 
 
-def test_a_view_from_a_block_without_gradients_is_not_written_afterwards(embedded):
+def test_no_grad_view_chain_refuses_write(embedded):
     with torch.no_grad():
         view = torch.arange(6.0).to(REMOTE)
         for number in range(3 * LONGEST):
@@ -140,7 +140,7 @@ def test_a_view_from_a_block_without_gradients_is_not_written_afterwards(embedde
         view.mul_(torch.ones(2, 3, device=REMOTE, requires_grad=True))
 
 
-def test_hooks_on_the_way_run_where_gradients_are_wanted(embedded):
+def test_hooks_in_view_chain_run(embedded):
     base = torch.ones(4, device=REMOTE, requires_grad=True)
     view = base
     for number in range(3 * LONGEST):
@@ -161,7 +161,7 @@ def chain(base, length, middle):
 
 
 @pytest.mark.parametrize("middle", [1, LONGEST, 3 * LONGEST - 2])
-def test_a_long_chain_is_differentiated_as_it_is_locally(embedded, middle):
+def test_long_view_chain_gradients_equal_cpu(embedded, middle):
     found = []
     for device in ("cpu", REMOTE):
         base = torch.arange(6.0).to(device).requires_grad_()
@@ -175,7 +175,7 @@ def test_a_long_chain_is_differentiated_as_it_is_locally(embedded, middle):
     assert found[0] == found[1]
 
 
-def test_the_way_has_an_end_where_gradients_are_wanted(embedded):
+def test_view_chain_with_gradients_is_bounded(embedded):
     found = []
     for device in ("cpu", REMOTE):
         leaf = torch.arange(6.0).to(device).requires_grad_()
@@ -191,7 +191,7 @@ def test_the_way_has_an_end_where_gradients_are_wanted(embedded):
     assert found[0] == found[1]
 
 
-def test_views_that_are_shortened_record_nothing(embedded):
+def test_shortened_views_record_nothing(embedded):
     base = torch.ones(4, device=REMOTE)
     base.view(-1)  # the call is known from now on
     recorded = recorders.ops_captured

@@ -47,14 +47,14 @@ def attended(x):
 
 
 @pytest.mark.parametrize("function", [chosen, looped, scanned, scanned_in_a_tree, mapped, attended])
-def test_values(embedded, function):
+def test_higher_order_values_equal_cpu(embedded, function):
     x = given(4, 3)
     for ours, theirs in zip(function(x.to(embedded)), function(x), strict=True):
         torch.testing.assert_close(ours.cpu(), theirs)
 
 
 @pytest.mark.parametrize("function", [chosen, scanned, mapped])
-def test_gradients(embedded, function):
+def test_higher_order_gradients_equal_cpu(embedded, function):
     x = given(4, 3).requires_grad_()
     remote = x.detach().to(embedded).requires_grad_()
     for tensor in (x, remote):
@@ -62,7 +62,7 @@ def test_gradients(embedded, function):
     torch.testing.assert_close(remote.grad.cpu(), x.grad)
 
 
-def test_gradients_of_attention_which_the_cpu_does_not_have(embedded):
+def test_attention_gradients_missing_on_cpu(embedded):
     x = given(1, 2, 4, 3).requires_grad_()
     remote = x.detach().to(embedded).requires_grad_()
     torch.nn.functional.scaled_dot_product_attention(x, x, x).square().sum().backward()
@@ -75,7 +75,7 @@ class Branches(torch.nn.Module):
         return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
 
 
-def test_a_tracer_sees_the_op(embedded):
+def test_export_keeps_higher_order_op(embedded):
     x = given(4, 3)
     exported = torch.export.export(Branches(), (x.to(embedded),))
     assert "cond" in str(exported.graph)

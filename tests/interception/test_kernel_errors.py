@@ -100,13 +100,13 @@ def test_one_hot_rejects_out_of_range_classes(embedded, number, classes):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_the_error_is_that_of_the_cpu(embedded, name):
+def test_kernel_error_equals_cpu(embedded, name):
     expected, got = error_of(REFUSED[name], "cpu"), error_of(REFUSED[name], embedded)
     assert isinstance(got, type(expected)), f"{got!r} where the CPU says {expected!r}"
     assert str(expected) in str(got)
 
 
-def test_indices_that_do_not_fit_are_refused_alike_after_another_failure(embedded):
+def test_index_error_equals_cpu_after_other_failure(embedded):
     given, index = torch.ones(2, 3, device=embedded), torch.tensor([0, 1, 1], device=embedded)
     given[given > 0] = torch.ones(2, device=embedded)
     with pytest.raises(RuntimeError, match="cannot be broadcast to indexing result"):
@@ -115,7 +115,7 @@ def test_indices_that_do_not_fit_are_refused_alike_after_another_failure(embedde
         given[index[:2], index]
 
 
-def test_a_formula_does_not_take_what_the_kernel_refuses(embedded):
+def test_formula_refuses_what_kernel_refuses(embedded):
     """A formula takes the place of the meta kernel after it was right for another size."""
     for size in (5, 6, 7, 8):
         assert torch.ones(size, 3, device=embedded).flip(0, 1).shape == (size, 3)
@@ -125,7 +125,7 @@ def test_a_formula_does_not_take_what_the_kernel_refuses(embedded):
         torch.ones(10, 3, device=embedded).flip(0, 2)
 
 
-def test_a_warning_comes_at_the_line_of_the_user(embedded):
+def test_warning_names_user_line(embedded):
     x, mask = torch.ones(3, device=embedded), torch.tensor([1, 0, 1], dtype=torch.uint8, device=embedded)
     with pytest.warns(UserWarning, match=r"indexing with dtype torch.uint8 is now deprecated") as caught:
         assert x[mask].shape == (2,)
@@ -172,7 +172,7 @@ if hasattr(torch.ops.aten, "cholesky"):  # PyTorch 2.14 has no such op
 
 
 @pytest.mark.parametrize("name", WARNED_OF)
-def test_kernel_warnings_come_at_the_line_of_the_user_each_time(embedded, warn_always, name):
+def test_kernel_warnings_name_user_line_each_time(embedded, warn_always, name):
     said = {}
     for device in ("cpu", embedded):
         with warnings.catch_warnings(record=True) as caught:
@@ -183,19 +183,19 @@ def test_kernel_warnings_come_at_the_line_of_the_user_each_time(embedded, warn_a
     assert said[embedded] == said["cpu"]
 
 
-def test_a_range_that_a_dtype_cannot_hold_exactly_is_warned_of(embedded):
+def test_inexact_random_range_warns(embedded):
     with pytest.warns(UserWarning, match="to - 1 is out of bounds"):
         torch.ones(3, device=embedded, dtype=torch.float16).random_(0, 2050)
 
 
-def test_a_range_is_warned_of_at_each_call(embedded):
+def test_inexact_random_range_warns_at_each_call(embedded):
     x = torch.ones(3, device=embedded, dtype=torch.float16)
     for _ in range(3):
         with pytest.warns(UserWarning, match="to - 1 is out of bounds"):
             x.random_(0, 2050)
 
 
-def test_a_dtype_that_is_an_experiment_is_warned_of_as_often_as_pytorch_does(embedded):
+def test_experimental_dtype_warns_as_often_as_pytorch(embedded):
     x = torch.ones(3, dtype=torch.complex32, device=embedded)
     torch.set_warn_always(True)
     try:
@@ -206,7 +206,7 @@ def test_a_dtype_that_is_an_experiment_is_warned_of_as_often_as_pytorch_does(emb
         torch.set_warn_always(False)
 
 
-def test_filling_an_expanded_tensor_is_warned_of(embedded):
+def test_filling_expanded_tensor_warns(embedded):
     expanded, mask = torch.ones(1, device=embedded).expand(3), torch.tensor([True, False, True], device=embedded)
     index = mask.long()
     fillings = {
@@ -219,7 +219,7 @@ def test_filling_an_expanded_tensor_is_warned_of(embedded):
             fill()
 
 
-def test_an_out_tensor_that_is_resized_is_warned_of_at_each_call(embedded):
+def test_resized_out_tensor_warns_at_each_call(embedded):
     x = torch.ones(5, device=embedded)
     for _ in range(3):
         out = torch.ones(6, device=embedded)
@@ -228,7 +228,7 @@ def test_an_out_tensor_that_is_resized_is_warned_of_at_each_call(embedded):
         assert torch.equal(out, x.sin())
 
 
-def test_what_is_taken_with_one_number_is_tried_again_with_one_of_another_dtype(embedded):
+def test_scalar_of_other_dtype_is_checked_again(embedded):
     x = torch.ones(3, dtype=torch.uint8, device=embedded)
     assert torch.nextafter(x, torch.tensor(2.5)).shape == (3,)
     with pytest.raises(NotImplementedError, match="ComplexFloat"):
@@ -239,7 +239,7 @@ def test_what_is_taken_with_one_number_is_tried_again_with_one_of_another_dtype(
         narrow * torch.tensor(2.0, dtype=torch.float8_e4m3fn)
 
 
-def test_ops_in_place_that_are_not_tagged_are_refused_at_the_op(embedded):
+def test_untagged_in_place_ops_raise_at_op(embedded):
     x = torch.ones(3, dtype=torch.bool, device=embedded)
     for refused in (x.abs_, lambda: torch._foreach_abs_([x])):
         with pytest.raises(NotImplementedError, match="Bool"):
@@ -247,21 +247,21 @@ def test_ops_in_place_that_are_not_tagged_are_refused_at_the_op(embedded):
     assert x.tolist() == [True] * 3
 
 
-def test_tensors_without_elements_overlap_nothing(embedded):
+def test_empty_tensors_do_not_overlap(embedded):
     out = torch.empty(0, 0, device=embedded)
     assert torch.matmul(torch.ones(0, device=embedded), torch.ones(0, 0, 0, device=embedded), out=out) is out
 
 
-def test_a_number_is_copied_into_a_tensor(embedded):
+def test_copy_from_scalar(embedded):
     for shape in ((3,), ()):
         assert (torch.zeros(shape, device=embedded).copy_(2.5) == 2.5).all()
 
 
-def test_an_index_on_the_cpu_is_taken_by_index_fill(embedded):
+def test_index_fill_accepts_cpu_index(embedded):
     assert torch.zeros(3, device=embedded).index_fill(0, torch.tensor([1]), 5.0).tolist() == [0, 5, 0]
 
 
-def test_a_random_op_that_only_the_executor_takes_draws_once(embedded):
+def test_random_op_refused_by_meta_draws_once(embedded):
     """The meta kernel refuses `normal_` of integers; where the executor does, too, the tensor stays as it was."""
     x = torch.arange(3, device=embedded)
     with pytest.raises((RuntimeError, NotImplementedError)):
@@ -269,13 +269,13 @@ def test_a_random_op_that_only_the_executor_takes_draws_once(embedded):
     assert x.tolist() == [0, 1, 2]
 
 
-def test_results_lie_in_memory_by_size_where_steps_are_equal(embedded):
+def test_equal_strides_are_ordered_by_size(embedded):
     """Operands that overlap themselves: kernels order such dimensions by their sizes."""
     for shape in ((4, 3, 2), (4, 2, 3)):
         here, there = (torch.empty_strided(shape, (10, 1, 1), device=d) for d in ("cpu", embedded))
         assert there.fill_(1.0).exp().stride() == here.fill_(1.0).exp().stride()
 
 
-def test_segments_are_along_an_axis_counted_from_the_end(embedded):
+def test_segment_reduce_accepts_negative_axis(embedded):
     data, lengths = torch.arange(6.0, device=embedded), torch.tensor([2, 4], device=embedded)
     assert torch.segment_reduce(data, "sum", lengths=lengths, axis=-1).tolist() == [1, 14]

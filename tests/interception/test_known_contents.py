@@ -59,11 +59,11 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("program", KNOWN.values(), ids=KNOWN)
-def test_what_is_known_is_not_asked_for(program):
+def test_known_contents_need_no_fetch(program):
     assert asked(program) == (True, 0)
 
 
-def test_a_mask_that_grows_is_known_at_each_step():
+def test_growing_mask_stays_known():
     def program():
         grown, found = torch.ones(2, 3, dtype=torch.int64, device=DEVICE), []
         for _ in range(100):
@@ -74,11 +74,11 @@ def test_a_mask_that_grows_is_known_at_each_step():
     assert asked(program) == (True, 0)
 
 
-def test_what_is_calculated_with_floats_is_asked_for():
+def test_float_results_are_fetched():
     assert asked(lambda: (torch.tensor([0.5, 2.0], device=DEVICE) * 3).sum().item()) == (7.5, 1)
 
 
-def test_what_lies_under_a_known_mask():
+def test_indexing_with_known_mask():
     x, mask_here = torch.arange(24.0).reshape(2, 3, 4), mask().cpu() == 1
     there = x.to(DEVICE).requires_grad_()
     found = there[mask() == 1]
@@ -88,13 +88,13 @@ def test_what_lies_under_a_known_mask():
 
 
 @pytest.mark.parametrize("shape", [(3, 3), (2, 2), (2, 3, 5)])
-def test_a_mask_that_does_not_fit_is_refused(shape):
+def test_mask_of_wrong_shape_raises(shape):
     with pytest.raises(IndexError, match="The shape of the mask"):
         torch.zeros(2, 3, 4, device=DEVICE)[torch.ones(shape, dtype=torch.bool, device=DEVICE)].cpu()
 
 
 @pytest.mark.parametrize("number", [1.0, float("inf"), float("nan")])
-def test_a_loss_that_may_be_no_number_is_fetched_once(number):
+def test_nan_check_of_loss_fetches_once(number):
     def program():
         loss = torch.tensor([number], device=DEVICE).sum()
         return bool(torch.isnan(loss) or torch.isinf(loss)), str(loss.item())
@@ -102,7 +102,7 @@ def test_a_loss_that_may_be_no_number_is_fetched_once(number):
     assert asked(program) == ((number != 1.0, str(number)), 1)
 
 
-def test_a_loss_that_was_written_is_not_what_was_looked_at():
+def test_written_loss_is_fetched_again():
     loss = torch.tensor([2.0], device=DEVICE).sum()
     before = torch.isnan(loss)
     loss.mul_(float("nan"))
@@ -136,7 +136,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_a_write_takes_what_was_known(write):
+def test_write_drops_known_contents(write):
     x = mask()
     assert x[0, 0].item() == 1
     before = x + 1  # of what was there
@@ -145,7 +145,7 @@ def test_a_write_takes_what_was_known(write):
     assert (int(before[0, 0]), int((x + 1)[0, 0])) == (2, 1)
 
 
-def test_a_write_of_another_thread_right_after_a_known_one_is_seen(monkeypatch):
+def test_write_of_other_thread_drops_known_contents(monkeypatch):
     """The other thread writes after Python has recorded the first write, and before C++ notes its result."""
     plain = dispatch.append
 
@@ -166,14 +166,14 @@ def test_a_write_of_another_thread_right_after_a_known_one_is_seen(monkeypatch):
         assert x.item() == 5
 
 
-def test_memory_that_grew_is_asked_for():
+def test_resized_tensor_is_fetched():
     x = mask()
     x.resize_(4, 3)
     assert x[0].tolist() == [1, 1, 0]
     assert x.sum().item() is not None  # whatever lies in the new rows
 
 
-def test_random_programs_of_integers_equal_local_ones():
+def test_random_integer_programs_equal_cpu():
     ops = (
         lambda a, b: a + b,
         lambda a, b: a * 3 - b,
@@ -201,7 +201,7 @@ def test_random_programs_of_integers_equal_local_ones():
         assert [t.cpu().tolist() for t in there] == [t.tolist() for t in here]
 
 
-def test_a_recorded_call_does_not_keep_what_was_known():
+def test_recorded_call_ignores_known_contents():
     @torch.compile(backend="djinn")
     def branching(x):
         return x + 1 if bool(x.all()) else x - 1
@@ -211,7 +211,7 @@ def test_a_recorded_call_does_not_keep_what_was_known():
         assert branching(given.to(DEVICE)).tolist() == branching.__wrapped__(given).tolist()
 
 
-def test_the_oldest_is_dropped():
+def test_oldest_contents_are_evicted():
     ops.limit_known(64 * 1024)
     try:
         old = mask()
@@ -224,12 +224,12 @@ def test_the_oldest_is_dropped():
 
 
 @pytest.mark.parametrize("dtype", [torch.bits8, torch.uint16, torch.float8_e4m3fn, torch.complex64])
-def test_other_dtypes_are_uploaded_as_before(dtype):
+def test_other_dtypes_are_uploaded(dtype):
     here = torch.arange(16, dtype=torch.uint8).view(dtype)
     assert torch.equal(here.to(DEVICE).cpu().view(torch.uint8), here.view(torch.uint8))
 
 
-def test_long_chains_that_were_never_asked_for_are_not_kept():
+def test_unread_long_chains_are_dropped():
     x = torch.zeros((), dtype=torch.int64, device=DEVICE)
     for _ in range(DEEPEST):  # `zeros` is the first of the chain
         x = x + 1
@@ -240,7 +240,7 @@ def test_long_chains_that_were_never_asked_for_are_not_kept():
     assert asked(y.item) == (DEEPEST - 1, 0)
 
 
-def test_a_known_op_is_folded_without_python():
+def test_known_op_is_folded_in_cpp():
     given = mask()
 
     def program():
@@ -256,12 +256,12 @@ def test_a_known_op_is_folded_without_python():
     assert asked(lambda: made.any().item()) == (False, 0)
 
 
-def test_what_an_executor_has_to_refuse_is_refused():
+def test_folding_keeps_kernel_errors():
     with pytest.raises(RuntimeError, match=r"numel|reduction"):
         torch.zeros(0, dtype=torch.int64, device=DEVICE).max().item()
 
 
-def test_threads_that_ask_for_one_known_number():
+def test_concurrent_reads_of_known_number():
     count = 4
     barrier, switching = threading.Barrier(count), sys.getswitchinterval()
 
@@ -280,7 +280,7 @@ def test_threads_that_ask_for_one_known_number():
         sys.setswitchinterval(switching)
 
 
-def test_a_dispatch_mode_sees_the_ops_that_were_folded():
+def test_dispatch_mode_sees_folded_ops():
     class Seen(TorchDispatchMode):
         def __init__(self):
             super().__init__()
@@ -301,14 +301,14 @@ def test_a_dispatch_mode_sees_the_ops_that_were_folded():
     assert program(DEVICE) == program("cpu")
 
 
-def test_a_value_of_an_ended_session_is_gone():
+def test_known_value_of_ended_session_raises():
     x = mask()
     djinn.shut_down()
     with pytest.raises(djinn.errors.SessionLost):
         x[0, 0].item()
 
 
-def test_a_number_that_is_known_is_no_constant_of_a_recorded_call(embedded):
+def test_known_number_is_not_constant_of_recorded_call(embedded):
     """Also where its page is here, so that nothing would be sent for it."""
     x = torch.arange(64.0, device=embedded)
     first = [x[place].item() for place in range(8)]

@@ -29,7 +29,7 @@ def work(make, device):
 
 
 @pytest.mark.parametrize("order", [(dense, sliced), (sliced, dense)])
-def test_what_a_call_taught_is_not_believed_of_one_that_is_laid_out_otherwise(embedded, order):
+def test_learnt_layout_is_specific_to_operand_layout(embedded, order):
     for make in order * 2:
         stride, found, normed = work(make, embedded)
         expected_stride, expected, expected_normed = work(make, "cpu")

@@ -17,7 +17,7 @@ from djinn_core.ir.form import Form
 from djinn_core.ir.values import tensor_meta
 
 
-def test_tables_keep_their_size():
+def test_tables_are_bounded():
     known = {}
     for number in range(100):
         assert keep(known, number, -number, 10) == -number
@@ -38,7 +38,7 @@ def test_signatures_and_forms_are_bounded(monkeypatch):
     assert len({s.id for s in [*made, again]}) == 51
 
 
-def test_metadata_is_interned_once_whichever_thread_asks():
+def test_metadata_is_interned_once_across_threads():
     barrier, found = threading.Barrier(8), [[] for _ in range(8)]
 
     def ask(mine):
@@ -74,7 +74,7 @@ def another_session(embedded):
     return begin
 
 
-def test_a_layout_that_was_learnt_is_not_believed_of_another_device(embedded, another_session):
+def test_learnt_layout_is_not_used_on_other_device(embedded, another_session):
     # The kernel of another kind of device is only told of: `learn_layout` is what the reply of one would have called.
     x = torch.ones(3, 5, device=embedded)
     call = recorded(lambda: x.add(1.5))
@@ -86,7 +86,7 @@ def test_a_layout_that_was_learnt_is_not_believed_of_another_device(embedded, an
     assert x.add(1.5).stride() == (5, 1)
 
 
-def test_a_layout_that_was_confirmed_is_verified_anew_on_another_device(embedded, another_session):
+def test_confirmed_layout_is_verified_on_other_device(embedded, another_session):
     x = torch.ones(3, 5, device=embedded)
     call = recorded(lambda: x.mul(2.5))
     x.mul(2.5).cpu()
@@ -98,7 +98,7 @@ def test_a_layout_that_was_confirmed_is_verified_anew_on_another_device(embedded
     assert recorded(lambda: x.mul(2.5)).signature.layout_trusted
 
 
-def test_dtypes_of_statistics_are_asked_once_for_all_sizes(embedded):
+def test_statistics_dtype_is_asked_once(embedded):
     weight = torch.ones(4, device=embedded, dtype=torch.bfloat16)
     normalised = [
         torch.native_layer_norm(torch.ones(n, 4, device=embedded, dtype=torch.bfloat16), [4], weight, weight, 1e-5)
@@ -115,7 +115,7 @@ def test_dtypes_of_statistics_are_asked_once_for_all_sizes(embedded):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_weight_norm_of_a_narrow_layer_has_the_norms_of_the_kernel(embedded, dtype):
+def test_weight_norm_of_narrow_layer_equals_kernel(embedded, dtype):
     def result(device):
         torch.manual_seed(0)
         layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Conv1d(4, 6, 3), dim=2).to(dtype).to(device)
@@ -127,7 +127,7 @@ def test_weight_norm_of_a_narrow_layer_has_the_norms_of_the_kernel(embedded, dty
         assert torch.equal(here, there)
 
 
-def test_targets_are_resized_by_calls_that_are_known_too(embedded):
+def test_known_call_resizes_out_tensor(embedded):
     """`native_batch_norm.out` is asked of the executor once for each combination of metadata."""
     given = [torch.rand(2, 3, 4), *(torch.rand(3) for _ in range(4))]
     there = [t.to(embedded) for t in given]

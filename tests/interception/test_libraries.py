@@ -50,7 +50,7 @@ def add_one(module):
     module.answer += 1
 
 
-def test_a_module_is_adapted_after_it_has_run(monkeypatch, tmp_path):
+def test_module_is_adapted_after_import(monkeypatch, tmp_path):
     (tmp_path / "a_library_in_a_file.py").write_text("answer = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     adapt_on_import({"a_library_in_a_file": add_one})
@@ -59,21 +59,21 @@ def test_a_module_is_adapted_after_it_has_run(monkeypatch, tmp_path):
     assert a_library_in_a_file.answer == 2
 
 
-def test_a_module_of_another_finder_and_its_submodule_are_adapted(find):
+def test_module_of_custom_finder_is_adapted(find):
     find({"in_memory": "answer = 1\nimport in_memory.part", "in_memory.part": "answer = 10"})
     adapt_on_import({"in_memory": add_one, "in_memory.part": add_one})
     library = importlib.import_module("in_memory")
     assert (library.answer, library.part.answer) == (2, 11)
 
 
-def test_a_module_that_is_there_already_is_adapted_at_once(find):
+def test_imported_module_is_adapted_at_once(find):
     find({"imported_before": "answer = 1"})
     library = importlib.import_module("imported_before")
     adapt_on_import({"imported_before": add_one})
     assert library.answer == 2
 
 
-def test_a_module_that_another_thread_imports_now_is_waited_for(find):
+def test_module_imported_by_other_thread_is_awaited(find):
     begun, go_on = threading.Event(), threading.Event()
     find({"half_imported": "answer = 1"}, pause=lambda: (begun.set(), go_on.wait(60)))
     thread = threading.Thread(target=importlib.import_module, args=("half_imported",))
@@ -88,7 +88,7 @@ def test_a_module_that_another_thread_imports_now_is_waited_for(find):
     assert sys.modules["half_imported"].answer == 2
 
 
-def test_an_import_that_failed_and_is_tried_again_is_adapted(find):
+def test_module_is_adapted_after_failed_import(find):
     texts = {"failing_at_first": "answer = 1 / 0"}
     find(texts)
     adapt_on_import({"failing_at_first": add_one})
@@ -98,7 +98,7 @@ def test_an_import_that_failed_and_is_tried_again_is_adapted(find):
     assert importlib.import_module("failing_at_first").answer == 2
 
 
-def test_what_an_adapter_raises_ends_no_import_and_names_its_plugin(find, caplog):
+def test_failing_adapter_does_not_stop_import(find, caplog):
     find({"laid_out_otherwise": "answer = 1"})
     adapt_on_import({"laid_out_otherwise": lambda module: module.missing}, by="plugin 'one' (djinn-one 1.0)")
     adapt_on_import({"laid_out_otherwise": add_one}, by="plugin 'two' (djinn-two 1.0)")
@@ -109,7 +109,7 @@ def test_what_an_adapter_raises_ends_no_import_and_names_its_plugin(find, caplog
     assert "djinn-two" not in caplog.text
 
 
-def test_a_function_is_replaced_wherever_its_library_holds_it(monkeypatch):
+def test_function_is_replaced_in_all_modules(monkeypatch):
     here, there, elsewhere = (types.ModuleType(name) for name in ("a_library", "a_library.part", "another"))
     for module in (here, there, elsewhere):
         monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -119,7 +119,7 @@ def test_a_function_is_replaced_wherever_its_library_holds_it(monkeypatch):
     assert (here.function, there.renamed, elsewhere.function) == (new, new, old)
 
 
-def test_compiling_without_the_integrations_names_their_package(python, plain_environment):
+def test_compile_without_integrations_names_package(python, plain_environment):
     script = (
         "from importlib.metadata import EntryPoints\nfrom djinn_client.interception import install\n"
         "install.entry_points = lambda group: EntryPoints()\n"

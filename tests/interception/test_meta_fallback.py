@@ -24,14 +24,14 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_the_exception_is_that_of_the_kernel(embedded, mistake):
+def test_exception_equals_kernel_exception(embedded, mistake):
     with pytest.raises(Exception) as expected:
         MISTAKES[mistake]("cpu")
     with pytest.raises(expected.type):
         MISTAKES[mistake](embedded)
 
 
-def test_what_a_refused_op_would_have_written_is_as_it_was(embedded):
+def test_refused_op_writes_nothing(embedded):
     target, wrong = torch.zeros(3, device=embedded), torch.ones(2, device=embedded)
     with pytest.raises(RuntimeError):
         target.add_(wrong)
@@ -42,23 +42,23 @@ def test_what_a_refused_op_would_have_written_is_as_it_was(embedded):
     assert out.tolist() == [7, 7]
 
 
-def test_what_only_the_meta_kernel_refuses_is_done(embedded):
+def test_op_refused_only_by_meta_kernel_runs(embedded):
     out = torch.zeros(3, dtype=torch.bool, device=embedded)
     assert torch.bernoulli(torch.ones(3, device=embedded), out=out) is out
     assert out.tolist() == [True, True, True]
 
 
-def test_the_rank_of_a_matrix_is_written_where_it_is_to_be(embedded):
+def test_matrix_rank_writes_out_tensor(embedded):
     rank = torch.ones((), dtype=torch.int64, device=embedded)
     assert torch.linalg.matrix_rank(torch.eye(5, device=embedded), out=rank) is rank
     assert rank.item() == 5
 
 
-def test_kinds_of_exceptions_are_told_apart():
+def test_exception_kinds_differ():
     assert remote_infer._kinds(IndexError()) != remote_infer._kinds(RuntimeError())
 
 
-def test_a_mistake_of_the_program_is_no_plugins_fault(embedded, caplog):
+def test_program_mistake_is_not_blamed_on_plugin(embedded, caplog):
     model, x = torch.nn.Linear(5, 2).to(embedded), torch.ones(3, 4, device=embedded)
     with caplog.at_level("WARNING"), pytest.raises(RuntimeError, match="cannot be multiplied"):
         model(x)

@@ -84,7 +84,7 @@ assert (torch.arange(3).to(REMOTE) * 2).cpu().tolist() == [0, 2, 4]
 @pytest.mark.parametrize(
     "program", [README, TRAINING, GENERATE, SESSIONS], ids=["readme", "training", "generate", "sessions"]
 )
-def test_a_program_over_another_interception(plain_environment, tmp_path, program):
+def test_program_runs_over_mode_interception(plain_environment, tmp_path, program):
     (tmp_path / "program.py").write_text(BEGIN + program + END)
     environment = plain_environment | {"DJINN_INTERCEPTION": "mode"}
     command = [sys.executable, tmp_path / "program.py"]

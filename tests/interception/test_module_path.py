@@ -69,7 +69,7 @@ def x(embedded):
     return torch.ones(2, 4, device=embedded)
 
 
-def test_forward_and_backward(x):
+def test_module_path_in_forward_and_backward(x):
     model = Model(x.device)
     with djinn.capture() as captured:
         model(x).sum().backward()
@@ -83,7 +83,7 @@ def test_forward_and_backward(x):
     assert current().module is None
 
 
-def test_what_a_checkpoint_recomputes(x):
+def test_module_path_of_recomputed_ops(x):
     model = Model(x.device, recompute=True)
     x.requires_grad_()
     with djinn.capture() as captured:
@@ -93,7 +93,7 @@ def test_what_a_checkpoint_recomputes(x):
     assert paths(program, "aten::tanh") == [*(at(i) for i in range(3)), *(backward(at(i)) for i in (2, 1, 0))]
 
 
-def test_modules_that_are_not_where_they_are_called(x):
+def test_module_path_of_shared_module(x):
     shared = Attention(x.device)
 
     class User(nn.Module):
@@ -116,7 +116,7 @@ def test_modules_that_are_not_where_they_are_called(x):
     assert names == ["shared (Attention)", "<Attention> (Attention)"]
 
 
-def test_an_exception_leaves_no_trace_and_no_module_is_kept_alive(x):
+def test_exception_resets_path_and_frees_module(x):
     model = Model(x.device)
     with pytest.raises(RuntimeError):
         model(x.new_ones(3, 3))
@@ -132,7 +132,7 @@ def test_an_exception_leaves_no_trace_and_no_module_is_kept_alive(x):
     x.sum().item()
 
 
-def test_threads_do_not_share_where_they_are(x):
+def test_module_path_is_thread_local(x):
     inside, other = threading.Event(), threading.Event()
     seen = []
 
@@ -154,7 +154,7 @@ def test_threads_do_not_share_where_they_are(x):
     assert seen == [None]
 
 
-def test_a_failure_names_the_module(x):
+def test_failure_names_module(x):
     class Looks(nn.Module):
         def __init__(self):
             super().__init__()
@@ -170,7 +170,7 @@ def test_a_failure_names_the_module(x):
     assert "in 0.0.table (Embedding)" in str(caught.value)
 
 
-def test_a_failure_in_backward_names_the_module(x):
+def test_backward_failure_names_module(x):
     class Gathers(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -193,7 +193,7 @@ def test_a_failure_in_backward_names_the_module(x):
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
-def test_copies_pickles_and_transformations_of_modules_are_as_ever():
+def test_module_copies_and_pickles_work():
     model = Model("cpu")
     x = torch.ones(2, 4)
     expected = model(x)
@@ -208,7 +208,7 @@ def test_copies_pickles_and_transformations_of_modules_are_as_ever():
     assert [list(s.values())[-1][0].removeprefix("L['self'].") for s in stacks] == [f"h.{i}.attn" for i in range(3)]
 
 
-def test_compiled_modules_are_one_graph():
+def test_compiled_module_is_one_graph():
     model = Model("cpu")
     x = torch.ones(2, 4)
     counter = CompileCounter()
@@ -236,7 +236,7 @@ def few_sites():
     ops.limit_sites(8192)
 
 
-def test_code_made_in_a_loop_is_not_remembered_for_ever(x, few_sites):
+def test_code_cache_is_bounded(x, few_sites):
     made = []
     for i in range(200):
         code = compile("x + 1", f"<cell {i}>", "exec")

@@ -24,7 +24,7 @@ class Tied(torch.nn.Module):
         return self.second(self.first(x)) * self.scale
 
 
-def test_a_module_keeps_its_parameters_and_ties_there_and_back(embedded: str) -> None:
+def test_module_move_keeps_parameters_and_ties(embedded: str) -> None:
     model = Tied()
     weight, values = model.first.weight, model.first.weight.detach().clone()
     model.to(embedded)
@@ -39,7 +39,7 @@ def test_a_module_keeps_its_parameters_and_ties_there_and_back(embedded: str) ->
     assert torch.equal(weight, values)
 
 
-def test_an_optimizer_built_before_trains_the_remote_weights(embedded: str) -> None:
+def test_optimizer_built_before_move_trains_remote_weights(embedded: str) -> None:
     torch.manual_seed(0)
     local, remote = Tied(), Tied()
     remote.load_state_dict(local.state_dict())
@@ -63,7 +63,7 @@ def test_an_upload_is_a_snapshot(embedded: str) -> None:
     assert [r.sum().item() for r in remote] == [0.0, 0.0]
 
 
-def test_a_tensor_without_elements_needs_no_upload(embedded: str) -> None:
+def test_empty_tensor_needs_no_upload(embedded: str) -> None:
     ones = torch.ones(2, device=embedded)
     assert ones.tolist() == [1.0, 1.0]
     before = djinn.stats()["messages_sent"]
@@ -75,7 +75,7 @@ def test_a_tensor_without_elements_needs_no_upload(embedded: str) -> None:
         empties[0].copy_(torch.ones(3))
 
 
-def test_an_upload_sends_what_is_viewed_and_a_fetch_likewise(embedded: str) -> None:
+def test_upload_and_fetch_send_viewed_bytes_only(embedded: str) -> None:
     large = torch.arange(4 << 20, dtype=torch.float32)
     djinn.reset_stats()
     part = large[5:10].to(embedded)
@@ -96,7 +96,7 @@ def test_an_upload_sends_what_is_viewed_and_a_fetch_likewise(embedded: str) -> N
     ],
     ids=str,
 )  # fmt: skip
-def test_every_dtype_travels_both_ways(embedded: str, dtype: torch.dtype) -> None:
+def test_every_dtype_round_trips(embedded: str, dtype: torch.dtype) -> None:
     octets = torch.arange(64, dtype=torch.uint8).remainder(2)
     local = octets.view(dtype).reshape(2, -1)
     fetched = local.to(embedded).cpu()
@@ -118,7 +118,7 @@ def test_metadata_needs_no_message(embedded: str) -> None:
     assert djinn.stats()["submissions"] == 0
 
 
-def test_a_private_function_that_went_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_private_function_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch_private.missing() == []
     monkeypatch.delattr("torch.autograd.graph._engine_run_backward")
     assert torch_private.missing() == ["torch.autograd.graph._engine_run_backward"]

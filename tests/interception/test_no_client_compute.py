@@ -86,7 +86,7 @@ def train(model, optimizer, loss_of, batches):
 
 
 @pytest.mark.parametrize("foreach", [True, False])
-def test_training_gpt2(embedded, kernels_here, foreach):
+def test_training_gpt2_runs_no_client_kernels(embedded, kernels_here, foreach):
     model = gpt2(embedded).train()
     optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach)
     batches = [torch.randint(2, 50, (2, 8)) for _ in range(2)]
@@ -101,7 +101,7 @@ def test_training_gpt2(embedded, kernels_here, foreach):
 
 
 @pytest.mark.parametrize("options", [{}, {"do_sample": True, "top_k": 5}, {"num_beams": 2}], ids=str)
-def test_generation(embedded, kernels_here, options):
+def test_generation_runs_no_client_kernels(embedded, kernels_here, options):
     model, ids = gpt2(embedded).eval(), torch.randint(2, 50, (2, 6))
 
     def program():
@@ -121,7 +121,7 @@ def test_generation(embedded, kernels_here, options):
     assert kernels_here(program) <= (own if "num_beams" in options else set())
 
 
-def test_training_a_cnn(embedded, kernels_here):
+def test_training_cnn_runs_no_client_kernels(embedded, kernels_here):
     torch.manual_seed(0)
     layers = torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.MaxPool2d(2)
     model = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Dropout(0.1), torch.nn.Linear(36, 5)).to(embedded)
@@ -137,7 +137,7 @@ def test_training_a_cnn(embedded, kernels_here):
     assert kernels_here(program) == set()
 
 
-def test_training_an_lstm(embedded, kernels_here):
+def test_training_lstm_runs_no_client_kernels(embedded, kernels_here):
     torch.manual_seed(0)
     model = torch.nn.LSTM(8, 16, num_layers=2, bidirectional=True, batch_first=True).to(embedded)
     optimizer = torch.optim.Adam(model.parameters())
@@ -149,7 +149,7 @@ def test_training_an_lstm(embedded, kernels_here):
     assert kernels_here(program) == set()
 
 
-def test_views_masks_and_shapes_that_depend_on_data(embedded, kernels_here):
+def test_data_dependent_views_run_no_client_kernels(embedded, kernels_here):
     given = torch.randn(4, 6)
 
     def program():
@@ -165,7 +165,7 @@ def test_views_masks_and_shapes_that_depend_on_data(embedded, kernels_here):
     assert kernels_here(program) == set()
 
 
-def test_the_trace_shows_what_is_computed_here(embedded, kernels_here):
+def test_trace_detects_client_kernels(embedded, kernels_here):
     """The test of the test: a program that fetches and computes here is found out."""
     x = torch.randn(4, 6, device=embedded)
     assert {"aten::exp"} == kernels_here(lambda: (x + 1).cpu().exp())

@@ -22,7 +22,7 @@ def deterministic():
     torch.use_deterministic_algorithms(False)
 
 
-def test_each_op_runs_under_the_settings_of_its_time(embedded, deterministic):
+def test_op_runs_under_settings_at_recording(embedded, deterministic):
     torch.ones(1, device=embedded).item()  # what is recorded before a session begins runs under the settings of then
     values = torch.ones(1000, device=embedded)  # memory that was written before is not nan
     del values
@@ -39,7 +39,7 @@ def test_each_op_runs_under_the_settings_of_its_time(embedded, deterministic):
     assert not after.isnan().all()
 
 
-def test_an_op_without_a_deterministic_kernel_says_so_and_costs_nothing_else(embedded, deterministic):
+def test_nondeterministic_op_raises_under_deterministic_mode(embedded, deterministic):
     x = torch.arange(16.0).reshape(1, 1, 4, 4)
     pooled, indices = torch.nn.functional.max_pool2d(x, 2, return_indices=True)
     there = [t.to(embedded) for t in (pooled, indices)]
@@ -53,7 +53,7 @@ def test_an_op_without_a_deterministic_kernel_says_so_and_costs_nothing_else(emb
 
 
 @own_executors
-def test_every_executor_of_a_pool_is_told(deterministic):
+def test_settings_reach_every_executor_of_pool(deterministic):
     with configured(threads=1, executors=2, placement_policy="round_robin"):
         torch.ones(2, device="remote_accelerator:0").sum().item()
         deterministic(True)
@@ -61,7 +61,7 @@ def test_every_executor_of_a_pool_is_told(deterministic):
             assert torch.empty(8, device=f"remote_accelerator:{index}").isnan().all()
 
 
-def test_nothing_is_sent_by_a_capture(deterministic):
+def test_capture_sends_no_settings(deterministic):
     djinn.shut_down()
     with djinn.capture() as captured:
         x = torch.ones(3)
@@ -75,7 +75,7 @@ def test_nothing_is_sent_by_a_capture(deterministic):
 @pytest.mark.parametrize(
     "is_open", [pytest.param(False, marks=own_executors), True]
 )  # with a server, the first op begins a session
-def test_an_export_changes_settings_while_it_traces(embedded, is_open):
+def test_export_restores_settings(embedded, is_open):
     if is_open:
         torch.ones(2, device=embedded).sum().item()
     else:
@@ -113,7 +113,7 @@ def changed():
     )
 
 
-def test_a_process_has_the_settings_of_the_session_that_runs():
+def test_executor_applies_settings_of_running_session():
     before = torch_private.numeric_settings()
     process = ProcessNumericSettings()
     try:
@@ -134,7 +134,7 @@ def check_former_switches():
     assert not torch.backends.cuda.matmul.allow_tf32
 
 
-def test_the_message_has_the_defaults_of_pytorch_and_comes_back(python, plain_environment):
+def test_message_defaults_equal_pytorch_defaults(python, plain_environment):
     assert decode(encode(changed())) == changed()
     script = "from djinn_core import torch_private; print(torch_private.numeric_settings())"
     fresh = python.run("-c", script, env=plain_environment, capture_output=True, text=True, check=True)
@@ -156,7 +156,7 @@ def test_the_message_has_the_defaults_of_pytorch_and_comes_back(python, plain_en
     ],
     ids=["precision", "tf32", "cudnn tf32", "benchmark", "deterministic", "bf16", "fill"],
 )
-def test_every_way_to_set_them_is_noted(set_it):
+def test_every_setter_is_noted(set_it):
     before = torch_private.numeric_settings()
     usual = noted()
     try:

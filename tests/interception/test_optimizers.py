@@ -52,7 +52,7 @@ def assert_same_bits(there: list[torch.Tensor], here: list[torch.Tensor]) -> Non
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_same_bits_as_here(embedded, name):
+def test_optimizer_bits_equal_local(embedded, name):
     chooses = "foreach" in inspect.signature(getattr(torch.optim, OPTIMIZERS[name][0])).parameters
     here = trained(name, "cpu", foreach=True) if name in OTHER_BITS_BY_LISTS else trained(name, "cpu")
     assert_same_bits(trained(name, DEVICE), here)
@@ -62,7 +62,7 @@ def test_the_same_bits_as_here(embedded, name):
 
 @pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam", "AdamW"])
 @pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
-def test_a_fused_step_waits_for_nothing(embedded, name, rate):
+def test_fused_step_needs_no_round_trip(embedded, name, rate):
     made = {device: torch.nn.Parameter(torch.arange(4.0).to(device)) for device in ("cpu", DEVICE)}
     optimizers = {device: getattr(torch.optim, name)([made[device]], lr=rate, fused=True) for device in made}
     djinn.synchronize()
@@ -75,7 +75,7 @@ def test_a_fused_step_waits_for_nothing(embedded, name, rate):
     assert torch.equal(made[DEVICE].detach().cpu(), made["cpu"])
 
 
-def test_a_step_is_a_few_ops_however_many_parameters_there_are(embedded):
+def test_step_op_count_is_independent_of_parameters(embedded):
     def ops(count: int) -> int:
         parameters = [torch.nn.Parameter(torch.ones(3, device=DEVICE)) for _ in range(count)]
         for parameter in parameters:
@@ -91,7 +91,7 @@ def test_a_step_is_a_few_ops_however_many_parameters_there_are(embedded):
     assert ops(3) == ops(30) < 20
 
 
-def test_corrections_that_change_in_every_step_make_no_call_new(embedded, monkeypatch):
+def test_changing_bias_corrections_reuse_calls(embedded, monkeypatch):
     from djinn_client.interception import dispatch
 
     parameters = [torch.nn.Parameter(torch.ones(3, device=DEVICE)) for _ in range(12)]
@@ -107,7 +107,7 @@ def test_corrections_that_change_in_every_step_make_no_call_new(embedded, monkey
     assert not unknown
 
 
-def test_gradients_are_clipped_by_lists(embedded):
+def test_gradient_clipping_uses_foreach_ops(embedded):
     parameters = [torch.nn.Parameter(torch.ones(3, device=DEVICE)) for _ in range(20)]
     for number, parameter in enumerate(parameters):
         parameter.grad = torch.full((3,), float(number), device=DEVICE)

@@ -26,7 +26,7 @@ def round_trips(run):
     return djinn.stats()["round_trips"] - before
 
 
-def test_elements_take_a_handful_of_round_trips():
+def test_element_reads_share_round_trips():
     x = torch.arange(1000.0)
     remote = x.to(DEVICE) * 2
     found = []
@@ -34,7 +34,7 @@ def test_elements_take_a_handful_of_round_trips():
     assert found == (x * 2).tolist()
 
 
-def test_elements_of_a_small_tensor_come_in_one_round_trip():
+def test_small_tensor_elements_take_one_round_trip():
     x = torch.arange(12.0).reshape(3, 4)
     remote = x.to(DEVICE) * 2
     found = []
@@ -42,13 +42,13 @@ def test_elements_of_a_small_tensor_come_in_one_round_trip():
     assert found == (x * 2).flatten().tolist()
 
 
-def test_a_random_state_comes_as_it_is():
+def test_rng_state_is_fetched_unchanged():
     state = torch.remote_accelerator.get_rng_state()
     assert state.numel() > 1000
     torch.remote_accelerator.set_rng_state(state)
 
 
-def test_elements_of_a_large_tensor_come_page_by_page():
+def test_large_tensor_elements_come_by_page():
     x = torch.arange(50_000.0)  # four pages
     remote = x.to(DEVICE)
     found = []
@@ -72,7 +72,7 @@ def test_elements_of_a_large_tensor_come_page_by_page():
         lambda t, i: torch.view_as_complex(t.view(-1, 2)).conj().imag[i : i + 2],
     ],
 )
-def test_parts_are_as_on_the_cpu(look):
+def test_slices_equal_cpu(look):
     x = torch.randn(12, 12)
     remote = x.to(DEVICE)
     for i in range(8):
@@ -92,7 +92,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
-def test_a_write_is_seen(write):
+def test_write_invalidates_pages(write):
     remote = torch.zeros(4, 8, device=DEVICE)
     for _ in range(3):
         assert [remote[0, i].item() for i in range(5)] == remote[0, :5].tolist()
@@ -100,7 +100,7 @@ def test_a_write_is_seen(write):
         assert [remote[0, i].item() for i in range(5)] == remote.cpu()[0, :5].tolist()
 
 
-def test_a_write_by_a_schedule_is_seen():
+def test_write_by_schedule_invalidates_pages():
     remote = torch.zeros(8, device=DEVICE)
     remote.cpu()
     with djinn.capture() as captured:
@@ -111,14 +111,14 @@ def test_a_write_by_a_schedule_is_seen():
     assert [remote[i].item() for i in range(4)] == [2.0] * 4
 
 
-def test_a_copy_is_the_callers_own():
+def test_fetched_slice_is_a_copy():
     remote = torch.zeros(64, device=DEVICE)
     for i in range(6):
         remote[i : i + 2].cpu().add_(1)
     assert remote[5:7].tolist() == [0.0, 0.0]
 
 
-def test_what_failed_raises_whichever_element_is_asked_for():
+def test_failed_tensor_raises_for_every_element():
     table = torch.zeros(4, 8, device=DEVICE)
     remote = torch.nn.functional.embedding(torch.tensor([9], device=DEVICE), table)[0]
     for i in range(5):
@@ -127,7 +127,7 @@ def test_what_failed_raises_whichever_element_is_asked_for():
     assert [table[0, i].item() for i in range(5)] == [0.0] * 5
 
 
-def test_threads_that_write_and_look():
+def test_concurrent_writes_and_reads():
     remote, seen, ready = torch.zeros(256, device=DEVICE), [], threading.Barrier(2)
 
     def look():
@@ -146,7 +146,7 @@ def test_threads_that_write_and_look():
     assert seen == [True] * 20
 
 
-def test_pages_beyond_the_budget_are_dropped(monkeypatch):
+def test_pages_over_budget_are_evicted(monkeypatch):
     table = known_contents.known_contents
     monkeypatch.setattr(known_contents, "BUDGET", 3 * partial_fetch.PAGE)
     x = torch.arange(100_000.0)  # seven pages
@@ -159,7 +159,7 @@ def test_pages_beyond_the_budget_are_dropped(monkeypatch):
     assert remote[99_000].item() == 99_000
 
 
-def test_nothing_is_known_of_a_storage_that_is_gone():
+def test_freed_storage_has_no_known_contents():
     value = (torch.ones(4, device=DEVICE) * 2).remote
     table, number = known_contents.known_contents, value.storage.id
     value.storage.contents.keep(value.handle, torch.ones(4))
@@ -183,7 +183,7 @@ def test_nothing_is_known_of_a_storage_that_is_gone():
     ],
     ids=["contiguous", "permuted", "with gaps", "with an offset", "expanded"],
 )
-def test_parts_make_up_the_whole(monkeypatch, view):
+def test_large_fetch_in_parts_equals_tensor(monkeypatch, view):
     for module in (partial_fetch, sync):
         monkeypatch.setattr(module, "PART_BYTES", 10_000)
     local = torch.randn(20, 50, 60)

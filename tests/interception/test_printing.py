@@ -9,7 +9,7 @@ from torch.nn import functional
 import djinn
 
 
-def test_transforms_work_while_the_error_of_a_print_is_kept(embedded):
+def test_transforms_work_while_print_error_is_alive(embedded):
     """PyTorch turns `torch.func` off in the frame that prints, which the error keeps alive."""
     x = torch.arange(6.0).reshape(2, 3)
     wrong = torch.zeros(3, device=embedded)[torch.tensor([9], device=embedded)]

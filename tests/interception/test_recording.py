@@ -48,7 +48,7 @@ SAME = {
 
 @pytest.mark.parametrize("name", SAME)
 @pytest.mark.parametrize("inference", [False, True])
-def test_what_returns_its_operand_once_more_is_not_recorded(embedded, name, inference):
+def test_identity_op_is_not_recorded(embedded, name, inference):
     with torch.inference_mode(inference):
         x = torch.arange(6.0, device=DEVICE).view(2, 3)
         for _ in range(2):
@@ -90,13 +90,13 @@ def found_only_by_the_executor(d):
 @pytest.mark.parametrize(
     "program", [transposed_in_place, resized, changed_after_data_was_assigned, found_only_by_the_executor]
 )
-def test_tensors_that_stand_for_one_value_part_when_one_changes_its_metadata(embedded, program):
+def test_aliases_of_value_separate_on_metadata_change(embedded, program):
     for there, here in zip(program(DEVICE), program("cpu"), strict=True):
         assert (there.shape, there.stride()) == (here.shape, here.stride())
         assert torch.equal(there.cpu(), here)
 
 
-def test_known_calls_have_the_numbers_that_they_are_given(embedded):
+def test_known_call_uses_given_scalar(embedded):
     x = torch.ones(3, device=DEVICE)
     for number in (0.0, -0.0, 0, 1, 1.0, True, 2.5, float("inf")):
         for _ in range(2):
@@ -112,7 +112,7 @@ def test_known_calls_have_the_numbers_that_they_are_given(embedded):
         )
 
 
-def test_the_garbage_collector_looks_at_few_objects_of_an_op(embedded):
+def test_op_adds_few_gc_objects(embedded):
     x = torch.arange(6.0, device=DEVICE)
     kept = [x + x for _ in range(300)]
     current().flush()
@@ -127,7 +127,7 @@ def test_the_garbage_collector_looks_at_few_objects_of_an_op(embedded):
 
 
 @without_modes
-def test_a_recorded_instruction_is_small(embedded):
+def test_recorded_instruction_memory_is_bounded(embedded):
     recorder, rounds = current(), 500
 
     def record(x):
@@ -174,7 +174,7 @@ LAYERS = ("lstm", "lstm, batch first", "gru", "rnn", "batch norm", "rms norm")
 
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_layers_in_evaluation_are_one_instruction_of_any_length(embedded, name, mode):
+def test_eval_layer_is_one_instruction(embedded, name, mode):
     local = layer(name).eval()
     remote = layer(name).eval().to(DEVICE)
     states = 2 if "lstm" in name or name in {"gru", "rnn"} else 0  # zeros to start from
@@ -190,7 +190,7 @@ def test_layers_in_evaluation_are_one_instruction_of_any_length(embedded, name, 
 
 
 @pytest.mark.parametrize("make", [lambda: torch.nn.BatchNorm1d(5), lambda: torch.nn.GRU(4, 6, 2, dropout=0.5)])
-def test_layers_that_train_show_what_they_write_and_draw(embedded, make):
+def test_training_layers_record_writes_and_draws(embedded, make):
     remote, x = make().train().to(DEVICE), torch.zeros(3, 5, 4, device=DEVICE)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
@@ -217,7 +217,7 @@ def test_factories_are_one_instruction(embedded):
 @pytest.mark.parametrize(
     "look", [lambda x: x, lambda x: x[:1].expand(7, 5), lambda x: x.t()], ids=["whole", "expanded", "t"]
 )
-def test_numbers_times_narrow_tensors_ask_no_executor(embedded, dtype, look):
+def test_scalar_times_narrow_dtype_needs_no_round_trip(embedded, dtype, look):
     here = torch.ones(7, 5, dtype=dtype)
     there = here.to(embedded)
     djinn.synchronize()
@@ -232,12 +232,12 @@ def test_numbers_times_narrow_tensors_ask_no_executor(embedded, dtype, look):
 @pytest.mark.parametrize(
     "kind", [Call, Entry, LazyTensor, Port, Recorder, Storage, TensorMeta, Value], ids=lambda k: k.__name__
 )
-def test_fields_that_recording_reads_are_found_the_short_way(kind):
+def test_recording_classes_have_no_getattr(kind):
     """A cached property of a class with slots is a `__getattr__`, with which the interpreter finds every field the long way."""
     assert not any({"__getattr__", "__getattribute__"} & vars(base).keys() for base in kind.__mro__[:-1])
 
 
-def test_a_lower_limit_holds_for_the_program_under_way(embedded, monkeypatch):
+def test_lower_limit_applies_to_current_program(embedded, monkeypatch):
     x, recorder = torch.zeros(2, device=DEVICE), current()
     recorder.flush()
     for _ in range(30):

@@ -25,7 +25,7 @@ def freed_handles():
     return ops.freed(-1)[0]
 
 
-def test_a_value_that_came_back_is_not_freed(embedded):
+def test_resurrected_value_is_not_freed(embedded):
     nest: list[Phoenix] = []
     Phoenix(torch.full((3,), 7.0, device=embedded), nest)
     djinn.synchronize()
@@ -42,7 +42,7 @@ def test_a_value_that_came_back_is_not_freed(embedded):
     assert freed_handles().count(handle) == 1
 
 
-def test_a_value_held_by_a_variable_alone_is_not_freed(embedded):
+def test_value_held_by_variable_is_not_freed(embedded):
     value = torch.ones(3, device=embedded).remote
     djinn.synchronize()
     assert freed_handles() == []
@@ -51,7 +51,7 @@ def test_a_value_held_by_a_variable_alone_is_not_freed(embedded):
     assert handle in freed_handles()
 
 
-def test_tensors_that_share_a_value_part_before_one_changes_its_shape(embedded):
+def test_shared_value_separates_before_shape_change(embedded):
     x = torch.arange(6.0, device=embedded).reshape(2, 3)
     y = x.detach()
     shared = x.remote.handle == y.remote.handle
@@ -61,7 +61,7 @@ def test_tensors_that_share_a_value_part_before_one_changes_its_shape(embedded):
     assert shared, "otherwise this says nothing"
 
 
-def test_a_value_that_has_one_tensor_changes_in_place(embedded):
+def test_value_of_single_tensor_changes_in_place(embedded):
     x = torch.ones(2, 3, device=embedded)
     djinn.synchronize()
     before = djinn.stats()["ops_captured"]

@@ -109,7 +109,7 @@ def in_turn(call, device, dtype):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_what_the_cpu_refuses_is_refused_at_the_op(embedded, name):
+def test_out_of_range_scalar_raises_at_op(embedded, name):
     call = CALLS[name]
     differing = []
     for dtype in (
@@ -130,7 +130,7 @@ def test_what_the_cpu_refuses_is_refused_at_the_op(embedded, name):
     assert not differing, "\n".join(map(repr, differing[:6]))
 
 
-def test_a_scalar_in_range_needs_no_closer_look(embedded):
+def test_scalar_in_range_needs_no_trial(embedded):
     x = torch.ones(6, 2, device=embedded)
     warm(torch.full_like, embedded, torch.float32, float)
     warm(lambda x, n: x.masked_fill(x == 1, n), embedded, torch.float32, float)
@@ -144,14 +144,14 @@ def test_a_scalar_in_range_needs_no_closer_look(embedded):
     assert djinn.stats()["ops_inferred"] <= 3  # each op, the first time with such a number
 
 
-def test_floats_that_some_dtype_cannot_hold_stay_in_the_key():
+def test_out_of_range_floats_stay_in_key():
     assert without_floats([1, float, 0.5, float, 65504.0]) == (1, float, float)
     assert without_floats([1, float, 0.5, float, 65505.0]) == (1, float, float, 65505.0)
     infinite = float("inf")
     assert without_floats([1, float, infinite, float, 2.0]) == (1, float, infinite, float)
 
 
-def test_ranges_are_those_of_the_dtypes():
+def test_scalar_ranges_match_dtypes():
     rule = scalar_rule(aten.full.default, None, torch.uint8)
     assert rule.holds(([2], 255), {})
     assert not rule.holds(([2], 256), {})
@@ -164,14 +164,14 @@ def test_ranges_are_those_of_the_dtypes():
     assert scalar_rule(aten.sum.default, torch.int8, torch.int64) is None
 
 
-def test_trying_takes_no_memory():
+def test_trial_allocates_no_large_memory():
     with pytest.raises(RuntimeError, match="without overflow"):
         try_small(aten.full.default, ([1 << 62, 4], 300), {"dtype": torch.uint8, "device": torch.device("meta")})
     try_small(aten.linspace.default, (0, 1, 1 << 50), {"dtype": torch.float32})
     try_small(aten.constant_pad_nd.default, (torch.ones(2, 2, device="meta"), [1 << 40, 0], 3), {})
 
 
-def test_trying_a_dtype_takes_no_memory():
+def test_dtype_trial_allocates_no_large_memory():
     """Sizes and paddings of a trial are small, whatever those of the call."""
     bools, huge = torch.ones(2, 2, 2, dtype=torch.bool, device="meta"), 1 << 50
     with pytest.raises(NotImplementedError):
@@ -180,7 +180,7 @@ def test_trying_a_dtype_takes_no_memory():
         try_small(func, args, {"dtype": torch.float64, "device": torch.device("meta")})
 
 
-def test_trying_draws_no_random_number():
+def test_trial_draws_no_random_number():
     state = torch.get_rng_state()
     with pytest.raises(RuntimeError):
         try_small(aten.normal_.default, (torch.ones(2, device="meta"), 0, -1), {})
@@ -188,7 +188,7 @@ def test_trying_draws_no_random_number():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_strides_beyond_64_bits_are_refused_as_on_the_cpu(embedded):
+def test_strides_over_64_bits_raise(embedded):
     """Sizes beside a 0 count for nothing but strides."""
     sizes = (0, 1 << 62, 1 << 62)
     for size in ((0, 2, 3), (0, 3, 4), (0, 5, 7)):

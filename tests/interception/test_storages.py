@@ -7,7 +7,7 @@ import torch
 
 
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
-def test_tensors_are_made_of_storages(embedded):
+def test_tensor_from_storage(embedded):
     source = torch.arange(6.0, device=embedded)
     for storage in (source.storage(), source.untyped_storage()):
         there = torch.tensor(storage, dtype=torch.float32, device=embedded)
@@ -23,7 +23,7 @@ def test_tensors_are_made_of_storages(embedded):
         torch.tensor(source.storage(), dtype=torch.int32)
 
 
-def test_alerts_of_kernels_come_at_the_op(embedded):
+def test_nondeterministic_alerts_raise_at_op(embedded):
     given, index = torch.zeros(3, device=embedded), torch.tensor([0, 0], device=embedded)
     given.put_(index, torch.ones(2, device=embedded))  # the same call, before
     torch.use_deterministic_algorithms(True)
@@ -39,7 +39,7 @@ def test_alerts_of_kernels_come_at_the_op(embedded):
         torch.use_deterministic_algorithms(False)
 
 
-def test_what_a_write_in_place_would_lose_is_refused_at_the_op(embedded):
+def test_lossy_in_place_write_raises_at_op(embedded):
     given, mask = torch.arange(4.0, device=embedded), torch.tensor([True, False, True, True], device=embedded)
     with pytest.raises(RuntimeError):
         given.masked_scatter_(mask, torch.zeros(2, device=embedded))
@@ -50,7 +50,7 @@ def test_what_a_write_in_place_would_lose_is_refused_at_the_op(embedded):
     assert given.tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_a_part_of_a_storage_is_the_memory_at_its_place(embedded):
+def test_storage_slice_shares_memory(embedded):
     source = torch.arange(8.0, device=embedded)
     part = source.untyped_storage()[8:16]
     looking = torch.empty(0, device=embedded).set_(part)

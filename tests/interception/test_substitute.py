@@ -32,7 +32,7 @@ def substituted(program, compute, op="sigmoid"):
     return rewrite(program, [Substitution(frozenset({node.id}), node.inputs, node.outputs, compute)], frozenset())
 
 
-def test_what_stays_is_as_it_was(program):
+def test_unsubstituted_nodes_are_unchanged(program):
     made = substituted(program, lambda given: [1 / (1 + (-given[0]).exp())]).program
     ops, before = ([call.op for call in p.calls] for p in (made, program))
     assert "aten::exp" in ops
@@ -43,7 +43,7 @@ def test_what_stays_is_as_it_was(program):
     assert "test_substitute.py" in made.site(1)
 
 
-def test_views_stay_views_of_what_they_looked_into(program):
+def test_views_keep_their_base(program):
     graph = ProgramGraph(substituted(program, lambda given: [given[0].tanh().view(3, 2).view(2, 3).clone()]).program)
     for node in graph.nodes:
         if node.operation in {"view", "slice"}:
@@ -61,14 +61,14 @@ def test_views_stay_views_of_what_they_looked_into(program):
     ],
     ids=["random", "data", "shape", "no list", "an input"],
 )
-def test_code_that_cannot_stand_for_nodes(program, compute, message):
+def test_invalid_substitution_raises(program, compute, message):
     sent = djinn.stats()["submissions"]
     with pytest.raises(InvalidStage, match=message):
         substituted(program, compute)
     assert djinn.stats()["submissions"] == sent
 
 
-def test_substitutions_are_told_apart_by_what_they_take():
+def test_substitutions_differ_by_inputs():
     def compute(given):
         return given
 
@@ -87,7 +87,7 @@ class Writing(torch.nn.Module):
 
 
 @pytest.mark.parametrize("compute", [lambda given: [given[0].view(3, 2).view(2, 3)], lambda given: [given[0].tanh()]])
-def test_what_is_written_later_has_memory_of_its_own_and_is_made_each_time(compute):
+def test_written_results_have_own_memory(compute):
     weight = torch.zeros(2, 3, device="remote_accelerator:0")
     with djinn.capture() as captured:
         made = Writing()(weight)
@@ -112,7 +112,7 @@ class Counting(torch.nn.Module):
         return given.sigmoid()[where[:, 0], where[:, 1]]
 
 
-def test_rewrite_keeps_metadata_that_only_the_executor_knew():
+def test_rewrite_keeps_executor_metadata():
     with djinn.capture() as captured:
         made = Counting()(torch.zeros(2, 3))
     program = captured.graph.program

@@ -314,7 +314,7 @@ def a_gradient_of_another_shape(d):
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpoints(embedded, reentrant):
+def test_checkpoint_gradients_equal_cpu(embedded, reentrant):
     def checkpointed(d):
         model, x, dropped = network(d), leaf(d, 2, 3), leaf(d, 40)
         checkpoint(model, x, use_reentrant=reentrant).sum().backward()
@@ -482,7 +482,7 @@ def ops_of_ones_own(d):
     return out, x.grad, y, by_numpy(y)
 
 
-def test_an_op_for_other_devices_only_is_refused(embedded):
+def test_op_without_device_kernel_raises(embedded):
     with pytest.raises(UnsupportedOperation, match="djinn_tests::cpu_only"):
         cpu_only(waves(embedded, 3))
 
@@ -492,17 +492,17 @@ def test_an_op_for_other_devices_only_is_refused(embedded):
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch's own, for its forward mode
 @pytest.mark.parametrize("case", CASES, ids=lambda function: function.__name__)
-def test_the_same_here_and_there(embedded, case):
+def test_autograd_result_equals_cpu(embedded, case):
     same(case)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda function: function.__name__)
-def test_the_same_error_here_and_there(embedded, mistake):
+def test_autograd_error_equals_cpu(embedded, mistake):
     fails_alike(mistake)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
-def test_a_dual_tensor_is_copied_to_the_cpu(embedded):
+def test_dual_tensor_copies_to_cpu(embedded):
     """PyTorch compares the sizes of tangents, which are on two devices; nothing is sent for that."""
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(

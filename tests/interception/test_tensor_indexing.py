@@ -50,7 +50,7 @@ INDEXES = {
 
 
 @pytest.mark.parametrize("kind", INDEXES)
-def test_reading_by(embedded, kind):
+def test_index_read_equals_cpu(embedded, kind):
     def read(d):
         return INDEXES[kind](numbers(d, 3, 4, 5), d)
 
@@ -159,7 +159,7 @@ MISTAKEN = {
 
 
 @pytest.mark.parametrize("what", MISTAKEN)
-def test_the_same_error_for(embedded, what):
+def test_index_error_equals_cpu(embedded, what):
     def wrong(d):
         MISTAKEN[what](numbers(d, 3, 4), d)
 
@@ -185,7 +185,7 @@ MIXED = {
 
 
 @pytest.mark.parametrize("what", MIXED)
-def test_cpu_tensors_are_refused_as_by_every_accelerator(embedded, what):
+def test_cpu_operand_raises(embedded, what):
     with pytest.raises(RuntimeError, match=r"on the same device|another device"):
         MIXED[what](numbers(embedded, 3, 4), numbers("cpu", 3, 4))
 
@@ -278,7 +278,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_strides_survive_the_way_as_those_of_a_copy(embedded, layout):
+def test_upload_keeps_strides_of_copy(embedded, layout):
     local = LAYOUTS[layout](numbers("cpu", 2, 3, 4, 5))
     expected = local.clone()
     there = local.to(embedded)
@@ -356,5 +356,5 @@ def like_another(d):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda function: function.__name__)
-def test_the_same_here_and_there(embedded, case):
+def test_indexing_result_equals_cpu(embedded, case):
     same(case)

@@ -121,7 +121,7 @@ def a_compiled_script_moves(d):
     return out, scripted[0].weight.device, scripted[0].weight.grad, scripted.cpu()(waves("cpu", 2, 3))
 
 
-def test_a_module_moves_under_a_graph_that_cannot_be_used_afterwards(embedded):
+def test_moved_module_invalidates_old_graph(embedded):
     model = tied()
     out = model(waves("cpu", 2, 3)).sum()
     model.to(embedded)
@@ -213,7 +213,7 @@ def meta_modules_become_real(d):
 
 
 @pytest.mark.parametrize("name", ["swap", "overwrite"])
-def test_future_ways_of_converting(embedded, name):
+def test_module_conversion_with_future_flags(embedded, name):
     def converted(d):
         choose = getattr(torch.__future__, f"set_{name}_module_params_on_conversion")
         choose(True)
@@ -227,7 +227,7 @@ def test_future_ways_of_converting(embedded, name):
     same(converted)
 
 
-def test_a_state_dict_that_does_not_fit(embedded):
+def test_mismatched_state_dict_raises(embedded):
     def misfit(d):
         Tied().to(d).load_state_dict({"first.weight": torch.ones(2, 2)}, strict=False)
 
@@ -259,7 +259,7 @@ WAYS_TO_PARAMETRISE = {
 
 
 @pytest.mark.parametrize("way", WAYS_TO_PARAMETRISE)
-def test_parametrised_layers_move_and_train(embedded, way):
+def test_parametrized_layers_move_and_train(embedded, way):
     def moved(d):
         torch.manual_seed(0)
         layer = WAYS_TO_PARAMETRISE[way](linear("cpu", 3, 3)).to(d)
@@ -374,7 +374,7 @@ def uninitialized(d):
     return nn.init.ones_(p), b.fill_(1)
 
 
-def test_an_uninitialized_parameter_has_no_shape(embedded):
+def test_uninitialized_parameter_has_no_shape(embedded):
     fails_alike(lambda d: nn.parameter.UninitializedParameter(device=d).shape)
 
 
@@ -450,11 +450,11 @@ def sparse_buffers_and_parameters(d):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda function: function.__name__)
-def test_the_same_here_and_there(embedded, case):
+def test_module_result_equals_cpu(embedded, case):
     same(case)
 
 
-def test_fused_layers(embedded):
+def test_fused_layers_equal_cpu(embedded):
     def fused(d):
         torch.manual_seed(0)
         layer, norm = nn.Conv2d(2, 3, 3).eval().to(d), nn.BatchNorm2d(3).eval().to(d)

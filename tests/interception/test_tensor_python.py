@@ -160,14 +160,14 @@ PRINTED = {
 
 
 @pytest.mark.parametrize("what", PRINTED)
-def test_printed_as_on_the_cpu(embedded, what):
+def test_print_equals_cpu(embedded, what):
     here, there = PRINTED[what]("cpu"), PRINTED[what](embedded)
     for text in (repr, str, "{}".format):
         assert without_device(text(there)) == text(here)
     assert (f"device='{REMOTE}'" in repr(there)) is (REMOTE not in repr(here))
 
 
-def test_print_options_and_given_contents(embedded):
+def test_print_options_apply(embedded):
     torch.set_printoptions(precision=2, sci_mode=True, threshold=5, edgeitems=1)
     try:
         for shape in ((3,), (20,)):
@@ -323,7 +323,7 @@ def fake_tensors(d):
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-def test_numpy_as_on_every_accelerator(embedded):
+def test_numpy_conversion_raises(embedded):
     x = numbers(embedded, 3)
     for refused in (x.numpy, x.__array__, lambda: np.array(x), lambda: np.asarray(x), lambda: x + np.ones(3)):
         with pytest.raises(
@@ -335,7 +335,7 @@ def test_numpy_as_on_every_accelerator(embedded):
     assert complexes(embedded).conj().numpy(force=True).tolist() == complexes("cpu").conj().tolist()
 
 
-def test_a_copy_of_a_row_major_tensor_needs_no_meta_kernel(embedded, monkeypatch):
+def test_row_major_copy_needs_no_meta_kernel(embedded, monkeypatch):
     x = numbers(embedded, 6).reshape(2, 3)
     monkeypatch.delattr(sync, "laid_out")
     assert x.cpu().stride() == (3, 1)
@@ -358,7 +358,7 @@ def test_dlpack_shares_memory_on_the_device(embedded):
             door(numbers(embedded, 3))
 
 
-def test_foreign_memory_is_copied_to_the_device(embedded):
+def test_foreign_memory_is_copied_to_device(embedded):
     given = np.arange(3.0)
     made = [
         torch.from_dlpack(given).to(embedded),
@@ -380,7 +380,7 @@ def test_foreign_memory_is_copied_to_the_device(embedded):
             aliased()
 
 
-def test_other_doors_to_memory(embedded):
+def test_other_memory_interfaces(embedded):
     x = numbers(embedded, 3)
     assert not hasattr(x, "__cuda_array_interface__")
     assert x.share_memory_() is x
@@ -409,7 +409,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("what", MISTAKES)
-def test_the_same_error_for(embedded, what):
+def test_python_conversion_error_equals_cpu(embedded, what):
     def wrong(d):
         MISTAKES[what](d)
 
@@ -417,7 +417,7 @@ def test_the_same_error_for(embedded, what):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda function: function.__name__)
-def test_the_same_here_and_there(embedded, case):
+def test_python_conversion_equals_cpu(embedded, case):
     same(case)
 
 
@@ -436,7 +436,7 @@ class Wrapped(torch.Tensor):
         return func(*plain[0], **plain[1])
 
 
-def test_an_op_beside_a_tensor_of_a_class_that_overrides_ops_is_left_to_that_class(embedded):
+def test_op_with_tensor_subclass_uses_its_override(embedded):
     table, rows = torch.arange(8.0).view(4, 2), torch.tensor([2, 0])
     remote, wrapped = table.to(embedded), Wrapped(rows.to(embedded))
     assert torch.equal(remote.index_select(0, wrapped).cpu(), table[rows])
@@ -445,7 +445,7 @@ def test_an_op_beside_a_tensor_of_a_class_that_overrides_ops_is_left_to_that_cla
     assert torch.equal(remote.cpu(), table.index_copy(0, rows, table[:2] + 1))
 
 
-def test_a_list_in_the_place_of_a_tensor_is_an_error_that_shows_it(embedded):
+def test_list_as_tensor_argument_raises(embedded):
     tensors = [torch.ones(3, device=embedded)] * 1_000
     djinn.reset_stats()
     with pytest.raises(RuntimeError, match="instead found type 'list'"):

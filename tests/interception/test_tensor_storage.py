@@ -202,7 +202,7 @@ def shallow_copies(d):
     return x, y, y.note, shared(x, y), copy.copy(p), shared(p, copy.copy(p))
 
 
-def test_a_result_is_not_copied_deeply(embedded):
+def test_deepcopy_of_non_leaf_raises(embedded):
     def result(d):
         copy.deepcopy(numbers(d, 3).requires_grad_() * 2)
 
@@ -238,7 +238,7 @@ def saved_with_what_is_shared(d):
     )
 
 
-def test_a_storage_is_fetched_and_saved_once(embedded):
+def test_shared_storage_is_fetched_and_saved_once(embedded):
     x = numbers(embedded, 1000)
     file = io.BytesIO()
     djinn.reset_stats()
@@ -276,7 +276,7 @@ PLACES = {
 
 @pytest.mark.parametrize("weights_only", [True, False])
 @pytest.mark.parametrize("place", PLACES)
-def test_map_location(embedded, place, weights_only):
+def test_load_with_map_location(embedded, place, weights_only):
     def there(d):
         return saved({"w": numbers("cpu", 3)}, map_location=PLACES[place](d), weights_only=weights_only)
 
@@ -290,7 +290,7 @@ def test_map_location(embedded, place, weights_only):
     assert back(embedded)["w"].device.type == ("remote_accelerator" if place == "none" else "cpu")
 
 
-def test_files_mapped_into_memory(embedded, tmp_path):
+def test_load_with_mmap(embedded, tmp_path):
     for name, device in (("here", "cpu"), ("there", embedded)):
         torch.save({"w": numbers(device, 4), "half": numbers(device, 2).half()}, tmp_path / name)
         for place in ("cpu", embedded):
@@ -300,7 +300,7 @@ def test_files_mapped_into_memory(embedded, tmp_path):
             assert loaded["half"].tolist() == [0.0, 1.0]
 
 
-def test_what_was_saved_remotely_loads_without_djinn(python, plain_environment, embedded, tmp_path):
+def test_remote_checkpoint_loads_without_djinn(python, plain_environment, embedded, tmp_path):
     model = tied(embedded)
     model.first.weight.note = 1
     torch.save(model.state_dict(), tmp_path / "state")
@@ -329,7 +329,7 @@ def optimizer_state_saved(d):
     return again, other.state_dict()["state"]
 
 
-def test_safetensors(embedded, tmp_path):
+def test_safetensors_round_trip(embedded, tmp_path):
     tensors = {"a": numbers("cpu", 2, 3), "b": numbers("cpu", 2).half(), "c": numbers("cpu", 4).bool()}
     file = tmp_path / "tensors"
     safetensors.torch.save_file({name: t.to(embedded) for name, t in tensors.items()}, file)
@@ -342,7 +342,7 @@ def test_safetensors(embedded, tmp_path):
     assert safetensors.torch.load(safetensors.torch.save({"a": numbers(embedded, 3)}))["a"].tolist() == [0.0, 1.0, 2.0]
 
 
-def test_safetensors_of_a_model_with_ties(embedded, tmp_path):
+def test_safetensors_of_tied_model(embedded, tmp_path):
     model, again = tied(embedded), Tied().to(embedded)
     safetensors.torch.save_model(model, tmp_path / "model")
     assert safetensors.torch.load_model(again, tmp_path / "model", device=embedded) == (set(), [])
@@ -351,7 +351,7 @@ def test_safetensors_of_a_model_with_ties(embedded, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["shared", "not contiguous"], ids=str)
-def test_safetensors_refuse_as_on_the_cpu(embedded, name):
+def test_safetensors_error_equals_cpu(embedded, name):
     def refused(d):
         x = numbers(d, 4, 4)
         safetensors.torch.save({"a": x, "b": x} if name == "shared" else {"a": x.t()})
@@ -368,5 +368,5 @@ def conjugates_saved(d):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda function: function.__name__)
-def test_the_same_here_and_there(embedded, case):
+def test_storage_result_equals_cpu(embedded, case):
     same(case)

@@ -128,7 +128,7 @@ def conjugates_on_the_way(d):
     return there, complexes(d).conj().tolist(), complexes(d).conj()[1, 2].item(), complexes(d).conj().imag.tolist()
 
 
-def test_conjugates_arrive_resolved_as_from_every_accelerator(embedded):
+def test_fetched_conjugates_are_resolved(embedded):
     fetched = complexes(embedded).conj().cpu(), complexes(embedded).conj().imag.cpu()
     assert not fetched[0].is_conj()
     assert not fetched[1].is_neg()
@@ -195,7 +195,7 @@ WAYS_TO_SET = {
 
 
 @pytest.mark.parametrize("way", WAYS_TO_SET)
-def test_set_looks_into_the_other_memory(embedded, way):
+def test_set_shares_memory(embedded, way):
     def set_(d):
         return look_into(d, WAYS_TO_SET[way])
 
@@ -357,10 +357,10 @@ def an_inference_tensor_as_parameter(d):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda function: function.__name__)
-def test_the_same_here_and_there(embedded, case):
+def test_view_result_equals_cpu(embedded, case):
     same(case)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda function: function.__name__)
-def test_the_same_error_here_and_there(embedded, mistake):
+def test_view_error_equals_cpu(embedded, mistake):
     fails_alike(mistake)

@@ -53,7 +53,7 @@ def in_thread(function, *arguments):
     return results[0]
 
 
-def test_a_value_whose_definition_is_unsent_is_used_in_another_thread(embedded):
+def test_other_thread_uses_unsent_value(embedded):
     made = torch.arange(4.0, device=embedded) + 1
 
     def use():
@@ -62,7 +62,7 @@ def test_a_value_whose_definition_is_unsent_is_used_in_another_thread(embedded):
     assert in_thread(use) == [2, 4, 6, 8]
 
 
-def test_a_view_whose_definition_is_unsent_is_used_in_another_thread(embedded):
+def test_other_thread_uses_unsent_view(embedded):
     base = torch.arange(6.0).to(embedded)
     view = base.view(2, 3)
     found = []
@@ -70,7 +70,7 @@ def test_a_view_whose_definition_is_unsent_is_used_in_another_thread(embedded):
     assert found == [[[0, 1, 2], [3, 4, 5]]]
 
 
-def test_a_value_is_written_in_another_thread_after_an_unsent_read(embedded):
+def test_other_thread_writes_after_unsent_read(embedded):
     x = torch.zeros(3, device=embedded)
     djinn.synchronize()
     before = x + 0
@@ -79,14 +79,14 @@ def test_a_value_is_written_in_another_thread_after_an_unsent_read(embedded):
     assert (before.tolist(), after.tolist()) == ([0, 0, 0], [1, 1, 1])
 
 
-def test_an_unsent_write_of_another_thread_is_seen(embedded):
+def test_unsent_write_of_other_thread_is_seen(embedded):
     x = torch.zeros(3, device=embedded)
     djinn.synchronize()
     in_thread(x.add_, 1)  # recorded by a thread that has ended, and never sent by it
     assert x.tolist() == [1, 1, 1]
 
 
-def test_a_value_is_freed_in_another_thread_while_its_use_is_unsent(embedded):
+def test_other_thread_frees_value_with_unsent_use(embedded):
     holder = [torch.ones(3, device=embedded)]
     djinn.synchronize()
     doubled = holder[0] * 2
@@ -99,7 +99,7 @@ def test_a_value_is_freed_in_another_thread_while_its_use_is_unsent(embedded):
     assert doubled.tolist() == [2, 2, 2]
 
 
-def test_what_a_thread_left_unsent_holds_no_memory_after_it_has_ended(embedded):
+def test_unsent_values_of_ended_thread_are_freed(embedded):
     in_thread(lambda: torch.zeros(3, device=embedded).add_(1).__len__())
     for _ in range(2):
         torch.zeros(2, device=embedded).sum().item()
@@ -107,7 +107,7 @@ def test_what_a_thread_left_unsent_holds_no_memory_after_it_has_ended(embedded):
     assert not any(recorder.ended for recorder in recorders.all())
 
 
-def test_views_of_one_tensor_made_in_many_threads_have_different_handles(embedded):
+def test_concurrent_views_have_different_handles(embedded):
     storage = torch.ones(4, device=embedded).remote.storage
     meta = torch.ones(4, device=embedded).remote.meta
     found = []
@@ -136,7 +136,7 @@ def during_the_next_append(function):
     taps.add(Once())
 
 
-def test_a_write_sends_the_readers_before_it_frees_what_they_read(embedded):
+def test_write_sends_readers_before_freeing_value(embedded):
     x = torch.zeros(2, 3, device=embedded)
     views = [x[0], x[1]]
     djinn.synchronize()
@@ -172,7 +172,7 @@ def unsent_in_thread(program):
     return fetch
 
 
-def test_a_write_through_borrowed_memory_is_seen_by_other_threads(embedded):
+def test_borrowed_write_is_seen_by_other_threads(embedded):
     x = torch.zeros(3, device=embedded)
     with djinn.capture() as captured:
         x.add_(1)
@@ -184,7 +184,7 @@ def test_a_write_through_borrowed_memory_is_seen_by_other_threads(embedded):
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_read_through_borrowed_memory_comes_before_later_writes_and_frees(embedded, kept):
+def test_borrowed_read_precedes_later_writes(embedded, kept):
     x = torch.ones(3, device=embedded)
     with djinn.capture() as captured:
         made = x * 2
@@ -203,7 +203,7 @@ def test_a_read_through_borrowed_memory_comes_before_later_writes_and_frees(embe
 @pytest.mark.parametrize(
     "other", [lambda x: x + 0, lambda x: x[1:], lambda x: x[1:].add_(1)], ids=["read", "view", "write"]
 )
-def test_a_view_made_while_another_thread_uses_its_base_is_sent_before_it_is_used(embedded, other):
+def test_view_is_sent_before_other_thread_uses_it(embedded, other):
     x = torch.zeros(2, 3, device=embedded)
     djinn.synchronize()
     kept = []
@@ -216,7 +216,7 @@ def test_a_view_made_while_another_thread_uses_its_base_is_sent_before_it_is_use
     assert in_thread(use) == [1, 1, 1]
 
 
-def test_views_that_two_threads_make_at_once_are_both_sent_before_they_are_used(embedded):
+def test_concurrent_views_are_sent_before_use(embedded):
     x = torch.zeros(2, 3, device=embedded)
     djinn.synchronize()
     made, begin, end = [], threading.Event(), threading.Event()
@@ -239,7 +239,7 @@ def test_views_that_two_threads_make_at_once_are_both_sent_before_they_are_used(
     thread.join()
 
 
-def test_a_write_made_while_another_thread_reads_a_view_is_seen_by_that_thread(embedded):
+def test_write_is_seen_by_thread_reading_view(embedded):
     x = torch.zeros(2, 3, device=embedded)
     djinn.synchronize()
     first, second = x[0], x[1]
@@ -266,7 +266,7 @@ def test_a_write_made_while_another_thread_reads_a_view_is_seen_by_that_thread(e
     assert seen[1] == [1, 1, 1]
 
 
-def test_a_read_made_while_another_thread_writes_beside_it_comes_before_later_writes(embedded):
+def test_read_beside_write_precedes_later_writes(embedded):
     x = torch.zeros(2, 3, device=embedded)
     first, second = x[0], x[1]
     djinn.synchronize()
@@ -276,7 +276,7 @@ def test_a_read_made_while_another_thread_writes_beside_it_comes_before_later_wr
     assert before.tolist() == [0, 0, 0]
 
 
-def test_a_constant_of_a_recorded_call_lives_until_other_threads_have_used_it(embedded):
+def test_recorded_call_constant_outlives_use_in_threads(embedded):
     _, call = record_call(lambda t: [t + torch.tensor([1.0, 2.0]).to(embedded)], [torch.ones(2, device=embedded)])
     x = torch.ones(2, device=embedded)
     djinn.synchronize()
@@ -286,7 +286,7 @@ def test_a_constant_of_a_recorded_call_lives_until_other_threads_have_used_it(em
     assert made[0].tolist() == [2, 3]
 
 
-def test_views_that_many_threads_make_and_drop_do_not_lose_values(embedded):
+def test_concurrently_dropped_views_keep_values(embedded):
     def multiply(x, made):
         made.append(x @ x.mT)
 
@@ -301,7 +301,7 @@ def test_views_that_many_threads_make_and_drop_do_not_lose_values(embedded):
         assert [one[0, 0].item() for one in made] == [3, 3, 3]
 
 
-def test_the_last_op_of_a_thread_is_sent_if_another_thread_takes_its_program_just_before(embedded, monkeypatch):
+def test_last_op_is_sent_if_program_is_taken(embedded, monkeypatch):
     x, made = torch.ones(3, device=embedded), []
     begun, go_on = threading.Event(), threading.Event()
 
@@ -331,7 +331,7 @@ def test_the_last_op_of_a_thread_is_sent_if_another_thread_takes_its_program_jus
     assert made[1].tolist() == [3, 3, 3]
 
 
-def test_tensors_that_wander_between_threads_keep_their_values(embedded, checkpoint):
+def test_tensors_passed_between_threads_keep_values(embedded, checkpoint):
     torch.manual_seed(0)
     shared = torch.randn(4, 4)
     remote_shared = shared.to(embedded)
@@ -375,7 +375,7 @@ def test_tensors_that_wander_between_threads_keep_their_values(embedded, checkpo
         torch.testing.assert_close(remote.cpu(), local)
 
 
-def test_threads_capture_on_their_own(embedded):
+def test_capture_is_thread_local(embedded):
     inside, outside = threading.Event(), threading.Event()
     seen = []
 
@@ -398,14 +398,14 @@ def test_threads_capture_on_their_own(embedded):
     assert y.tolist() == [2, 2]
 
 
-def test_readers_of_shared_weights_do_not_pile_up(embedded):
+def test_readers_of_shared_weights_are_bounded(embedded):
     weight = torch.ones(4, device=embedded)
     for _ in range(30):
         assert in_thread(lambda: (weight * 2).sum().item()) == 8
     assert len(recorders.all()) <= 3
 
 
-def test_only_writes_order_threads(embedded):
+def test_only_writes_flush_other_threads(embedded):
     """Two threads that read one tensor in turn send their programs whole; a write between reads sends the other's program each time."""
     steps, shared = 12, torch.ones(4, device=embedded)
     assert shared.sum().item() == 4
@@ -435,7 +435,7 @@ def test_only_writes_order_threads(embedded):
     assert submissions(write=True) > steps
 
 
-def test_frees_that_wait_for_an_idle_thread_do_not_pile_up(embedded, monkeypatch):
+def test_frees_waiting_for_idle_thread_are_bounded(embedded, monkeypatch):
     monkeypatch.setattr("djinn_client.interception.recording.recorder.WAITING_LIMIT", 50)
     release, kept = threading.Event(), threading.Event()
     bag = []

@@ -93,7 +93,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_the_frames_are_the_users(embedded, name):
+def test_traceback_has_user_frames_only(embedded, name):
     error = _made(lambda: MISTAKES[name](embedded))
     assert _own(error) == []
     assert (__file__, "<lambda>") in _frames(error)
@@ -105,7 +105,7 @@ def test_the_frames_are_the_users(embedded, name):
     djinn.synchronize()
 
 
-def test_an_interrupted_wait_shows_the_line_that_waited(embedded):
+def test_interrupted_wait_shows_user_line(embedded):
     x = torch.rand(1200, 1200, device=embedded) / 1200
     djinn.synchronize()
     y = x
@@ -118,12 +118,12 @@ def test_an_interrupted_wait_shows_the_line_that_waited(embedded):
     assert _frames(error)[-1] == (__file__, "<lambda>")
 
 
-def test_the_line_inside_the_users_own_module_stays(embedded):
+def test_traceback_keeps_line_of_user_module(embedded):
     frames = _frames(_made(lambda: MISTAKES["shapes in attention"](embedded)))
     assert frames[-1] == (__file__, "forward")
 
 
-def test_what_the_user_was_handling_stays_and_what_we_handled_goes(embedded):
+def test_traceback_keeps_user_context_only(embedded):
     x = torch.ones(2, 3, device=embedded)
 
     def while_handling():
@@ -139,7 +139,7 @@ def test_what_the_user_was_handling_stays_and_what_we_handled_goes(embedded):
     assert "the user's" in shown
 
 
-def test_a_chain_that_the_user_made_in_a_module_stays(embedded):
+def test_traceback_keeps_user_exception_chain(embedded):
     class Chaining(torch.nn.Module):
         def forward(self, x):
             try:
@@ -153,7 +153,7 @@ def test_a_chain_that_the_user_made_in_a_module_stays(embedded):
 
 
 @pytest.mark.parametrize("part", ["all", "transport"])
-def test_everything_is_shown_while_debug_messages_are(embedded, part):
+def test_traceback_is_full_with_debug_logs(embedded, part):
     before = logging.getLogger("djinn").level
     djinn.compat.set_debug_level(part)
     try:
@@ -164,7 +164,7 @@ def test_everything_is_shown_while_debug_messages_are(embedded, part):
     assert logging.getLogger("djinn").level in {before, logging.NOTSET}
 
 
-def test_a_defect_of_the_package_keeps_its_frames(embedded, monkeypatch):
+def test_internal_error_keeps_package_frames(embedded, monkeypatch):
     from djinn_client.interception.shape_inference.inference_cache import inference_cache
 
     x = torch.ones(2, 1, 7, 1, 2, device=embedded)  # of a shape that no other test adds: C++ asks Python
@@ -174,7 +174,7 @@ def test_a_defect_of_the_package_keeps_its_frames(embedded, monkeypatch):
     assert _own(error)[-1][1] == "record"
 
 
-def test_errors_are_called_as_users_import_them():
+def test_error_names_match_public_module():
     errors = [getattr(djinn.errors, name) for name in djinn.errors.__all__]
     assert len(errors) > 20
     for error in errors:
@@ -196,7 +196,7 @@ def test_errors_survive_pickling(embedded):
     assert pickle.loads(pickle.dumps(djinn.errors.ServerBusy("full", 2.5))).after == 2.5
 
 
-def test_an_interrupt_at_an_instruction_without_a_line_is_shortened_as_well():
+def test_interrupt_without_line_number_is_shortened():
     frame = sys._getframe()
     with contextlib.nullcontext():  # whose end has such instructions
         at = next(start for start, _, line in frame.f_code.co_lines() if line is None)

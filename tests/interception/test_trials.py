@@ -47,7 +47,7 @@ def arguments(func, tensors):
     return made
 
 
-def test_trials_tell_what_the_cpu_returns():
+def test_trial_metadata_equals_cpu():
     compared = 0
     for dtype in DTYPES:
         here = {shape: torch.ones(shape, dtype=dtype) for shape in SHAPES}
@@ -67,7 +67,7 @@ def test_trials_tell_what_the_cpu_returns():
 
 
 @pytest.mark.parametrize("out", [(3, 4), (0,), (0, 5)])
-def test_a_target_takes_the_result(out, monkeypatch):
+def test_out_tensor_takes_result(out, monkeypatch):
     """The inferred call is the same as that by the meta kernel."""
     given = (torch.ones(3, 4, device=DEVICE), torch.ones(4, dtype=torch.int64, device=DEVICE))
     target = torch.empty(out, device=DEVICE)
@@ -79,7 +79,7 @@ def test_a_target_takes_the_result(out, monkeypatch):
     assert slots_of(given, {"out": target}) == ()
 
 
-def test_errors_are_those_of_the_cpu():
+def test_trial_errors_equal_cpu():
     def on(device):
         x, whole = torch.ones(3, 4, device=device), torch.ones(3, 4, dtype=torch.int64, device=device)
         for call in (
@@ -97,14 +97,14 @@ def test_errors_are_those_of_the_cpu():
         torch.ones(3, 4, dtype=torch.int64, device=DEVICE).remainder(0).cpu()
 
 
-def test_the_target_is_returned_whatever_the_call_before_named_twice():
+def test_out_tensor_is_returned_after_aliased_call():
     x = torch.ones(3, 4, device=DEVICE)
     assert torch.neg(x, out=x) is x
     other = x[:]
     assert torch.neg(x, out=other) is other
 
 
-def test_a_gradient_unlike_its_input_is_refused_at_the_op():
+def test_mismatched_gradient_shape_raises_at_op():
     """The trial of one element would take it."""
     x = torch.ones(3, 4, device=DEVICE)
     with pytest.raises(RuntimeError, match="same shape"):
@@ -112,7 +112,7 @@ def test_a_gradient_unlike_its_input_is_refused_at_the_op():
     assert torch.equal((x + 1).cpu(), torch.full((3, 4), 2.0))
 
 
-def test_trials_leave_the_cpus_generator_alone(embedded):
+def test_trials_do_not_advance_cpu_generator(embedded):
     """Numbers that another thread draws while small tensors are tried come once."""
     drawn, ended = [], threading.Event()
 

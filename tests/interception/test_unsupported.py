@@ -14,7 +14,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_other_layouts_are_refused_at_the_op(embedded, case):
+def test_other_layouts_raise_at_op(embedded, case):
     x = torch.ones(2, 2, device=embedded)
     with pytest.raises(NotImplementedError) as caught:
         CASES[case](x)
@@ -26,7 +26,7 @@ def test_other_layouts_are_refused_at_the_op(embedded, case):
 
 
 @pytest.mark.filterwarnings("ignore:.*(deprecated|functions that produce|TypedStorage)")
-def test_modules_with_packed_weights_are_refused_by_what_they_hold(embedded):
+def test_packed_weights_raise_by_name(embedded):
     converted = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(torch.nn.Linear(4, 3)), {torch.nn.Linear})
     x = torch.ones(2, 4, device=embedded)
     with pytest.raises(djinn.errors.UnsupportedOperation, match=r"LinearPackedParamsBase.*run the module on the CPU"):
@@ -34,14 +34,14 @@ def test_modules_with_packed_weights_are_refused_by_what_they_hold(embedded):
     assert x.sum().item() == 8
 
 
-def test_files_are_not_mapped_into_remote_memory(embedded, tmp_path):
+def test_mapping_file_to_device_raises(embedded, tmp_path):
     file = tmp_path / "data"
     file.write_bytes(bytes(16))
     with pytest.raises(NotImplementedError):
         torch.from_file(str(file), size=4, device=embedded)
 
 
-def test_jiterator_is_refused_as_on_every_machine_without_cuda(embedded):
+def test_jiterator_raises_as_without_cuda(embedded):
     from torch.cuda.jiterator import _create_jit_fn
 
     doubled = _create_jit_fn("template <typename T> T doubled(T x) { return x + x; }")

@@ -98,10 +98,10 @@ def waits(program, things):
 
 
 @pytest.mark.parametrize("name", ONCE)
-def test_one_wait_for_one_answer(things, name):
+def test_one_round_trip_per_read(things, name):
     assert waits(ONCE[name], things) == 1
 
 
 @pytest.mark.parametrize("name", NEVER)
-def test_no_wait_without_a_question(things, name):
+def test_no_round_trip_without_read(things, name):
     assert waits(NEVER[name], things) == 0
