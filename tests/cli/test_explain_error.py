@@ -40,7 +40,7 @@ def every_class():
     return found
 
 
-def test_each_class_has_a_section_with_cause_and_cure():
+def test_each_error_class_has_documentation_section():
     public = {error for error in every_class() if error.__module__ == "djinn.errors"}
     assert len(public) > 20
     sections = read_sections()
@@ -52,7 +52,7 @@ def test_each_class_has_a_section_with_cause_and_cure():
         assert "\n- Cure: " in sections[error.code], error.code
 
 
-def test_errors_that_are_not_offered_have_the_code_of_their_base():
+def test_private_errors_have_code_of_public_base():
     assert {error.__name__ for error in every_class() if error.__module__ != "djinn.errors"} == {
         "ClientLeft",
         "CrashLoop",
@@ -64,7 +64,7 @@ def test_errors_that_are_not_offered_have_the_code_of_their_base():
 
 
 @pytest.mark.parametrize("asked", ["session-lost", "SessionLost", "djinn.errors.SessionLost"])
-def test_a_code_or_a_class_is_explained(asked):
+def test_explain_by_code_or_class(asked):
     done = CliRunner().invoke(main, ["explain-error", asked])
     assert done.exit_code == 0
     assert "djinn.init()" in done.output
@@ -72,7 +72,7 @@ def test_a_code_or_a_class_is_explained(asked):
     assert "forked" not in done.output
 
 
-def test_without_a_code_all_are_listed_and_a_near_miss_is_named():
+def test_list_of_codes_and_suggestion():
     listed = CliRunner().invoke(main, ["explain-error"]).output
     assert all(code in listed for code in read_sections())
     wrong = CliRunner().invoke(main, ["explain-error", "sesion-lost"])
@@ -80,7 +80,7 @@ def test_without_a_code_all_are_listed_and_a_near_miss_is_named():
     assert "did you mean 'session-lost'?" in wrong.output
 
 
-def test_tracebacks_name_the_code_and_messages_do_not():
+def test_code_is_in_traceback_only():
     error = SessionLost("the executor died")
     assert str(error) == "the executor died"
     assert "djinn explain-error session-lost" in "".join(traceback.format_exception(error))
@@ -89,7 +89,7 @@ def test_tracebacks_name_the_code_and_messages_do_not():
     )
 
 
-def test_errors_are_pickled_where_djinn_is_not_imported():
+def test_errors_pickle_without_djinn_import():
     """A process that holds an executor has the core alone; engines send its errors, and cloudpickle copies classes that it finds nowhere."""
     program = (
         "import pickle, sys; from djinn_core.errors import RemoteError; "

@@ -36,7 +36,7 @@ def test_help_lists_every_command():
     assert all(name in shown and summary in shown for name, summary in COMMANDS.items())
 
 
-def test_help_and_version_do_not_wait_for_torch():
+def test_help_and_version_do_not_import_torch():
     script = (
         "import sys; from djinn_core.cli import main\n"
         "for flag in ('--help', '--version'):\n    main([flag], standalone_mode=False)\n"
@@ -47,19 +47,19 @@ def test_help_and_version_do_not_wait_for_torch():
 
 
 @pytest.mark.parametrize("name", sorted({*COMMANDS, *PACKAGES}))
-def test_each_command_is_there_and_explains_itself(name):
+def test_each_command_has_help(name):
     done = run(name, "--help")
     assert done.exit_code == 0
     assert f"Usage: main {name}" in done.output
 
 
-def test_a_near_miss_is_named():
+def test_misspelt_command_is_suggested():
     done = run("serv")
     assert done.exit_code == 2
     assert "Did you mean 'serve'?" in done.output
 
 
-def test_a_command_whose_package_is_not_in_use_is_named_with_it():
+def test_command_of_disabled_package_names_package():
     for name, place in PACKAGES.items():
         if name in COMMANDS:
             continue  # `djinn_server` is installed here
@@ -69,13 +69,13 @@ def test_a_command_whose_package_is_not_in_use_is_named_with_it():
         assert f"pip install ./{place}" in done.output
 
 
-def test_commands_of_the_package_of_commands_are_known_without_it():
+def test_commands_of_missing_package_are_known():
     owners = find_commands(Selection(), COMMANDS).owners
     offered = {name for name, row in owners.items() if row.distribution == "djinn-commands"}
     assert offered == {name for name, folder in PACKAGES.items() if folder == "plugins/commands"}
 
 
-def test_an_error_is_one_message_and_exit_code_1(failing):
+def test_error_is_one_message_and_exit_code_1(failing):
     done = run("plugins", DJINN_DEBUG="")
     assert done.exit_code == 1
     assert done.output == (
@@ -84,12 +84,12 @@ def test_an_error_is_one_message_and_exit_code_1(failing):
     )
 
 
-def test_debugging_shows_the_traceback(failing):
+def test_debug_shows_traceback(failing):
     done = run("plugins", DJINN_DEBUG="runtime")
     assert isinstance(done.exception, TransportError)
 
 
-def test_a_wrong_setting_stops_every_command_but_doctor():
+def test_invalid_setting_stops_commands_except_doctor():
     assert "must be a whole number" in run("plugins", DJINN_THREADS="x").output
     done = run("doctor", "--json", DJINN_THREADS="x")
     assert done.exit_code == 1
@@ -104,7 +104,7 @@ def test_python_dash_m_djinn():
     assert "Did you mean 'serve'?" in done.stderr
 
 
-def test_a_plugin_in_the_working_directory_is_found(python, tmp_path, plain_environment):
+def test_plugin_in_working_directory_is_found(python, tmp_path, plain_environment):
     (tmp_path / "here_only.py").write_text("djinn_api_version = '2.0'\n")
     script = Path(sys.executable).with_name("djinn")
     environment = plain_environment | {"DJINN_PLUGINS": "here_only"}
@@ -113,7 +113,7 @@ def test_a_plugin_in_the_working_directory_is_found(python, tmp_path, plain_envi
     assert "it implements no hook of Djinn" in row["error"]  # so it was imported
 
 
-def test_a_trace_without_its_folder_is_refused_before_the_script_runs(tmp_path):
+def test_missing_trace_folder_fails_before_script(tmp_path):
     (tmp_path / "script.py").write_text("raise AssertionError('it ran')")
     answer = CliRunner().invoke(
         main, ["run", "--trace", str(tmp_path / "none" / "t.json"), str(tmp_path / "script.py")]

@@ -27,7 +27,7 @@ def run(*arguments, given=None):
     return CliRunner().invoke(main, arguments, input=given)
 
 
-def test_a_log_in_stands_for_address_and_token(serving, url_of, own_configuration):
+def test_login_saves_address_and_token(serving, url_of, own_configuration):
     done = run("login", url_of("tcp"), "--name", "box", given=f"{serving.token}\n")
     assert done.exit_code == 0, done.output
     assert serving.token not in done.output
@@ -49,7 +49,7 @@ def test_a_log_in_stands_for_address_and_token(serving, url_of, own_configuratio
     assert "there is no log-in 'box'" in refused.output
 
 
-def test_a_wrong_token_is_not_kept(url_of, own_configuration):
+def test_wrong_token_is_not_saved(url_of, own_configuration):
     done = run("login", url_of("tcp"), "--name", "box", given="not-the-token-of-this-server\n")
     assert done.exit_code == 1
     assert "not-the-token-of-this-server" not in done.output
@@ -72,7 +72,7 @@ def test_login_takes_several_addresses_a_token_file_or_a_connection_file(serving
     assert "an address begins with its scheme: tcps://gpu-box:5556" in run("login", "gpu-box:5556").output
 
 
-def test_names_are_checked_and_servers_of_several_tokens_are_not_one(serving):
+def test_invalid_login_names_and_mixed_tokens(serving):
     for name in ("../elsewhere", "", "a/b", "x" * 65):
         with pytest.raises(ConfigurationError, match="cannot be the name"):
             save_login(Login(name, ConnectionFile((), "t")))
@@ -82,7 +82,7 @@ def test_names_are_checked_and_servers_of_several_tokens_are_not_one(serving):
         assert "the same token" in run("status", "--server", "a", "--server", other).output
 
 
-def test_the_environment_names_a_log_in_and_its_token_counts(serving, url_of, monkeypatch):
+def test_environment_variable_names_login(serving, url_of, monkeypatch):
     save_login(Login("box", ConnectionFile((url_of("tcp"),), serving.token)))
     monkeypatch.setenv("DJINN_SERVERS", "box")
     monkeypatch.setenv("DJINN_TOKEN", "that-of-another-server")

@@ -8,7 +8,7 @@ from djinn_core.protocol.backoff import Backoff
 from djinn_core.system.lru import LruCache
 
 
-def test_the_least_recently_used_entry_is_evicted():
+def test_least_recently_used_entry_is_evicted():
     cache = LruCache(2)
     assert [list(cache.store(key, key.upper())) for key in "ab"] == [[], []]
     assert (cache.use("a"), cache.use("x")) == ("A", None)
@@ -16,7 +16,7 @@ def test_the_least_recently_used_entry_is_evicted():
     assert list(cache.items()) == [("a", "A"), ("c", "C")]
 
 
-def test_a_lookup_is_no_use_and_storing_again_is():
+def test_lookup_does_not_renew_entry():
     cache = LruCache(2)
     cache.store("a", 1)
     cache.store("b", 2)
@@ -26,7 +26,7 @@ def test_a_lookup_is_no_use_and_storing_again_is():
     assert dict(cache) == {"a": 3, "c": 4}
 
 
-def test_pauses_double_up_to_the_longest_and_begin_again():
+def test_backoff_doubles_to_maximum_and_resets():
     backoff = Backoff(0.5, 3.0)
     assert [backoff.pause() for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
     backoff.reset()
@@ -34,7 +34,7 @@ def test_pauses_double_up_to_the_longest_and_begin_again():
 
 
 @pytest.mark.parametrize("times", [0, 1])
-def test_jitter_is_about_the_pause(times):
+def test_backoff_jitter_range(times):
     for _ in range(200):
         backoff = Backoff(1.0, 2.0)
         for _ in range(times):

@@ -17,7 +17,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("directory", "variable", "default"), CASES)
-def test_the_variable_is_respected_and_has_a_default(monkeypatch, tmp_path, directory, variable, default):
+def test_directory_follows_variable_or_default(monkeypatch, tmp_path, directory, variable, default):
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setenv(variable, str(tmp_path / "chosen"))
     assert directory() == tmp_path / "chosen" / "djinn"
@@ -26,7 +26,7 @@ def test_the_variable_is_respected_and_has_a_default(monkeypatch, tmp_path, dire
         assert directory() == Path.home() / default / "djinn"
 
 
-def test_a_runtime_directory_that_others_may_enter_is_used_as_it_is(monkeypatch, tmp_path, recwarn):
+def test_shared_runtime_directory_is_used(monkeypatch, tmp_path, recwarn):
     tmp_path.chmod(0o755)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert runtime_directory() == tmp_path / "djinn"

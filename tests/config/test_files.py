@@ -10,7 +10,7 @@ from djinn_core.system.processes import lock_file
 from djinn_core.system.shared_files import locked, replace_file, version_of
 
 
-def test_a_file_is_replaced_as_a_whole_and_for_its_owner_alone(tmp_path):
+def test_replace_file_is_atomic_and_private(tmp_path):
     path = tmp_path / "file"
     path.write_text("before")
     path.chmod(0o644)
@@ -21,14 +21,14 @@ def test_a_file_is_replaced_as_a_whole_and_for_its_owner_alone(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_nothing_is_left_of_a_file_that_cannot_be_replaced(tmp_path):
+def test_failed_replacement_leaves_no_file(tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError, match="directory"):
         replace_file(tmp_path / "folder", b"after")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
-def test_a_version_differs_after_a_write_and_after_a_replacement(tmp_path):
+def test_file_version_changes_with_content(tmp_path):
     path = tmp_path / "file"
     path.write_text("x")
     os.utime(path, ns=(0, 0))
@@ -43,7 +43,7 @@ def test_a_version_differs_after_a_write_and_after_a_replacement(tmp_path):
     assert len(set(seen)) == 3
 
 
-def test_a_lock_is_held_until_its_descriptor_is_closed(tmp_path):
+def test_lock_is_held_until_descriptor_closes(tmp_path):
     first, second, third = (os.open(tmp_path, os.O_RDONLY) for _ in range(3))
     try:
         lock_file(first, shared=True)
@@ -59,7 +59,7 @@ def test_a_lock_is_held_until_its_descriptor_is_closed(tmp_path):
         os.close(third)
 
 
-def test_one_change_at_a_time(tmp_path):
+def test_locked_changes_are_exclusive(tmp_path):
     path = tmp_path / "table"
     with locked(path):
         file = os.open(tmp_path / ".table.lock", os.O_RDWR)

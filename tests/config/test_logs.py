@@ -34,7 +34,7 @@ def shown(level="info", **environ):
     return stream
 
 
-def test_nothing_is_installed_until_asked(log, caplog):
+def test_no_handler_by_default(log, caplog):
     log.warning("it happened", size=3)
     assert logging.getLogger("djinn").handlers == []
     (record,) = caplog.records
@@ -42,13 +42,13 @@ def test_nothing_is_installed_until_asked(log, caplog):
     assert record.djinn == {"event": "it happened", "size": 3}
 
 
-def test_without_any_set_up_only_warnings_are_seen():
+def test_default_shows_warnings_only():
     script = "from djinn_core.logs import get_logger; l = get_logger('djinn.x'); l.info('quiet'); l.warning('loud', pct='5%')"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "loud pct='5%'\n")
 
 
-def test_what_shows_messages_is_made_for_the_first_one(log, monkeypatch):
+def test_formatter_is_created_for_first_message(log, monkeypatch):
     made, make = [], logs._formatter
     monkeypatch.setattr(logs, "_formatter", lambda *given: made.append(given) or make(*given))
     stream = shown("warning")
@@ -59,7 +59,7 @@ def test_what_shows_messages_is_made_for_the_first_one(log, monkeypatch):
     assert (made, stream.getvalue()) == ([("plain", False)], "shown\nshown again\n")
 
 
-def test_for_people(log):
+def test_console_format(log):
     stream = shown()
     log.info("connected", url="tcp://host:1", seconds=0.5)
     line = stream.getvalue()
@@ -69,7 +69,7 @@ def test_for_people(log):
     assert "\x1b" not in line
 
 
-def test_for_programs(log):
+def test_json_format(log):
     stream = shown(DJINN_LOG_FORMAT="json")
     log.info("connected", seconds=0.5)
     try:
@@ -86,7 +86,7 @@ def test_for_programs(log):
     assert "OSError: broken, token=[hidden]" in second["exception"]
 
 
-def test_showing_twice_does_not_show_it_twice(log):
+def test_showing_twice_prints_once(log):
     shown()
     stream = shown()
     log.info("once")
@@ -95,7 +95,7 @@ def test_showing_twice_does_not_show_it_twice(log):
 
 
 @pytest.mark.parametrize("style", ["json", "console"])
-def test_secrets_are_hidden(log, style):
+def test_secrets_are_redacted(log, style):
     stream = shown(DJINN_LOG_FORMAT=style)
     log.info(
         "hello bearer s3cr3t",
@@ -120,7 +120,7 @@ def test_secrets_are_hidden(log, style):
     ],
     ids=["s3-v4", "s3-v2", "gcs-v4", "gcs-v2", "azure"],
 )
-def test_signatures_of_urls_are_hidden(log, query):
+def test_url_signatures_are_redacted(log, query):
     stream, recent = shown(), logs.RecentLines()
     logging.getLogger("djinn").addHandler(recent)
     try:
@@ -136,7 +136,7 @@ def test_signatures_of_urls_are_hidden(log, query):
     assert len(recent.lines()) == 2
 
 
-def test_debug_of_some_parts(log):
+def test_debug_level_of_some_parts(log):
     stream = shown("warning")
     logs.set_debug_level("runtime,djinn.pool")
     log.debug("seen")
@@ -150,7 +150,7 @@ def test_debug_of_some_parts(log):
     assert "as before" in stream.getvalue()
 
 
-def test_debug_of_everything_and_back(log, capsys):
+def test_debug_level_of_all_parts_and_reset(log, capsys):
     logs.set_debug_level("all")
     log.debug("one")
     logs.set_debug_level("")
@@ -160,7 +160,7 @@ def test_debug_of_everything_and_back(log, capsys):
     assert logging.getLogger("djinn").propagate
 
 
-def test_the_parts_are_those_that_log():
+def test_known_parts_match_loggers():
     root = Path(__file__).parents[2]
     sources = "".join(
         path.read_text()
@@ -179,12 +179,12 @@ def test_the_parts_are_those_that_log():
         (lambda: logs.show(environ={"DJINN_LOG_FORMAT": "xml"}), "use json or console"),
     ],
 )
-def test_refusals(call, message):
+def test_invalid_log_settings_raise(call, message):
     with pytest.raises(ConfigurationError, match=message):
         call()
 
 
-def test_tokens_are_hidden_wherever_they_stand():
+def test_tokens_are_redacted_anywhere():
     from djinn_server.launch.token_table import TokenTable, create
 
     _, row, token = create(TokenTable(), "alice", 0.0)
@@ -193,7 +193,7 @@ def test_tokens_are_hidden_wherever_they_stand():
     assert row.id in shown
 
 
-def test_warnings_alone_look_as_they_do_without_any_set_up(log):
+def test_warning_level_format_equals_default(log):
     stream = shown("warning")
     log.info("quiet")
     log.warning("loud", pct="5%", token="hunter2")

@@ -18,7 +18,7 @@ def file(tmp_path):
     return path
 
 
-def test_argument_over_environment_over_file_over_default(file):
+def test_precedence_of_setting_sources(file):
     found = resolve({"servers": ["tcp://argument:1"]}, {"DJINN_SERVERS": "tcp://e:1", "DJINN_THREADS": "2"}, file)
     assert found.settings.servers == ("tcp://argument:1",)
     assert found.settings.threads == 2
@@ -37,19 +37,19 @@ def test_every_setting_has_an_origin_and_a_row():
     assert set(found.origins.values()) == {"default"}
 
 
-def test_rows_are_written_as_a_person_would():
+def test_rows_are_readable():
     rows = resolve({"connection_file": "/srv/djinn.json", "threads": 2}, {}).rows()
     assert {("connection_file", "/srv/djinn.json"), ("threads", "2")} <= {(row.name, row.value) for row in rows}
 
 
-def test_no_plugins_is_not_the_same_as_all_plugins():
+def test_empty_plugins_differ_from_unset():
     assert resolve({}, {}).settings.plugins is None
     assert resolve({}, {"DJINN_PLUGINS": ""}).settings.plugins == ()
     assert resolve({}, {"DJINN_PLUGINS": "a, b"}).settings.plugins == ("a", "b")
     assert resolve({"plugins": [ConfigurationError]}, {}).settings.plugins == (ConfigurationError,)
 
 
-def test_the_file_is_looked_for_in_the_usual_place():
+def test_default_configuration_file_path():
     assert config_file({"DJINN_CONFIG": "~/x.toml"}) == Path("~/x.toml").expanduser()
     assert config_file({}) == configuration_directory() / "config.toml"
 
@@ -75,26 +75,26 @@ def test_the_file_is_looked_for_in_the_usual_place():
         ({}, {"DJINN_CONFIG": "/nonexistent.toml"}, "no configuration file /nonexistent.toml"),
     ],
 )
-def test_refusals_say_what_and_where(overrides, environ, message):
+def test_invalid_setting_names_source(overrides, environ, message):
     with pytest.raises(ConfigurationError, match=message):
         resolve(overrides, environ)
 
 
-def test_a_broken_file_is_named(tmp_path):
+def test_unreadable_file_is_named(tmp_path):
     file = tmp_path / "config.toml"
     file.write_text("servers = [")
     with pytest.raises(ConfigurationError, match=f"{file} cannot be read"):
         resolve({}, {}, file)
 
 
-def test_an_unknown_name_in_the_file_is_refused(tmp_path):
+def test_unknown_name_in_file_raises(tmp_path):
     file = tmp_path / "config.toml"
     file.write_text("tokn = 'x'")
     with pytest.raises(ConfigurationError, match=f"no setting `tokn` .file {file}.: did you mean `token`"):
         resolve({}, {}, file)
 
 
-def test_the_token_is_shown_nowhere():
+def test_token_is_not_shown():
     found = resolve({"token": "hush"}, {})
     assert "hush" not in repr(found)
     assert "hush" not in str(found.rows())
@@ -104,13 +104,13 @@ def test_the_token_is_shown_nowhere():
     assert "hush" not in str(refusal.value)
 
 
-def test_variables_that_mean_nothing():
+def test_unknown_environment_variables():
     environ = {"DJINN_TOKN": "x", "DJINN_CONFIG": "y", "DJINN_SERVERS": "z", "DJINN_XY": "", "PATH": ""}
     assert unknown_variables(environ) == {"DJINN_TOKN": "DJINN_TOKEN", "DJINN_XY": ""}
 
 
 @pytest.mark.parametrize("pins", ["vision*=1, text=0", {"vision*": 1, "text": "0"}, ["vision*=1", "text=0"]])
-def test_pins_are_pairs_in_order_however_they_are_written(pins):
+def test_pins_are_parsed_in_order(pins):
     assert resolve({"pins": pins}, {}).settings.pins == (("vision*", "1"), ("text", "0"))
     with pytest.raises(ConfigurationError, match="pattern=device"):
         resolve({"pins": "vision*"}, {})

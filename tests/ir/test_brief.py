@@ -20,7 +20,7 @@ def captured():
     return captured
 
 
-def test_they_fit_a_screen(captured):
+def test_reprs_are_short(captured):
     result = djinn.plan(captured)
     graph = captured.graph
     contexts = [optimization_context(graph), placement_context(graph, 2), scheduling_context(graph, 2)]
@@ -32,7 +32,7 @@ def test_they_fit_a_screen(captured):
         assert text.count("\n") < 50
 
 
-def test_they_say_what_they_hold(captured):
+def test_reprs_show_contents(captured):
     graph, result = captured.graph, djinn.plan(captured, until="annotate")
     assert repr(graph).startswith(f"ProgramGraph({len(graph.nodes):,} ops: ")
     assert "linear 120" in repr(graph)

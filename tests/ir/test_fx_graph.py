@@ -34,7 +34,7 @@ def computes_the_same(function, *inputs):
     return graph, got
 
 
-def test_a_program_made_from_a_graph_computes_the_same():
+def test_program_from_fx_graph_computes_same_values():
     def function(x, w):
         y = (x @ w).view(-1)
         y[2:5].mul_(2.0)
@@ -47,7 +47,7 @@ def test_a_program_made_from_a_graph_computes_the_same():
         torch.testing.assert_close(got[value], expected)
 
 
-def test_out_and_in_place_and_several_results():
+def test_out_in_place_and_multiple_results():
     def function(x):
         total = torch.empty(3, 3)
         torch.add(x, 1, out=total)
@@ -72,14 +72,14 @@ def test_views_share_a_storage_and_copies_do_not():
     assert shared[:3] == [True, True, False]
 
 
-def test_random_ops_are_told_from_dropout_that_does_nothing():
+def test_eval_dropout_is_not_random():
     graph = traced(lambda x: torch.nn.functional.dropout(x, 0.5, training=True) + torch.rand_like(x), torch.rand(3, 3))
     assert [n.operation for n in graph.nodes if n.random] == ["bernoulli_", "rand_like"]
     exported = torch.export.export(torch.nn.Dropout(0.5).eval(), (torch.rand(3, 3),))
     assert not any(n.random for n in fx_graph(exported).nodes)
 
 
-def test_export_brings_module_paths_and_keeps_the_outputs_only():
+def test_export_keeps_module_paths_and_outputs():
     graph = fx_graph(torch.export.export(Small().eval(), (torch.rand(5, 4),)))
     assert [(n.operation, n.module) for n in graph.nodes] == [
         ("linear", "first"), ("layer_norm", "norm"), ("relu", ""), ("linear", "second")
@@ -88,7 +88,7 @@ def test_export_brings_module_paths_and_keeps_the_outputs_only():
     assert len(graph.inputs) == 7
 
 
-def test_symbolic_sizes_become_the_numbers_they_were():
+def test_symbolic_sizes_become_numbers():
     class Flat(torch.nn.Module):
         def forward(self, x):
             return x.reshape(x.shape[0] * 2, -1)
@@ -100,14 +100,14 @@ def test_symbolic_sizes_become_the_numbers_they_were():
     assert arguments(reshaped)["shape" if "shape" in arguments(reshaped) else "size"] == [12, -1]
 
 
-def test_hashes_do_not_depend_on_when_a_graph_was_read():
+def test_hashes_are_stable_across_reads():
     exported = torch.export.export(Small().eval(), (torch.rand(5, 4),))
     first, second = fx_graph(exported), fx_graph(exported)
     assert first.topology_hash == second.topology_hash
     assert first.shape_hash == second.shape_hash
 
 
-def test_graphs_of_torch_functions_and_modules_become_graphs_of_aten_ops():
+def test_symbolic_trace_becomes_aten_ops():
     x = torch.rand(5, 4)
     traced_by_fx = torch.fx.symbolic_trace(Small().eval())
     graph = fx_graph(traced_by_fx, x)
@@ -127,7 +127,7 @@ def sorted_as(graph, tensors):
     ]
 
 
-def test_metadata_that_a_pass_left_stands_in_for_inputs():
+def test_shape_prop_metadata_replaces_inputs():
     from torch.fx.passes.shape_prop import ShapeProp
 
     module = torch.fx.symbolic_trace(Small().eval())
@@ -140,7 +140,7 @@ def test_metadata_that_a_pass_left_stands_in_for_inputs():
     )
 
 
-def test_arguments_have_the_names_and_defaults_of_the_schema():
+def test_arguments_have_schema_names_and_defaults():
     graph = traced(
         lambda q: torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True), torch.rand(1, 2, 4, 8)
     )

@@ -20,7 +20,7 @@ def edges(graph: ProgramGraph) -> set[tuple[int, int, str]]:
     return {(e.source, e.target, e.kind) for e in graph.edges}
 
 
-def test_data_flows_from_maker_to_user():
+def test_data_edge_from_producer_to_user():
     builder = ProgramBuilder()
     x = builder.input(*SQUARE)
     y = builder.op("aten::tanh", x, shape=SQUARE)
@@ -28,7 +28,7 @@ def test_data_flows_from_maker_to_user():
     assert edges(builder.graph()) == {(0, 1, "data")}
 
 
-def test_a_view_needs_the_op_that_made_it_and_readers_of_its_base_do_not():
+def test_view_user_depends_on_view_op():
     builder = ProgramBuilder()
     x = builder.input(*SQUARE)
     view = builder.view("aten::t", x, shape=SQUARE)
@@ -37,7 +37,7 @@ def test_a_view_needs_the_op_that_made_it_and_readers_of_its_base_do_not():
     assert edges(builder.graph()) == {(0, 1, "data")}
 
 
-def test_a_view_of_something_made_here_needs_both_the_view_op_and_the_maker():
+def test_view_user_depends_on_base_producer():
     builder = ProgramBuilder()
     made = builder.op("aten::tanh", builder.input(*SQUARE), shape=SQUARE)
     view = builder.view("aten::t", made, shape=SQUARE)
@@ -45,7 +45,7 @@ def test_a_view_of_something_made_here_needs_both_the_view_op_and_the_maker():
     assert edges(builder.graph()) == {(0, 1, "data"), (0, 2, "data"), (1, 2, "data")}
 
 
-def test_writes_through_a_view_wait_for_readers_and_are_seen_through_the_base():
+def test_write_through_view_orders_readers_of_base():
     builder = ProgramBuilder()
     x = builder.input(*SQUARE)
     view = builder.view("aten::t", x, shape=SQUARE)  # 0
@@ -55,7 +55,7 @@ def test_writes_through_a_view_wait_for_readers_and_are_seen_through_the_base():
     assert edges(builder.graph()) == {(0, 2, "data"), (1, 2, "order"), (2, 3, "data")}
 
 
-def test_random_ops_keep_their_order_and_nothing_else_waits_for_them():
+def test_random_ops_are_ordered_among_themselves():
     builder = ProgramBuilder()
     x = builder.input(*SQUARE)
     builder.op("aten::rand_like", x, shape=SQUARE, random=True)
@@ -65,7 +65,7 @@ def test_random_ops_keep_their_order_and_nothing_else_waits_for_them():
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_any_order_that_respects_the_edges_gives_the_same_values(seed: int):
+def test_topological_orders_give_same_values(seed: int):
     graph = random_graph(seed, length=30)
     inputs = random_inputs(graph)
     expected, got = replay(graph, inputs), replay(graph, inputs, shuffled(graph, seed))
@@ -91,7 +91,7 @@ def shuffled(graph: ProgramGraph, seed: int) -> list[int]:
     return order
 
 
-def test_hashes_tell_structure_from_sizes():
+def test_topology_hash_ignores_sizes():
     def build(side: int, op: str = "aten::tanh", slot: float = 1.0) -> ProgramGraph:
         builder = ProgramBuilder()
         x = builder.op(op, builder.input(side, side), shape=(side, side))
@@ -107,7 +107,7 @@ def test_hashes_tell_structure_from_sizes():
     assert build(3, op="aten::relu").topology_hash != base.topology_hash
 
 
-def test_shared_memory_is_part_of_the_topology():
+def test_topology_hash_includes_shared_memory():
     def build(shared: bool) -> ProgramGraph:
         builder = ProgramBuilder()
         x = builder.input(*SQUARE)
@@ -118,7 +118,7 @@ def test_shared_memory_is_part_of_the_topology():
     assert build(shared=True).topology_hash != build(shared=False).topology_hash
 
 
-def test_hashes_are_the_same_in_every_process(python, plain_environment):
+def test_hashes_are_equal_across_processes(python, plain_environment):
     hashes = "print(g.topology_hash, g.shape_hash, hash('a'))"
     source = f"from djinn.testing import random_graph; g = random_graph(7); {hashes}"
     *elsewhere, seed = python.run("-c", source, env=plain_environment).stdout.split()
@@ -136,7 +136,7 @@ def no_collections():
     gc.enable()
 
 
-def test_time_grows_with_the_number_of_nodes_only(no_collections):
+def test_graph_construction_time_is_linear(no_collections):
     def once(count: int) -> float:
         builder = ProgramBuilder()
         x, weight = builder.input(*SQUARE), builder.input(*SQUARE)

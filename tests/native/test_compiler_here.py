@@ -16,18 +16,18 @@ def asked(**environment):
     return subprocess.run([sys.executable, SCRIPT], env=environment, capture_output=True, text=True, check=False)
 
 
-def test_a_compiler_is_found_on_the_search_path():
+def test_compiler_is_found_on_path():
     assert (asked(PATH=os.environ["PATH"]).returncode, asked(PATH=os.environ["PATH"]).stderr) == (0, "")
 
 
-def test_without_one_a_single_line_names_the_package(tmp_path):
+def test_missing_compiler_names_package(tmp_path):
     done = asked(PATH=str(tmp_path))
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert "apt-get install g++" in line
 
 
-def test_cxx_names_the_compiler(tmp_path):
+def test_cxx_variable_names_compiler(tmp_path):
     compiler = tmp_path / "own-c++"
     compiler.write_text("#!/bin/sh\n")
     compiler.chmod(0o755)
@@ -38,7 +38,7 @@ def test_cxx_names_the_compiler(tmp_path):
 @pytest.mark.parametrize(
     ("platform", "cure"), [("darwin", "xcode-select --install"), ("win32", "Build Tools for Visual Studio")]
 )
-def test_other_platforms_have_cures_of_their_own(platform, cure, tmp_path):
+def test_missing_compiler_message_by_platform(platform, cure, tmp_path):
     program = f"import compiler_here; print(compiler_here.missing_compiler({platform!r}))"
     environment = {"PATH": str(tmp_path), "PYTHONPATH": str(SCRIPT.parent)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)

@@ -52,34 +52,34 @@ def refused():
     return line
 
 
-def test_the_built_library_loads_twice_and_registers_its_ops():
+def test_built_library_loads_and_registers_ops():
     """In a process of its own: this one may have another PrivateUse1 device."""
     program = "import djinn_native; print(djinn_native.load() is djinn_native.load())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True"]
 
 
-def test_a_build_without_libraries_is_refused(libraries):
+def test_build_without_libraries_is_refused(libraries):
     assert "it has no library at all" in refused()
 
 
-def test_another_minor_version_is_refused(libraries, monkeypatch):
+def test_other_minor_version_is_refused(libraries, monkeypatch):
     shutil.copy(compiled(libraries, "", minor="2.13"), libraries / "djinn_torch_2_14.so")
     monkeypatch.setattr(torch, "__version__", "2.11.0+cu126")
     assert "2.11.0+cu126: it has libraries for PyTorch 2.13, 2.14 only" in refused()
 
 
-def test_a_missing_symbol_is_named(libraries):
+def test_missing_symbol_is_named(libraries):
     compiled(libraries, 'extern "C" void gone_from_torch(); extern "C" void f() { gone_from_torch(); }')
     assert "undefined symbol: gone_from_torch" in refused()
 
 
-def test_a_file_that_is_no_library_is_refused(libraries):
+def test_invalid_library_file_is_refused(libraries):
     (libraries / f"djinn_torch_{MINOR.replace('.', '_')}.so").write_text("text")
     assert "cannot be loaded" in refused()
 
 
-def test_a_library_without_self_test_is_refused(libraries):
+def test_library_without_self_test_is_refused(libraries):
     compiled(libraries, "")
     assert "it has no self-test" in refused()
 
@@ -94,19 +94,19 @@ def test_a_library_without_self_test_is_refused(libraries):
         ({"device_type": "13"}, "the number device_type is 13 there and 20 in this PyTorch"),
     ],
 )
-def test_a_number_that_differs_is_named(libraries, changes, why):
+def test_different_abi_number_is_named(libraries, changes, why):
     difference = 'extern "C" const char* djinn_native_difference() { return ""; }\n'
     compiled(libraries, with_abi(**changes) + difference)
     assert why in refused()
 
 
-def test_a_difference_that_the_library_finds_is_named(libraries):
+def test_difference_found_by_library_is_named(libraries):
     difference = 'extern "C" const char* djinn_native_difference() { return "the layout of IValue: Int"; }\n'
     compiled(libraries, with_abi() + difference)
     assert "the layout of IValue: Int differs in this PyTorch" in refused()
 
 
-def test_other_values_in_a_tensor_are_refused(libraries):
+def test_different_tensor_layout_is_refused(libraries):
     difference = 'extern "C" const char* djinn_native_difference() { return ""; }\n'
     read = 'extern "C" void djinn_native_read_tensor(void*, long long* fields) { fields[0] = 3; }\n'
     compiled(libraries, with_abi() + difference + read)
@@ -126,7 +126,7 @@ except djinn.DjinnError as error:
 """
 
 
-def test_client_without_the_library_is_told_how_to_get_it(plain_environment):
+def test_missing_library_message_names_installation(plain_environment):
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", WITHOUT_LIBRARY],
         env=plain_environment,

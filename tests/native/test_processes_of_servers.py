@@ -21,7 +21,7 @@ print(loads(here), [loads(p) for p in executors])
 """
 
 
-def test_the_client_loads_the_library_and_its_executor_does_not(tmp_path, plain_environment):
+def test_only_client_loads_native_library(tmp_path, plain_environment):
     import subprocess
 
     done = subprocess.run(

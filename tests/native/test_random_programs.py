@@ -8,5 +8,5 @@ from evaluation.native import random_programs
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_random_programs_do_on_the_device_what_they_do_here(embedded):
+def test_random_programs_equal_cpu(embedded):
     assert random_programs.run_many(range(300), compared=3) == []

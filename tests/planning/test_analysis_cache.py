@@ -45,7 +45,7 @@ def again(program: Program) -> Program:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_plan_found_again_is_right_for_the_new_program(seed, registry):
+def test_cached_plan_fits_new_program(seed, registry):
     cache, request = AnalysisCache(), Request(topology(2))
     first = random_graph(seed, length=30)
     planned(first.program, registry, request, cache)
@@ -98,7 +98,7 @@ def interned(program: Program) -> Program:
 SIGNATURES: dict = {}
 
 
-def test_devices_residence_plugins_and_choices_count(registry):
+def test_key_includes_devices_residence_plugins_and_choices(registry):
     cache, program = AnalysisCache(), build(length=10)
     base = Request(topology(2))
     (x, *_), (one, two) = program.operands, (d.id for d in base.topology.devices)
@@ -121,7 +121,7 @@ def test_devices_residence_plugins_and_choices_count(registry):
     assert (counts["plan_hits"], counts["plan_misses"]) == (1, 7)
 
 
-def test_the_cache_forgets_the_least_recently_used(registry):
+def test_least_recently_used_plan_is_evicted(registry):
     cache, request = AnalysisCache(capacity=2), Request(topology())
     programs = [build(length=n) for n in (10, 200, 4000)]
     for index in (0, 1, 0, 2, 0, 1):
@@ -161,7 +161,7 @@ def no_collections():
     gc.enable()
 
 
-def test_finding_a_plan_costs_a_fraction_of_making_it(registry, no_collections):
+def test_cache_hit_costs_less_than_planning(registry, no_collections):
     graph = random_graph(3, length=1500)
     cache, request = AnalysisCache(), Request(topology())
 
@@ -175,7 +175,7 @@ def test_finding_a_plan_costs_a_fraction_of_making_it(registry, no_collections):
     assert found < made / 2.5
 
 
-def test_a_found_decode_plan_keeps_its_semantics(registry):
+def test_cached_decode_plan_keeps_semantics(registry):
     graph = decode(5)
     cache, request = AnalysisCache(), Request(topology())
     planned(graph, registry, request, cache)

@@ -171,7 +171,7 @@ CHANGES = [
 
 @settings(max_examples=150)
 @given(seed=st.integers(0, 40), change=st.sampled_from(CHANGES), at=st.integers(0, 500))
-def test_programs_that_differ_in_anything_have_other_fingerprints(seed, change, at):
+def test_changed_program_has_other_fingerprint(seed, change, at):
     program = random_graph(seed, length=12).program
     other = change(program, at % len(program.calls), at)
     if other is None:
@@ -185,7 +185,7 @@ def test_programs_that_differ_in_anything_have_other_fingerprints(seed, change, 
 
 @settings(max_examples=150)
 @given(seed=st.integers(0, 40), change=st.sampled_from(CHANGES), at=st.integers(0, 500))
-def test_a_session_never_takes_the_plan_of_a_program_that_differs_in_anything(seed, change, at):
+def test_session_does_not_reuse_plan_of_changed_program(seed, change, at):
     program = random_graph(seed, length=12).program
     other = change(program, at % len(program.calls), at)
     if other is None or (change is memory_of_its_own and contradicts_calls(program, other)):
@@ -244,7 +244,7 @@ def renamed(program):
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
-def test_what_a_curious_plugin_says_is_never_said_of_another_program(change):
+def test_plugin_results_are_not_shared_between_programs(change):
     cache, request = AnalysisCache(), Request(topology(2), until="annotate")
     for seed in range(6):
         graph = random_graph(seed, length=12)
@@ -258,7 +258,7 @@ def test_what_a_curious_plugin_says_is_never_said_of_another_program(change):
     assert cache.statistics()["plan_hits"] > 0
 
 
-def test_versions_and_settings_of_plugins_count():
+def test_key_includes_plugin_versions_and_settings():
     cache, request = AnalysisCache(), Request(topology(2), until="annotate")
     graph = random_graph(1, length=12)
     for plugins in (Registry(patterns=(Curious(graph),)), Registry(patterns=(Curious(graph),))):
@@ -266,7 +266,7 @@ def test_versions_and_settings_of_plugins_count():
     assert cache.statistics()["plan_hits"] == 0  # two objects of one class may be set up differently
 
 
-def test_a_result_in_the_place_of_a_value_from_outside_is_seen():
+def test_result_and_input_have_different_keys():
     def twice(chained):
         builder = ProgramBuilder()
         x, y = builder.input(3), builder.input(3)

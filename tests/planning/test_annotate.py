@@ -80,7 +80,7 @@ def llama(implementation):
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize(("tokens", "phase"), [(6, ExecutionPhase.LLM_PREFILL), (1, ExecutionPhase.LLM_DECODE)])
-def test_a_language_model_in_prefill_and_decode(implementation, tokens, phase):
+def test_language_model_prefill_and_decode(implementation, tokens, phase):
     past = () if tokens > 1 else (torch.rand(1, 1, 6, 16), torch.rand(1, 1, 6, 16))
     graph, profile = profiled(WithCache(llama(implementation)), ids(tokens), *past)
     assert profile.workload is WorkloadType.LLM
@@ -203,14 +203,14 @@ def speech():
     ],
     ids=lambda x: getattr(x, "__name__", None),
 )
-def test_workloads_and_what_they_work_on(make, workload, modality):
+def test_workload_type_and_modality(make, workload, modality):
     _, profile = profiled(*make())
     assert profile.workload is workload, profile.reasons
     assert profile.modalities[-1] is modality
     assert profile.reasons[0]
 
 
-def test_both_branches_of_a_multimodal_model_keep_their_own_modality():
+def test_multimodal_branches_keep_modality():
     _, profile = profiled(*clip())
     assert {Modality.TEXT, Modality.VISION, Modality.MULTIMODAL_FUSION} <= set(profile.modalities)
     assert ExecutionPhase.VISION_ENCODING in profile.phases
@@ -236,7 +236,7 @@ def training_step():
     return fx_graph(make_fx(step, tracing_mode="fake")(*inputs))
 
 
-def test_training_tells_weights_gradients_and_optimizer_state():
+def test_training_residency_of_weights_gradients_and_state():
     graph = training_step()
     profile = annotate(graph, patterns())
     assert profile.workload is WorkloadType.TRAINING
@@ -285,14 +285,14 @@ def match(name="m", confidence=0.5, **more):
 @pytest.mark.parametrize(
     "claim", [RuntimeError("no"), match(residency={99: WEIGHT}), attrs.evolve(match(), nodes=(7,)), "a string"]
 )
-def test_a_pattern_that_fails_is_named_and_skipped_and_the_rest_goes_on(claim, caplog):
+def test_failing_pattern_is_named_and_skipped(claim, caplog):
     profile = annotate(tanh(), [Claims("bad", claim), Claims("good", match("good"))])
     assert [m.pattern for m in profile.patterns] == ["good"]
     assert "pattern 'bad'" in profile.reasons[-1]
     assert len([r for r in caplog.records if r.levelno >= logging.WARNING and "bad" in r.getMessage()]) == 1
 
 
-def test_the_surest_match_decides_and_patterns_without_their_ops_are_not_asked():
+def test_most_confident_match_decides():
     sure = match("sure", 0.9, phase=ExecutionPhase.LLM_DECODE)
     unsure = match("unsure", 0.2, phase=ExecutionPhase.LLM_PREFILL)
     never = Claims("never", AssertionError("asked"), frozenset({"mm"}))
@@ -303,7 +303,7 @@ def test_the_surest_match_decides_and_patterns_without_their_ops_are_not_asked()
     assert len(profile.reasons) == 1
 
 
-def test_the_same_model_is_annotated_alike_from_ops_and_from_export():
+def test_recorded_and_exported_models_annotate_alike():
     model = perceptron()[0].eval()
     x = torch.rand(3, 4)
     exported = annotate(fx_graph(torch.export.export(model, (x,))), ())

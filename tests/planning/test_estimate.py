@@ -57,14 +57,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_flops_are_what_pytorch_counts(case):
+def test_flops_equal_pytorch_counter(case):
     function, *inputs = CASES[case]
     graph = fx_graph(make_fx(function, tracing_mode="fake")(*inputs))
     assert counted_here(graph) == counted_by_torch(function, *inputs)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_flops_of_ops_kept_whole_are_the_same(case):
+def test_flops_of_composite_ops_equal_pytorch_counter(case):
     function, *inputs = CASES[case]
 
     class Whole(torch.nn.Module):
@@ -84,14 +84,14 @@ def gradients(function):
 
 
 @pytest.mark.parametrize("case", ["mm", "linear", "conv2d, stride, padding, dilation", "transposed"])
-def test_flops_of_backward_passes_are_what_pytorch_counts(case):
+def test_backward_flops_equal_pytorch_counter(case):
     function, *inputs = CASES[case]
     backward = gradients(function)
     graph = fx_graph(make_fx(backward, tracing_mode="fake")(*inputs))
     assert counted_here(graph) == counted_by_torch(backward, *inputs)
 
 
-def test_flops_of_the_backward_pass_of_attention_are_what_pytorch_counts():
+def test_attention_backward_flops_equal_pytorch_counter():
     _, *inputs = CASES["attention"]
     graph = fx_graph(make_fx(gradients(attention), tracing_mode="fake")(*inputs))
     # Of the CPU's kernel the counter knows nothing; on the meta device attention is the products that it is made of.
@@ -100,7 +100,7 @@ def test_flops_of_the_backward_pass_of_attention_are_what_pytorch_counts():
     )
 
 
-def test_flops_of_an_operand_that_an_op_reshaped_in_place_are_not_counted():
+def test_operand_reshaped_in_place_has_no_flops():
     """The graph has one shape for each value, here that from before an `unsqueeze_`, which the formula of `mm` does not take."""
     builder = ProgramBuilder()
     builder.op("aten::mm", builder.input(4, 1), builder.input(4), shape=(4, 4))
@@ -116,13 +116,13 @@ def bytes_of(builder):
 @pytest.mark.parametrize(
     ("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2), (torch.float64, 8), (torch.bool, 1)]
 )
-def test_bytes_follow_the_dtype(dtype, size):
+def test_bytes_follow_dtype(dtype, size):
     builder = ProgramBuilder()
     builder.op("aten::clone", builder.input(10, 10, dtype=dtype), shape=(10, 10))
     assert bytes_of(builder) == [(100 * size, 100 * size)]
 
 
-def test_views_cost_nothing_and_look_ups_read_only_their_rows():
+def test_views_are_free_and_embedding_reads_rows():
     builder = ProgramBuilder()
     table, indices = builder.input(50_000, 64), builder.input(8, dtype=torch.int64)
     builder.view("aten::t", table, shape=(64, 50_000))
@@ -130,7 +130,7 @@ def test_views_cost_nothing_and_look_ups_read_only_their_rows():
     assert bytes_of(builder) == [(0, 0), (8 * 64 * 4 + 8 * 8, 8 * 64 * 4)]
 
 
-def test_time_is_the_longer_of_work_and_memory():
+def test_time_is_maximum_of_compute_and_memory():
     builder = ProgramBuilder()
     x, w = builder.input(512, 512), builder.input(512, 512)
     builder.op("aten::mm", x, w, shape=(512, 512))
@@ -176,7 +176,7 @@ def models_asked(*models):
     return [e.model for e in row]
 
 
-def test_models_that_name_an_op_come_before_general_ones_and_none_passes_on():
+def test_specific_cost_models_precede_general_ones():
     general, special = Model("a", of(1.0)), Model("z", of(2.0), frozenset({"mm"}))
     assert models_asked(general, special) == ["a", "z"]
     assert models_asked(general, Model("z", None, frozenset({"mm"}))) == ["a", "a"]
@@ -184,6 +184,6 @@ def test_models_that_name_an_op_come_before_general_ones_and_none_passes_on():
 
 
 @pytest.mark.parametrize("answer", [RuntimeError("no"), of(-1.0), of(float("nan")), "a string"])
-def test_a_model_that_fails_is_named_once_and_passed_over(answer, caplog):
+def test_failing_cost_model_is_named_and_skipped(answer, caplog):
     assert models_asked(Model("a_bad", answer), Roofline()) == ["roofline", "roofline"]
     assert len([r for r in caplog.records if "a_bad" in r.getMessage()]) == 1

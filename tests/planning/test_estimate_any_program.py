@@ -86,7 +86,7 @@ def and_back(function):
 @given(case=products(), backward=st.booleans())
 @example(case=(torch.bmm, [(2, 3, 5), (2, 5, 0)]), backward=False)
 @example(case=(torch.matmul, [(2, 1, 0, 0), (3, 0, 0)]), backward=True)
-def test_products_of_any_shape_are_counted_as_pytorch_counts_them(case, backward):
+def test_matmul_flops_of_any_shape(case, backward):
     function, shapes = case
     run = and_back(function) if backward else function
     assert captured_flops(run, shapes) == counted_by_torch(run, shapes)
@@ -94,7 +94,7 @@ def test_products_of_any_shape_are_counted_as_pytorch_counts_them(case, backward
 
 @quick
 @given(case=convolutions(), backward=st.booleans())
-def test_convolutions_of_any_shape_are_counted_as_pytorch_counts_them(case, backward):
+def test_convolution_flops_of_any_shape(case, backward):
     function, shapes = case
     run = and_back(function) if backward else function
     assert captured_flops(run, shapes) == counted_by_torch(run, shapes)
@@ -138,7 +138,7 @@ def test_every_program_has_a_cost(picks):
     costs_of(captured.graph)
 
 
-def test_shapes_that_pytorchs_formulas_refuse_are_no_fault_of_a_cost_model():
+def test_invalid_shapes_do_not_blame_cost_model():
     """Attention whose heads do not fit: the kernel says so, at the op of the user."""
     with djinn.capture() as captured:
         query, key = (torch.empty(2, heads, 5, 8, device="remote_accelerator:0") for heads in (11, 32))

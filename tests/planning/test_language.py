@@ -67,7 +67,7 @@ def matches(pattern, graph):
 
 
 @pytest.mark.parametrize("make", [exported, traced, captured])
-def test_layers_are_found_however_they_were_written_down(make):
+def test_layers_match_in_graphs_of_any_origin(make):
     graph = make(Both(), torch.rand(2, 5, 8))
     (mlp,), (gated,) = matches(MLP, graph), matches(GATED, graph)
     assert mlp.details == {"width": 16}
@@ -91,7 +91,7 @@ def found(term, graph):
     return [m.nodes for m in matches(matcher("x", term, confidence=1.0, reason="because"), graph)]
 
 
-def test_alternatives_options_and_runs_of_ops():
+def test_match_alternatives_options_and_runs():
     graph = chain_of("mm", "mul", "div", "tanh", "neg")
     assert found(op("tanh", "silu") >> op("neg"), graph) == [(3, 4)]
     assert found((op("silu") | op("tanh")) >> op("neg"), graph) == [(3, 4)]
@@ -102,7 +102,7 @@ def test_alternatives_options_and_runs_of_ops():
     assert found(op("neg").where(lambda at: at.result.shape == (5, 5)), graph) == []
 
 
-def test_operands_in_order_in_either_order_and_the_same_twice():
+def test_match_operand_order_and_repetition():
     builder = ProgramBuilder()
     x = builder.input(4, 4)
     a = builder.op("aten::tanh", x, shape=(4, 4))
@@ -116,7 +116,7 @@ def test_operands_in_order_in_either_order_and_the_same_twice():
     assert found(op("mul")(anything("x"), anything("x")), graph) == [(3,)]
 
 
-def test_a_run_of_ops_has_conditions_and_may_follow_the_largest_operands_only():
+def test_match_runs_with_conditions():
     builder = ProgramBuilder()
     scores, mask = builder.input(4, 4), builder.input(4)
     a = builder.op("aten::tanh", scores, shape=(4, 4))
@@ -129,7 +129,7 @@ def test_a_run_of_ops_has_conditions_and_may_follow_the_largest_operands_only():
     assert found(op("tanh") >> through("add", where=lambda at: len(at.operands) == 1) >> op("neg"), graph) == []
 
 
-def test_ops_in_place_and_what_was_written_through_a_view_count():
+def test_match_in_place_and_view_writes():
     def written(x):
         y = torch.tanh(x).clone()
         y.view(-1)[2:].mul_(2.0)
@@ -152,7 +152,7 @@ RESIDUAL = matcher(
 )
 
 
-def test_a_name_that_occurs_twice_finds_a_residual_branch():
+def test_repeated_name_matches_residual_branch():
     class Block(nn.Module):
         def __init__(self, skip):
             super().__init__()
@@ -169,7 +169,7 @@ def test_a_name_that_occurs_twice_finds_a_residual_branch():
         assert matches(RESIDUAL, make(Block(skip=False), torch.rand(2, 8))) == []
 
 
-def test_a_term_that_says_nothing_is_refused():
+def test_unrestricted_term_is_refused():
     with pytest.raises(djinn.errors.ConfigurationError, match="may end with any op"):
         matcher("all", anything(), confidence=1.0, reason="always")
     with pytest.raises(TypeError, match=r'op\("relu"\) >> op\("exp"\)'):

@@ -41,7 +41,7 @@ for graph in (exported, traced):
 """
 
 
-def test_graphs_are_planned_without_client_and_server():
+def test_planning_needs_no_client_or_server():
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -31,7 +31,7 @@ class Fixed(Optimization):
         return OptimizationResult(self.name, bool(self.rewrite), "fixed", self.rewrite)
 
 
-def test_declared_order_wins_over_names_and_names_break_ties():
+def test_declared_order_precedes_name_order():
     names = [
         o.name
         for o in in_order([
@@ -42,7 +42,7 @@ def test_declared_order_wins_over_names_and_names_break_ties():
     assert names == ["c", "d", "b", "e", "a"]
 
 
-def test_a_circle_is_broken_and_nobody_is_lost():
+def test_order_cycle_is_broken():
     circle = [Fixed("a", after=frozenset({"b"})), Fixed("b", after=frozenset({"a"})), Fixed("c")]
     assert [o.name for o in in_order(circle)] == ["c", "a", "b"]
 
@@ -58,7 +58,7 @@ def doubled():
     return builder.graph(), first, second, result
 
 
-def test_a_legal_rewrite_is_applied_and_costed():
+def test_legal_rewrite_is_applied_and_costed():
     graph, first, second, _ = doubled()
     context = optimization_context(graph)
     plan = optimize(context, [Fixed("merge", Rewrite(frozenset({1}), {second: first}))])
@@ -70,7 +70,7 @@ def test_a_legal_rewrite_is_applied_and_costed():
     assert result.seconds_after == pytest.approx(2e-6)
 
 
-def test_what_a_plugin_breaks_is_dropped_and_said(caplog):
+def test_illegal_rewrite_is_dropped_and_reported(caplog):
     graph, first, second, _ = doubled()
     context = optimization_context(graph)
     merge = Fixed("merge", Rewrite(frozenset({1}), {second: first}))
@@ -88,7 +88,7 @@ def test_what_a_plugin_breaks_is_dropped_and_said(caplog):
     assert any("b_illegal" in w for w in warnings)
 
 
-def test_replacements_are_followed_to_their_end():
+def test_replacement_chains_are_resolved():
     builder = ProgramBuilder()
     x = builder.input(*SQUARE)
     a, b, c = (builder.op("aten::tanh", x, shape=SQUARE) for _ in range(3))
@@ -115,14 +115,14 @@ def test_random_ops_are_never_dropped():
     refuse(builder, Rewrite(frozenset({0})), "random state")
 
 
-def test_writes_that_can_be_seen_are_never_dropped():
+def test_visible_writes_are_never_dropped():
     builder = ProgramBuilder()
     x = builder.input(*SQUARE)
     builder.inplace("aten::mul_.Scalar", builder.view("aten::t", x, shape=SQUARE), slots=(2.0,))
     refuse(builder, Rewrite(frozenset({1})), "write to value")
 
 
-def test_writes_that_a_later_op_reads_are_never_dropped():
+def test_writes_read_by_later_op_are_never_dropped():
     builder = ProgramBuilder()
     x = builder.op("aten::tanh", builder.input(*SQUARE), shape=SQUARE)
     builder.inplace("aten::mul_.Scalar", x, slots=(2.0,))
@@ -131,14 +131,14 @@ def test_writes_that_a_later_op_reads_are_never_dropped():
     refuse(builder, Rewrite(frozenset({1})), "write to value")
 
 
-def test_what_somebody_holds_is_never_dropped():
+def test_held_values_are_never_dropped():
     builder = ProgramBuilder()
     builder.op("aten::tanh", builder.input(*SQUARE), shape=SQUARE)
     refuse(builder, Rewrite(frozenset({0})), "the client still holds")
 
 
 @pytest.mark.parametrize("written", ["first", "second"])
-def test_values_that_are_written_are_never_merged(written: str):
+def test_written_values_are_never_merged(written: str):
     builder = ProgramBuilder()
     x = builder.input(*SQUARE)
     values = {n: builder.op("aten::tanh", x, shape=SQUARE) for n in ("first", "second")}
@@ -149,7 +149,7 @@ def test_values_that_are_written_are_never_merged(written: str):
     refuse(builder, rewrite, "one of them is written")
 
 
-def test_a_stand_in_must_look_the_same_and_come_before():
+def test_replacement_must_match_metadata_and_precede():
     builder = ProgramBuilder()
     x = builder.input(*SQUARE)
     early, wide = builder.op("aten::tanh", x, shape=SQUARE), builder.op("aten::tanh", x, shape=(3, 4))
@@ -160,7 +160,7 @@ def test_a_stand_in_must_look_the_same_and_come_before():
     refuse(builder, Rewrite(frozenset({0}), {early: late}), "not made before")
 
 
-def test_conditions_on_slots_must_hold_now():
+def test_slot_conditions_must_hold():
     builder = ProgramBuilder()
     x = builder.input(*SQUARE)
     a, b = (builder.op("aten::mul.Scalar", x, shape=SQUARE, slots=(s,)) for s in (1, 1.0))
@@ -169,7 +169,7 @@ def test_conditions_on_slots_must_hold_now():
     refuse(builder, Rewrite(frozenset({1}), {b: a}, equal_slots=((0, 1),)), "slots 0 and 1 are equal")
 
 
-def test_a_circle_of_stand_ins_is_refused():
+def test_cyclic_replacements_are_refused():
     graph, first, second, _ = doubled()
     plan = optimize(
         optimization_context(graph), [Fixed("circle", Rewrite(frozenset({0, 1}), {second: first, first: second}))]

@@ -30,7 +30,7 @@ def names(parts: tuple[Part, ...]) -> list[tuple[str, int]]:
     return [(part.name, part.count) for part in parts]
 
 
-def test_equal_layers_are_one_part() -> None:
+def test_equal_layers_are_folded() -> None:
     with torch.device("meta"):
         graph = tower([Layer(8) for _ in range(32)])
     whole = outline(graph)
@@ -44,7 +44,7 @@ def test_equal_layers_are_one_part() -> None:
     assert len(outline(graph, unfold=True).parts) == 34
 
 
-def test_layers_that_differ_are_not_folded_and_those_that_take_turns_are() -> None:
+def test_alternating_layers_are_folded() -> None:
     with torch.device("meta"):
         one = tower([Layer(8), Layer(8), Layer(8, nn.Tanh()), Layer(8)])
         turns = tower([Layer(8, nn.Tanh() if i % 2 else nn.ReLU()) for i in range(8)])
@@ -54,7 +54,7 @@ def test_layers_that_differ_are_not_folded_and_those_that_take_turns_are() -> No
     assert [part.name for part in folded.parts] == ["layers.0,2-6", "layers.1,3-7"]
 
 
-def test_calls_of_one_module_are_one_part_by_name_and_several_by_call() -> None:
+def test_repeated_calls_of_module() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -70,7 +70,7 @@ def test_calls_of_one_module_are_one_part_by_name_and_several_by_call() -> None:
     assert names(outline(graph, grouping=by_call).parts) == [("inner", 1), ("", 1), ("inner", 1)]
 
 
-def test_models_called_one_after_the_other_are_told_apart() -> None:
+def test_successive_models_are_separate() -> None:
     with torch.device("meta"):
         first, second, x = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4)), torch.zeros(2, 4)
     with djinn.capture() as program, torch.no_grad():
@@ -78,14 +78,14 @@ def test_models_called_one_after_the_other_are_told_apart() -> None:
     assert names(outline(program.graph).parts) == [("Linear", 1), ("", 1), ("Sequential", 1)]
 
 
-def test_graphs_of_torch_export_are_outlined() -> None:
+def test_exported_graph_outline() -> None:
     exported = torch.export.export(Tower([Layer(8) for _ in range(3)]), (torch.zeros(3, 4),))
     whole = outline(fx_graph(exported))
     assert ("layers.0-2", 3) in names(whole.parts)
 
 
 @given(st.lists(st.integers(0, 2), max_size=40), st.booleans())
-def test_folding_keeps_everything_in_order(kinds: list[int], numbered: bool) -> None:
+def test_folding_keeps_order(kinds: list[int], numbered: bool) -> None:
     parts = list(enumerate(kinds))
     folded = fold(parts, lambda p: p[1], lambda p: f"layer{p[0]}" if numbered else "layer")
     assert [part for f in folded for r in f.rounds for part in r] == parts
@@ -94,7 +94,7 @@ def test_folding_keeps_everything_in_order(kinds: list[int], numbered: bool) -> 
 
 
 @pytest.mark.parametrize("path", ["", "a.b", "layers.3.x"])
-def test_a_path_that_nobody_called_is_a_way_all_the_same(path: str) -> None:
+def test_uncalled_module_path(path: str) -> None:
     graph = captured(nn.Linear(2, 2), torch.zeros(1, 2))
     named = type(graph)(graph.program, dict.fromkeys(range(len(graph.nodes)), path))
     assert isinstance(named.module_names, ModuleNames)

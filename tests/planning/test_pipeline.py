@@ -39,7 +39,7 @@ def registry():
 
 
 @pytest.mark.parametrize("until", STAGES)
-def test_it_stops_after_any_stage(until, registry):
+def test_plan_stops_after_any_stage(until, registry):
     result = plan(random_graph(0), registry, Request(topology(), until=until))
     made = [stage for stage, field in FIELDS.items() if getattr(result, field) is not None]
     assert made == list(STAGES[: STAGES.index(until) + 1])
@@ -52,12 +52,12 @@ def test_it_stops_after_any_stage(until, registry):
 
 
 @pytest.mark.parametrize("field", ["placement_policy", "scheduler"])
-def test_an_unknown_choice_names_what_there_is(field, registry):
+def test_unknown_choice_names_available_ones(field, registry):
     with pytest.raises(ConfigurationError, match=r"'nonsense'; available: (single|sequential)"):
         plan(random_graph(0), registry, attrs.evolve(Request(topology()), **{field: "nonsense"}))
 
 
-def test_a_misspelt_policy_is_guessed(registry):
+def test_misspelt_policy_is_suggested(registry):
     with pytest.raises(ConfigurationError, match="did you mean 'single'"):
         plan(random_graph(0), registry, Request(topology(), placement_policy="singel"))
 
@@ -77,7 +77,7 @@ class Watches(Optimization):
         return OptimizationResult(self.name, bool(hints), "watched", Rewrite(hints=hints))
 
 
-def test_those_who_ask_run_once_more_when_placement_is_known(registry):
+def test_second_pass_after_placement(registry):
     once, twice = Watches("once", after_placement=False), Watches("twice", after_placement=True)
     watched = registry.evolve(optimizations=(once, twice))
     result = plan(random_graph(0), watched, Request(topology(2)))
@@ -88,7 +88,7 @@ def test_those_who_ask_run_once_more_when_placement_is_known(registry):
     assert "moved 1" in explain(result)
 
 
-def test_explanations_say_why(registry):
+def test_explanation_gives_reasons(registry):
     text = explain(plan(random_graph(2, length=60), registry, Request(topology())))
     assert "common_subexpressions applied" in text
     assert "the first device" in text
@@ -96,7 +96,7 @@ def test_explanations_say_why(registry):
     assert "matrix products" in text
 
 
-def test_what_is_left_out_for_its_rounding_is_named(registry):
+def test_skipped_inexact_optimization_is_named(registry):
     rounds = Watches("rounds", after_placement=False, exact=False)
     with_it = registry.evolve(optimizations=(*registry.optimizations, rounds))
     text = explain(plan(random_graph(0), with_it, Request(topology())))
@@ -116,7 +116,7 @@ class Fails(CostModel):
         raise ArithmeticError("no estimate")
 
 
-def test_a_cost_model_that_raises_still_gives_a_correct_schedule(registry, caplog):
+def test_failing_cost_model_keeps_schedule_correct(registry, caplog):
     graph = random_graph(4)
     scheduler = Scheduler(topology(), registry.evolve(cost_models=(Fails(), *registry.cost_models)))
     made = scheduler.create_schedule(graph)
@@ -133,7 +133,7 @@ class Broken:
         raise LookupError(f"no {name} here")
 
 
-def test_basic_when_planning_fails_and_minimal_when_that_fails_too(caplog):
+def test_fallback_to_basic_and_minimal_schedule(caplog):
     graph = random_graph(5)
     basic = Scheduler(topology(), Broken())
     made = basic.create_schedule(graph)
@@ -147,7 +147,7 @@ def test_basic_when_planning_fails_and_minimal_when_that_fails_too(caplog):
     assert len([r for r in caplog.records if "a scheduler's result is ignored" in r.getMessage()]) == 3
 
 
-def test_the_scheduler_remembers_and_counts(registry):
+def test_scheduler_caches_and_counts(registry):
     graph, scheduler = random_graph(6), Scheduler(topology(), registry)
     first = scheduler.create_schedule(graph)
     assert scheduler.create_schedule(graph) is first
@@ -155,7 +155,7 @@ def test_the_scheduler_remembers_and_counts(registry):
     assert (counts["hits"], counts["misses"], counts["cost_aware"]) == (1, 1, 1)
 
 
-def test_the_scheduler_takes_a_plan_that_was_made_elsewhere(registry):
+def test_scheduler_accepts_given_plan(registry):
     graph = random_graph(2, length=60)
     result = plan(graph, registry, Request(topology(), until="optimize"))
     assert len(result.plan.nodes) < len(graph.nodes)
@@ -172,7 +172,7 @@ def test_the_scheduler_takes_a_plan_that_was_made_elsewhere(registry):
         (lambda given: [given[1]], "its code raised IndexError: list index out of range"),
     ],
 )
-def test_a_substitution_that_fails_says_why(registry, compute, why):
+def test_failed_substitution_gives_reason(registry, compute, why):
     builder = ProgramBuilder()
     builder.op("aten::relu", builder.input(4, 4), shape=(4, 4))
     graph = builder.graph()

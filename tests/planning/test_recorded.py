@@ -62,7 +62,7 @@ def test_generation_is_one_prefill_and_then_decode(name, implementation, cache):
     assert all(r.profile.workload is WorkloadType.GENERIC for r in results if r.profile not in steps)
 
 
-def test_training_is_recognised_and_cleaned_without_changing_it():
+def test_training_is_recognised_and_optimized_exactly():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
     x, y = torch.rand(8, 1, 8, 8), torch.arange(8)
@@ -88,7 +88,7 @@ def test_training_is_recognised_and_cleaned_without_changing_it():
         (lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9), 1),
     ],
 )
-def test_what_the_first_step_of_an_optimizer_leaves_behind_is_its_state(optimizer, states):
+def test_first_step_results_are_optimizer_state(optimizer, states):
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).to("meta")
     weights = list(model.parameters())
     made = optimizer(weights)
@@ -114,7 +114,7 @@ def losses(model, x, y):
     return found
 
 
-def test_the_same_model_is_annotated_alike_recorded_and_exported():
+def test_recorded_and_exported_models_annotate_alike():
     from djinn.planning import fx_graph
     from djinn_core.planning.stages.annotate import annotate
 

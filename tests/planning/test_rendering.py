@@ -49,7 +49,7 @@ def result() -> PipelineResult:
     return djinn.plan(captured, until="annotate")
 
 
-def test_a_renderer_is_found_by_format_and_by_ending(result: PipelineResult, tmp_path: Path) -> None:
+def test_renderer_is_found_by_format_and_suffix(result: PipelineResult, tmp_path: Path) -> None:
     registry = registry_of(Dots())
     for found in (renderer_of("dots", registry), renderer_for(tmp_path / "a.DOTS", registry)):
         assert render(result, found, registry).decode() == "\u00b7" * len(result.graph.nodes)
@@ -57,7 +57,7 @@ def test_a_renderer_is_found_by_format_and_by_ending(result: PipelineResult, tmp
         renderer_for(tmp_path / "nowhere" / "a.dots", registry)
 
 
-def test_what_is_missing_can_be_installed(tmp_path: Path) -> None:
+def test_missing_renderer_names_package(tmp_path: Path) -> None:
     with pytest.raises(
         djinn.errors.ConfigurationError, match=r"end in \.svg \(available: none\)\. .*plugins/observability"
     ):
@@ -69,7 +69,7 @@ def test_what_is_missing_can_be_installed(tmp_path: Path) -> None:
         renderer_of("svg", registry_of(Dots()))
 
 
-def test_what_a_renderer_raises_is_its_plugins(
+def test_renderer_error_names_plugin(
     result: PipelineResult, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(Dots):
@@ -86,7 +86,7 @@ def test_what_a_renderer_raises_is_its_plugins(
         render(result, renderer_of("broken", registry), registry)
 
 
-def test_two_renderers_of_one_ending_clash() -> None:
+def test_renderers_with_same_suffix_conflict() -> None:
     class More(Dots):
         name = "more"
 

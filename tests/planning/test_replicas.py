@@ -39,7 +39,7 @@ def repeated(context, chosen):
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_whatever_is_repeated_values_are_right(seed):
+def test_replicated_nodes_keep_values(seed):
     chance = random.Random(seed)
     context = scheduling_context(random_graph(seed), devices=3)
     graph, placement = context.graph, context.placement
@@ -78,7 +78,7 @@ def diamond():
     return attrs.evolve(context, placement=placement, resident={small: one, weight: one}), other, wide
 
 
-def test_what_is_repeated_is_not_sent_and_its_weights_stay_as_copies():
+def test_replicated_results_are_not_sent():
     context, other, wide = diamond()
     assert any(isinstance(s, Receive) and s.value == wide for s in build_schedule(context, Sequential()).steps[other])
     context = repeated(context, [(0, other)])
@@ -94,7 +94,7 @@ def test_what_is_repeated_is_not_sent_and_its_weights_stay_as_copies():
     assert freed == [small, wide]  # the weight stays
 
 
-def test_a_replica_that_does_not_run_or_lacks_operands_is_refused():
+def test_invalid_replica_is_refused():
     context, other, _ = diamond()
     plain = build_schedule(context, Sequential())
     context = repeated(context, [(0, other)])
@@ -117,7 +117,7 @@ def test_a_replica_that_does_not_run_or_lacks_operands_is_refused():
         (3, "server/cpu:1", "reads beyond its operand"),
     ],
 )
-def test_only_what_is_the_same_everywhere_is_repeated(node, device, message):
+def test_only_deterministic_nodes_are_replicated(node, device, message):
     builder = ProgramBuilder()
     x = builder.input(3, 3)
     y = builder.op("aten::tanh", x, shape=(3, 3))

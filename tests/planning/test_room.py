@@ -54,7 +54,7 @@ def planned_by(name, graph, *devices, **fields):
     return result.placement
 
 
-def test_no_policy_ever_exceeds_a_device_or_misses_a_dtype_or_an_op():
+def test_policies_respect_memory_dtypes_and_ops():
     tally = search(0, long_or(20, 45))
     assert not tally.faults
     assert tally.spread > long_or(12, 30)
@@ -62,7 +62,7 @@ def test_no_policy_ever_exceeds_a_device_or_misses_a_dtype_or_an_op():
     assert tally.plans > long_or(50, 120)
 
 
-def test_where_one_of_all_placements_fits_each_policy_ends_with_one():
+def test_policies_find_existing_placement():
     tally = compare(0, long_or(24, 50))
     assert not tally.faults
     assert tally.feasible > long_or(4, 15)
@@ -71,7 +71,7 @@ def test_where_one_of_all_placements_fits_each_policy_ends_with_one():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_device_that_is_full_gets_nothing_beside_one_that_is_empty(name):
+def test_full_device_gets_no_nodes(name):
     graph = layers(32)
     placement = planned_by(
         name, graph, device("full", MIB, memory=80 * MIB), device("empty", 80 * MIB, memory=80 * MIB)
@@ -80,7 +80,7 @@ def test_a_device_that_is_full_gets_nothing_beside_one_that_is_empty(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_free_is_nothing_and_not_unknown(name):
+def test_zero_free_memory_is_not_unknown(name):
     graph = layers(4)
     assert planned_by(name, graph, device("none", 0, memory=80 * MIB), device("some", 10 * MIB)).devices == ("some",)
     assert planned_by(name, graph, device("unknown", None)).devices == ("unknown",)
@@ -89,7 +89,7 @@ def test_nothing_free_is_nothing_and_not_unknown(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_ops_go_where_their_dtypes_are(name):
+def test_ops_go_to_devices_with_their_dtype(name):
     old = device("old", 80 * MIB, dtypes=frozenset({"float32"}))
     placement = planned_by(name, layers(8, torch.bfloat16), old, device("new", 80 * MIB))
     assert placement.devices == ("new",)
@@ -100,14 +100,14 @@ def test_ops_go_where_their_dtypes_are(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_fits_into_no_device_is_spread_over_several(name):
+def test_large_program_is_spread_over_devices(name):
     graph = layers(32)
     placement = planned_by(name, graph, *(device(f"d{n}", free * MIB) for n, free in enumerate((3, 14, 20))))
     assert len(placement.devices) >= 2
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_error_says_what_is_short_where_by_how_much_and_for_what(name):
+def test_error_names_device_and_missing_bytes(name):
     graph = layers(32)
     with pytest.raises(DoesNotFit) as caught:
         planned_by(name, graph, device("one", 20 * MIB), device("other", 4 * MIB))
@@ -122,7 +122,7 @@ def test_the_error_says_what_is_short_where_by_how_much_and_for_what(name):
     assert f"{int(short[1].replace(',', '')) - 20 * MIB:,} bytes are short" in str(caught.value)
 
 
-def test_temporaries_and_copies_count():
+def test_temporaries_and_copies_count_as_memory():
     builder = ProgramBuilder()
     x = builder.input(512, 512)
     wide = builder.op("aten::repeat", x, shape=(4096, 512))
@@ -139,14 +139,14 @@ def test_temporaries_and_copies_count():
         planned_by("single", graph, device("a", 7 * MIB), device("b", 8 * MIB), **there)
 
 
-def test_small_programs_are_searched_completely(monkeypatch):
+def test_small_programs_are_searched_exhaustively(monkeypatch):
     compared = compare(1496, 1)
     assert (compared.feasible, compared.faults) == (1, [])
     monkeypatch.setattr(placement_search, "SMALL", 0)
     assert compare(1496, 1).faults  # filling devices one after the other does not find it
 
 
-def test_what_a_cost_model_says_that_an_op_takes_beside_its_operands_counts():
+def test_workspace_of_cost_model_counts():
     builder = ProgramBuilder()
     x = builder.input(512, 512)
     builder.drop(builder.op("aten::mm", x, x, shape=(512, 512)))
@@ -157,7 +157,7 @@ def test_what_a_cost_model_says_that_an_op_takes_beside_its_operands_counts():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_ops_go_where_they_are(name):
+def test_ops_go_to_devices_that_have_them(name):
     old = device("old", 80 * MIB, unsupported=frozenset({"aten::mm"}))
     assert planned_by(name, layers(8), old, device("new", 80 * MIB)).devices == ("new",)
     other = device("old", 80 * MIB, unsupported=frozenset({"aten::mm.out", "aten::relu"}))
@@ -178,7 +178,7 @@ def wait_and_use():
 
 
 @pytest.mark.parametrize(("kind", "wanted"), [("cuda", 4), ("cpu", 5)])
-def test_transfers_wait_in_the_memory_of_devices_that_compute_in_host_memory(kind, wanted):
+def test_transfers_occupy_memory_of_host_memory_devices(kind, wanted):
     graph, weights, made = wait_and_use()
     near, far = "far/cuda:0", f"near/{kind}:0"
     values = dict.fromkeys((*weights, *made), near) | {v: far for n in graph.nodes[4:] for v in n.outputs}
@@ -193,7 +193,7 @@ def test_transfers_wait_in_the_memory_of_devices_that_compute_in_host_memory(kin
     assert held[far].bytes == wanted * MIB
 
 
-def test_what_moves_away_makes_room_where_it_was():
+def test_moved_values_free_memory():
     graph = layers(2)
     first, second = (v for v in graph.inputs if graph.meta(v).nbytes == MIB)
     there = {"resident": {first: "a", second: "a"}}
@@ -215,7 +215,7 @@ class TestPins:
 
     pins = (("layers.0", "a"), ("layers.1", "a"))
 
-    def test_what_is_not_pinned_goes_elsewhere(self):
+    def test_unpinned_nodes_go_elsewhere(self):
         graph = layers(6)
         devices = (device("a", 4 * MIB), device("b", 6 * MIB))
         placement = planned_by("pinned", graph, *devices, pins=self.pins)
@@ -225,7 +225,7 @@ class TestPins:
         assert "b" in where.values()
         assert re.search(r"pinned on 2 devices: a: it would hold [\d,]+ bytes", " ".join(placement.refused))
 
-    def test_what_does_not_fit_where_it_was_asked_for_is_refused_with_reasons(self):
+    def test_pinned_node_without_memory_raises(self):
         graph = layers(6)
         with pytest.raises(DoesNotFit) as caught:
             planned_by("pinned", graph, device("a", 100_000), device("b", 80 * MIB), pins=self.pins)
@@ -236,13 +236,13 @@ class TestPins:
         assert re.search(r"room for 100,000: [\d,]+ bytes are short", said)
         assert not planned_by("pinned", graph, device("a", 100_000), device("b", 80 * MIB)).pinned
 
-    def test_an_op_that_its_device_lacks_is_refused(self):
+    def test_pinned_unsupported_op_raises(self):
         lacks = device("a", 80 * MIB, unsupported=frozenset({"aten::mm"}))
         with pytest.raises(DoesNotFit, match=r"pinned to a, .* a: it does not run aten::mm"):
             planned_by("pinned", layers(6), lacks, device("b", 80 * MIB), pins=self.pins)
 
 
-def test_explain_says_what_was_refused_and_who_decided_then():
+def test_explain_names_refused_policy_and_fallback():
     request = Request(NetworkTopology((device("full", MIB), device("empty", 80 * MIB))), placement_policy="round_robin")
     result = plan(layers(32), REGISTRY, request)
     text = explain(result)
@@ -250,7 +250,7 @@ def test_explain_says_what_was_refused_and_who_decided_then():
     assert re.search(r"not round_robin on 2 devices: full: it would hold [\d,]+ bytes .* has room for 1,048,576", text)
 
 
-def test_what_can_be_spilled_counts_where_one_device_has_to_do_and_last_of_all_elsewhere():
+def test_spill_space_is_used_last():
     graph = layers(32)
     spills = device("spills", 4 * MIB, spill=100 * MIB)
     assert placement_with_spill(graph, spills).devices == ("spills",)
@@ -264,7 +264,7 @@ def placement_with_spill(graph, *devices):
     return plan(graph, REGISTRY, Request(NetworkTopology(devices))).placement
 
 
-def test_a_plan_that_was_found_again_fits_what_is_free_now():
+def test_cached_plan_fits_free_memory():
     graph, cache = layers(8), AnalysisCache()
     roomy = (device("a", 80 * MIB), device("b", 80 * MIB))
     request = Request(NetworkTopology(roomy))
@@ -273,13 +273,13 @@ def test_a_plan_that_was_found_again_fits_what_is_free_now():
     assert planned(graph, REGISTRY, attrs.evolve(request, topology=full), cache).placement.devices == ("b",)
 
 
-def test_the_scheduler_does_not_fall_back_to_what_does_not_fit():
+def test_scheduler_raises_if_nothing_fits():
     scheduler = Scheduler(NetworkTopology((device("full", MIB),)), REGISTRY)
     with pytest.raises(DoesNotFit, match="bytes are short"):
         scheduler.create_schedule(layers(8))
 
 
-def test_the_check_of_these_tests_finds_what_is_wrong():
+def test_memory_checker_finds_violations():
     graph = random_program(random.Random(3))
     request = Request(NetworkTopology((device("a", None),)))
     result = plan(graph, REGISTRY, request)

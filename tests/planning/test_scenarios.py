@@ -24,20 +24,20 @@ def plugins():
         ("recomputation, 400 Gbit/s", 1.6, "as written"),
     ],
 )
-def test_two_devices_are_faster(name, least, does, plugins):
+def test_two_devices_are_faster_than_one(name, least, does, plugins):
     row = measured(BY_NAME[name], plugins)
     assert row.gain >= least
     assert does in row.how
 
 
-def test_slow_links_make_recomputation_win(plugins):
+def test_slow_link_favours_recomputation(plugins):
     row = measured(BY_NAME["recomputation, 1 Gbit/s"], plugins)
     assert "recomputation" in row.how
     assert row.two_ms < 0.1 * row.other_ms
     assert row.two_bytes < 0.02 * row.other_bytes
 
 
-def test_large_tables_stay_and_indices_move(plugins):
+def test_large_tables_stay_in_place(plugins):
     row = measured(BY_NAME["recommender tables, 104 GB"], plugins)
     assert row.one_ms is None
     assert row.two_bytes < 0.001 * row.other_bytes
@@ -56,7 +56,7 @@ def compared(part, before, after):
         (((10, 9.5), (10, 9.5)), False),
     ],
 )
-def test_parts_belong_into_the_default_that_gain_in_most_programs_and_lose_in_none(times, on):
+def test_default_rule_of_optimizations(times, on):
     (row,) = verdicts([compared("part", *pair) for pair in times])
     assert row.acts == len(times)
     assert row.by_default is on

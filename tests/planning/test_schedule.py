@@ -89,7 +89,7 @@ def test_illegal_schedules_are_refused(mutate, message):
     assert "scheduler 'x'" in str(refused.value)
 
 
-def test_freeing_too_early_or_what_is_held_is_refused():
+def test_early_free_and_free_of_held_value_are_refused():
     def early(made, device):
         context_free = Free((broken_first(made),))
         return {"steps": {device: (Run((0,)), context_free, Run((1, 2)))}}
@@ -123,7 +123,7 @@ class Stubborn:
     place = priority = _give
 
 
-def test_a_scheduler_that_fails_is_replaced_and_named(caplog):
+def test_failing_scheduler_is_replaced_and_named(caplog):
     context = scheduling_context(random_graph(1))
     made = schedule(context, Stubborn("wobbly", RuntimeError("no idea")), Sequential())
     assert made.scheduler == "sequential"
@@ -132,7 +132,7 @@ def test_a_scheduler_that_fails_is_replaced_and_named(caplog):
     assert len([r for r in caplog.records if "wobbly" in r.getMessage()]) == 1
 
 
-def test_a_policy_that_breaks_a_rule_is_replaced_and_named(caplog):
+def test_invalid_policy_is_replaced_and_named(caplog):
     context = placement_context(random_graph(1), devices=2)
     half = Placement((PlacementDecision(0, context.topology.devices[0].id, "why not"),), {})
     placed = place(context, Stubborn("halfway", half), SingleDevice())
@@ -147,7 +147,7 @@ def test_place_without_devices_asks_no_policy(caplog):
     assert not caplog.records
 
 
-def test_memory_that_is_shared_must_be_in_one_place():
+def test_shared_memory_must_be_on_one_device():
     builder = ProgramBuilder()
     x = builder.input(*SQUARE)
     view = builder.view("aten::t", x, shape=SQUARE)
@@ -163,7 +163,7 @@ def with_devices(graph, *devices, resident=None):
     return attrs.evolve(context, topology=NetworkTopology(devices), resident=resident or {})
 
 
-def test_single_follows_the_bytes_and_says_so():
+def test_single_chooses_device_with_most_bytes():
     builder = ProgramBuilder()
     small, large = builder.input(2, 2), builder.input(64, 64)
     builder.op("aten::mm", small, large, shape=(2, 64))
@@ -174,7 +174,7 @@ def test_single_follows_the_bytes_and_says_so():
     assert "16,384 of 16,400 bytes" in placed.decisions[0].reason
 
 
-def test_single_never_chooses_what_is_too_small_or_lacks_a_dtype():
+def test_single_skips_unsuitable_devices():
     builder = ProgramBuilder()
     builder.op("aten::tanh", builder.input(64, 64, dtype=torch.bfloat16), shape=(64, 64))
     graph = builder.graph()

@@ -69,7 +69,7 @@ def anywhere(seed, devices, length=24):
 @pytest.mark.parametrize("maker", **by_name)
 @given(seed=st.integers(0, 10_000), devices=st.integers(1, 4))
 @settings(max_examples=30)
-def test_schedules_give_the_values_of_program_order(maker, seed, devices):
+def test_schedules_keep_program_values(maker, seed, devices):
     context = anywhere(seed, devices)
     graph, inputs = context.graph, random_inputs(context.graph)
     made = build_schedule(context, maker)
@@ -91,7 +91,7 @@ def test_schedules_give_the_values_of_program_order(maker, seed, devices):
 @pytest.mark.parametrize("maker", **by_name)
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=10)
-def test_copies_that_devices_hold_are_not_sent_again_until_they_are_written(maker, seed):
+def test_held_copies_are_sent_again_only_after_write(maker, seed):
     context = anywhere(seed, 2)
     names = [d.id for d in context.topology.devices]
     inputs = [v for v in context.graph.inputs if context.resident.get(v) == context.placement.values[v]]
@@ -104,7 +104,7 @@ def test_copies_that_devices_hold_are_not_sent_again_until_they_are_written(make
     assert not {v for v in sent & copies.keys() if storage_of(v) not in written}
 
 
-def test_a_plan_that_is_found_again_keeps_its_copies():
+def test_cached_plan_keeps_copies():
     graph, other = fork()[0], fork()[0]
     values = [tuple(dict.fromkeys(g.program.operands)) for g in (graph, other)]
     weight = graph.nodes[0].inputs[1]
@@ -152,7 +152,7 @@ def forked(seconds=1e-3, **link):
     )
 
 
-def test_values_are_sent_as_soon_as_they_are_made_and_received_when_they_are_needed():
+def test_early_send_and_late_receive():
     context = forked()
     first, second = (d.id for d in context.topology.devices)
     steps = write_steps(context, context.plan.nodes)
@@ -164,7 +164,7 @@ def test_values_are_sent_as_soon_as_they_are_made_and_received_when_they_are_nee
     assert steps[second].index(next(s for s in steps[second] if isinstance(s, Send))) > 0
 
 
-def test_the_clock_overlaps_work_on_two_devices_and_waits_for_links():
+def test_simulated_clock_overlaps_devices_and_waits_for_links():
     quick, slow = forked(), forked(latency=1e-2)
     timeline = simulate(quick, build_schedule(quick, Parallel()))
     assert timeline.seconds == pytest.approx(5e-3)  # four products beside four others, and the end
@@ -179,7 +179,7 @@ def test_the_clock_overlaps_work_on_two_devices_and_waits_for_links():
     assert timeline.limit == "ops on server/cpu:0"
 
 
-def test_copies_that_the_placement_wants_stay_where_they_came_to():
+def test_requested_copies_are_kept():
     context = forked()
     first, second = (d.id for d in context.topology.devices)
     given = context.graph.inputs[0]  # lives on the first device, and both read it
@@ -218,7 +218,7 @@ def test_transfers_from_one_device_take_turns():
     assert line.devices[second].waited == pytest.approx(line.seconds - 3e-3)
 
 
-def test_what_most_depends_on_goes_first_and_the_oldest_in_a_pipeline():
+def test_longest_path_and_oldest_input_go_first():
     graph, (short, long, _) = fork((1, 3))
     context = scheduling_context(graph, 1)
     found = Dependences.of(context)
@@ -240,7 +240,7 @@ class ByTable(Scheduler):
 
 
 @pytest.mark.parametrize(("strict", "ran"), [(True, (2, 0)), (False, (0, 2))])
-def test_strict_priorities_make_a_device_wait_and_others_do_not(strict, ran):
+def test_strict_priorities_make_device_wait(strict, ran):
     builder = ProgramBuilder()
     x, y = builder.input(8, 8), builder.input(8, 8)
     builder.op("aten::tanh", x, shape=(8, 8))
@@ -258,13 +258,13 @@ def test_strict_priorities_make_a_device_wait_and_others_do_not(strict, ran):
     assert tuple(n for s in made.steps[first] if isinstance(s, Run) for n in s.nodes) == ran
 
 
-def test_sequential_begins_a_stage_wherever_the_device_changes():
+def test_sequential_starts_stage_at_device_change():
     context = forked()
     assert build_schedule(context, Sequential()).total_stages == 3
     assert build_schedule(context, Parallel()).total_stages == 2  # both chains, and the end
 
 
-def test_stages_of_a_pipeline_work_on_successive_inputs_at_the_same_time():
+def test_pipeline_stages_overlap_on_successive_inputs():
     builder = ProgramBuilder()
     weights = [builder.input(8, 8) for _ in range(2)]
     for _ in range(4):
@@ -289,7 +289,7 @@ def test_stages_of_a_pipeline_work_on_successive_inputs_at_the_same_time():
     assert timeline.seconds == pytest.approx(5e-3)  # four inputs through two stages; 8 ms one after the other
 
 
-def test_what_is_fetched_is_computed_first():
+def test_fetched_values_are_computed_first():
     graph, (_, second, _) = fork((4, 4))
     context = scheduling_context(graph, 1)
     wanted = graph.nodes[second[-1]].outputs[0]
@@ -310,7 +310,7 @@ def wasteful():
     return scheduling_context(builder.graph(), 1)
 
 
-def test_dynamic_keeps_to_a_limit_of_memory_and_says_what_it_tried():
+def test_dynamic_respects_memory_limit():
     context = wasteful()
     (device,) = context.placement.devices
     free = build_schedule(context, Dynamic())
@@ -326,7 +326,7 @@ def test_dynamic_keeps_to_a_limit_of_memory_and_says_what_it_tried():
     assert "the least memory of those in time" in in_time.reasons[-1]
 
 
-def test_schedules_that_hold_too_much_are_refused_and_the_fallback_names_it():
+def test_schedule_over_memory_limit_falls_back():
     context = wasteful()
     (device,) = context.placement.devices
     limited = attrs.evolve(context, memory_limits={device: 64 * 64})

@@ -62,12 +62,12 @@ def result() -> PipelineResult:
     return attrs.evolve(made, profile=profile)
 
 
-def test_the_tree_reads_like_this(result) -> None:
+def test_explain_tree_text(result) -> None:
     told = "\n".join(tree(describe(result)["modules"]))
     assert told == TREE
 
 
-def test_it_can_be_unfolded_and_cut(result) -> None:
+def test_explain_tree_unfolded_and_truncated(result) -> None:
     unfolded = explain(result, unfold=True)
     assert "layers.1  Layer" in unfolded
     assert "layers.0-2" not in unfolded
@@ -128,7 +128,7 @@ class Described(msgspec.Struct, forbid_unknown_fields=True):
     schedule: dict[str, object] | None = None
 
 
-def test_a_match_names_the_decision_that_followed_and_its_gain(result) -> None:
+def test_match_names_decision_and_gain(result) -> None:
     hints = {"branches": ((1, 2),), "groups": ((1, 2),), "tables": (3,), "colocate": ()}
     first, *rest = result.profile.patterns
     first = attrs.evolve(first, hints=hints, residency={result.graph.inputs[0]: DataResidency.STATEFUL_KV_CACHE})
@@ -150,7 +150,7 @@ def test_a_match_names_the_decision_that_followed_and_its_gain(result) -> None:
     assert [made["about"] for made in found["decisions"]] == ["branches", "groups", "tables", "memory"]
 
 
-def test_predicted_times_name_the_speeds_that_they_rest_on(result) -> None:
+def test_predicted_times_name_assumed_speeds(result) -> None:
     device = DeviceCapabilities("here", "cpu", flops=19.5e12, bandwidth=1.6e12)
     assumed = attrs.evolve(result, topology=NetworkTopology((device,)))
     assert "assumed speeds of 19.5 TFLOP/s and 1.60 TB/s: `djinn calibrate` measures them" in str(explain(assumed))
@@ -158,7 +158,7 @@ def test_predicted_times_name_the_speeds_that_they_rest_on(result) -> None:
     assert "(measured speeds)" in str(explain(attrs.evolve(result, topology=NetworkTopology((measured,)))))
 
 
-def test_json_has_this_form(result) -> None:
+def test_explain_json_schema(result) -> None:
     described = msgspec.json.decode(json.dumps(explain(result).described), type=Described)
     whole = described.modules
     assert whole.ops == sum(part.ops for part in whole.parts) == described.graph["nodes"]
@@ -170,7 +170,7 @@ def test_json_has_this_form(result) -> None:
     assert msgspec.json.decode(json.dumps(describe(without_costs)), type=Described).modules.seconds is None
 
 
-def test_facts_of_plugins_are_json_whatever_they_are(result) -> None:
+def test_plugin_facts_are_serialized_to_json(result) -> None:
     odd = {"a": {1: {2, 3}}, "b": torch.float32, "c": (None, 1.5)}
     (match, *_) = result.profile.patterns
     profile = attrs.evolve(result.profile, patterns=(attrs.evolve(match, details=odd),))
@@ -193,5 +193,5 @@ def test_facts_of_plugins_are_json_whatever_they_are(result) -> None:
         (share(0, 0), "0%"),
     ],
 )
-def test_quantities_are_read_at_a_glance(said: str, read: str) -> None:
+def test_quantities_are_formatted_with_units(said: str, read: str) -> None:
     assert said == read

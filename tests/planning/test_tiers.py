@@ -51,7 +51,7 @@ def patterns():
     return load_registry(Selection(plugins=("attention", "kv_cache")), builtins=builtin_plugins()).patterns
 
 
-def test_one_model_is_the_same_however_its_graph_was_made(patterns):
+def test_model_is_recognised_from_any_graph(patterns):
     said = {}
     for name, make in MAKERS.items():
         model = Pictures().eval()  # paths are those of a model that is there
@@ -72,7 +72,7 @@ def test_one_model_is_the_same_however_its_graph_was_made(patterns):
     assert said["fx"] == said["export"] == said["capture"]
 
 
-def test_the_structure_alone_sees_no_names(patterns):
+def test_structure_tier_ignores_names(patterns):
     model = Pictures().eval()
     graph = captured_graph(model, torch.rand(2, 3, 6, 6))
     assert "Pictures" in graph.module_classes
@@ -83,7 +83,7 @@ def test_the_structure_alone_sees_no_names(patterns):
 
 
 @pytest.mark.parametrize("tier", list(Tier))
-def test_each_tier_judges_alone(tier, patterns):
+def test_each_tier_works_alone(tier, patterns):
     model = Pictures().eval()
     graph = captured_graph(model, torch.rand(2, 3, 6, 6))
     profile = annotate(graph, patterns, tiers=frozenset({tier}))
@@ -91,7 +91,7 @@ def test_each_tier_judges_alone(tier, patterns):
     assert profile.lineage[-1] == Lineage.WEIGHT | Lineage.VISION
 
 
-def test_what_is_known_from_before_tells_an_optimizer_step():
+def test_known_residency_marks_optimizer_step():
     from djinn.planning import DataResidency, ExecutionPhase
     from djinn.testing import ProgramBuilder
 
@@ -121,7 +121,7 @@ class CLIPTextModel(nn.Module):
         return self.layer(self.mixed(self.layer(x).transpose(1, 2)).transpose(1, 2))
 
 
-def test_a_text_of_three_tables_is_no_recommender_and_no_picture_by_its_name(patterns):
+def test_text_model_with_three_embeddings(patterns):
     """As FNet (three tables, no attention), Nystroemformer (a convolution on the way) and the text tower of CLIP are."""
     with djinn.capture(model := CLIPTextModel()) as captured:
         model(torch.zeros(2, 6, dtype=torch.long))
@@ -144,7 +144,7 @@ class Redrawn(nn.Module):
 
 
 @pytest.mark.parametrize(("channels", "draws"), [(3, True), (2, False)])
-def test_a_picture_is_drawn_and_a_map_of_classes_is_seen(channels, draws):
+def test_image_generation_versus_segmentation(channels, draws):
     from djinn.planning import ExecutionPhase
 
     graph = fx_graph(torch.export.export(Redrawn(channels).eval(), (torch.rand(1, 3, 16, 16),)))
@@ -172,14 +172,14 @@ class Forecast(nn.Module):
 @pytest.mark.parametrize(
     ("given", "width", "workload"), [((2, 64), 8, WorkloadType.GENERIC), ((2, 8, 16), 16, WorkloadType.LLM)]
 )
-def test_a_series_in_patches_is_no_text(given, width, workload, patterns):
+def test_patched_time_series_is_not_text(given, width, workload, patterns):
     """As TimesFM, whose decoder is that of a language model; what begins in the middle of one is one."""
     graph = fx_graph(torch.export.export(Forecast(width).eval(), (torch.rand(given),)))
     assert annotate(graph, patterns, tiers=frozenset({Tier.STRUCTURE})).workload is workload
 
 
 @pytest.mark.parametrize(("channels", "workload"), [(4, WorkloadType.GENERIC), (1, WorkloadType.AUDIO)])
-def test_measurements_in_a_few_channels_are_no_sound(channels, workload):
+def test_few_channel_series_is_not_audio(channels, workload):
     """As a temporal convolutional network reads them."""
     model = nn.Sequential(nn.Conv1d(channels, 16, 3), nn.ReLU(), nn.Conv1d(16, 16, 3), nn.ReLU(), nn.Conv1d(16, 2, 1))
     graph = fx_graph(torch.export.export(model.eval(), (torch.rand(2, channels, 32),)))

@@ -73,7 +73,7 @@ MODELS = {
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("name", MODELS)
-def test_flops_of_models_are_what_pytorch_counts(name, backward):
+def test_model_flops_equal_pytorch_counter(name, backward):
     make, shape = MODELS[name]
 
     def run(device):
@@ -91,7 +91,7 @@ def test_flops_of_models_are_what_pytorch_counts(name, backward):
     assert sum(work_of(graph, node).flops for node in graph.nodes) == counter.get_total_flops() > 0
 
 
-def test_products_of_groups_count_as_if_each_were_made_by_itself():
+def test_grouped_matmul_flops():
     """PyTorch's counter knows nothing of them. The gradient by the weights sums over rows, which the groups divide."""
     x, weights = torch.rand(6, 8, dtype=torch.bfloat16), torch.rand(3, 8, 16, dtype=torch.bfloat16)
     ends = torch.tensor([2, 3, 6], dtype=torch.int32)
@@ -105,7 +105,7 @@ def test_products_of_groups_count_as_if_each_were_made_by_itself():
     ] * 3
 
 
-def test_arithmetic_is_what_is_done_where_the_count_is_another():
+def test_grouped_convolution_arithmetic():
     x, w = torch.rand(1, 8, 6, 6, requires_grad=True), torch.rand(8, 1, 3, 3, requires_grad=True)
     graph = captured(lambda x, w: F.conv2d(x, w, groups=8).sum().backward(), x, w)
     forward, backward = of(graph, "convolution"), of(graph, "convolution_backward")
@@ -138,13 +138,13 @@ CACHE = 4 * 64 * 16 * 4  # bytes
         (lambda cache, new: cache.transpose(0, 1), 0, 0),
     ],
 )
-def test_bytes_are_those_that_move(function, read, written):
+def test_bytes_read_and_written(function, read, written):
     graph = captured(function, torch.rand(4, 64, 16), torch.rand(4, 1, 16))
     last = work_of(graph, graph.nodes[-1])
     assert (last.bytes_read, last.bytes_written) == (read, written)
 
 
-def test_what_was_worked_out_is_not_worked_out_again(monkeypatch):
+def test_work_is_cached(monkeypatch):
     asked = []
     known = work._work
     monkeypatch.setattr(work, "_work", lambda graph, node: asked.append(node.op) or known(graph, node))
@@ -170,14 +170,14 @@ def test_what_was_worked_out_is_not_worked_out_again(monkeypatch):
     assert [work_of(graph, node).kind for node in graph.nodes] == ["product", "pointwise"] * 3
 
 
-def test_scalars_that_change_the_work_are_told_apart():
+def test_scalars_that_change_work_are_in_key():
     one = captured(lambda x, w: F.conv2d(x, w, groups=1), torch.rand(1, 4, 6, 6), torch.rand(4, 4, 3, 3))
     two = captured(lambda x, w: F.conv2d(x, w, groups=2), torch.rand(1, 4, 6, 6), torch.rand(4, 2, 3, 3))
     assert of(one, "convolution").dims[0] == 1
     assert of(two, "convolution").dims[0] == 2
 
 
-def test_kernels_that_do_a_whole_layer_count_as_what_they_do():
+def test_fused_layer_kernel_flops():
     layer = nn.TransformerEncoderLayer(32, 4, 96, dropout=0.0, batch_first=True)  # trains, so it goes step by step here
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         layer(torch.rand(3, 10, 32))

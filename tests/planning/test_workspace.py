@@ -78,7 +78,7 @@ def measured(calls):
 
 
 @pytest.mark.usefixtures("embedded")
-def test_work_space_is_that_of_the_kernels():
+def test_workspace_equals_kernel_allocations():
     said, kept = {}, []
     with torch.no_grad():
         calls = cases()

@@ -52,12 +52,12 @@ def recorded():
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_instances_are_as_many_as_the_configuration_says(embedded, recorded, name):
+def test_labelled_instances_match_configuration(embedded, recorded, name):
     assert Counter(i.pattern for i in recorded(name).truth.instances if i.required) == EXPECTED[name][1]
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_labels_fit_the_program(embedded, recorded, name):
+def test_labels_refer_to_program_nodes(embedded, recorded, name):
     program = recorded(name)
     nodes = range(len(program.program))
     assert set(program.truth.phases) <= set(nodes)
@@ -71,7 +71,7 @@ def test_labels_fit_the_program(embedded, recorded, name):
     assert forward <= known, "a layer that no rule knows"
 
 
-def test_the_parts_of_a_training_step_follow_each_other(embedded, recorded):
+def test_training_phases_are_ordered(embedded, recorded):
     program = recorded("resnet")
     phases = [phase for node in range(len(program.program)) for phase in program.truth.phases[node]]
     order = [ExecutionPhase.TRAINING_FORWARD, ExecutionPhase.TRAINING_BACKWARD, ExecutionPhase.TRAINING_OPTIMIZER]
@@ -83,7 +83,7 @@ def test_the_parts_of_a_training_step_follow_each_other(embedded, recorded):
     assert residency[DataResidency.INPUT] == 2
 
 
-def test_two_kinds_of_data_and_where_they_meet(embedded, recorded):
+def test_modalities_and_fusion_of_clip(embedded, recorded):
     truth = recorded("clip").truth
     (fusion,) = (i for i in truth.instances if i.pattern == "fusion")
     assert {truth.modalities[n] for n in fusion.core} == {Modality.MULTIMODAL_FUSION}
@@ -106,7 +106,7 @@ def told(instance, nodes=None, shift=0):
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_who_knows_all_is_right_and_who_is_beside_is_wrong(embedded, recorded, name):
+def test_score_of_perfect_and_shifted_matches(embedded, recorded, name):
     instances = recorded(name).truth.instances
     required = [i for i in instances if i.required]
     for pattern in {i.pattern for i in required}:
@@ -119,7 +119,7 @@ def test_who_knows_all_is_right_and_who_is_beside_is_wrong(embedded, recorded, n
         assert not any(judged.right for judged in beside.judged)
 
 
-def test_saying_it_twice_or_of_everything_is_wrong(embedded, recorded):
+def test_score_of_duplicate_and_oversized_matches(embedded, recorded):
     program = recorded("bert")
     instances = program.truth.instances
     first, second = (i for i in instances if i.pattern == "attention")
@@ -134,7 +134,7 @@ def test_saying_it_twice_or_of_everything_is_wrong(embedded, recorded):
     assert not wide.judged[0].right
 
 
-def test_what_the_modules_leave_open_counts_for_nothing(embedded, recorded):
+def test_optional_instances_are_not_scored(embedded, recorded):
     instances = recorded("bert").truth.instances
     position = next(i for i in instances if i.pattern == "embedding" and not i.required)
     judged = of_pattern("embedding", instances, [told(position)])
@@ -142,7 +142,7 @@ def test_what_the_modules_leave_open_counts_for_nothing(embedded, recorded):
     assert [i.required for i in judged.missed] == [True]
 
 
-def test_confidence_is_compared_with_the_share_that_is_right():
+def test_confidence_calibration():
     def judged(confidence, right):
         return Judged(PatternMatch("mlp", (0,), confidence, "it was told"), right)
 
@@ -160,7 +160,7 @@ def test_confidence_is_compared_with_the_share_that_is_right():
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "clip", "resnet"])
-def test_attention_and_caches_are_recognised(embedded, recorded, name):
+def test_attention_and_kv_caches_are_recognised(embedded, recorded, name):
     program = recorded(name)
     profile = djinn.plan(attrs.evolve(program.program, modules=(), sites=()), until="annotate").profile
     found = score(program, profile)
@@ -171,7 +171,7 @@ def test_attention_and_caches_are_recognised(embedded, recorded, name):
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_bags_are_recognised(embedded, recorded, name):
+def test_embedding_bags_are_recognised(embedded, recorded, name):
     program = recorded(name)
     profile = djinn.plan(attrs.evolve(program.program, modules=(), sites=()), until="annotate").profile
     found = score(program, profile)
@@ -180,13 +180,13 @@ def test_bags_are_recognised(embedded, recorded, name):
 
 
 @pytest.mark.parametrize("name", ["bert", "resnet", "dlrm", "perceptron", "qwen2_moe"])
-def test_flops_are_those_that_pytorch_counts(embedded, recorded, name):
+def test_labelled_flops_equal_pytorch_counter(embedded, recorded, name):
     program = recorded(name)
     graph = ProgramGraph(program.program)
     assert program.flops == sum(flops_of(graph, node) for node in graph.nodes)
 
 
-def test_halves_and_situations():
+def test_labelled_parts_and_situations():
     parts = Counter(entry.part for entry in LABELLED.values())
     assert min(parts[part] for part in ("development", "report", "blind")) >= 30
     assert len(LABELLED) >= 60
@@ -197,7 +197,7 @@ def test_halves_and_situations():
     assert WorkloadType.LLM not in workloads_of("illustrated decoder", "prefill")
 
 
-def test_kinds_that_are_not_said_are_missed_and_wrong_ones_cost_precision():
+def test_score_of_missing_and_wrong_kinds():
     facts = [{"kind": "self"}, {"kind": "self"}, {"kind": "cross", "heads": 4}]
     instances = [Instance("attention", frozenset({n}), frozenset({n}), facts=fact) for n, fact in enumerate(facts)]
     said = [{"kind": None}, {"kind": "self"}, {"kind": "self", "heads": 2}]

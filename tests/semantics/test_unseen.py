@@ -20,7 +20,7 @@ FEW = (
 
 
 @pytest.mark.parametrize("name", FEW.split())
-def test_unseen_architectures_are_recognised_by_structure_alone(embedded, name, monkeypatch):
+def test_unseen_architectures_are_recognised_by_structure(embedded, name, monkeypatch):
     monkeypatch.setitem(LABELLED, name, attrs.evolve(LABELLED[name], situations=("forward",)))
     (program,) = labelled(name)
     graph = ProgramGraph(attrs.evolve(program.program, modules=(), sites=()))
@@ -32,13 +32,13 @@ def test_unseen_architectures_are_recognised_by_structure_alone(embedded, name, 
     assert not found.wrong_phases
 
 
-def test_the_list_is_long_and_apart_from_the_others():
+def test_unseen_list_is_long_and_disjoint():
     unseen = {name for name, entry in LABELLED.items() if entry.part == "unseen"}
     assert len(unseen) >= 60
     assert len({LABELLED[name].family for name in unseen}) >= 10
 
 
-def test_the_lower_bound_of_a_share():
+def test_lower_confidence_bound():
     assert least(0, 0) is None
     assert least(190, 190) == pytest.approx(0.980, abs=0.001)  # no mistake in 190
     assert least(90, 100) == pytest.approx(0.8256, abs=0.001)

@@ -37,7 +37,7 @@ def make_garbage(count=5000):
         one.append(one)
 
 
-def test_disable_and_enable_during_a_pause_outlive_it():
+def test_disable_and_enable_during_pause_persist():
     pause = GcPause()
     with pause:
         gc.disable()
@@ -47,14 +47,14 @@ def test_disable_and_enable_during_a_pause_outlive_it():
     assert gc.isenabled()
 
 
-def test_thresholds_set_during_a_pause_outlive_it():
+def test_thresholds_set_during_pause_persist():
     pause = GcPause()
     with pause:
         gc.set_threshold(123, 4, 5)
     assert gc.get_threshold() == (123, 4, 5)
 
 
-def test_thresholds_read_in_a_pause_and_put_back_after_it_do_not_stop_collections():
+def test_thresholds_restored_after_pause_keep_collecting():
     pause, before = GcPause(), gc.get_threshold()
     with pause:
         read = gc.get_threshold()
@@ -64,7 +64,7 @@ def test_thresholds_read_in_a_pause_and_put_back_after_it_do_not_stop_collection
     assert gc.get_threshold() == before
 
 
-def test_no_collection_begins_in_a_pause_and_one_after_it(collections):
+def test_collection_is_postponed_until_pause_ends(collections):
     gc.enable()
     pause = GcPause()
     with pause, pause:
@@ -74,7 +74,7 @@ def test_no_collection_begins_in_a_pause_and_one_after_it(collections):
     assert collections
 
 
-def test_a_disabled_collector_does_not_collect_what_is_due(collections):
+def test_disabled_collector_skips_postponed_collection(collections):
     pause = GcPause()
     gc.disable()
     with pause:

@@ -29,13 +29,13 @@ def test_freed_memory_is_kept(asked):
 
 
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"])
-def test_the_environment_decides(asked, monkeypatch, name):
+def test_environment_variable_takes_precedence(asked, monkeypatch, name):
     monkeypatch.setenv(name, "131072")
     memory.keep_freed(64 << 20)
     assert not asked
 
 
-def test_other_c_libraries_are_left_alone(asked, monkeypatch):
+def test_other_c_libraries_are_unchanged(asked, monkeypatch):
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
     memory.keep_freed(64 << 20)
     assert not asked

@@ -32,18 +32,18 @@ def in_torch():
     return call
 
 
-def test_a_function_that_cpp_called(in_torch):
+def test_stack_of_function_called_by_cpp(in_torch):
     assert in_torch(lambda: native_stack.stands_between(b"libtorch"))
 
 
-def test_a_function_that_python_called_by_way_of_c(in_torch):
+def test_stack_of_function_called_through_c(in_torch):
     """As a signal's handler in Python code that PyTorch runs."""
     assert not in_torch(lambda: by_way_of_c(lambda: native_stack.stands_between(b"libtorch")))
     assert not by_way_of_c(lambda: native_stack.stands_between(b"libtorch"))
     assert not native_stack.stands_between(b"libtorch")
 
 
-def test_each_time_that_c_enters_python_is_seen_once():
+def test_each_entry_from_c_is_seen_once():
     entry = native_stack._entry
     assert entry is not None
 
@@ -68,12 +68,12 @@ def test_each_time_that_c_enters_python_is_seen_once():
     assert found[1:] == [0, 1, 2, 1, 1]
 
 
-def test_where_the_platform_does_not_tell(monkeypatch, in_torch):
+def test_stack_on_unsupported_platform(monkeypatch, in_torch):
     monkeypatch.setattr(native_stack, "_entry", None)
     assert not in_torch(lambda: native_stack.stands_between(b"libtorch"))
 
 
-def test_ctrl_c_in_python_code_that_pytorch_runs_is_raised_at_once():
+def test_ctrl_c_in_hook_raises_at_once():
     before = signal.signal(signal.SIGINT, raise_outside_torch)
     x = torch.ones(1, requires_grad=True)
     x.register_hook(lambda grad: signal.raise_signal(signal.SIGINT))

@@ -56,14 +56,14 @@ def on(plain_environment):
 
 
 @pytest.mark.long  # `python -m evaluation simulated` has executors of its own, too
-def test_an_executor_of_its_own_a_server_under_tls_and_what_macos_does_not_tell(on, secure):
+def test_client_on_simulated_macos(on, secure):
     said = on("darwin", ["client_program.py", "macos_answers.py"], secure.file, "here", "tcp")
     assert "unix://" in said
     assert "urls ['https://" in said
     assert said.endswith("trained, generated\nanswered\n")
 
 
-def test_servers_under_tls_and_what_is_refused_on_windows(on, secure):
+def test_client_on_simulated_windows(on, secure):
     said = on("win32", ["client_program.py", "windows_answers.py"], secure.file, "http", "tcp")
     assert "urls ['tcps://" in said
     assert "urls ['https://" in said

@@ -36,7 +36,7 @@ def asked(tmp_path):
 
 
 @pytest.mark.parametrize("version", ["2.13.1+cu130", "2.14.1"])
-def test_an_environment_sees_what_lies_beside_it(asked, version):
+def test_environment_uses_compatible_torch(asked, version):
     said, file = asked(version)
     assert said == version
     seen = subprocess.run(
@@ -55,7 +55,7 @@ def test_an_environment_sees_what_lies_beside_it(asked, version):
 @pytest.mark.parametrize(
     ("version", "source"), [("2.12.1", ""), ("2.15.0", ""), ("2.13.0", "raise ImportError('no driver')")]
 )
-def test_one_that_will_not_do_is_not_used(asked, version, source):
+def test_incompatible_torch_is_not_used(asked, version, source):
     said, file = asked(version, source)
     assert not said
     assert not file.exists()
