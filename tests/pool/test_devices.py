@@ -63,13 +63,13 @@ def bytes_held(router):
 # --- indexes --------------------------------------------------------------------------------------------------------
 
 
-def test_there_is_an_index_for_all_and_one_for_each(both):
+def test_device_indexes_for_all_and_each(both):
     assert module.device_count() == torch.accelerator.device_count() == 3
     with pytest.raises(RuntimeError, match=r"no remote_accelerator:3.*device_count\(\) is 3"):
         torch.zeros(1, device="remote_accelerator:3")
 
 
-def test_what_is_made_at_an_index_stays_there(both):
+def test_tensor_stays_on_its_index(both):
     before = bytes_held(both)
     given = torch.ones(500, 500)
     first, second = given.to(FIRST), torch.ones(500, 500, device=SECOND)
@@ -82,7 +82,7 @@ def test_what_is_made_at_an_index_stays_there(both):
     assert module.get_device_properties(2).kind == "cpu"
 
 
-def test_indexes_do_not_mix(both):
+def test_mixed_indexes_raise(both):
     first, second = torch.ones(2, 2, device=FIRST), torch.ones(2, 2, device=SECOND)
     message = "Expected all tensors to be on the same device, but found at least two devices"
     for mix in (torch.add, torch.mm, lambda a, b: torch.cat([a, b]), lambda a, b: a.index_add_(0, b[0].long(), b)):
@@ -92,7 +92,7 @@ def test_indexes_do_not_mix(both):
     assert torch.equal((first + 1).cpu(), torch.full((2, 2), 2.0)), "what was refused has left nothing behind"
 
 
-def test_the_same_op_on_each_index_returns_its_own(both):
+def test_op_result_keeps_index_of_operands(both):
     for device in (ANY, FIRST, SECOND, FIRST):  # signatures and examples are shared
         for size in (3, 4, 5):
             made = torch.nn.functional.gelu(torch.ones(1, size, 2, device=device))
@@ -102,7 +102,7 @@ def test_the_same_op_on_each_index_returns_its_own(both):
         assert torch.eye(3, device=device).inverse().device == torch.device(device)
 
 
-def test_copies_between_indexes_go_from_one_executor_to_the_other(both):
+def test_copy_between_indexes(both):
     given = torch.randn(300, 300)
     first = given.to(FIRST)
     djinn.synchronize()
@@ -118,7 +118,7 @@ def test_copies_between_indexes_go_from_one_executor_to_the_other(both):
     assert all(torch.equal(t.cpu(), given) for t in (first, third, into))
 
 
-def test_the_current_device(both):
+def test_current_device_context(both):
     with module.device(2):
         assert torch.zeros(1, device="remote_accelerator").device == torch.device(SECOND)
     like = torch.ones(1, device=FIRST)
@@ -149,7 +149,7 @@ def test_training_at_an_index(both):
     assert train(SECOND) == train(FIRST) == train(ANY) == train("cpu")
 
 
-def test_a_model_over_indexes_by_hand(both):
+def test_model_split_over_indexes(both):
     torch.manual_seed(0)
     theirs = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
     ours = copy.deepcopy(theirs)
@@ -167,7 +167,7 @@ def test_a_model_over_indexes_by_hand(both):
     assert torch.equal(copied.to(FIRST).weight.cpu(), theirs[2].weight)
 
 
-def test_each_index_has_its_random_state(both):
+def test_rng_state_per_index(both):
     def draw(device):
         return torch.randn(4, device=device).cpu()
 
@@ -187,7 +187,7 @@ def test_each_index_has_its_random_state(both):
         torch.randn(4, device=SECOND, generator=generator)
 
 
-def test_events_are_of_an_index(both):
+def test_events_per_index(both):
     """As everywhere in PyTorch an event is recorded on the current device, or on that of the stream that it is given."""
     with torch.accelerator.device_index(2):
         start, end = (torch.Event(enable_timing=True) for _ in range(2))
@@ -202,7 +202,7 @@ def test_events_are_of_an_index(both):
         start.elapsed_time(other)
 
 
-def test_what_was_saved_at_an_index_comes_back_there(both, tmp_path):
+def test_saved_tensor_loads_on_its_index(both, tmp_path):
     torch.save(torch.arange(5.0, device=SECOND), tmp_path / "there.pt")
     assert torch.load(tmp_path / "there.pt").device == torch.device(SECOND)
     moved = torch.load(tmp_path / "there.pt", map_location=FIRST)
@@ -210,7 +210,7 @@ def test_what_was_saved_at_an_index_comes_back_there(both, tmp_path):
     assert moved.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_what_earlier_programs_say_of_values(both):
+def test_residency_from_earlier_programs(both):
     model = torch.nn.Linear(4, 4).to(ANY)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     model(torch.ones(2, 4, device=ANY)).sum().backward()
@@ -224,7 +224,7 @@ def test_what_earlier_programs_say_of_values(both):
 # --- which of a server's devices ---------------------------------------------------------------------------------------
 
 
-def test_some_devices_of_a_server(over):
+def test_selected_server_devices(over):
     with over(server_devices=["1"]):
         assert len(open_connections()) == 1
         assert module.device_count() == 1
@@ -240,14 +240,14 @@ def test_some_devices_of_a_server(over):
         pass
 
 
-def test_indexes_are_known_once_servers_have_answered(over):
+def test_indexes_are_known_after_connecting(over):
     with over(at_once=False):
         assert module.device_count() == 1
         assert torch.ones(2).to(SECOND).add(1).tolist() == [2, 2]
         assert module.device_count() == 3
 
 
-def test_devices_that_are_named_need_not_be_asked_for():
+def test_named_devices_are_not_enumerated():
     assert offered(["cuda:1", "cpu"], Selection(), SECONDS) == ["cuda:1", "cpu"]
 
 
@@ -278,7 +278,7 @@ def djinn_register_devices(settings):
 """
 
 
-def test_kind_that_fails_costs_that_kind_alone(tmp_path, monkeypatch, caplog):
+def test_failing_device_kind_is_skipped(tmp_path, monkeypatch, caplog):
     (tmp_path / "two_kinds.py").write_text(KINDS)
     monkeypatch.syspath_prepend(tmp_path)
     assert offered(["cuda:1", "all"], Selection(plugins=("two_kinds",)), SECONDS) == ["cuda:1", "sound:0"]
@@ -295,7 +295,7 @@ def generated(model, device):
     return model.generate(prompt, max_new_tokens=8, do_sample=False, pad_token_id=0).cpu()
 
 
-def test_a_model_larger_than_a_device(over):
+def test_model_larger_than_one_device(over):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -311,7 +311,7 @@ def test_a_model_larger_than_a_device(over):
         assert bytes_held(router) == [router._locations.held[e] for e in range(2)]
 
 
-def test_threads_that_upload_beside_programs(over, monkeypatch):
+def test_concurrent_uploads_and_programs(over, monkeypatch):
     monkeypatch.setattr(held_uploads, "HELD_LIMIT", 2000)  # so that uploads are given away all the time
     wrong = []
 
@@ -339,7 +339,7 @@ def test_threads_that_upload_beside_programs(over, monkeypatch):
     assert wrong == []
 
 
-def test_what_is_there_counts_for_the_next_program(over):
+def test_resident_values_count_for_next_program(over):
     tables = [torch.ones(100, 1000) for _ in range(4)]
     with over(memory_limits="1400 kB") as router:
         kept = []
@@ -349,7 +349,7 @@ def test_what_is_there_counts_for_the_next_program(over):
         assert bytes_held(router) == [2 * tables[0].nbytes] * 2
 
 
-def test_a_limit_that_nothing_keeps_to_is_an_error(over):
+def test_unsatisfiable_memory_limit_raises(over):
     fits_nowhere = pytest.raises(djinn.errors.InvalidStage, match="400,000 bytes of the inputs fit into no device")
     with over(memory_limits="100 kB"), fits_nowhere:
         (torch.ones(100, 1000).to(ANY) + 1).sum().item()
@@ -361,7 +361,7 @@ def test_a_limit_that_nothing_keeps_to_is_an_error(over):
 
 
 @pytest.mark.parametrize("policy", ["single", "balanced", "round_robin", "cost_based"])
-def test_no_policy_puts_more_on_an_executor_than_it_may_have(over, policy):
+def test_policies_respect_memory_limits(over, policy):
     tables = [torch.full((100, 100), float(n)) for n in range(8)]  # 40 kB each
     with (
         over(placement_policy=policy, memory_limits={"0": "100 kB", "1": "2 MB"}) as router,
@@ -375,7 +375,7 @@ def test_no_policy_puts_more_on_an_executor_than_it_may_have(over, policy):
     assert any(device.startswith("1/") for device in used)
 
 
-def test_the_policy_that_nobody_named(over):
+def test_default_placement_policy(over):
     with over(), client.record_plans() as plans:
         (torch.ones(3, device=ANY) + 1).tolist()
     with over(placement_policy="single"), client.record_plans() as named:

@@ -57,7 +57,7 @@ def arrived(member, rate, peer=1):
     member.seen.append(LinkMeasurement(peer, True, MEGABYTE, MEGABYTE / rate))
 
 
-def test_what_is_seen_again_and_again_counts(pair):
+def test_repeated_observations_update_link(pair):
     links, (_, second), now = pair
     now[0] += 10
     for _ in range(3):
@@ -69,7 +69,7 @@ def test_what_is_seen_again_and_again_counts(pair):
 
 
 @pytest.mark.parametrize("rates", [(1e9, 1e7, 1e9, 8e8, 1.2e9), (6e8, 7e8, 1.9e9, 5.5e8, 1e9)])
-def test_single_delays_and_small_differences_do_not(pair, rates):
+def test_single_outliers_do_not_update_link(pair, rates):
     links, (_, second), now = pair
     now[0] += 10
     for rate in rates:
@@ -77,7 +77,7 @@ def test_single_delays_and_small_differences_do_not(pair, rates):
         assert links.listen() == 0
 
 
-def test_a_change_holds_for_a_while(pair):
+def test_link_change_is_held(pair):
     links, (_, second), now = pair
     for rate in (1e8, 1e9):
         now[0] += 10
@@ -93,7 +93,7 @@ def test_a_change_holds_for_a_while(pair):
     assert links.listen() == 3
 
 
-def test_a_quiet_link_is_measured_and_one_in_doubt_soon(pair):
+def test_quiet_links_are_measured(pair):
     links, (first, second), now = pair
     now[0] += 1
     links.listen()
@@ -110,7 +110,7 @@ def test_a_quiet_link_is_measured_and_one_in_doubt_soon(pair):
     assert first.told[0] == MeasureLink(2)
 
 
-def test_latency_changes_as_well(pair):
+def test_latency_changes_update_link(pair):
     links, (first, _), now = pair
     now[0] += 10
     for _ in range(3):
@@ -119,7 +119,7 @@ def test_latency_changes_as_well(pair):
     assert links.topology.link("a", "b") == Link("a", "b", 1e9, 20e-3 + present.HANDLING)
 
 
-def test_a_wire_that_is_measured_again_is_the_link_that_it_was(pair):
+def test_remeasured_link_keeps_identity(pair):
     links, (first, _), now = pair
     now[0] += 10
     for _ in range(3):
@@ -128,7 +128,7 @@ def test_a_wire_that_is_measured_again_is_the_link_that_it_was(pair):
     assert links.topology.link("a", "b") == Link("a", "b", 1e9, 1e-3)
 
 
-def test_executors_say_what_transfers_took_and_measure_when_asked(blind, monkeypatch):
+def test_executors_report_transfer_times(blind, monkeypatch):
     seen = []
     monkeypatch.setattr(present.SeenLink, "see", lambda self, one, now: seen.append(one))
     large = torch.zeros(1 << 20).to(REMOTE)
@@ -147,7 +147,7 @@ def test_executors_say_what_transfers_took_and_measure_when_asked(blind, monkeyp
     assert figures(blind)["peer_bytes"] - sent < MEGABYTE  # what measures is not counted
 
 
-def test_programs_are_planned_anew_when_a_link_has_changed(blind, monkeypatch):
+def test_link_change_replans_programs(blind, monkeypatch):
     def step():
         return ((given * 3).exp() + given).sum().item()
 
@@ -165,7 +165,7 @@ def test_programs_are_planned_anew_when_a_link_has_changed(blind, monkeypatch):
     assert plans_made() == made
 
 
-def test_the_topology_of_a_pool_is_measured_from_the_client_and_between_its_devices(blind):
+def test_topology_measures_client_and_peer_links(blind):
     found = djinn.topology()
     one, other = (device.id for device in found.devices)
     for source, target in ((one, other), (other, one), ("client", one), (other, "client")):
@@ -195,7 +195,7 @@ def roomy():
     return links, members, told
 
 
-def test_new_plans_are_for_the_memory_that_executors_said_last(roomy):
+def test_plans_use_last_reported_memory(roomy):
     links, (first, _), told = roomy
     first.room = Room(900 * MEGABYTE)
     assert links.listen() == 0  # the plans that there are hold
@@ -208,7 +208,7 @@ def test_new_plans_are_for_the_memory_that_executors_said_last(roomy):
     assert links.topology.device("a") == attrs.evolve(measured[0], memory_free=900 * MEGABYTE)
 
 
-def test_plans_are_made_again_where_memory_is_another_by_a_factor_of_two(roomy):
+def test_plans_are_renewed_after_large_memory_change(roomy):
     links, (_, second), _ = roomy
     second.room = Room(400 * MEGABYTE)
     assert links.listen() == 1
@@ -218,7 +218,7 @@ def test_plans_are_made_again_where_memory_is_another_by_a_factor_of_two(roomy):
     assert links.listen() == 2
 
 
-def test_plans_are_made_again_where_an_op_got_no_memory_and_there_is_less(roomy):
+def test_plans_are_renewed_after_memory_shortage(roomy):
     links, (first, _), _ = roomy
     first.room = Room(990 * MEGABYTE, short=True)
     assert links.listen() == 0  # it wanted more than there ever was: another plan would not help

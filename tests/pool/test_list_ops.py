@@ -35,7 +35,7 @@ def homes(router, tensors):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_training_leaves_weights_where_they_are(spread, name):
+def test_training_keeps_weights_in_place(spread, name):
     torch.manual_seed(0)
     theirs = torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(6)])
     ours = copy.deepcopy(theirs).to(REMOTE)
@@ -89,7 +89,7 @@ def step(weights, gradients):
     torch._foreach_addcdiv_(weights, gradients, gradients, [0.25, 0.5, 0.75])
 
 
-def test_gradients_go_with_their_weights(tensors):
+def test_list_op_is_split_by_weight_location(tensors):
     assert split(tensors, {0: 0, 1: 1, 2: 0}, step) == [
         ("norm", [3, 5], ()),
         ("norm", [4], ()),
@@ -100,7 +100,7 @@ def test_gradients_go_with_their_weights(tensors):
     ]
 
 
-def test_tensors_that_live_nowhere_get_an_op_each(tensors):
+def test_unplaced_tensors_get_one_op_each(tensors):
     assert split(tensors, {}, step)[-3:] == [
         ("addcdiv", [0, 3, 3], (0.25,)),
         ("addcdiv", [1, 4, 4], (0.5,)),
@@ -112,7 +112,7 @@ def test_ops_on_one_executor_stay_whole(tensors):
     assert len(split(tensors, dict.fromkeys(range(6), 1), step)) == 3
 
 
-def test_positions_that_depend_on_each_other_stay_together(tensors):
+def test_dependent_positions_are_not_split(tensors):
     def shared(weights, _):
         torch._foreach_mul_(weights, torch.select(weights[1], 0, 0)[0])
 

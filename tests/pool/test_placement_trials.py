@@ -128,7 +128,7 @@ def counted():
     return found["placements_tried"], found["placements_switched_off"]
 
 
-def test_what_does_not_pay_goes_back_to_one_executor_and_is_told(router, judge, step):
+def test_losing_trial_returns_to_one_executor(router, judge, step):
     assert [worked(router, step) for _ in range(2)] == [[True, False]] * 2
     assert counted() == (0, 0)
     assert worked(router, step) == [True, True]
@@ -150,7 +150,7 @@ def test_what_does_not_pay_goes_back_to_one_executor_and_is_told(router, judge, 
     del kept
 
 
-def test_what_pays_stays_on_both_and_moves_no_weights_again(router, judge, step):
+def test_winning_trial_stays_divided(router, judge, step):
     judge.verdict = True
     for _ in range(2 * LOOKS[-1]):
         step()
@@ -161,7 +161,7 @@ def test_what_pays_stays_on_both_and_moves_no_weights_again(router, judge, step)
     assert moved < 2 * step.given[0].nbytes
 
 
-def test_what_no_thread_waits_for_stays_on_one_executor(router, step):
+def test_unawaited_program_stays_on_one_executor(router, step):
     def run():
         with torch.no_grad():
             step.model(*(one.to(REMOTE) for one in step.given))
@@ -178,13 +178,13 @@ def test_what_no_thread_waits_for_stays_on_one_executor(router, step):
 
 
 @pytest.mark.parametrize("router", [{"placement_policy": "cost_based"}], indirect=True)
-def test_a_policy_that_was_named_is_followed(router, judge, step):
+def test_named_policy_is_followed(router, judge, step):
     assert [worked(router, step) for _ in range(3)] == [[True, True]] * 3
     assert not judge.trials
     assert counted() == (0, 0)
 
 
-def test_the_margin_is_learnt_from_what_runs_took(router, step):
+def test_margin_is_learnt_from_run_times(router, step):
     """Predictions are wrong by far here."""
     planner = router._planner
     assert planner.margin == 0.4, "no device was measured"
@@ -201,7 +201,7 @@ def test_the_margin_is_learnt_from_what_runs_took(router, step):
     assert len(plans) == 2, "divided and in one place"
 
 
-def test_only_executors_that_heard_something_are_synchronized(router):
+def test_only_used_executors_are_synchronized(router):
     x = torch.ones(3).to(REMOTE)
     djinn.synchronize()
 
@@ -219,7 +219,7 @@ def test_only_executors_that_heard_something_are_synchronized(router):
     assert far.sum().item() == 3
 
 
-def test_failures_are_raised_once_by_the_executor_that_has_them(router):
+def test_failure_is_raised_once(router):
     table = torch.ones(3, 2, device="remote_accelerator:2")
     lost = torch.nn.functional.embedding(torch.tensor([7], device="remote_accelerator:2"), table)
     with pytest.raises(djinn.errors.RemoteError):

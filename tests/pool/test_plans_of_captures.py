@@ -23,7 +23,7 @@ def plan(model):
     return result
 
 
-def test_a_capture_is_planned_for_all_executors(pooled):
+def test_capture_is_planned_for_all_executors(pooled):
     with pooled("balanced"):
         result = plan(linears())
     assert result.placement.policy == "balanced"
@@ -31,7 +31,7 @@ def test_a_capture_is_planned_for_all_executors(pooled):
     assert result.schedule is None
 
 
-def test_a_capture_is_planned_for_where_weights_live(pooled):
+def test_capture_plan_follows_weights(pooled):
     with pooled("round_robin"), torch.no_grad():
         model = linears()
         model(torch.zeros(2, 32, device=REMOTE)).sum().item()

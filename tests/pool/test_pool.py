@@ -28,7 +28,7 @@ def values_held(router):
     return [figures(member)["values"] for member in router.executors.members]
 
 
-def test_work_is_on_both(blind):
+def test_work_runs_on_both_executors(blind):
     given = torch.arange(12.0).reshape(3, 4)
     before = [member.submissions.last_number for member in blind.executors.members]
     ours = given.to(REMOTE)
@@ -38,7 +38,7 @@ def test_work_is_on_both(blind):
     )
 
 
-def test_writes_are_seen_by_views_and_copies(blind):
+def test_writes_through_views_and_copies(blind):
     def run(device):
         base = torch.arange(24.0, device=device).reshape(4, 6)
         view, column = base[1:], base[:, ::5]
@@ -53,7 +53,7 @@ def test_writes_are_seen_by_views_and_copies(blind):
         assert torch.equal(ours, theirs)
 
 
-def test_writes_of_one_program_are_seen_by_the_next(blind):
+def test_writes_are_seen_by_next_program(blind):
     ours, theirs = torch.ones(5, device=REMOTE), torch.ones(5)
     for step in range(6):
         for state in (ours, theirs):
@@ -61,7 +61,7 @@ def test_writes_of_one_program_are_seen_by_the_next(blind):
         assert torch.equal((ours * 2 + ours.sum()).cpu(), theirs * 2 + theirs.sum())
 
 
-def test_training(blind):
+def test_training_equals_cpu(blind):
     torch.manual_seed(0)
     theirs = torch.nn.Sequential(
         torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Linear(16, 4)
@@ -82,7 +82,7 @@ def test_training(blind):
         assert torch.equal(mine.cpu(), other)
 
 
-def test_random_numbers_are_those_of_one_executor(blind):
+def test_random_numbers_equal_one_executor(blind):
     def draw():
         torch.manual_seed(7)
         first = torch.randn(5, device=REMOTE).cpu()
@@ -93,14 +93,14 @@ def test_random_numbers_are_those_of_one_executor(blind):
         assert torch.equal(one, other)
 
 
-def test_shapes_that_depend_on_data(blind):
+def test_data_dependent_shapes(blind):
     given = torch.tensor([3.0, -1.0, 2.0, -5.0])
     ours = given.to(REMOTE)
     assert torch.equal(torch.nonzero(ours > 0).cpu(), torch.nonzero(given > 0))
     assert torch.equal((ours[ours > 0] * 2).cpu(), given[given > 0] * 2)
 
 
-def test_dtypes_and_layouts_travel(blind):
+def test_dtypes_and_layouts_are_transferred(blind):
     for given in (
         torch.randn(3, 4, dtype=torch.complex64).conj(),
         torch.arange(6, dtype=torch.int16).reshape(2, 3).t(),
@@ -116,7 +116,7 @@ def test_dtypes_and_layouts_travel(blind):
 
 
 @pytest.mark.filterwarnings("ignore:(Sparse|.*functions that produce)")
-def test_parts_of_tensors_of_other_layouts_travel(blind):
+def test_sparse_and_nested_parts_are_transferred(blind):
     """The ops that put them together run on one of the executors, and take parts that any of them computed."""
     held, expected = one_of_each(REMOTE), one_of_each("cpu")
     assert equal(plain(held), plain(expected))
@@ -128,7 +128,7 @@ def test_parts_of_tensors_of_other_layouts_travel(blind):
     assert equal(plain(held[0].coalesce()), plain(expected[0].mul_(2).coalesce()))
 
 
-def test_nothing_stays_behind(blind):
+def test_values_are_freed_on_both_executors(blind):
     before = values_held(blind)
     kept = torch.arange(100.0).to(REMOTE)
     for _ in range(5):
@@ -140,7 +140,7 @@ def test_nothing_stays_behind(blind):
     assert values_held(blind) == before
 
 
-def test_a_failure_travels_with_what_depends_on_it(blind):
+def test_failure_follows_dependent_values(blind):
     table = torch.ones(3, 2, device=REMOTE)
     found = torch.nn.functional.embedding(torch.tensor([99], device=REMOTE), table)
     fine = table * 2
@@ -152,7 +152,7 @@ def test_a_failure_travels_with_what_depends_on_it(blind):
     djinn.synchronize()  # the failure was seen
 
 
-def test_a_failure_that_nobody_has_seen_is_raised_once(blind):
+def test_unseen_failure_is_raised_once(blind):
     found = torch.nn.functional.embedding(torch.tensor([99], device=REMOTE), torch.ones(3, 2, device=REMOTE))
     with pytest.raises(IndexError):
         djinn.synchronize()
@@ -160,21 +160,21 @@ def test_a_failure_that_nobody_has_seen_is_raised_once(blind):
     del found
 
 
-def test_uploads_wait_for_their_first_use(blind):
+def test_uploads_wait_for_first_use(blind):
     unused = torch.ones(1000).to(REMOTE)
     djinn.synchronize()
     assert sum(figures(member)["memory"] for member in blind.executors.members) < 4000
     assert unused.sum().item() == 1000
 
 
-def test_copies_that_wait_are_their_own(blind):
+def test_waiting_uploads_are_snapshots(blind):
     source = torch.zeros(4)
     ours = source.to(REMOTE)
     source.fill_(5)
     assert ours.tolist() == [0, 0, 0, 0]
 
 
-def test_plans_are_found_again(blind):
+def test_plans_are_reused(blind):
     state = torch.zeros(3, device=REMOTE)
     for _ in range(3):
         state = (state + 1) * 2
@@ -192,7 +192,7 @@ def kill(number):
     kill_executor(number)
 
 
-def test_what_is_used_first_can_be_asked_for_at_once(blind):
+def test_upload_and_fetch_without_program(blind):
     given = torch.arange(4.0)
     ours = given.to(REMOTE)
     later = ours + 1
@@ -201,7 +201,7 @@ def test_what_is_used_first_can_be_asked_for_at_once(blind):
     del ours, later
 
 
-def test_uploads_that_die_unused_are_not_held(blind):
+def test_dead_uploads_are_not_held(blind):
     kept = torch.ones(3).to(REMOTE)
     for _ in range(3):
         dropped = torch.ones(1000).to(REMOTE) * 2  # never read
@@ -215,7 +215,7 @@ def interrupted(*_, **__):
     raise KeyboardInterrupt
 
 
-def test_an_interrupted_look_at_both_can_be_repeated(blind, monkeypatch):
+def test_interrupted_fetch_can_be_repeated(blind, monkeypatch):
     given = torch.arange(3.0).to(REMOTE)
     pending = fetch_later([given + 1, given * 2, given - 1])
     assert len(pending._asked.waiting) == 2
@@ -226,7 +226,7 @@ def test_an_interrupted_look_at_both_can_be_repeated(blind, monkeypatch):
     assert [value.tolist() for value in pending.result()] == [[1, 2, 3], [0, 2, 4], [-1, 0, 1]]
 
 
-def test_an_interrupt_waits_until_a_program_is_sent(blind, monkeypatch):
+def test_interrupt_waits_until_program_is_sent(blind, monkeypatch):
     state = torch.ones(4).to(REMOTE)
     djinn.synchronize()
     expect = blind._routes.expect
@@ -261,7 +261,7 @@ def counted(killed):
     return found
 
 
-def test_executors_that_die_are_replaced_and_find_each_other(blind):
+def test_dead_executors_are_replaced(blind):
     expected = counted({})
     assert counted({3: [1], 11: [0, 1]}) == expected
     assert figures(blind)["peer_bytes"] > 0  # of the new ones
@@ -270,7 +270,7 @@ def test_executors_that_die_are_replaced_and_find_each_other(blind):
 # --- pools of their own, which end the one above
 
 
-def test_value_that_moves_to_its_copy_is_not_freed(pooled):
+def test_value_moved_to_its_copy_is_not_freed(pooled):
     def run(device, homes):
         torch.manual_seed(0)
         layer, given = torch.nn.Linear(4, 3).to(device), torch.randn(6, 4).to(device)
@@ -287,7 +287,7 @@ def test_value_that_moves_to_its_copy_is_not_freed(pooled):
         assert set(homes) == {0, 1}
 
 
-def test_one_executor_lost_is_the_session_lost(pooled):
+def test_lost_executor_ends_session(pooled):
     with pooled("round_robin", recover=False):
         value = torch.ones(3, device=REMOTE) + 1
         djinn.synchronize()
@@ -312,7 +312,7 @@ def separated(monkeypatch):
     monkeypatch.setattr(Replies, "ask", nowhere)
 
 
-def test_what_cannot_go_directly_passes_through_the_client(pooled, separated, caplog):
+def test_transfer_without_peer_link_passes_client(pooled, separated, caplog):
     with pooled("round_robin"):
         assert "values between them pass through this process" in caplog.text
         given = torch.arange(12.0).reshape(3, 4)

@@ -52,7 +52,7 @@ def models():
 
 @torch.no_grad()
 @pytest.mark.parametrize(("name", "prompts"), [("llama", 2), ("gpt", 1)])
-def test_language_models_answer_the_same(divided, name, prompts):
+def test_divided_prefill_keeps_tokens(divided, name, prompts):
     model = models()[name]
     prompt = torch.randint(1, 64, (prompts, LENGTH))
     options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
@@ -88,7 +88,7 @@ class Shapes(torch.nn.Module):
 
 @torch.no_grad()
 @pytest.mark.parametrize("ends", [(10, LENGTH), (1, 2, LENGTH - 1)], ids=["two", "three"])
-def test_whatever_the_rows_go_through(divided, ends, monkeypatch):
+def test_divided_prefill_of_any_ops(divided, ends, monkeypatch):
     monkeypatch.setattr(Divided, "ends", ends)
     torch.manual_seed(0)
     model, ids = Shapes(ends[-1]).eval(), torch.randint(1, 64, (1, ends[-1]))
@@ -121,7 +121,7 @@ class Masked(torch.nn.Module):
 @pytest.mark.parametrize(
     ("written", "reason"), [(True, "mul_.*writes into values that would be split"), (False, "has a mask or dropout")]
 )
-def test_what_cannot_be_divided_stays_and_says_why(divided, written, reason):
+def test_indivisible_prefill_gives_reason(divided, written, reason):
     model, ids = Masked(written).eval(), torch.randint(1, 64, (1, LENGTH))
     expected = model(ids)
     model.to(REMOTE)

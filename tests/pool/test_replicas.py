@@ -61,7 +61,7 @@ def between(router):
 
 
 @torch.no_grad()
-def test_what_is_wanted_elsewhere_is_made_there_and_weights_travel_once(heads):
+def test_replicated_node_sends_weights_once(heads):
     torch.manual_seed(0)
     theirs = Heads().eval()
     ours, tokens = copy.deepcopy(theirs).to(REMOTE), torch.randint(0, 50, (200,))
@@ -80,7 +80,7 @@ def test_what_is_wanted_elsewhere_is_made_there_and_weights_travel_once(heads):
         assert torch.equal(mine.cpu(), other)
 
 
-def test_training_is_as_on_one_executor(heads):
+def test_replicated_training_equals_one_executor(heads):
     torch.manual_seed(0)
     theirs = Heads()
     ours = copy.deepcopy(theirs).to(REMOTE)
@@ -99,7 +99,7 @@ def test_training_is_as_on_one_executor(heads):
         assert torch.equal(mine.cpu(), other)
 
 
-def test_what_fails_on_both_has_failed_once(heads):
+def test_replicated_failure_is_raised_once(heads):
     model = Heads().to(REMOTE)
     with torch.no_grad():
         _left, right = model(torch.full((200,), 99).to(REMOTE))

@@ -182,7 +182,7 @@ def listed(found):
     "ignore:Sparse CSR", "ignore:The PyTorch API of nested", "ignore:torch.quantize_per", "ignore:Sparse invariant"
 )
 @pytest.mark.parametrize("source", SOURCES)
-def test_results_are_on_the_index_of_the_operands(lenient, source):
+def test_result_keeps_index_of_operands(lenient, source):
     make = SOURCES[source]
     expected = listed(make("cpu"))
     for device in (SECOND, FIRST):
@@ -194,7 +194,7 @@ def test_results_are_on_the_index_of_the_operands(lenient, source):
             one + one  # on one device, also to the executor
 
 
-def test_compiled_graph_keeps_constants_on_the_index_of_its_operands(lenient):
+def test_compiled_graph_constants_keep_index(lenient):
     compiled = torch.compile(
         lambda x: x[torch.tensor([1, 0])] + torch.tensor([1.0, 2.0, 3.0]).to(x.device), backend="djinn"
     )

@@ -74,7 +74,7 @@ def bytes_held():
     return [figures(member)["memory"] for member in open_session().executors.members]
 
 
-def test_programs_that_come_next_go_where_there_is_room_now(limited, another_client):
+def test_next_programs_go_to_device_with_memory(limited, another_client):
     def run():
         made = torch.ones(100 * MIB, dtype=torch.uint8, device=REMOTE)
         assert made[-1].item() == 1

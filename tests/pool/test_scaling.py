@@ -56,7 +56,7 @@ def raising(error):
     return fail
 
 
-def test_a_session_grows_from_one_executor_and_shrinks_to_one(pooled):
+def test_session_scales_up_and_down(pooled):
     with pooled("round_robin", executors=1):
         expected = trained()
         kept = torch.arange(6.0).to(REMOTE)
@@ -81,7 +81,7 @@ def test_a_session_grows_from_one_executor_and_shrinks_to_one(pooled):
         assert djinn.compat.is_initialized()
 
 
-def test_an_executor_that_dies_while_it_joins_or_leaves(pooled, monkeypatch):
+def test_executor_dies_while_joining_or_leaving(pooled, monkeypatch):
     """Its place is taken by another one, which knows what it did; one that cannot be replaced joins no pool."""
     with pooled("round_robin") as router:
         expected = trained()
@@ -108,7 +108,7 @@ def test_an_executor_that_dies_while_it_joins_or_leaves(pooled, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, djinn.errors.SessionLost])
-def test_a_pool_begins_after_a_first_join_that_failed(pooled, monkeypatch, error):
+def test_pool_starts_after_failed_join(pooled, monkeypatch, error):
     """The executor that did not join keeps its number, which no other one gets."""
     with pooled("round_robin", executors=1):
         expected = trained()
@@ -121,7 +121,7 @@ def test_a_pool_begins_after_a_first_join_that_failed(pooled, monkeypatch, error
         assert len(executor_processes()) == 1
 
 
-def test_executors_that_have_joined_stay_when_the_call_is_interrupted(pooled, monkeypatch):
+def test_joined_executors_stay_after_interrupt(pooled, monkeypatch):
     with pooled("round_robin", executors=1):
         expected = trained()
         kept = torch.arange(4.0).to(REMOTE)
@@ -136,7 +136,7 @@ def test_executors_that_have_joined_stay_when_the_call_is_interrupted(pooled, mo
 
 
 @pytest.mark.parametrize("failing", ["_planner.make_anew", "_calibrate"])
-def test_a_pool_forgets_executors_whose_join_has_failed(pooled, monkeypatch, failing):
+def test_failed_join_is_forgotten(pooled, monkeypatch, failing):
     with pooled("round_robin") as router:
         expected, before = trained(), router.topology()
         failed = []
@@ -158,7 +158,7 @@ def test_a_pool_forgets_executors_whose_join_has_failed(pooled, monkeypatch, fai
         assert trained({2: scale(3), 6: scale(1)}) == expected
 
 
-def test_each_session_has_a_router_of_its_own(pooled):
+def test_session_has_own_router(pooled):
     with pooled("round_robin") as router:
         djinn.shut_down()
         djinn.init()
@@ -167,7 +167,7 @@ def test_each_session_has_a_router_of_its_own(pooled):
 
 
 @pytest.mark.parametrize("executors", [1, 2])
-def test_no_executor_joins_when_the_client_of_another_cannot_be_made(pooled, monkeypatch, executors):
+def test_partial_join_is_undone(pooled, monkeypatch, executors):
     with pooled("round_robin", executors=executors):
         expected = trained()
         session = djinn.testing.open_session()
@@ -233,7 +233,7 @@ def test_servers_join_and_leave(serving, start_python, plain_environment, tmp_pa
         other.stop()
 
 
-def test_what_cannot_go_elsewhere_stays(pooled):
+def test_invalid_scaling_is_refused(pooled):
     with pooled("round_robin") as router:
         with pytest.raises(djinn.errors.ConfigurationError, match="takes either `executors`"):
             djinn.scale()
@@ -262,7 +262,7 @@ def refusing_to_pin(ask):
     return refuse
 
 
-def test_pinned_caches_stay_pinned_where_they_go(pooled, monkeypatch):
+def test_moved_caches_stay_pinned(pooled, monkeypatch):
     with pooled("round_robin", memory_gib=1 / 16) as router:
         with scaling.numbers_for(2) as numbers, scaling.numbers_for(1) as others:
             assert (numbers, others) == ((2, 2), (4, 1))
@@ -284,7 +284,7 @@ def test_pinned_caches_stay_pinned_where_they_go(pooled, monkeypatch):
         assert (kept + second).sum().item() == (1 << 16) * ((1 << 16) - 1)
 
 
-def test_the_log_of_a_standby_brings_an_executor_of_a_pool_back(pooled):
+def test_standby_log_restores_pool_executor(pooled):
     """Without journals, from what this program has sent; values between executors pass through it."""
     with pooled("round_robin", recover=False, standby=["engine"]) as router:
         expected = trained()
@@ -295,7 +295,7 @@ def test_the_log_of_a_standby_brings_an_executor_of_a_pool_back(pooled):
         )
 
 
-def test_hooks_of_a_session_that_scale_begins_have_the_lock(monkeypatch):
+def test_hooks_run_under_lock_during_scaling(monkeypatch):
     """A thread that a hook starts may register another hook, and the hook may wait for it."""
     free = []
 

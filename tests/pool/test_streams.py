@@ -66,7 +66,7 @@ def all_equal(found, expected):
 
 
 @torch.no_grad()
-def test_executors_take_inputs_in_turn(given_to):
+def test_executors_alternate_inputs(given_to):
     model, given = network().eval(), batches()
     expected = [model(batch) for batch in given]
     ours = model.to(REMOTE)
@@ -83,7 +83,7 @@ def test_executors_take_inputs_in_turn(given_to):
 
 
 @torch.no_grad()
-def test_where_each_is_waited_for_one_executor_is_enough(given_to):
+def test_awaited_inputs_stay_on_one_executor(given_to):
     model, given = network().eval(), batches()
     expected = [model(batch) for batch in given]
     ours = model.to(REMOTE)
@@ -92,7 +92,7 @@ def test_where_each_is_waited_for_one_executor_is_enough(given_to):
 
 
 @torch.no_grad()
-def test_weights_that_change_are_copied_anew(spread):
+def test_changed_weights_are_copied_again(spread):
     model, given = network().eval(), batches()
     ours = network().eval().to(REMOTE)
     assert all_equal(stream(ours, given), [model(batch) for batch in given])
@@ -102,7 +102,7 @@ def test_weights_that_change_are_copied_anew(spread):
 
 
 @torch.no_grad()
-def test_statistics_that_each_input_changes_have_one_order(given_to):
+def test_stateful_statistics_keep_order(given_to):
     model, given = network().train(), batches()
     ours = network().train().to(REMOTE)
     expected = [model(batch) for batch in given]
@@ -115,7 +115,7 @@ def test_statistics_that_each_input_changes_have_one_order(given_to):
 
 
 @torch.no_grad()
-def test_what_the_last_one_made_has_one_order(given_to):
+def test_dependent_inputs_keep_order(given_to):
     torch.manual_seed(2)
     cell = torch.nn.Conv2d(8, 8, 3, padding=1)
     expected, state = [], torch.randn(2, 8, 128, 128)
@@ -132,7 +132,7 @@ def test_what_the_last_one_made_has_one_order(given_to):
 
 
 @torch.no_grad()
-def test_data_that_is_there_already_is_taken_in_turn_as_well(given_to):
+def test_resident_inputs_alternate(given_to):
     model, given = network().eval(), batches()
     expected = [model(batch) for batch in given]
     ours, there = model.to(REMOTE), [batch.to(REMOTE) for batch in given]
@@ -153,7 +153,7 @@ class Answering:
         return number in self.answered
 
 
-def test_it_is_the_turn_of_who_has_least_to_do():
+def test_least_loaded_executor_is_next():
     executors = Executors()
     for _ in range(3):
         executors.enter(Answering())
@@ -178,7 +178,7 @@ def test_it_is_the_turn_of_who_has_least_to_do():
 
 
 @torch.no_grad()
-def test_threads_that_wait_for_their_own_are_a_stream_too(spread):
+def test_threads_form_a_stream(spread):
     model, given = network().eval(), batches()
     expected = [model(batch) for batch in given]
     ours = model.to(REMOTE)
@@ -216,7 +216,7 @@ def decoded(device, width=16):
     return found, [one.cpu() for cache in caches for one in cache]
 
 
-def test_decoding_keeps_to_one_executor(given_to):
+def test_decoding_stays_on_one_executor(given_to):
     djinn.synchronize()
     given_to.clear()
     tokens, caches = decoded(REMOTE)
@@ -228,7 +228,7 @@ def test_decoding_keeps_to_one_executor(given_to):
 
 
 @torch.no_grad()
-def test_executors_take_programs_in_turn_that_were_waited_for_before(given_to):
+def test_formerly_awaited_programs_alternate(given_to):
     model, given = network().eval(), batches()
     expected = [model(batch) for batch in given]
     ours = model.to(REMOTE)

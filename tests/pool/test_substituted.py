@@ -34,7 +34,7 @@ def inexact(pooled):
 
 
 @torch.no_grad()
-def test_what_is_put_together_from_weights_is_made_once_and_anew_when_they_change(inexact):
+def test_derived_weights_are_cached_until_change(inexact):
     theirs = Gated().eval()
     ours = copy.deepcopy(theirs).to(REMOTE)
     rows = torch.randn(1, 16)
@@ -55,7 +55,7 @@ def test_what_is_put_together_from_weights_is_made_once_and_anew_when_they_chang
 
 
 @torch.no_grad()
-def test_derived_values_go_with_their_weights(inexact):
+def test_derived_values_are_freed_with_weights(inexact):
     derived = inexact._planner.derived.values
     ours, rows = Gated().eval().to(REMOTE), torch.randn(1, 16).to(REMOTE)
     ours(rows).cpu()
@@ -71,7 +71,7 @@ def test_derived_values_go_with_their_weights(inexact):
 
 
 @torch.no_grad()
-def test_batch_norms_are_folded_and_then_the_batch_is_done_in_parts(inexact):
+def test_folded_batch_norm_with_split_batch(inexact):
     layers = [
         torch.nn.Conv2d(3, 24, 3),
         torch.nn.BatchNorm2d(24),

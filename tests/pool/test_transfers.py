@@ -169,7 +169,7 @@ def closed(past):
 
 
 @pytest.mark.parametrize("odds", [0.0, 0.05])
-def test_each_arrives_once_and_in_order(ways, odds):
+def test_transfers_arrive_once_and_in_order(ways, odds):
     both, count = ways(odds=odds), 60
     both.connect()
     for number in range(1, count + 1):
@@ -185,7 +185,7 @@ def test_each_arrives_once_and_in_order(ways, odds):
     assert both.route.kept_bytes < 1 << 20
 
 
-def test_what_was_taken_is_there_for_the_next_process_and_the_rest_comes_again(ways, journal):
+def test_taken_transfers_survive_restart(ways, journal):
     both, (writing, die) = ways(), journal
     both.inbox.begin(writing, {})
     both.connect()
@@ -203,7 +203,7 @@ def test_what_was_taken_is_there_for_the_next_process_and_the_rest_comes_again(w
     past.close()
 
 
-def test_a_sender_that_does_it_again_neither_packs_nor_sends_what_was_taken(ways):
+def test_replayed_sender_skips_taken_transfers(ways):
     both = ways()
     both.connect()
     for number in (1, 2, 3):
@@ -221,7 +221,7 @@ def test_a_sender_that_does_it_again_neither_packs_nor_sends_what_was_taken(ways
     close_routes([first])
 
 
-def test_a_snapshot_has_what_waits_and_what_is_under_way(journal):
+def test_snapshot_has_pending_transfers(journal):
     writing, die = journal
     here = PeerExchange(PeerListener(patience=5.0))
     here.begin(writing, PoolCounts())
@@ -268,7 +268,7 @@ def peer_listeners():
     listener.close()
 
 
-def test_a_connection_that_breaks_is_dialled_again_with_what_was_told_at_the_first(peer_listeners):
+def test_broken_connection_is_redialled(peer_listeners):
     here, there = map(PeerExchange, peer_listeners)
     invited = peer_listeners[1].issue_ticket(there.inbox, HERE)
     meet = ConnectPeer(THERE, HERE, invited.ticket, invited.urls)
@@ -283,7 +283,7 @@ def test_a_connection_that_breaks_is_dialled_again_with_what_was_told_at_the_fir
     here.close()
 
 
-def test_who_stays_away_is_given_up_and_who_never_came(ways, monkeypatch):
+def test_absent_peer_is_given_up(ways, monkeypatch):
     both = ways(patience=0.05)
     both.connect()
     both.send(1)
@@ -298,7 +298,7 @@ def test_who_stays_away_is_given_up_and_who_never_came(ways, monkeypatch):
     assert take(TransferInbox(), 1, HERE, 0.1) == "it has not come"
 
 
-def test_an_executor_that_left_does_not_come_back():
+def test_departed_executor_cannot_return():
     """Its ticket may have been shown, and its connection not have come to the inbox yet, when it was forgotten."""
     inbox = TransferInbox(patience=5.0)
     inbox.forget(HERE)
@@ -309,7 +309,7 @@ def test_an_executor_that_left_does_not_come_back():
     theirs.close()
 
 
-def test_what_was_given_up_leaves_no_gap(ways):
+def test_abandoned_transfers_leave_no_gap(ways):
     both = ways(patience=0.05)
     both.connect()
     both.send(1)
@@ -329,7 +329,7 @@ def test_what_was_given_up_leaves_no_gap(ways):
         late.send(Frame(b"no session goes on over it"))
 
 
-def test_what_nobody_takes_is_bounded(ways):
+def test_untaken_transfers_are_bounded(ways):
     both = ways()
     for number in range(1, WAITING_LIMIT + 1):
         both.send(number)
@@ -439,7 +439,7 @@ def wait_for(true):
         time.sleep(0.002)
 
 
-def test_a_gap_is_no_transfer():
+def test_gap_in_transfers_is_refused():
     with pytest.raises(ProtocolError, match="transfer 2 of executor 1 comes after 0"):
         TransferInbox().unload(TransferHeader(1, (), 2), lambda: Frame(encode(TransferHeader(1, ()))), HERE)
 
@@ -467,7 +467,7 @@ class Stuck:
         self.closed.set()
 
 
-def test_routes_close_together():
+def test_routes_close_concurrently():
     """A route that cannot send delays no other one."""
     closes, routes = [], [Route(peer, LinkMeasurements(), 0.0, lambda taken: None) for peer in (1, 2)]
     idle = Stuck("idle", closes, threading.Event())
@@ -484,7 +484,7 @@ def exported(number, size=8):
     return Item(size, (View(number, "uint8", (size,), (1,)),), exported=b"a description")
 
 
-def test_receiver_that_ends_frees_exported_memory():
+def test_ended_receiver_frees_exported_memory():
     ours, theirs = connected_pair()
     route = Route(THERE, LinkMeasurements(), 0.0, lambda taken: None)
     route.adopt(ours, 0, partial(next, iter(())), opens=True)
@@ -499,7 +499,7 @@ def test_receiver_that_ends_frees_exported_memory():
     close_routes([route])
 
 
-def test_inbox_opens_no_exports_without_a_device_that_can():
+def test_inbox_without_device_opens_no_exports():
     inbox = TransferInbox()
     assert inbox.unload(TransferHeader(1, (exported(1),), 1), hung_up, HERE) is None
     with pytest.raises(ProtocolError, match="exports one part"):

@@ -6,7 +6,7 @@ from djinn_core.ir.handles import make_handle, storage_of
 from djinn_pool.value_locations import ValueLocations
 
 
-def test_memory_is_there_as_long_as_a_value_that_is_known_looks_into_it():
+def test_storage_lives_with_known_views():
     locations = ValueLocations()
     whole, view, unknown = (make_handle(7, number) for number in (1, 2, 1 << 30))
     locations.add_all((unknown, view, whole), ((2, 1, 64), (1, 1, 32)))
@@ -19,7 +19,7 @@ def test_memory_is_there_as_long_as_a_value_that_is_known_looks_into_it():
     assert not +locations.held
 
 
-def test_bytes_are_counted_once_and_where_they_are():
+def test_bytes_are_counted_once_per_executor():
     locations = ValueLocations()
     small, large = (make_handle(7, number) for number in (1, 2))
     locations.add(small, 0, 32)

@@ -78,7 +78,7 @@ def as_read(frames):
     return [(frame.head, [bytes(buffer) for buffer in frame.body]) for frame in frames]
 
 
-def test_an_upload_is_in_one_file_that_the_store_has_too(path, store):
+def test_upload_is_one_file_shared_with_store(path, store):
     journal = begun(path)
     upload(journal)
     file = adopted(journal, store)
@@ -90,7 +90,7 @@ def test_an_upload_is_in_one_file_that_the_store_has_too(path, store):
     assert frames_of(JournalReader(path)) == as_read(parts())
 
 
-def test_what_the_store_forgets_the_journal_has_and_the_other_way_round(path, store):
+def test_blob_survives_deletion_in_store_or_journal(path, store):
     journal = begun(path)
     upload(journal)
     adopted(journal, store)
@@ -106,7 +106,7 @@ def test_what_the_store_forgets_the_journal_has_and_the_other_way_round(path, st
     assert not list(path.parent.iterdir())
 
 
-def test_what_the_store_had_is_held_for_the_journal(path, store):
+def test_journal_holds_blob_of_store(path, store):
     assert store.keep(DIGEST, torch.frombuffer(bytearray(DATA), dtype=torch.uint8)).wait(300)
     journal = begun(path)
     journal.contents.link(DIGEST, store.file_of(DIGEST))
@@ -116,7 +116,7 @@ def test_what_the_store_had_is_held_for_the_journal(path, store):
     assert found.read_bytes() == DATA
 
 
-def test_bytes_that_are_not_what_was_announced_are_done_again_and_not_stored(path, store):
+def test_upload_with_wrong_digest_is_not_stored(path, store):
     journal, wrong = begun(path), bytes(SIZE)
     upload(journal, wrong)
     adopted(journal, store)
@@ -126,7 +126,7 @@ def test_bytes_that_are_not_what_was_announced_are_done_again_and_not_stored(pat
     assert frames_of(JournalReader(path)) == as_read(parts(wrong))
 
 
-def test_compressed_parts_are_written_as_they_are_read(path):
+def test_compressed_parts_are_written_expanded(path):
     journal, given = begun(path), bytes(SIZE)
     journal.expect(HANDLE, digest_of_content(given), SIZE, False)
     taken = []
@@ -139,7 +139,7 @@ def test_compressed_parts_are_written_as_they_are_read(path):
     assert frames_of(JournalReader(path)) == as_read(parts(given))
 
 
-def test_another_process_goes_on_in_the_middle(path, store):
+def test_other_process_continues_partial_upload(path, store):
     journal = begun(path)
     journal.expect(HANDLE, DIGEST, SIZE, False)
     first, second, *rest = parts()
@@ -156,7 +156,7 @@ def test_another_process_goes_on_in_the_middle(path, store):
     assert frames_of(JournalReader(path)) == as_read(parts())
 
 
-def test_what_is_shared_is_never_written_again(path, store):
+def test_shared_blob_is_never_rewritten(path, store):
     journal = begun(path)
     upload(journal)
     adopted(journal, store)
@@ -170,7 +170,7 @@ def test_what_is_shared_is_never_written_again(path, store):
     assert frames_of(JournalReader(path)) == as_read([*parts(), *wrong])
 
 
-def test_a_journal_that_begins_anew_refers_to_what_is_still_the_same(path, store):
+def test_compacted_journal_refers_to_unchanged_blobs(path, store):
     journal = begun(path)
     upload(journal)
     adopted(journal, store)
@@ -204,7 +204,7 @@ def test_resumed_journal_counts_the_blob_files_of_its_snapshot(path):
     assert disk.used == 0
 
 
-def test_a_file_that_has_changed_is_not_taken_for_what_it_was(path, store):
+def test_changed_blob_file_is_rejected(path, store):
     journal = begun(path)
     upload(journal)
     file = adopted(journal, store)
@@ -261,7 +261,7 @@ def test_session_that_has_ended_makes_no_file(path, tmp_path):
     assert not list(path.parent.iterdir())
 
 
-def test_files_that_nfs_leaves_stop_no_snapshot(path):
+def test_nfs_leftovers_do_not_stop_snapshot(path):
     journal = begun(path)
     assert journal.compact(SnapshotHeader(1, 1, b""), [bytes(BLOB_BYTES)], [])
     (contents_folder(path) / ".nfs000000000000abcd00000001").touch()
@@ -283,7 +283,7 @@ def test_changed_part_of_an_upload_is_not_replayed(path):
     past.close()
 
 
-def test_what_is_verified_after_a_snapshot_has_deleted_it_stops_no_later_snapshot(path):
+def test_verification_of_deleted_blob_does_not_stop_snapshots(path):
     journal = begun(path)
     upload(journal)
     assert journal.contents.whole(HANDLE) is not None

@@ -41,7 +41,7 @@ def macos_info(window, unacknowledged, packets):
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="of Linux")
-def test_whoever_does_not_read_is_not_silent(connected):
+def test_peer_that_does_not_read_is_not_silent(connected):
     connection, _ = connected
     assert connection in peer_monitor
     connection._socket.setblocking(False)
@@ -53,13 +53,13 @@ def test_whoever_does_not_read_is_not_silent(connected):
     assert not connection._ended
 
 
-def test_what_linux_says():
+def test_silence_from_linux_tcp_info():
     assert PeerSilence.on_linux(b"") == 0
     assert PeerSilence.on_linux(info(0, 1000)) == 0
     assert PeerSilence.on_linux(info(3, 1000)) == 1000
 
 
-def test_what_macos_says():
+def test_silence_from_macos_tcp_info():
     """It tells packets that came, and this how long none came while something was under way."""
     silence = PeerSilence()
     assert silence.on_macos(b"", 1.0) == 0
@@ -73,7 +73,7 @@ def test_what_macos_says():
     assert silence.on_macos(macos_info(0, 1, packets=8), 300.0) == 0, "it does not read, and is asked seldom"
 
 
-def test_a_system_that_does_not_tell(connected, monkeypatch):
+def test_silence_without_tcp_info(connected, monkeypatch):
     connection, _ = connected
     monkeypatch.delattr(socket, "TCP_INFO", raising=False)
     monkeypatch.setattr(tcp, "_MACOS_OPTION", 0)
@@ -82,7 +82,7 @@ def test_a_system_that_does_not_tell(connected, monkeypatch):
     assert not connection._ended
 
 
-def test_a_machine_that_acknowledges_nothing_is_gone(connected, monkeypatch):
+def test_unacknowledged_data_ends_connection(connected, monkeypatch):
     connection, _ = connected
     monkeypatch.setattr(PeerSilence, "seconds", lambda *_: SILENT_SECONDS - 1)
     connection.notice_silence()
@@ -94,7 +94,7 @@ def test_a_machine_that_acknowledges_nothing_is_gone(connected, monkeypatch):
 
 
 @pytest.mark.parametrize(("address", "gone"), [("127.0.0.1", False), ("192.0.2.1", True)])
-def test_address_that_no_interface_has_is_gone(address, gone):
+def test_address_without_interface_is_gone(address, gone):
     class Moved:
         family = socket.AF_INET
 
@@ -114,7 +114,7 @@ def test_connection_ends_when_this_machine_loses_its_address(connected, monkeypa
         connection.send(Frame(b"gone"))
 
 
-def test_buffers_that_the_system_refuses_become_smaller():
+def test_refused_buffer_size_is_reduced():
     """As on macOS, where what is too much is refused instead of cut."""
 
     class Refusing:
@@ -131,7 +131,7 @@ def test_buffers_that_the_system_refuses_become_smaller():
     assert sock.given == {socket.SO_SNDBUF: 1 << 18, socket.SO_RCVBUF: 1 << 18}
 
 
-def test_a_closed_connection_is_left_alone(connected):
+def test_closed_connection_is_not_monitored(connected):
     connection, _ = connected
     connection.close()
     connection.notice_silence()

@@ -43,7 +43,7 @@ def gone(found: list[weakref.ref[object]], count: int) -> bool:
 
 @pytest.mark.parametrize("rude", [False, True])
 @pytest.mark.parametrize("transport", [TcpTransport(), HttpTransport()])
-def test_connections(transport: Transport, rude: bool) -> None:
+def test_connections_are_freed_at_close(transport: Transport, rude: bool) -> None:
     accepted: list[weakref.ref[object]] = []
 
     def accept(connection: Connection) -> None:
@@ -64,7 +64,7 @@ def test_connections(transport: Transport, rude: bool) -> None:
         assert gone(accepted, 3)
 
 
-def test_decoders() -> None:
+def test_decoders_are_freed_after_error() -> None:
     decoder = FrameDecoder(Limits())
     with contextlib.suppress(ProtocolError):
         decoder.feed(b"no frame at all" * 9)
@@ -75,7 +75,7 @@ def test_decoders() -> None:
     assert found() is None
 
 
-def test_sessions_whose_client_does_not_come_back() -> None:
+def test_sessions_are_freed_after_lease() -> None:
     ours, theirs = socket.socketpair()
     session = LeasedConnection(SocketConnection(theirs, Limits(), "a client"), 0.05, UsageMetrics())
     ours.close()
@@ -87,7 +87,7 @@ def test_sessions_whose_client_does_not_come_back() -> None:
     assert found() is None
 
 
-def test_what_refers_to_itself_goes_when_something_has_ended() -> None:
+def test_self_reference_is_freed_with_thread() -> None:
     thread = threading.local()
     thread.itself = thread
     found = weakref.ref(thread)

@@ -65,7 +65,7 @@ def test_frames_and_notes_are_read_as_they_were_written(tmp_path):
 
 
 @pytest.mark.parametrize("cut", [1, 20, 65536])
-def test_a_torn_record_was_not_taken(tmp_path, cut):
+def test_torn_record_is_ignored(tmp_path, cut):
     path = tmp_path / "session.journal"
     died(written(path))
     os.truncate(path, path.stat().st_size - cut)
@@ -74,7 +74,7 @@ def test_a_torn_record_was_not_taken(tmp_path, cut):
     assert frames_of(past) == as_read(FRAMES[:2])
 
 
-def test_a_journal_begins_anew_with_the_state(tmp_path):
+def test_journal_compacts_to_snapshot(tmp_path):
     path = tmp_path / "session.journal"
     journal = written(path)
     journal.compact(SnapshotHeader(3, 7, b"state"), [b"memory", bytes(10)], [Frame(b"not taken", [b"answer"])])
@@ -89,7 +89,7 @@ def test_a_journal_begins_anew_with_the_state(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["session.journal"]
 
 
-def test_a_session_that_is_ended_during_its_snapshot_leaves_no_file(tmp_path):
+def test_session_ended_during_snapshot_leaves_no_file(tmp_path):
     disk = DiskQuota(1 << 20)
     journal = Journal.begin(tmp_path / "session.journal", OWNER, 1 << 20, disk)
 
@@ -103,7 +103,7 @@ def test_a_session_that_is_ended_during_its_snapshot_leaves_no_file(tmp_path):
     assert disk.used == 0
 
 
-def test_one_that_grows_too_large_is_given_up(tmp_path):
+def test_oversized_journal_is_abandoned(tmp_path):
     journal = written(tmp_path / "session.journal", limit=1000)
     assert not journal.open
     assert not list(tmp_path.iterdir())
@@ -122,7 +122,7 @@ def test_journal_compacts_a_state_that_shrank_below_the_limit(tmp_path):
     past.close()
 
 
-def test_what_a_process_has_no_other_takes(tmp_path):
+def test_open_journal_is_locked(tmp_path):
     path = journal_path(tmp_path, "session")
     journal, past = written(path), JournalReader(path)
     past.close()
@@ -133,11 +133,11 @@ def test_what_a_process_has_no_other_takes(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../session", "a/b", "", "x" * 65, "ümlaut"])
-def test_names_lead_nowhere_else(tmp_path, name):
+def test_journal_names_cannot_leave_folder(tmp_path, name):
     assert journal_path(tmp_path, name) is None
 
 
-def test_what_kills_every_executor_is_not_tried_for_ever(tmp_path):
+def test_recovery_attempts_are_bounded(tmp_path):
     died(written(journal_path(tmp_path, "session")))
     for _ in range(TRIES):
         found = Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), DiskQuota()).recover(
@@ -156,7 +156,7 @@ def descriptors():
     return set(Path("/dev/fd").iterdir())
 
 
-def test_a_journal_that_cannot_be_renamed_stays_and_nothing_is_left_open(tmp_path, monkeypatch):
+def test_failed_rename_keeps_journal(tmp_path, monkeypatch):
     path = tmp_path / "session.journal"
     journal = written(path)
 
@@ -172,7 +172,7 @@ def test_a_journal_that_cannot_be_renamed_stays_and_nothing_is_left_open(tmp_pat
     assert frames_of(JournalReader(path)) == as_read(FRAMES)
 
 
-def test_what_a_quota_refuses_stays_for_another_time(tmp_path):
+def test_recovery_refused_by_quota_keeps_journal(tmp_path):
     died(written(journal_path(tmp_path, "session")))
     leases, asked = (
         Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), DiskQuota()),
@@ -188,7 +188,7 @@ def test_what_a_quota_refuses_stays_for_another_time(tmp_path):
     found[1].close()
 
 
-def test_a_session_that_ends_while_its_client_comes_back_leaves_nothing(tmp_path):
+def test_session_ended_during_reconnect_leaves_no_file(tmp_path):
     path = journal_path(tmp_path, "session")
     died(written(path))
     leases = Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), DiskQuota())
@@ -203,7 +203,7 @@ def test_a_session_that_ends_while_its_client_comes_back_leaves_nothing(tmp_path
 
 
 @pytest.mark.parametrize("how", ["append", "compact"])
-def test_journal_that_another_executor_has_continued_meanwhile_stays(tmp_path, how):
+def test_journal_continued_by_other_executor_stays(tmp_path, how):
     path = journal_path(tmp_path, "session")
     died(written(path))
     leases = Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), DiskQuota())
@@ -240,7 +240,7 @@ def test_record_of_an_unknown_kind_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "content", [b"", b"DJNJ1\n", b"DJNJ1\nH" + bytes(40), b"something else entirely, and long enough"]
 )
-def test_what_is_no_journal_recovers_nothing(tmp_path, content):
+def test_invalid_journal_recovers_nothing(tmp_path, content):
     path = journal_path(tmp_path, "session")
     path.touch(0o600)
     path.write_bytes(content)
@@ -250,7 +250,7 @@ def test_what_is_no_journal_recovers_nothing(tmp_path, content):
         )
 
 
-def test_journal_of_another_version_says_how_to_continue(tmp_path, monkeypatch):
+def test_journal_of_other_version_names_cure(tmp_path, monkeypatch):
     path = journal_path(tmp_path, "session")
     monkeypatch.setattr(journal_versions, "JOURNAL_VERSION", 1)
     died(written(path))
@@ -263,7 +263,7 @@ def test_journal_of_another_version_says_how_to_continue(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["mode", "link"])
-def test_journal_that_others_may_have_written_is_refused(tmp_path, how):
+def test_journal_writable_by_others_is_refused(tmp_path, how):
     path = journal_path(tmp_path, "session")
     died(written(path))
     past = JournalReader(path)
@@ -280,7 +280,7 @@ def test_journal_that_others_may_have_written_is_refused(tmp_path, how):
         Journal.resume(path, past, 1 << 30, DiskQuota())
 
 
-def test_a_wrong_secret_recovers_nothing(tmp_path):
+def test_wrong_secret_recovers_nothing(tmp_path):
     died(written(journal_path(tmp_path, "session")))
     leases = Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), DiskQuota())
     assert leases.recover(connected_pair()[1], Resume("session", "guessed", 0)) is None

@@ -41,20 +41,20 @@ def test_only_the_user_may_connect(tmp_path):
     assert not path.parent.exists()
 
 
-def test_a_directory_that_others_can_write_to_is_refused(tmp_path):
+def test_world_writable_directory_is_refused(tmp_path):
     tmp_path.chmod(0o777)
     with pytest.raises(TransportError, match="others can replace files"):
         listen(f"unix://{tmp_path}/server.sock")
 
 
-def test_a_path_that_is_too_long_is_refused_with_its_length(tmp_path):
+def test_too_long_socket_path_is_refused(tmp_path):
     url = f"unix://{tmp_path}/{'x' * 120}.sock"
     for use in (listen, lambda url: LocalTransport().connect(url, Limits(), 1)):
         with pytest.raises(TransportError, match=rf"may take {LONGEST_PATH} bytes, .* takes \d+; choose a shorter one"):
             use(url)
 
 
-def test_a_dead_servers_socket_is_replaced_a_live_ones_is_not(tmp_path):
+def test_only_dead_sockets_are_replaced(tmp_path):
     path = tmp_path / "server.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
@@ -64,7 +64,7 @@ def test_a_dead_servers_socket_is_replaced_a_live_ones_is_not(tmp_path):
     listener.close()
 
 
-def test_a_listener_leaves_its_successors_socket_alone(tmp_path):
+def test_closing_listener_keeps_socket_of_successor(tmp_path):
     url = f"unix://{tmp_path}/server.sock"
     first = listen(url)
     (tmp_path / "server.sock").unlink()
@@ -74,7 +74,7 @@ def test_a_listener_leaves_its_successors_socket_alone(tmp_path):
     second.close()
 
 
-def test_a_file_that_is_no_socket_is_kept(tmp_path):
+def test_regular_file_is_not_replaced(tmp_path):
     (tmp_path / "server.sock").write_text("precious")
     with pytest.raises(TransportError, match="cannot listen"):
         listen(f"unix://{tmp_path}/server.sock")
@@ -82,12 +82,12 @@ def test_a_file_that_is_no_socket_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize("url", ["unix://relative.sock", "tcp:///tmp/x", "unix://host/x.sock"])
-def test_malformed_addresses(url):
+def test_malformed_addresses_are_refused(url):
     with pytest.raises(TransportError, match="write unix:///absolute/path"):
         LocalTransport().connect(url, Limits(), 1)
 
 
-def test_spaces_and_percent_signs_in_paths(tmp_path):
+def test_path_with_spaces_and_percent_signs(tmp_path):
     path = tmp_path / "50% of it"
     path.mkdir(mode=0o700)
     listener = listen(f"unix://{quote(str(path))}/s.sock")

@@ -112,7 +112,7 @@ def same(frame, other):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_frames_of_both_directions_are_what_was_sent(any_ends, seed):
+def test_frames_arrive_in_both_directions(any_ends, seed):
     both, there, back = any_ends(), frames(seed), frames(seed + 100)
 
     def send(connection, sent):
@@ -132,7 +132,7 @@ def test_frames_of_both_directions_are_what_was_sent(any_ends, seed):
     assert both.far.bytes_received == both.near.bytes_sent
 
 
-def test_each_parallel_connection_carries_some(any_ends):
+def test_each_parallel_connection_carries_pieces(any_ends):
     both = any_ends(4)
     frame = Frame(b"head", [random.Random(0).randbytes(48 * MIB)])
     with ThreadPoolExecutor(1) as threads:
@@ -144,14 +144,14 @@ def test_each_parallel_connection_carries_some(any_ends):
 
 
 @pytest.mark.parametrize("secured", [False, True])
-def test_both_ends_know_that_they_are_on_one_machine(secured, tls):
+def test_local_connection_is_recognised(secured, tls):
     for connection in pair(tls if secured else None):
         assert connection.local
         connection.close()
         assert connection.local
 
 
-def test_a_slow_connection_delays_its_own_pieces_alone(any_ends):
+def test_slow_connection_delays_only_its_pieces(any_ends):
     both = any_ends(2)
     slow = both.beside[0][1]
     with slow._receiving:  # nothing is read from it until the rest has come
@@ -168,7 +168,7 @@ def test_a_slow_connection_delays_its_own_pieces_alone(any_ends):
     assert same(found[0], frame)
 
 
-def test_a_wait_that_is_given_up_loses_nothing(ends):
+def test_receive_timeout_loses_no_frame(ends):
     both = ends()
     frame, last = Frame(b"head", [bytes(3 * MIB), b"little"]), Frame(b"last")
     main, large = striped(encode_frame(frame, LIMITS))
@@ -186,7 +186,7 @@ def test_a_wait_that_is_given_up_loses_nothing(ends):
     assert same(both.far.receive(10.0), last)
 
 
-def test_the_end_of_a_piece_is_read_in_one_go(ends):
+def test_end_of_piece_is_read_at_once(ends):
     both = ends(1)
     main, large = striped(encode_frame(Frame(b"head", [bytes(range(256)) * (PIECE_BYTES // 128)]), LIMITS))
     both.near._socket.sendall(b"".join(main))
@@ -208,7 +208,7 @@ def test_the_end_of_a_piece_is_read_in_one_go(ends):
     assert bytes(both.far.receive(10.0).body[0]) == b"".join(large)
 
 
-def test_connections_that_cannot_be_used_end(monkeypatch):
+def test_unusable_connections_are_closed(monkeypatch):
     (main_near, main_far), (near, far) = pair(), pair()
     main_far.accept_parallel(lambda _: [far])
     main_near.use_parallel(GROUP, [near])
@@ -225,7 +225,7 @@ def test_connections_that_cannot_be_used_end(monkeypatch):
 
 
 @pytest.mark.parametrize("half", [b"", b"a record that another thread is just making"])
-def test_to_look_for_pieces_waits_for_nobody(half, tls):
+def test_polling_for_pieces_does_not_block(half, tls):
     near, far = pair(tls)
     while not near.unsent:
         near.push([bytes(PIECE_BYTES)])
@@ -244,7 +244,7 @@ def test_to_look_for_pieces_waits_for_nobody(half, tls):
         connection.close()
 
 
-def test_one_that_cannot_be_answered_is_forgotten():
+def test_unanswerable_connection_is_dropped():
     near, far = pair()
     far.stop_sending("the other end is gone")
     groups = ParallelGroups()
@@ -254,7 +254,7 @@ def test_one_that_cannot_be_answered_is_forgotten():
     near.close()
 
 
-def test_a_program_without_more_threads_goes_on_with_one_connection(monkeypatch):
+def test_thread_limit_falls_back_to_one_connection(monkeypatch):
     near, far = pair()
     session = ResumingConnection(near, None, 1.0, "server", 2)
 
@@ -269,7 +269,7 @@ def test_a_program_without_more_threads_goes_on_with_one_connection(monkeypatch)
     far.close()
 
 
-def test_what_was_sent_before_an_end_hung_up_is_received(any_ends):
+def test_frames_sent_before_close_are_received(any_ends):
     for seed in range(3):
         both, sent = any_ends(), [Frame(b"head", [random.Random(seed).randbytes(24 * MIB)]), Frame(b"last")]
         both.near.send(Frame(b"first"))
@@ -290,7 +290,7 @@ def test_what_was_sent_before_an_end_hung_up_is_received(any_ends):
 
 
 @pytest.mark.parametrize("hangs_up", [False, True])
-def test_one_that_ends_early_ends_the_others_unless_the_other_end_has_hung_up(ends, hangs_up):
+def test_early_end_closes_all_connections(ends, hangs_up):
     both = ends(2)
     frame = Frame(b"head", [bytes(2 * PIECE_BYTES)])
     main, large = striped(encode_frame(frame, LIMITS))
@@ -334,7 +334,7 @@ class Interrupted(Exception):
     """Raised by a signal handler, say."""
 
 
-def test_an_interrupt_in_the_middle_ends_the_connection_or_loses_nothing(ends, raise_at_line):
+def test_interrupted_transfer_loses_no_frame(ends, raise_at_line):
     for position in range(0, 120, 3):
         both, sent = ends(2), [Frame(b"%d" % n, [bytes([n]) * (2 * PIECE_BYTES)]) for n in range(3)]
         both.near.send(Frame(b"first"))
@@ -359,7 +359,7 @@ def test_an_interrupt_in_the_middle_ends_the_connection_or_loses_nothing(ends, r
         assert all(map(same, received, sent))
 
 
-def test_pieces_of_the_next_frame_may_come_early(ends):
+def test_early_pieces_of_next_frame_are_kept(ends):
     both = ends(2)
     first, second = (Frame(b"%d" % n, [bytes([n]) * (2 * PIECE_BYTES)]) for n in (1, 2))
     (main, large), (next_main, next_large) = (striped(encode_frame(f, LIMITS)) for f in (first, second))
@@ -392,7 +392,7 @@ def test_pieces_of_the_next_frame_may_come_early(ends):
     ],
     ids=["twice", "too short", "none of the frame's", "of an earlier frame", "without bytes", "head", "too long"],
 )
-def test_pieces_that_do_not_fit_end_the_connection(ends, wrong, said):
+def test_invalid_piece_ends_connection(ends, wrong, said):
     both = ends()
     main, large = striped(encode_frame(Frame(b"head", [bytes(3 * PIECE_BYTES)]), LIMITS))
     both.near._socket.sendall(b"".join(main))
@@ -404,7 +404,7 @@ def test_pieces_that_do_not_fit_end_the_connection(ends, wrong, said):
         both.far.send(Frame(b"more"))
 
 
-def test_later_pieces_over_all_connections_end_the_connection(ends):
+def test_too_many_early_pieces_end_connection(ends):
     both = ends(2)
     main, large = striped(encode_frame(Frame(b"head", [bytes(2 * PIECE_BYTES)]), LIMITS))
     both.near._socket.sendall(b"".join(main))
@@ -415,7 +415,7 @@ def test_later_pieces_over_all_connections_end_the_connection(ends):
             both.far.receive(5.0)
 
 
-def test_nothing_striped_is_taken_before_it_was_agreed():
+def test_striped_frame_before_agreement_is_refused():
     near, far = pair()
     main, _ = striped(encode_frame(Frame(b"head", [bytes(3 * MIB)]), LIMITS))
     near._socket.sendall(b"".join(main))
@@ -424,7 +424,7 @@ def test_nothing_striped_is_taken_before_it_was_agreed():
     near.close()
 
 
-def test_a_group_that_is_not_there_ends_the_connection():
+def test_missing_group_ends_connection():
     near, far = pair()
     beside = pair()
     far.accept_parallel(lambda _: ())
@@ -436,7 +436,7 @@ def test_a_group_that_is_not_there_ends_the_connection():
 
 
 @pytest.mark.parametrize("end", [0, 1])
-def test_connections_end_together(any_ends, end):
+def test_parallel_connections_end_together(any_ends, end):
     both = any_ends()
     frame = Frame(b"head", [bytes(64 * MIB)])
     cut = both.beside[1][end]
@@ -458,7 +458,7 @@ def test_connections_end_together(any_ends, end):
     assert all(connection.fileno() < 0 for connections in both.beside for connection in connections)
 
 
-def test_those_that_the_other_end_does_not_read_are_waited_for_together(ends):
+def test_close_waits_for_unread_connections_together(ends):
     both = ends(4)
     both.near.send(Frame(b"first"))
     both.far.receive(10.0)
@@ -476,7 +476,7 @@ def test_those_that_the_other_end_does_not_read_are_waited_for_together(ends):
     assert time.monotonic() - ended < 3.0
 
 
-def test_many_bytes_are_told_once():
+def test_large_transfer_is_reported_once():
     near, far = pair()
     told = []
     near.call_when_many(lambda: told.append("sent"))

@@ -51,7 +51,7 @@ def test_records_are_read_as_they_were_written(path, writer):
 
 
 @pytest.mark.parametrize("record", RECORDS)
-def test_what_an_error_leaves_of_a_record_is_cut_off(path, writer, record, monkeypatch):
+def test_partial_record_is_truncated(path, writer, record, monkeypatch):
     write = files.pwrite
 
     def full(file, data, at):
@@ -70,7 +70,7 @@ def test_what_an_error_leaves_of_a_record_is_cut_off(path, writer, record, monke
     assert read(path) == RECORDS[:2]
 
 
-def test_a_record_that_was_torn_is_none(path, writer):
+def test_torn_record_is_not_read(path, writer):
     for record in RECORDS:
         writer.append(*record)
     os.truncate(path, writer.size - 1)
@@ -89,7 +89,7 @@ def test_flipped_bit_is_never_read_as_a_record(path, writer):
             read(path)
 
 
-def test_snapshots_take_a_share_of_the_time_at_most(monkeypatch):
+def test_snapshot_time_share_is_bounded(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(snapshot_schedule.time, "monotonic", lambda: now[0])
     schedule = SnapshotSchedule(20.0, 1.0)
@@ -110,7 +110,7 @@ def test_snapshots_take_a_share_of_the_time_at_most(monkeypatch):
     assert not schedule.is_due(large=True), "it would fail again"
 
 
-def test_connections_that_break_in_vain_are_counted():
+def test_useless_reconnections_are_bounded():
     progress = ReconnectLimit()
     assert not any(progress.record_break(0) for _ in range(BREAKS_LIMIT))
     assert not progress.record_break(1), "something was taken"

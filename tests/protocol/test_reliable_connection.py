@@ -134,7 +134,7 @@ def test_every_frame_arrives_once_and_in_order(loses: float, breaks: float) -> N
     assert (network.client.resumed > 0) == (breaks > 0)
 
 
-def test_an_observer_of_a_reconnection_may_use_the_session_and_reconnect() -> None:
+def test_reconnection_observer_may_use_session() -> None:
     network, told = Network(0), list[float]()
     client = network.client
     threading.Thread(target=_echo, args=(network.server,), daemon=True).start()
@@ -164,7 +164,7 @@ class Garbled(Lossy):
         raise ProtocolError("not a frame")
 
 
-def test_an_end_that_never_sends_a_frame_is_given_up_with_the_reason() -> None:
+def test_silent_peer_is_given_up_with_reason() -> None:
     network, dialled = Network(0), []
 
     def dial(taken: int, seconds: float) -> tuple[Connection, int]:
@@ -179,7 +179,7 @@ def test_an_end_that_never_sends_a_frame_is_given_up_with_the_reason() -> None:
     assert 1 <= len(dialled) <= 5
 
 
-def test_leased_connection_raises_if_client_does_not_reconnect() -> None:
+def test_lease_expires_without_reconnection() -> None:
     ours, theirs = connected_pair()
     server = LeasedConnection(theirs, 0.05, UsageMetrics())
     ours.close()
@@ -187,7 +187,7 @@ def test_leased_connection_raises_if_client_does_not_reconnect() -> None:
         _receive(server)
 
 
-def test_a_session_that_ends_waits_for_nobody() -> None:
+def test_ended_session_does_not_wait_for_client() -> None:
     ours, theirs = connected_pair()
     server = LeasedConnection(theirs, 60.0, UsageMetrics())
     ours.close()
@@ -197,7 +197,7 @@ def test_a_session_that_ends_waits_for_nobody() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["session", "secret"])
-def test_a_wrong_secret_is_refused_like_a_session_that_is_not_there(wrong: str) -> None:
+def test_wrong_secret_is_refused_as_unknown_session(wrong: str) -> None:
     network = Network(0)
     ours, theirs = connected_pair()
     asked = Resume("s", "guessed", 0) if wrong == "secret" else Resume("t", network.server.secret, 0)
@@ -205,7 +205,7 @@ def test_a_wrong_secret_is_refused_like_a_session_that_is_not_there(wrong: str) 
     assert decode(ours.receive(120.0).head) == Refused("there is no such session (any more)")
 
 
-def test_a_client_that_is_refused_gives_up_with_the_reason() -> None:
+def test_refused_client_gives_up_with_reason() -> None:
     network = Network(0)
 
     def refuse(taken: int, _: float) -> tuple[Connection, int]:
@@ -219,7 +219,7 @@ def test_a_client_that_is_refused_gives_up_with_the_reason() -> None:
         network.client.receive(120.0)
 
 
-def test_what_came_before_the_end_is_still_received() -> None:
+def test_frames_before_refusal_are_received() -> None:
     network = Network(0)
     network.server.send(Frame(encode(Refused("why"))))
     network.server._inner.close()
@@ -227,7 +227,7 @@ def test_what_came_before_the_end_is_still_received() -> None:
     assert decode(network.client.receive(120.0).head) == Refused("why")
 
 
-def test_counts_that_cannot_be_are_refused() -> None:
+def test_invalid_acknowledgements_are_refused() -> None:
     outbox = Outbox()
     outbox.put(Frame(b"a"))
     with pytest.raises(ProtocolError, match="2 frames of 1"):
@@ -240,7 +240,7 @@ def test_counts_that_cannot_be_are_refused() -> None:
         split(Frame(Prefix(0, 0).encode(), [b"x"]))
 
 
-def test_an_end_that_takes_nothing_is_not_kept_frames_for_without_limit():
+def test_unacknowledged_frames_are_bounded():
     outbox = Outbox()
     for _ in range(KEPT_LIMIT):
         outbox.put(Frame(b"a"))
@@ -248,7 +248,7 @@ def test_an_end_that_takes_nothing_is_not_kept_frames_for_without_limit():
         outbox.put(Frame(b"a"))
 
 
-def test_small_bodies_of_every_kind_are_copied_at_once() -> None:
+def test_small_bodies_are_copied_at_send() -> None:
     outbox, written = Outbox(), bytearray(b"before")
     outbox.put(Frame(b"a", [b"", memoryview(written)]))
     written[:] = b"behind"
@@ -256,7 +256,7 @@ def test_small_bodies_of_every_kind_are_copied_at_once() -> None:
     assert b"".join(frame.body) == b"before"
 
 
-def test_counts_wrap() -> None:
+def test_counters_wrap_around() -> None:
     outbox, inbox = Outbox(), Inbox()
     outbox._sent = inbox.received = (1 << 32) - 1
     assert [outbox.put(Frame(b"a")), outbox.put(Frame(b"b"))] == [0, 1]
@@ -269,7 +269,7 @@ def test_counts_wrap() -> None:
     assert split(Frame(Prefix(5, 6, AckFlags.RETRANSMIT).encode())) == (Prefix(5, 6, AckFlags.RETRANSMIT), b"")
 
 
-def test_an_answer_to_an_earlier_question_says_nothing_of_what_followed() -> None:
+def test_stale_acknowledgement_is_ignored() -> None:
     network = Network(seed=0)
     wire = network.client._inner.inner
     sent, plain = [], wire.send
@@ -293,7 +293,7 @@ def test_an_answer_to_an_earlier_question_says_nothing_of_what_followed() -> Non
 
 
 @pytest.mark.parametrize("asked", [StateRequest(1 << 30), SendValues(1, CLIENT, pack_handles([1 << 32 | 1]))])
-def test_a_large_answer_waits_for_a_client_that_broke_off_in_it(asked: StateRequest | SendValues) -> None:
+def test_large_reply_resumes_after_break(asked: StateRequest | SendValues) -> None:
     network, data = Network(0), random.Random(1).randbytes(6 * PIECE)
     client, server, session = network.client, network.server, ExecutorSession(ExecutorContext.of(CpuRuntime()))
     server._window = PIECE
@@ -320,7 +320,7 @@ def test_a_large_answer_waits_for_a_client_that_broke_off_in_it(asked: StateRequ
     server.close()
 
 
-def test_a_large_answer_ends_with_the_lease_of_a_client_that_stays_away() -> None:
+def test_large_reply_ends_with_lease() -> None:
     ours, theirs = connected_pair()
     server = LeasedConnection(theirs, 0.05, UsageMetrics())
     server._window = PIECE
@@ -334,7 +334,7 @@ def test_a_large_answer_ends_with_the_lease_of_a_client_that_stays_away() -> Non
 
 
 @pytest.mark.parametrize(("received", "error"), [(0, TransportError), (7, ProtocolError)])
-def test_a_session_is_told_of_a_client_that_came_back_and_was_gone_at_once(received: int, error: type) -> None:
+def test_short_reconnection_is_reported(received: int, error: type) -> None:
     network, told = Network(0), list[int]()
     network.server.call_when_changed(lambda: told.append(1))
     _, broken = connected_pair()
@@ -358,7 +358,7 @@ class Overtaken(Lossy):
         raise TransportError("broken on purpose")
 
 
-def test_a_client_that_came_back_is_not_away_for_who_saw_the_break() -> None:
+def test_reconnected_client_is_not_away() -> None:
     ours, theirs = connected_pair()
     overtaken = Overtaken(connected_pair()[1], lambda: 1.0, 0.0, 0.0)
     server = LeasedConnection(overtaken, 60.0, UsageMetrics())
@@ -369,7 +369,7 @@ def test_a_client_that_came_back_is_not_away_for_who_saw_the_break() -> None:
     assert server.lease_seconds_left() is None
 
 
-def test_a_session_that_has_ended_greets_nobody() -> None:
+def test_ended_session_refuses_reconnection() -> None:
     network = Network(0)
     network.server.close()
     ours, theirs = connected_pair()

@@ -87,7 +87,7 @@ def encoded(frame):
     return b"".join(bytes(part) for part in encode_frame(frame, LIMITS))
 
 
-def test_frames_arrive_byte_by_byte_and_through_timeouts(raw_and_ours):
+def test_frames_arrive_bytewise_and_through_timeouts(raw_and_ours):
     raw, connection = raw_and_ours
     stream = encoded(Frame(b"head", [b"body", b"", b"more"]))
     for n in range(len(stream) - 1):
@@ -100,13 +100,13 @@ def test_frames_arrive_byte_by_byte_and_through_timeouts(raw_and_ours):
     assert connection.bytes_received == len(stream)
 
 
-def test_many_frames_in_one_piece(raw_and_ours):
+def test_many_frames_in_one_read(raw_and_ours):
     raw, connection = raw_and_ours
     raw.sendall(b"".join(encoded(Frame(b"%d" % n, [b"x" * (n % 3)])) for n in range(500)))
     assert [connection.receive(300).head for _ in range(500)] == [b"%d" % n for n in range(500)]
 
 
-def test_more_buffers_than_the_kernel_takes_at_once():
+def test_more_buffers_than_iov_max():
     left, right = socket.socketpair()
     sender, receiver = SocketConnection(left, LIMITS, "a"), SocketConnection(right, LIMITS, "b")
     body = [os.urandom(n % 50) for n in range(5000)]
@@ -119,7 +119,7 @@ def test_more_buffers_than_the_kernel_takes_at_once():
     receiver.close()
 
 
-def test_all_but_the_beginning_of_a_large_body_is_read_into_place(raw_and_ours, monkeypatch):
+def test_large_body_is_read_into_place(raw_and_ours, monkeypatch):
     raw, connection = raw_and_ours
     copied = []
     spread = FrameDecoder._distribute
@@ -134,7 +134,7 @@ def test_all_but_the_beginning_of_a_large_body_is_read_into_place(raw_and_ours, 
     assert sum(copied) <= 256 << 10
 
 
-def test_partial_writes_go_on_where_they_stopped():
+def test_partial_writes_continue():
     class Slow:
         def __init__(self):
             self.taken = b""
@@ -150,7 +150,7 @@ def test_partial_writes_go_on_where_they_stopped():
     assert sum(counted) == 26
 
 
-def test_the_end_within_a_frame_is_told_apart(raw_and_ours):
+def test_close_within_frame_is_an_error(raw_and_ours):
     raw, connection = raw_and_ours
     raw.sendall(encoded(Frame(b"head"))[:-1])
     raw.close()
@@ -189,7 +189,7 @@ def pair_over_tcp():
 
 
 @acknowledged
-def test_a_close_loses_nothing_that_was_sent_where_answers_were_not_read():
+def test_close_delivers_sent_frames():
     connection, theirs = pair_over_tcp()
     with theirs:
         theirs.sendall(encoded(Frame(b"not read")))
@@ -207,7 +207,7 @@ def test_a_close_loses_nothing_that_was_sent_where_answers_were_not_read():
 
 @acknowledged
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_close_does_not_wait_for_ever(monkeypatch, broken):
+def test_close_is_bounded(monkeypatch, broken):
     monkeypatch.setattr("djinn_core.protocol.net.sockets._DELIVER_SECONDS", 600.0 if broken else 0.2)
     connection, theirs = pair_over_tcp()
     with theirs:
@@ -221,7 +221,7 @@ def test_a_close_does_not_wait_for_ever(monkeypatch, broken):
     assert connection._socket.fileno() == -1
 
 
-def test_an_accepted_connection_reads_on_after_its_last_word():
+def test_accepted_connection_drains_after_last_frame():
     raw, ours = socket.socketpair()
     connection = AcceptedConnection(ours, LIMITS, "the client")
     connection.send(Frame(b"the reason"))
@@ -238,7 +238,7 @@ def test_an_accepted_connection_reads_on_after_its_last_word():
 
 
 @pytest.mark.parametrize("bound", ["_LINGER_SECONDS", "_LINGER_BYTES"])
-def test_an_accepted_connection_does_not_read_on_for_ever(monkeypatch, bound):
+def test_accepted_connection_drain_is_bounded(monkeypatch, bound):
     monkeypatch.setattr(f"djinn_core.protocol.net.sockets.{bound}", 0)
     raw, ours = socket.socketpair()
     connection = AcceptedConnection(ours, LIMITS, "the client")
@@ -251,7 +251,7 @@ def test_an_accepted_connection_does_not_read_on_for_ever(monkeypatch, bound):
             closing.result(60)
 
 
-def test_an_interrupt_while_waiting_loses_nothing(raw_and_ours, interruptible):
+def test_interrupted_receive_loses_nothing(raw_and_ours, interruptible):
     raw, connection = raw_and_ours
     stream = encoded(Frame(b"head", [b"x" * 1000]))
     raw.sendall(stream[:500])
@@ -263,7 +263,7 @@ def test_an_interrupt_while_waiting_loses_nothing(raw_and_ours, interruptible):
     assert connection.receive(300).head == b"head"
 
 
-def test_what_comes_after_a_long_silence_is_received(monkeypatch):
+def test_receive_after_long_silence(monkeypatch):
     monkeypatch.setattr("djinn_core.protocol.net.sockets._READ_SECONDS", 0.05)
     raw, ours = socket.socketpair()
     connection = SocketConnection(ours, LIMITS, "the other end")
@@ -282,7 +282,7 @@ def test_what_comes_after_a_long_silence_is_received(monkeypatch):
     connection.close()
 
 
-def test_an_interrupted_send_is_finished_before_the_next(raw_and_ours, interruptible):
+def test_interrupted_send_is_finished_first(raw_and_ours, interruptible):
     raw, connection = raw_and_ours
     body = bytearray(b"b" * (8 << 20))
     frames = [Frame(b"first", [bytes(body), b"end"]), Frame(b"last")]
@@ -298,7 +298,7 @@ def test_an_interrupted_send_is_finished_before_the_next(raw_and_ours, interrupt
     assert connection.bytes_sent == len(stream)
 
 
-def test_a_send_that_a_signal_handler_leaves_is_finished_first(raw_and_ours, alarming):
+def test_send_left_by_signal_handler_is_finished(raw_and_ours, alarming):
     raw, connection = raw_and_ours
     frames = [Frame(b"first", [bytes(8 << 20), b"end"]), Frame(b"x" * (8 << 20)), Frame(b"last")]
     stream = b"".join(map(encoded, frames))
@@ -322,9 +322,7 @@ def read_late(raw, count, timer):
     return bytes(came)
 
 
-def test_a_send_that_a_signal_handler_leaves_ends_the_connection_where_nobody_reads(
-    raw_and_ours, alarming, monkeypatch
-):
+def test_send_left_by_signal_handler_times_out(raw_and_ours, alarming, monkeypatch):
     monkeypatch.setattr("djinn_core.protocol.net.sockets._FINISH_SECONDS", 0.1)
     raw, connection = raw_and_ours
     timer = interrupt_sending(raw, signal.SIGUSR1)
@@ -345,7 +343,7 @@ def test_close_wakes_a_blocked_send(raw_and_ours):
             sending.result(60)
 
 
-def test_a_close_from_a_signal_handler_ends_the_wait(raw_and_ours):
+def test_close_in_signal_handler_ends_wait(raw_and_ours):
     _, connection = raw_and_ours
     previous = signal.signal(signal.SIGUSR1, lambda *_: connection.close())
     timer = interrupt_receiving(connection, signal.SIGUSR1)
@@ -357,7 +355,7 @@ def test_a_close_from_a_signal_handler_ends_the_wait(raw_and_ours):
         signal.signal(signal.SIGUSR1, previous)
 
 
-def test_a_second_receiver_keeps_to_its_timeout(raw_and_ours):
+def test_second_receiver_respects_timeout(raw_and_ours):
     raw, connection = raw_and_ours
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(connection.receive, 60)
@@ -368,7 +366,7 @@ def test_a_second_receiver_keeps_to_its_timeout(raw_and_ours):
         assert first.result().head == b"x"
 
 
-def test_a_forked_child_leaves_the_connection_alone(raw_and_ours):
+def test_forked_child_does_not_close_connection(raw_and_ours):
     raw, connection = raw_and_ours
     child = os.fork()
     if child == 0:
@@ -382,7 +380,7 @@ def test_a_forked_child_leaves_the_connection_alone(raw_and_ours):
     assert b"parent" in raw.recv(100)
 
 
-def test_the_socket_is_closed_and_nothing_leaks():
+def test_close_leaks_no_descriptor():
     before = len(list(Path("/dev/fd").iterdir()))
     for _ in range(20):
         left, right = socket.socketpair()
@@ -393,7 +391,7 @@ def test_the_socket_is_closed_and_nothing_leaks():
     assert len(list(Path("/dev/fd").iterdir())) == before
 
 
-def test_a_listener_survives_an_accept_that_fails_badly(caplog):
+def test_listener_survives_failed_accept(caplog):
     sock = socket.create_server(("127.0.0.1", 0))
 
     def accept(connection):

@@ -45,7 +45,7 @@ def folder(tmp_path):
     return Folder(tmp_path)
 
 
-def test_unclaimed_journal_is_removed_after_the_time(folder):
+def test_unclaimed_journal_is_removed_after_timeout(folder):
     folder.begin("left").leave()
     assert folder.after(SECONDS - 1) == {"left.journal", "left.contents"}
     assert folder.after(SECONDS / 2) == set()
@@ -81,7 +81,7 @@ def test_unclaimed_journals_count_towards_the_quota_of_their_tenant(folder):
     assert folder.disk.used == 0
 
 
-def test_journal_that_a_snapshot_replaces_during_the_look_stays(folder, monkeypatch):
+def test_journal_replaced_during_cleanup_stays(folder, monkeypatch):
     folder.begin("recovered").leave()
     assert folder.after(SECONDS - 1) == {"recovered.journal", "recovered.contents"}
     path = folder.path / "recovered.journal"

@@ -49,7 +49,7 @@ WRAPPERS: dict[str, Callable[[Connection], Connection]] = {
 }
 
 
-def test_facts_have_defaults() -> None:
+def test_connection_properties_have_defaults() -> None:
     silent = Silent()
     assert {name: getattr(silent, name) for name in FACTS} == {
         "bytes_sent": 0,
@@ -62,13 +62,13 @@ def test_facts_have_defaults() -> None:
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_wrapped_connection_tells_the_facts_of_the_inner_one(wrapper: str) -> None:
+def test_wrapper_forwards_properties_of_inner_connection(wrapper: str) -> None:
     inner = Telling()
     outer = WRAPPERS[wrapper](inner)
     assert {name: getattr(outer, name) for name in FACTS} == {name: getattr(inner, name) for name in FACTS}
 
 
-def test_sockets_override_the_defaults_that_they_know_better() -> None:
+def test_sockets_override_default_properties() -> None:
     here, there = socket.socketpair()
     with there:
         connection = SocketConnection(here, Limits(), "server x")
@@ -78,7 +78,7 @@ def test_sockets_override_the_defaults_that_they_know_better() -> None:
         connection.close()
 
 
-def test_leased_connection_asks_for_memory_over_each_connection() -> None:
+def test_leased_connection_places_bodies_on_each_connection() -> None:
     class Placing(Silent):
         def place_bodies(self, place: Callable[[bytes, int], memoryview | None]) -> None:
             self.place = place

@@ -115,7 +115,7 @@ def tried():
 
 
 @torch.no_grad()
-def test_a_result_of_weights_alone_is_computed_with_the_program_that_keeps_it(session):
+def test_weight_only_result_runs_with_its_program(session):
     session(Offered(Slower()))
     torch.manual_seed(0)
     layer, rows = torch.nn.Linear(16, 8), torch.nn.Parameter(torch.randn(4, 16))
@@ -128,7 +128,7 @@ def test_a_result_of_weights_alone_is_computed_with_the_program_that_keeps_it(se
             torch.testing.assert_close(result.cpu(), wanted)
 
 
-def test_what_hurts_is_switched_off(session):
+def test_slower_optimization_is_switched_off(session):
     session(djinn_optimizations.adaptive, Offered(Slower()))
     step, *_ = layer_and_data()
     for _ in range(ab_tests.MIN_RUNS + 4 * ab_tests.MAX_RUNS_PER_ARM):
@@ -138,7 +138,7 @@ def test_what_hurts_is_switched_off(session):
     assert tried() == (1, 1)
 
 
-def test_runs_take_turns_and_the_verdict_is_kept_and_told(session):
+def test_runs_alternate_until_verdict(session):
     judge = Judge(verdict=False)
     session(Offered(Slower(), judge))
     step, there, given = layer_and_data()
@@ -158,7 +158,7 @@ def test_runs_take_turns_and_the_verdict_is_kept_and_told(session):
     assert "slower not applied: switched off by measurement" in str(djinn.explain(captured)), kept
 
 
-def test_what_pays_stays_and_is_not_tried_again(session):
+def test_faster_optimization_stays(session):
     session(Offered(Slower(), Judge(verdict=True)))
     step, there, given = layer_and_data()
     with client.record_plans() as plans:
@@ -188,7 +188,7 @@ def test_failing_judge_is_named_and_keeps_the_plan(session, caplog, verdict):
     assert "optimization 'judge'" in failed[0].getMessage() + str(vars(failed[0]))
 
 
-def test_without_a_judge_nothing_is_tried(session):
+def test_no_trial_without_judge(session):
     session(Offered(Slower()))
     step, *_ = layer_and_data()
     for _ in range(2 * ab_tests.MIN_RUNS):

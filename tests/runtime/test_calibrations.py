@@ -17,7 +17,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def test_a_calibration_is_kept_for_the_device_its_pytorch_and_its_threads(cache):
+def test_calibration_key(cache):
     assert calibration_of(HERE) is None
     file = keep_calibration(HERE, {"a": {"x": 1}})
     assert file.is_relative_to(cache)
@@ -34,7 +34,7 @@ def test_a_calibration_is_kept_for_the_device_its_pytorch_and_its_threads(cache)
     assert calibration_of(DeviceInfo("cpu:1", "cpu", "a processor", 5, 3, threads=1, torch="2.13.0")) is not None
 
 
-def test_a_calibration_that_cannot_be_read_is_none_and_says_so(cache, caplog):
+def test_unreadable_calibration_is_ignored_with_warning(cache, caplog):
     file = keep_calibration(HERE, {"a": {}})
     file.write_text('{"format": 99}')
     assert calibration_of(HERE) is None

@@ -49,7 +49,7 @@ def training_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> djinn.p
 
 @pytest.mark.usefixtures("embedded")
 @pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.SGD], ids=["adamw", "sgd"])
-def test_a_training_step_on_meta_tensors_is_that_on_real_ones(make) -> None:
+def test_meta_training_step_equals_real(make) -> None:
     with torch.device("meta"):
         model = EverythingAtOnce()
     optimizer = make(model.parameters(), lr=0.1)
@@ -75,7 +75,7 @@ def refusal_of(work: Callable[[], object]) -> str:
 
 @pytest.mark.usefixtures("embedded")
 @torch.no_grad()  # or else `real` would hold on to itself, as it does on every device
-def test_what_has_no_data_says_so_and_harms_nothing_else() -> None:
+def test_meta_data_access_raises() -> None:
     with torch.device("meta"):
         layer = nn.Linear(3, 3)
     with djinn.capture() as captured:
@@ -98,7 +98,7 @@ def test_what_has_no_data_says_so_and_harms_nothing_else() -> None:
     assert not recorders.meta_only.storages
 
 
-def test_a_model_of_70_billion_parameters_is_analysed() -> None:
+def test_large_meta_model_is_analysed() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     # As wide as one of 70 billion parameters, and with a layer less than three: six gigabytes, were they there.
@@ -123,7 +123,7 @@ def test_a_model_of_70_billion_parameters_is_analysed() -> None:
 
 
 @pytest.mark.usefixtures("embedded")
-def test_tensors_on_meta_do_what_remote_ones_do_in_their_own_way() -> None:
+def test_meta_tensors_keep_own_semantics() -> None:
     with torch.device("meta"):
         weight = nn.Parameter(torch.ones(3))
     with djinn.capture() as captured, torch.no_grad():
@@ -140,7 +140,7 @@ def test_tensors_on_meta_do_what_remote_ones_do_in_their_own_way() -> None:
     assert captured.graph.by_op["zeros"]
 
 
-def test_a_model_may_be_moved_without_its_weights_inside_a_capture() -> None:
+def test_meta_model_moves_inside_capture() -> None:
     with torch.device("meta"):
         layer = nn.Linear(3, 3)
     with djinn.capture() as captured:

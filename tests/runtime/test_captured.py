@@ -37,7 +37,7 @@ def test_capture_needs_no_server_and_no_device_argument(python, plain_environmen
 
 
 @pytest.mark.usefixtures("embedded")
-def test_normal_is_a_factory_where_it_is_given_numbers_and_a_size() -> None:
+def test_normal_with_size_is_factory() -> None:
     mean = torch.zeros(3)
     with djinn.capture():
         made = torch.normal(0.0, 1.0, (2,)), torch.normal(mean=0.0, std=1.0, size=(2,))
@@ -46,7 +46,7 @@ def test_normal_is_a_factory_where_it_is_given_numbers_and_a_size() -> None:
 
 
 @pytest.mark.usefixtures("embedded")
-def test_an_identity_matrix_is_recorded_in_its_size() -> None:
+def test_eye_is_recorded_with_size() -> None:
     with djinn.capture() as captured:
         made = torch.eye(3, device=DEVICE), torch.eye(2, 3, dtype=torch.int64, device=DEVICE)
     graph = captured.graph
@@ -57,7 +57,7 @@ def test_an_identity_matrix_is_recorded_in_its_size() -> None:
         torch.eye(-1, device=DEVICE)
 
 
-def test_a_schedule_runs_again_on_other_inputs() -> None:
+def test_schedule_runs_on_other_inputs() -> None:
     weight = torch.randn(4, 4)
     remote = weight.to(DEVICE)
     other = torch.ones(4, 4, device=DEVICE)
@@ -75,7 +75,7 @@ def test_a_schedule_runs_again_on_other_inputs() -> None:
 
 
 @pytest.mark.usefixtures("embedded")
-def test_inputs_that_do_not_fit_are_refused() -> None:
+def test_mismatched_inputs_are_refused() -> None:
     remote = torch.ones(4, device=DEVICE)
     with djinn.capture() as captured:
         kept = remote + 1
@@ -90,7 +90,7 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
     assert kept.tolist() == [2.0] * 4
 
 
-def test_plans_stop_where_they_are_told() -> None:
+def test_plan_stops_at_requested_stage() -> None:
     with djinn.capture() as captured:
         torch.ones(3) * 2
     with pytest.raises(
@@ -106,7 +106,7 @@ def test_plans_stop_where_they_are_told() -> None:
 
 
 @pytest.mark.usefixtures("embedded")
-def test_a_second_capture_of_the_same_content_is_not_analysed(monkeypatch) -> None:
+def test_repeated_capture_is_not_analysed(monkeypatch) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).to(DEVICE)
     analysed = []
     monkeypatch.setattr("djinn_core.planning.pipeline.annotate", counted(analysed, annotate))
@@ -147,7 +147,7 @@ def counted(seen: list[str], stage: Callable[..., object]) -> Callable[..., obje
 
 
 @pytest.mark.usefixtures("embedded")
-def test_an_analysed_model_is_freed_with_its_last_reference() -> None:
+def test_analysed_model_is_freed() -> None:
     model = torch.nn.Linear(8, 8).to(DEVICE)
     freed = weakref.ref(model)
     with djinn.capture() as captured:
@@ -160,7 +160,7 @@ def test_an_analysed_model_is_freed_with_its_last_reference() -> None:
     assert freed() is None
 
 
-def test_no_graph_without_a_capture_in_this_thread(python, plain_environment) -> None:
+def test_get_graph_without_capture_raises(python, plain_environment) -> None:
     done = python.run("-c", "import djinn; djinn.get_graph()", env=plain_environment)
     assert "this thread has captured no program" in done.stderr
 
@@ -192,7 +192,7 @@ class Listening:
         return [Raises(), Remembers()]
 
 
-def test_observers_are_told_and_one_that_raises_keeps_nothing_from_the_others() -> None:
+def test_raising_observer_does_not_stop_others() -> None:
     plugin = Listening()
     djinn.shut_down()
     djinn.configure(plugins=[plugin], threads=1, memory_limits={"": 1 << 40})

@@ -69,7 +69,7 @@ def messages():
     return count
 
 
-def test_it_imports_djinn_alone():
+def test_wrapper_plugin_imports_djinn_only():
     source = Path(slow_channel.__file__).read_text()
     imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.Import, ast.ImportFrom))]
     modules = {node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in imports}
@@ -77,7 +77,7 @@ def test_it_imports_djinn_alone():
 
 
 @pytest.mark.parametrize("executor", ["process", "inline"])
-def test_it_sees_all_frames_and_changes_no_result(expected, network, messages, executor):
+def test_wrapper_sees_all_frames(expected, network, messages, executor):
     with configured(threads=1, executor=executor, plugins=[Plugin(network)]):
         assert losses() == expected
         (channel,) = network.wrapped
@@ -90,21 +90,21 @@ def test_it_sees_all_frames_and_changes_no_result(expected, network, messages, e
     assert (context.attached.device.kind, context.standby) == ("cpu", ())
 
 
-def test_it_sees_each_frame_once_where_the_connection_breaks(expected, network, messages):
+def test_wrapper_sees_frames_once_after_break(expected, network, messages):
     with configured(threads=1, plugins=[Plugin(network)]):
         assert losses(break_connection) == expected
         (channel,) = network.wrapped
         assert channel.frames[0] == messages()[0]
 
 
-def test_each_executor_of_a_pool_has_one(network):
+def test_pool_wraps_each_executor(network):
     with configured(threads=1, executors=2, plugins=[Plugin(network), "pool"]):
         there = [torch.arange(4.0, device=f"remote_accelerator:{number}").sum().item() for number in range(2)]
         assert there == [6.0, 6.0]
         assert [min(channel.frames) > 0 for channel in network.wrapped] == [True, True]
 
 
-def test_it_is_around_the_wrapper_that_takes_sessions_over(expected, network, messages):
+def test_wrapper_is_outside_failover(expected, network, messages):
     plugins = [Plugin(network), "standby"]
     with configured(threads=1, recover=False, standby=["engine"], plugins=plugins):
         assert losses(lambda: os.kill(executor_processes()[0], signal.SIGKILL)) == expected
@@ -115,7 +115,7 @@ def test_it_is_around_the_wrapper_that_takes_sessions_over(expected, network, me
         assert channel.frames[0] == messages()[0], "what is sent again does not pass it again"
 
 
-def test_without_a_wrapper_that_takes_over_a_standby_is_refused(network):
+def test_standby_without_failover_wrapper_is_refused(network):
     message = r"`standby` needs a plugin.*`pip install \./plugins/standby`"
     for plugins in ([], [Plugin(network)]):
         with configured(standby=["engine"], plugins=plugins), pytest.raises(PluginError, match=message):
@@ -137,14 +137,14 @@ class Forgetful(ChannelWrapper):
         """Forgets to return it."""
 
 
-def test_one_that_returns_no_channel_is_named():
+def test_wrapper_without_channel_is_named():
     with configured(plugins=[Plugin(Forgetful())]):
         with pytest.raises(PluginError, match=r"slow.*returned a NoneType, not a channel"):
             djinn.init()
         assert not client.is_initialized()
 
 
-def test_one_that_raises_is_named_and_leaves_nothing_behind():
+def test_raising_wrapper_is_named():
     with configured(plugins=[Plugin(Broken())]):
         with pytest.raises(PluginError, match=r"slow.*wrapping the channel.*raised ValueError: no cable"):
             djinn.init()
@@ -178,7 +178,7 @@ class WithOneAround(Plugin):
     [(2, Plugin(BreakingAtTheSecond())), (1, WithOneAround(SlowNetwork()))],
     ids=["another", "outer"],
 )
-def test_channels_that_are_wrapped_are_closed_when_another_wrap_raises(executors, plugin):
+def test_channels_close_when_other_wrapper_raises(executors, plugin):
     settings = {"threads": 1, "executors": executors, "plugins": [plugin, "pool"]}
     with configured(**settings), pytest.raises(PluginError, match="raised ValueError"):
         djinn.init()

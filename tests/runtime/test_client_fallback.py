@@ -42,7 +42,7 @@ def fallbacks():
     return djinn.stats()["client_fallbacks"]
 
 
-def test_without_it_an_op_of_the_users_own_is_refused_with_advice(embedded):
+def test_custom_op_without_fallback_is_refused(embedded):
     x = torch.ones(3, device=embedded)
     with pytest.raises(NotImplementedError, match=r"djinn_tests::soft_sign.*client_fallback=True"):
         soft_sign(x)
@@ -50,14 +50,14 @@ def test_without_it_an_op_of_the_users_own_is_refused_with_advice(embedded):
     assert fallbacks() == 0
 
 
-def test_without_it_a_missing_kernel_is_the_executors_error_with_advice(on_wrong_executor):
+def test_missing_kernel_without_fallback_raises(on_wrong_executor):
     out = torch.ones(3, device=on_wrong_executor).lgamma()
     with pytest.raises(djinn.errors.RemoteNotImplementedError, match=r"aten::lgamma(.|\n)*client_fallback=True"):
         out.cpu()
     assert fallbacks() == 0
 
 
-def test_an_op_of_the_users_own_is_computed_here(lenient):
+def test_custom_op_falls_back_to_client(lenient):
     local = torch.linspace(-2, 2, 5, requires_grad=True)
     remote = local.detach().to(lenient).requires_grad_()
     for x in (local, remote):
@@ -71,7 +71,7 @@ def test_an_op_of_the_users_own_is_computed_here(lenient):
     assert fallbacks() == 2
 
 
-def test_without_its_package_the_error_names_it():
+def test_missing_fallback_package_is_named():
     with pytest.raises(djinn.errors.ConfigurationError, match=r"pip install \./plugins/integrations"):
         djinn.configure(client_fallback=True, disable=["client_fallback"])
     assert port.fallback is None
@@ -97,7 +97,7 @@ def told():
     logger.removeHandler(handler)
 
 
-def test_missing_kernels_are_found_out_once_and_then_known(lenient, told):
+def test_missing_kernel_is_learnt_once(lenient, told):
     x = torch.linspace(-0.5, 0.5, 4).to(lenient)
     out = [(x * n).erfinv() + 1 for n in (1, 0.5, 0.25)]
     x.erfinv_()
@@ -109,7 +109,7 @@ def test_missing_kernels_are_found_out_once_and_then_known(lenient, told):
     assert told() == ["aten::erfinv", "aten::erfinv_"], "once for each op"
 
 
-def test_what_the_executor_can_do_stays_there_and_is_asked_about_once(lenient):
+def test_supported_op_stays_on_executor(lenient):
     x = torch.ones(4, 4, device=lenient)
     for _ in range(2):
         before = djinn.stats()["round_trips"]
@@ -119,7 +119,7 @@ def test_what_the_executor_can_do_stays_there_and_is_asked_about_once(lenient):
     assert fallbacks() == 0
 
 
-def test_other_failures_stay_failures(lenient):
+def test_other_failures_are_not_computed_on_client(lenient):
     x = torch.ones(4, device=lenient)
     bad = x[torch.tensor([9], device=lenient)]
     with pytest.raises(djinn.errors.RemoteIndexError):

@@ -38,7 +38,7 @@ print(*(n for n in {SERVERS_ONLY + WHERE_NEEDED + OWN} if n in sys.modules and n
 """
 
 
-def test_a_client_imports_no_more_than_it_needs_and_configures_no_logging(served_environment):
+def test_client_imports_little_and_configures_no_logging(served_environment):
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, env=served_environment, capture_output=True, text=True, timeout=580, check=False)
     assert done.stdout.strip() == "and no more", done.stdout + done.stderr

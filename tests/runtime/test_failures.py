@@ -23,7 +23,7 @@ def out_of_range(device):
     return torch.tensor([7], device=device)
 
 
-def test_a_failing_op_names_itself_its_shapes_and_the_users_line(x):
+def test_failing_op_names_op_shapes_and_line(x):
     bad = x[out_of_range(x.device)]  # this line
     with pytest.raises(IndexError) as caught:
         bad.sum().item()
@@ -32,12 +32,12 @@ def test_a_failing_op_names_itself_its_shapes_and_the_users_line(x):
     assert error.op == "aten::index.Tensor"
     assert "out of bounds" in str(error)
     assert "float32[2, 3], int64[1]" in str(error)
-    this = test_a_failing_op_names_itself_its_shapes_and_the_users_line
+    this = test_failing_op_names_op_shapes_and_line
     assert f"{__file__}:{this.__code__.co_firstlineno + 1} in {this.__name__}" in error.site
     assert error.site in str(error)
 
 
-def test_it_poisons_only_what_depends_on_it(x):
+def test_failure_poisons_dependent_values_only(x):
     bad = x[out_of_range(x.device)]
     worse = bad * 2 + x[:1]
     fine = x * 2
@@ -48,7 +48,7 @@ def test_it_poisons_only_what_depends_on_it(x):
     assert x.sum().item() == 15
 
 
-def test_a_failing_write_poisons_its_storage_and_nothing_else(x):
+def test_failing_write_poisons_its_storage_only(x):
     view, other = x[0], x.clone()
     x[out_of_range(x.device)] = 1.0
     later = x.t()
@@ -58,7 +58,7 @@ def test_a_failing_write_poisons_its_storage_and_nothing_else(x):
     assert other.sum().item() == 15
 
 
-def test_a_failing_write_to_a_view_poisons_the_tensor_that_it_views(x):
+def test_failing_write_to_view_poisons_base(x):
     before = x.clone()
     assert before.sum().item() == 15  # x lives on the executor from here on, and is an input of what follows
     x[:1][out_of_range(x.device)] = 1.0
@@ -67,7 +67,7 @@ def test_a_failing_write_to_a_view_poisons_the_tensor_that_it_views(x):
     assert before.sum().item() == 15
 
 
-def test_a_poisoned_tensor_can_be_dropped_and_made_anew(x):
+def test_poisoned_tensor_can_be_replaced(x):
     bad = x[out_of_range(x.device)]
     with pytest.raises(djinn.errors.RemoteIndexError):
         bad.cpu()
@@ -77,7 +77,7 @@ def test_a_poisoned_tensor_can_be_dropped_and_made_anew(x):
     assert executor_figures()["values"] < before
 
 
-def test_synchronize_reports_the_first_failure_that_nobody_has_seen(x):
+def test_synchronize_raises_first_unseen_failure(x):
     djinn.synchronize()
     seen = x[out_of_range(x.device)]
     with pytest.raises(djinn.errors.RemoteIndexError):
@@ -90,7 +90,7 @@ def test_synchronize_reports_the_first_failure_that_nobody_has_seen(x):
     assert len(kept) == 2
 
 
-def test_many_failures_neither_hang_nor_pile_up(x, monkeypatch):
+def test_many_failures_are_bounded(x, monkeypatch):
     """An executor that tells of thousands of failures while the client sends would wait for it to read."""
     from djinn_client.interception.recording.recorder import recorders
     from djinn_client.interception.runtime_interface import port
@@ -136,7 +136,7 @@ LATE = {
 
 
 @pytest.mark.parametrize("name", LATE)
-def test_what_only_the_executor_knows_is_raised_where_a_result_is_wanted(x, name):
+def test_data_dependent_error_raises_at_fetch(x, name):
     op, mistake = LATE[name]
     before, beside = x * 2, x.clone()
     with pytest.raises(Exception) as expected:  # whatever it is
@@ -168,7 +168,7 @@ def test_what_only_the_executor_knows_is_raised_where_a_result_is_wanted(x, name
     ],
     ids=["inv", "solve", "cholesky"],
 )
-def test_a_singular_matrix_is_told_at_the_op(x, mistake):
+def test_singular_matrix_raises_at_op(x, mistake):
     """People catch this error to try something else; CUDA waits there as well."""
     with pytest.raises(torch.linalg.LinAlgError) as expected:
         mistake(x.cpu())
@@ -179,7 +179,7 @@ def test_a_singular_matrix_is_told_at_the_op(x, mistake):
     assert torch.linalg.inv(torch.eye(2, device=x.device)).tolist() == [[1, 0], [0, 1]]
 
 
-def test_what_only_checks_is_told_at_the_next_sync_point(x):
+def test_assert_async_raises_at_sync_point(x):
     torch._assert_async(x.sum() < 0, "the sum is negative")
     with pytest.raises(RuntimeError, match="the sum is negative") as caught:
         x.tolist()
@@ -187,7 +187,7 @@ def test_what_only_checks_is_told_at_the_next_sync_point(x):
     assert x.sum().item() == 15
 
 
-def test_errors_of_pytorchs_own_types_are_of_these_types():
+def test_pytorch_error_types_are_kept():
     from djinn_client.runtime.receiving.failures import remote_error
 
     for kind, expected in {
@@ -201,7 +201,7 @@ def test_errors_of_pytorchs_own_types_are_of_these_types():
         assert (str(error), error.op, error.site, error.module_path) == ("message", "aten::mm", "file:1", "fc")
 
 
-def test_a_failure_is_told_once_for_each_cause(x):
+def test_failure_is_reported_once_per_cause(x):
     kept = [x[beyond(x)] for _ in range(3)]
     more = kept[0] * 2
     with pytest.raises(djinn.errors.RemoteIndexError) as caught:
@@ -213,7 +213,7 @@ def test_a_failure_is_told_once_for_each_cause(x):
         more.cpu()
 
 
-def test_a_failure_reaches_the_thread_that_wants_the_result(x):
+def test_failure_reaches_fetching_thread(x):
     bad = x[beyond(x)]
     with ThreadPoolExecutor(1) as pool:
         with pytest.raises(djinn.errors.RemoteIndexError, match=f"{__file__}:"):
@@ -221,7 +221,7 @@ def test_a_failure_reaches_the_thread_that_wants_the_result(x):
         assert pool.submit((x + 1).tolist).result(300) == [[1, 2, 3], [4, 5, 6]]
 
 
-def test_what_is_overwritten_whole_is_a_value_again(x):
+def test_full_overwrite_clears_poison(x):
     """A cache that is reset, gradients that are set to zero: nothing of the failed write is left in them."""
     for overwrite in (
         lambda t: t.zero_(),
@@ -248,7 +248,7 @@ def test_what_is_overwritten_whole_is_a_value_again(x):
         partly.cpu()
 
 
-def test_gradients_that_are_set_to_zero_forget_a_failed_step(x):
+def test_zero_grad_clears_failed_step(x):
     weight = torch.ones(2, 3, device=x.device, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=1.0)
     (weight * x).sum().backward()
@@ -261,7 +261,7 @@ def test_gradients_that_are_set_to_zero_forget_a_failed_step(x):
     assert weight.tolist() == (1 - x).tolist()
 
 
-def test_a_training_step_that_fails_harms_no_other(x):
+def test_failed_training_step_harms_no_other(x):
     """The loss is looked at before the step, as in most loops: what failed leaves with the gradients."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)).to(x.device)
@@ -302,7 +302,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_what_pytorch_refuses_is_refused_at_the_op(x, mistake):
+def test_local_errors_raise_at_op(x, mistake):
     """With the same kind of error, and without harm to the operands."""
     local = x.cpu()
     with pytest.raises(Exception) as expected:  # whatever it is
@@ -312,7 +312,7 @@ def test_what_pytorch_refuses_is_refused_at_the_op(x, mistake):
     assert x.tolist() == local.tolist()
 
 
-def test_errors_inside_backward_arrive_as_themselves(x):
+def test_backward_errors_keep_their_type(x):
     class Mine(Exception):
         pass
 
@@ -358,7 +358,7 @@ def test_errors_inside_backward_arrive_as_themselves(x):
     assert weight.grad.tolist() == x.tolist()
 
 
-def test_an_interrupt_inside_backward_is_an_interrupt(x, monkeypatch):
+def test_interrupt_in_backward(x, monkeypatch):
     from djinn_client.interception.native import install
 
     weight = torch.ones(2, 3, 59, device=x.device, requires_grad=True)  # sizes of no other test: C++ asks about the ops
@@ -372,7 +372,7 @@ def test_an_interrupt_inside_backward_is_an_interrupt(x, monkeypatch):
         loss.backward()
 
 
-def test_the_errors_of_one_backward_are_not_those_of_the_next(x):
+def test_backward_errors_do_not_leak_to_next(x):
     class Mismatched(torch.autograd.Function):
         @staticmethod
         def forward(ctx, value):
@@ -393,7 +393,7 @@ def test_the_errors_of_one_backward_are_not_those_of_the_next(x):
         loss.backward()
 
 
-def test_uploads_that_are_resized_keep_their_views_and_fail_alone(embedded):
+def test_resized_upload_keeps_views_after_failure(embedded):
     """Uploads lie in memory that PyTorch cannot resize, so the executor moves them; what fails later is found at the new place."""
     kept = [torch.ones(4).to(embedded) for _ in range(6)]
     views = [tensor[1:3] for tensor in kept]
@@ -413,7 +413,7 @@ def test_uploads_that_are_resized_keep_their_views_and_fail_alone(embedded):
             assert view.tolist() == [2.0] * 2
 
 
-def test_a_storage_that_moves_after_a_failure_is_still_found_by_the_next_one(embedded):
+def test_storage_resized_after_failure_is_poisoned(embedded):
     """The index of shared memory is kept from one submission to the next, and follows a resize in a submission without failures."""
     x, other = torch.ones(4).to(embedded), torch.ones(4).to(embedded)
     view, bad = x[1:3], torch.ones(4, device=embedded)
@@ -431,7 +431,7 @@ def test_a_storage_that_moves_after_a_failure_is_still_found_by_the_next_one(emb
 
 
 @pytest.mark.parametrize("message", ["", "for a reason"])
-def test_a_program_that_cannot_be_planned_poisons_what_it_writes(embedded, monkeypatch, message):
+def test_unplannable_program_poisons_its_writes(embedded, monkeypatch, message):
     written = torch.ones(4, device=embedded)
     djinn.synchronize()
     planner = only_executor().submissions.planner

@@ -92,7 +92,7 @@ def predicted():
     return [plan.costs.by_device["0/cpu:0"][0].seconds for plan in plans]
 
 
-def test_a_pool_is_measured_once_and_plans_again(cache):
+def test_pool_is_calibrated_once_and_replans(cache):
     with pool():
         djinn.init()
         (waiting,) = under_way()
@@ -110,13 +110,13 @@ def test_a_pool_is_measured_once_and_plans_again(cache):
 
 
 @pytest.mark.parametrize("settings", [{"calibrate": False}, {"executors": 1}])
-def test_nothing_is_measured(cache, settings):
+def test_calibration_is_skipped(cache, settings):
     with pool(**settings):
         djinn.init()
         assert not under_way()
 
 
-def test_a_process_that_fails_changes_nothing(cache, monkeypatch):
+def test_failed_calibration_changes_nothing(cache, monkeypatch):
     monkeypatch.setattr(Measured, "background_command", lambda _: ("-c", "raise SystemExit('no')"))
     with pool():
         djinn.init()
@@ -146,14 +146,14 @@ def on(name, device="cpu:0", **given):
     return Opened(Attached(DeviceInfo(id=device, kind="cpu", name=name)), **given)
 
 
-def test_each_make_is_measured_once(cache):
+def test_each_device_model_is_calibrated_once(cache):
     alike, other = [on("old"), on("old", "cpu:1")], on("new")
     assert never_measured([*alike, other]) == [alike[1], other]
     keep_calibration(other.attached.device, {"measured": {}})
     assert never_measured([*alike, other]) == [alike[1]]
 
 
-def test_the_process_is_told_of_one_device_of_one_server(tmp_path):
+def test_calibration_environment_for_server(tmp_path):
     settings = Settings(
         servers=["tcp://one:5556", "tcp://two:5556"], token="secret", tls_fingerprints=["sha256:" + "a" * 64]
     )
@@ -172,12 +172,12 @@ def test_the_process_is_told_of_one_device_of_one_server(tmp_path):
     }
 
 
-def test_the_process_starts_an_executor_like_those_of_the_program():
+def test_calibration_environment_for_own_executor():
     found = environment_for(on("old", executor=object()), Settings(executors=2, threads=3, device="cuda"), {})
     assert (found["DJINN_EXECUTORS"], found["DJINN_THREADS"], found["DJINN_DEVICE"]) == ("1", "3", "cuda")
     assert "DJINN_TOKEN" not in found
 
 
-def test_the_command_is_that_of_the_first_model_that_has_one():
+def test_calibration_command_of_first_cost_model():
     assert command_among([Roofline(), Measured()]) == ("-c", MEASURING)
     assert command_among([Roofline()]) == ()

@@ -44,7 +44,7 @@ assert kernels and all(vars(k).get("__dynamo_disable") is not k for k in kernels
 """
 
 
-def test_the_first_op_imports_no_dynamo_and_both_work_afterwards(served_environment, tmp_path):
+def test_first_op_does_not_import_dynamo(served_environment, tmp_path):
     text = FIRST + DTENSOR.replace("FILE", repr(str(tmp_path / "store"))) + DYNAMO
     command = [sys.executable, "-W", "ignore", "-c", text]  # an interpreter of its own: forked ones have imported both
     ended = subprocess.run(command, env=served_environment, capture_output=True, text=True, check=False)

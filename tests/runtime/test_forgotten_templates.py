@@ -12,7 +12,7 @@ from djinn_server import session
 DEVICE = "remote_accelerator:0"
 
 
-def test_a_forgotten_template_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgotten_template_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one process, so that the executor alone can be made to remember a single template."""
     monkeypatch.setattr(session, "TEMPLATES_LIMIT", 1)
     asked: list[tuple[object, ...]] = []

@@ -70,7 +70,7 @@ def long_program(ops=LONG):
     return matrix.sum()
 
 
-def test_ctrl_c_ends_a_wait_and_stops_what_it_waited_for(executor, presses):
+def test_ctrl_c_ends_wait_and_cancels_program(executor, presses):
     kept = torch.arange(4.0).to(DEVICE)
     total = long_program()
     pressed = presses(executor)
@@ -84,7 +84,7 @@ def test_ctrl_c_ends_a_wait_and_stops_what_it_waited_for(executor, presses):
     djinn.synchronize()
 
 
-def test_a_second_ctrl_c_ends_the_next_wait_although_the_executor_is_busy(executor, presses, monkeypatch):
+def test_second_ctrl_c_ends_wait_on_busy_executor(executor, presses, monkeypatch):
     monkeypatch.setattr(cancellation, "GRACE_SECONDS", 1000.0)  # as for a single op that takes long
     kept = torch.arange(4.0).to(DEVICE)
     total = long_program()
@@ -100,7 +100,7 @@ def test_a_second_ctrl_c_ends_the_next_wait_although_the_executor_is_busy(execut
 
 
 @pytest.mark.usefixtures("plans_all")
-def test_what_was_recorded_is_sent_or_goes_with_the_next(executor, monkeypatch):
+def test_recorded_ops_survive_interrupt(executor, monkeypatch):
     monkeypatch.setattr(cancellation, "GRACE_SECONDS", 1000.0)
     x = torch.ones(3, device=DEVICE)
     djinn.synchronize()
@@ -136,7 +136,7 @@ def test_what_was_recorded_is_sent_or_goes_with_the_next(executor, monkeypatch):
 
 
 @pytest.mark.usefixtures("plans_all")
-def test_planning_is_interrupted_where_it_is(executor, monkeypatch):
+def test_planning_is_interruptible(executor, monkeypatch):
     plan, reached = plan_maker.plan_program, []
 
     def slow(*arguments, **named):
@@ -156,7 +156,7 @@ def test_planning_is_interrupted_where_it_is(executor, monkeypatch):
     assert y.tolist() == pytest.approx(torch.arange(5.0).atan().sinh().cosh().mul(7.25).tolist())
 
 
-def test_an_interrupted_upload_is_withdrawn(executor, monkeypatch):
+def test_interrupted_upload_is_withdrawn(executor, monkeypatch):
     monkeypatch.setattr(uploads, "CHUNK", 1 << 16)
     sent, send_part = [], uploads.Uploader._send_part
 
@@ -179,7 +179,7 @@ def test_an_interrupted_upload_is_withdrawn(executor, monkeypatch):
     assert kept.sum().item() == 6
 
 
-def test_ctrl_c_ends_the_wait_for_another_thread_that_sends(executor, monkeypatch):
+def test_ctrl_c_ends_wait_for_sending_thread(executor, monkeypatch):
     send, main = executor.link.channel.send, threading.get_ident()
     sending, reads_again = threading.Event(), threading.Event()
 
@@ -207,7 +207,7 @@ def test_ctrl_c_ends_the_wait_for_another_thread_that_sends(executor, monkeypatc
     assert total.item() == 6
 
 
-def test_a_question_that_was_interrupted_is_not_answered_to_the_next(executor, monkeypatch):
+def test_interrupted_request_does_not_shift_replies(executor, monkeypatch):
     receive = executor.link.channel.receive
 
     def interrupted_once(timeout=None):
@@ -225,7 +225,7 @@ def test_a_question_that_was_interrupted_is_not_answered_to_the_next(executor, m
     assert torch.remote_accelerator.memory_allocated() - before >= kept.nbytes, "and not the figures from before"
 
 
-def test_cancel_ends_the_waits_of_all_threads_or_of_one(executor):
+def test_cancel_ends_waits_of_threads(executor):
     found = {}
 
     def wait(name):
@@ -253,14 +253,14 @@ def test_cancel_ends_the_waits_of_all_threads_or_of_one(executor):
     assert torch.ones(3, device=DEVICE).sum().item() == 3.0
 
 
-def test_cancelling_nothing_does_nothing(executor):
+def test_cancel_without_work(executor):
     x = torch.ones(3, device=DEVICE)
     djinn.cancel()
     djinn.cancel(threading.current_thread())
     assert x.sum().item() == 3.0
 
 
-def test_python_without_its_lock_is_warned_of(monkeypatch, recwarn):
+def test_free_threaded_python_warns(monkeypatch, recwarn):
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
     warn_without_lock()
     assert not recwarn.list
@@ -269,7 +269,7 @@ def test_python_without_its_lock_is_warned_of(monkeypatch, recwarn):
         warn_without_lock()
 
 
-def test_interrupts_are_raised_at_checks_and_at_the_end():
+def test_masked_interrupts_are_raised_at_checks():
     reached = []
     with pytest.raises(KeyboardInterrupt), interrupt_mask:
         with interrupt_mask:
@@ -290,7 +290,7 @@ def test_interrupts_are_raised_at_checks_and_at_the_end():
     assert not interrupt_mask.pending
 
 
-def test_a_handler_of_the_programs_own_is_called(executor):
+def test_custom_signal_handler_is_called(executor):
     calls = []
     previous = signal.signal(signal.SIGINT, lambda *_: calls.append("called"))
     try:
@@ -302,7 +302,7 @@ def test_a_handler_of_the_programs_own_is_called(executor):
         signal.signal(signal.SIGINT, previous)
 
 
-def test_no_finalizer_swallows_an_interrupt(executor):
+def test_finalizers_do_not_swallow_interrupts(executor):
     """Python drops an exception raised in a finalizer, so no finalizer of a tensor may take a step that checks signals."""
     handle = executor.submissions.last_number
     x = torch.ones(3, device=DEVICE)
@@ -350,7 +350,7 @@ def _freed_in_a_dictionary_of_dynamo():
     "make",
     [lambda: (None, [_PressesWhenFreed()]), _freed_in_a_weak_dictionary, _freed_in_a_dictionary_of_dynamo],
 )
-def test_an_interrupt_where_python_drops_exceptions_is_raised_afterwards(make):
+def test_interrupt_in_finalizer_is_raised_afterwards(make):
     before = signal.signal(signal.SIGINT, raise_outside_torch)
     kept, last = make()
     try:

@@ -7,7 +7,7 @@ from djinn_client.runtime import client
 from djinn_pool import link_measurement
 
 
-def test_links_are_measured_once_and_say_how_long_transfers_take(embedded):
+def test_links_are_measured_once(embedded):
     before = djinn.stats()
     found = djinn.topology()
     after = djinn.stats()
@@ -28,7 +28,7 @@ def test_links_are_measured_once_and_say_how_long_transfers_take(embedded):
     assert djinn.stats()["bytes_uploaded"] == after["bytes_uploaded"]
 
 
-def test_another_session_is_measured_anew(embedded):
+def test_new_session_is_measured_again(embedded):
     djinn.topology()
     djinn.shut_down()
     before = djinn.stats()["bytes_uploaded"]
@@ -36,7 +36,7 @@ def test_another_session_is_measured_anew(embedded):
     assert djinn.stats()["bytes_uploaded"] - before == 8 << 20
 
 
-def test_waiting_for_a_turn_is_an_average_over_submissions(embedded, monkeypatch):
+def test_queue_time_is_averaged_over_submissions(embedded, monkeypatch):
     monkeypatch.setattr(client.context.stats, "server_queue_us", 4_000_000)
     monkeypatch.setattr(client.context.stats, "submissions", 8)
     assert link_measurement.queue_seconds() == 0.5

@@ -39,7 +39,7 @@ def counted(run: Callable[[], None]) -> Counter[str]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("plans_all")
-def test_a_step_after_many_others(embedded):
+def test_step_cost_is_constant_over_time(embedded):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4)).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

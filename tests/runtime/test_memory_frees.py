@@ -8,7 +8,7 @@ import pytest
 import torch
 
 
-def test_what_a_program_does_not_use_is_freed_before_it_runs(embedded):
+def test_unused_values_are_freed_before_run(embedded):
     size = 1 << 20
     before = torch.ones(size, device=embedded)
     float(before[0])
@@ -20,7 +20,7 @@ def test_what_a_program_does_not_use_is_freed_before_it_runs(embedded):
     assert torch.remote_accelerator.max_memory_allocated() < held + size
 
 
-def test_what_only_unused_ops_took_is_freed_as_well(embedded):
+def test_operands_of_unused_ops_are_freed(embedded):
     """An op whose result is not used does not run; what it would have been the last to use dies all the same."""
     x = torch.ones(1 << 16, device=embedded)
     held = []
@@ -35,7 +35,7 @@ def test_what_only_unused_ops_took_is_freed_as_well(embedded):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_programs_leave_nothing(embedded, seed):
+def test_random_programs_leave_no_values(embedded, seed):
     chosen = random.Random(seed)
     ops = (torch.relu, torch.clone, lambda a: a + 1, lambda a: a @ a, torch.t, lambda a: a.mul_(0.5))
     ones = torch.ones(8, 8, device=embedded)

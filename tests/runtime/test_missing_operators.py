@@ -43,7 +43,7 @@ def older_server(embedded, monkeypatch):
     assert not port.missing, "it is not known what the next server lacks"
 
 
-def test_a_missing_op_is_refused_by_name_and_the_session_goes_on():
+def test_missing_op_is_refused_by_name():
     x = torch.full((3,), 0.5, device=DEVICE)
     djinn.init()
     with pytest.raises(
@@ -53,7 +53,7 @@ def test_a_missing_op_is_refused_by_name_and_the_session_goes_on():
     assert x.sum().item() == 1.5
 
 
-def test_a_missing_composite_op_runs_as_what_it_is_made_of():
+def test_missing_composite_op_is_decomposed():
     weight, bias, x = torch.rand(2, 3), torch.rand(2), torch.rand(4, 3)
     with torch.no_grad():
         made = torch.nn.functional.linear(x.to(DEVICE), weight.to(DEVICE), bias.to(DEVICE))
@@ -64,7 +64,7 @@ def test_a_missing_composite_op_runs_as_what_it_is_made_of():
     assert "linear" in captured.graph.by_op, "the next server has it"
 
 
-def test_the_client_computes_it_where_that_is_allowed():
+def test_missing_op_falls_back_to_client():
     djinn.configure(client_fallback=True)
     try:
         x = torch.full((3,), 0.5)
@@ -73,7 +73,7 @@ def test_the_client_computes_it_where_that_is_allowed():
         djinn.configure(client_fallback=False)
 
 
-def test_a_captured_program_is_told_at_connecting(caplog):
+def test_missing_op_of_capture_is_reported_at_connect(caplog):
     with djinn.capture():
         kept = torch.ones(3).relu()
     torch.ones(1, device=DEVICE).cpu()

@@ -29,7 +29,7 @@ def captured(embedded):
     return found
 
 
-def test_a_model_on_the_cpu_is_captured_by_name(captured):
+def test_capture_function_of_cpu_model(captured):
     modules = {node.module for node in captured.graph.nodes}
     assert {"0", "1"} <= modules
     node = captured.graph.nodes[1]
@@ -37,7 +37,7 @@ def test_a_model_on_the_cpu_is_captured_by_name(captured):
     assert captured.graph.get_node_by_id(-1) is captured.graph.get_node_by_id(10**6) is None
 
 
-def test_each_node_has_a_role_a_cost_and_a_way_of_reading(captured):
+def test_semantic_metadata_of_nodes(captured):
     found = captured.semantic_metadata
     assert all(one.role and one.cost is not None for one in found)
     by_op = {one.op.partition("::")[2].partition(".")[0]: one for one in found}
@@ -52,7 +52,7 @@ def test_each_node_has_a_role_a_cost_and_a_way_of_reading(captured):
     assert [one.op for one in other.semantic_metadata if one.synchronises] == ["aten::nonzero", "aten::sum"]
 
 
-def test_stages_and_groups_of_a_schedule():
+def test_schedule_stages_and_groups():
     schedule = djinn.compat.Scheduler(topology(2)).create_schedule(random_graph(3))
     assert schedule.total_stages == len(schedule.stages) > 0
     assert sorted(schedule.node_to_stage) == sorted(schedule.node_to_group)
@@ -63,7 +63,7 @@ def test_stages_and_groups_of_a_schedule():
     assert schedule.strategy is djinn.planning.SchedulingStrategy.SEQUENTIAL
 
 
-def test_a_scheduler_asks_what_is_added_and_forgets_when_told():
+def test_scheduler_add_and_clear():
     asked = []
 
     class Watching(CostModel, Optimization):
@@ -90,7 +90,7 @@ def test_a_scheduler_asks_what_is_added_and_forgets_when_told():
 
 
 @pytest.mark.usefixtures("embedded")
-def test_patterns_of_ones_own_over_a_graph():
+def test_custom_patterns_over_graph():
     with djinn.capture() as captured:
         torch.ones(3).relu().exp()
     term = op("relu") >> op("exp")
@@ -107,7 +107,7 @@ def test_patterns_of_ones_own_over_a_graph():
     assert len(PatternRegistry()) > 3
 
 
-def test_the_state_of_the_client(embedded):
+def test_runtime_state(embedded):
     torch.ones(1, device=DEVICE).cpu()
     state = djinn.compat.get_runtime_state()
     assert state.initialized
@@ -117,7 +117,7 @@ def test_the_state_of_the_client(embedded):
     assert djinn.compat.get_runtime_state().devices == ()
 
 
-def test_the_name_of_a_stage_shows_the_parts_that_log_it():
+def test_debug_level_by_stage_name():
     djinn.compat.set_debug_level("scheduler")
     assert logging.getLogger("djinn.pipeline").level == logging.getLogger("djinn.stages").level == logging.DEBUG
     djinn.compat.set_debug_level("off")

@@ -17,14 +17,14 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-def test_it_is_made_once_and_found_again(monkeypatch):
+def test_digest_is_cached(monkeypatch):
     made = cached_operators_digest()
     assert made == operators_digest()
     monkeypatch.setattr(operators, "operators_digest", lambda: "made anew")
     assert cached_operators_digest() == made
 
 
-def test_other_files_or_ops_are_another_list(monkeypatch):
+def test_changed_files_or_ops_change_digest(monkeypatch):
     cached_operators_digest()
     monkeypatch.setattr(operators, "operators_digest", lambda: "made anew")
     known = handshake.torch_private.dispatched_operators()
@@ -33,7 +33,7 @@ def test_other_files_or_ops_are_another_list(monkeypatch):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"a": 1}', b"\xff", b" " * (handshake.BYTES_LIMIT + 1)])
-def test_a_file_that_cannot_be_used_is_replaced(content):
+def test_unusable_cache_file_is_replaced(content):
     path = cache_directory() / "operators.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
@@ -41,7 +41,7 @@ def test_a_file_that_cannot_be_used_is_replaced(content):
     assert operators_digest() in msgspec.json.decode(path.read_bytes()).values()
 
 
-def test_a_directory_that_cannot_be_written_keeps_nothing(tmp_path, monkeypatch):
+def test_unwritable_cache_directory(tmp_path, monkeypatch):
     file = tmp_path / "a file"
     file.write_bytes(b"")
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))

@@ -53,7 +53,7 @@ class Simulated:
         return ways
 
 
-def test_what_pays_is_over_several_executors_after_five_runs():
+def test_faster_division_wins_after_five_runs():
     simulated = Simulated(alone=1.0, apart=0.6)
     ways = simulated.runs(100)
     assert ways[:2] == [False, False]
@@ -66,7 +66,7 @@ def test_what_pays_is_over_several_executors_after_five_runs():
     assert (measured.before, measured.after) == (1.0, 0.6)
 
 
-def test_what_does_not_pay_is_on_one_executor_after_five_runs():
+def test_slower_division_loses_after_five_runs():
     simulated = Simulated(alone=1.0, apart=1.4)
     ways = simulated.runs(100)
     assert sum(ways[4:]) <= len(LOOKS), "looked at now and then"
@@ -76,27 +76,27 @@ def test_what_does_not_pay_is_on_one_executor_after_five_runs():
     assert "1e+03 ms there, 1.4e+03 ms over several" in simulated.verdicts.about(EMPTY)["policy"]
 
 
-def test_equal_ways_are_one_executor():
+def test_equal_times_choose_one_executor():
     assert not any(Simulated(alone=1.0, apart=0.99).runs(100)[60:])
 
 
-def test_what_has_to_be_moved_counts():
+def test_moving_cost_counts():
     assert any(Simulated(alone=1.0, apart=0.6, moving=3.0).runs(100)[60:])
     assert not any(Simulated(alone=1.0, apart=0.6, moving=4.0).runs(100)[60:])
 
 
-def test_nothing_is_tried_where_nothing_is_measured():
+def test_no_trial_without_measurements():
     assert not any(Simulated(alone=1.0, apart=0.1, waited_for=False).runs(100))
 
 
-def test_a_way_that_cannot_be_measured_any_more_is_given_up():
+def test_unmeasurable_way_is_given_up():
     simulated = Simulated(alone=1.0, apart=0.1)
     simulated.runs(2)
     trials = PlacementTrials(Adaptive(), "policy", simulated.stats, simulated.verdicts)
     assert [trials.choose(simulated.tried) for _ in range(UNMEASURED + 2)] == [True] * UNMEASURED + [False] * 2
 
 
-def test_a_single_slow_run_on_one_executor_does_not_decide():
+def test_single_slow_run_does_not_decide():
     """The first measured run on one executor was disturbed: several look better until one executor is looked at again."""
     simulated = Simulated(alone=1.0, apart=1.2)
     trials = PlacementTrials(Adaptive(), "policy", simulated.stats, simulated.verdicts)
@@ -111,7 +111,7 @@ def test_a_single_slow_run_on_one_executor_does_not_decide():
     assert not any(ways[-20:])
 
 
-def test_runs_that_differ_by_a_fifth_leave_equal_ways_on_one_executor():
+def test_noisy_equal_times_choose_one_executor():
     """A busy machine: neither way is faster, and single runs take up to a fifth more or less."""
     wrong = 0
     for seed in range(200):
@@ -136,11 +136,11 @@ def test_judge_among_returns_the_first_judge():
 
 
 @pytest.mark.parametrize(("calibrated", "prior"), [(True, PRIOR), (False, MOST)])
-def test_before_anything_was_measured_the_margin_is_cautious(calibrated, prior):
+def test_initial_margin_is_prior(calibrated, prior):
     assert margin_of([0.01] * (ENOUGH - 1), calibrated=calibrated) == prior
 
 
-def test_the_margin_is_what_most_predictions_are_better_than():
+def test_margin_covers_most_predictions():
     assert margin_of([0.15] * 9 + [3.0], calibrated=False) == 0.15
     assert margin_of([0.01] * 10, calibrated=True) == 0.1
     assert margin_of([3.0] * 10, calibrated=True) == MOST
@@ -152,7 +152,7 @@ class Timed:
     took = None
 
 
-def test_errors_are_those_of_the_runs_after_the_first():
+def test_first_run_is_not_a_prediction_error():
     errors, plan = PredictionErrors(), Timed()
     errors.watch(plan, predicted=0.015)
     for seconds in (1.0, 0.010, 0.010):
@@ -161,7 +161,7 @@ def test_errors_are_those_of_the_runs_after_the_first():
     assert plan.took is None, "nothing is done in later runs"
 
 
-def test_short_programs_tell_nothing():
+def test_short_programs_are_not_measured():
     errors, plan = PredictionErrors(), Timed()
     errors.watch(plan, predicted=1e-5)
     for _ in range(3):

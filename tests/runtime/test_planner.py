@@ -34,7 +34,7 @@ def ready(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("plans_all")
-def test_a_plan_for_separate_inputs_is_not_used_for_inputs_that_share_memory() -> None:
+def test_plan_key_includes_shared_memory_of_inputs() -> None:
     apart = ready(torch.zeros(3)), ready(torch.zeros(3))
     base = ready(torch.zeros(3))
     together = base, base.view(3)
@@ -45,7 +45,7 @@ def test_a_plan_for_separate_inputs_is_not_used_for_inputs_that_share_memory() -
 
 @pytest.mark.usefixtures("plans_all")
 @pytest.mark.parametrize(("first", "second"), [(2, 2.0), (0.0, -0.0), (2.0, 3.0)])
-def test_a_plan_that_merged_equal_scalars_is_not_used_for_others(first: float, second: float) -> None:
+def test_plan_with_merged_scalars_is_not_reused(first: float, second: float) -> None:
     x = ready(torch.tensor([1, -1]))
     assert_same(torch.tensor([1, -1]), x, first, first)
     assert_same(torch.tensor([1, -1]), x, first, second)
@@ -84,7 +84,7 @@ def test_program_runs_as_recorded_if_no_plan_can_act(length: int) -> None:
 @pytest.mark.parametrize(
     "settings", [{"memory_limits": {"": 1 << 30}}, {"placement_policy": "single"}], ids=["limit", "policy"]
 )
-def test_program_is_planned_at_once_if_a_setting_acts_through_plans(settings: dict[str, object]) -> None:
+def test_settings_that_need_plans_plan_at_once(settings: dict[str, object]) -> None:
     djinn.configure(**settings)
     try:
         run()
@@ -216,7 +216,7 @@ def test_optimizations_are_loaded_without_the_lock_of_the_sink(monkeypatch: pyte
     djinn.shut_down()
 
 
-def test_profile_of_a_program_without_a_plan_is_made_when_it_is_asked_for() -> None:
+def test_profile_without_plan_is_made_on_request() -> None:
     x = ready(torch.randn(4, 4))
     djinn.reset_stats()
     x.cosh().sinh().sum().item()
@@ -227,7 +227,7 @@ def test_profile_of_a_program_without_a_plan_is_made_when_it_is_asked_for() -> N
     assert djinn.planning.last_profile() is profile
 
 
-def test_profile_of_an_update_knows_the_gradients_of_the_program_before() -> None:
+def test_update_profile_knows_earlier_gradients() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).to(DEVICE)
     for _ in range(3):
         loss = model(torch.randn(5, 8).to(DEVICE)).square().mean()
@@ -243,7 +243,7 @@ def test_profile_of_an_update_knows_the_gradients_of_the_program_before() -> Non
 
 
 @pytest.mark.usefixtures("plans_all")
-def test_programs_that_look_at_other_places_share_a_plan() -> None:
+def test_programs_with_other_offsets_share_plan() -> None:
     local = torch.arange(400.0)
     x = ready(local)
     djinn.reset_stats()

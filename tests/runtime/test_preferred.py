@@ -13,7 +13,7 @@ def offered(**preferences):
     return [SimpleNamespace(name=name, preference=rank) for name, rank in preferences.items()]
 
 
-def test_the_greatest_preference_decides_over_several_devices():
+def test_highest_preference_chooses_policy():
     known = offered(single=None, zealous=None, second=2, best=3, alike=3)
     assert policy_for(Settings(), known, 2) == "alike"
     assert policy_for(Settings(), known, 1) == "single"
@@ -21,6 +21,6 @@ def test_the_greatest_preference_decides_over_several_devices():
     assert policy_for(Settings(), offered(single=None, zealous=None), 2) == "single"
 
 
-def test_schedulers_are_preferred_in_the_same_way():
+def test_highest_preference_chooses_scheduler():
     assert preferred(offered(sequential=None, quick=1, slow=0), "sequential") == "quick"
     assert preferred(offered(sequential=None, other=None), "sequential") == "sequential"

@@ -315,7 +315,7 @@ def programs(python, plain_environment):
         ("BEGINS_IN_A_HUNDRED_THREADS", 0, "once\nlate: the program is ending, and its session has ended"),
     ],
 )
-def test_a_program_ends_quietly_that(programs, program, status, printed):
+def test_program_ends_quietly(programs, program, status, printed):
     done = programs[program].result()
     assert (done.returncode, done.stderr) == (status, ""), done.stdout
     assert done.stdout.startswith(printed)
@@ -348,13 +348,13 @@ print(done)
 """
 
 
-def test_a_fork_waits_for_a_thread_that_imports(python, plain_environment):
+def test_fork_waits_for_importing_thread(python, plain_environment):
     done = python.run("-c", FORKS_BESIDE_AN_IMPORT, env=plain_environment)
     assert (done.returncode, done.stdout) == (0, "['imported']\n"), done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing says whether a thread runs")
-def test_the_end_waits_for_a_thread_between_two_ops(monkeypatch):
+def test_exit_waits_for_thread_between_ops(monkeypatch):
     monkeypatch.setattr(interpreter_shutdown, "_RUNNING_SECONDS", 60.0)
     begun, done, end = threading.Event(), [], threading.Event()
 

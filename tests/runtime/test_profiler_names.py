@@ -40,7 +40,7 @@ def without_package():
     monkeypatch.undo()
 
 
-def test_djinn_has_the_functions_of_the_package():
+def test_djinn_exports_profiler_functions():
     from djinn_profiler.timeline.profiling import profile
     from djinn_profiler.verification.verifying import verify
 
@@ -49,7 +49,7 @@ def test_djinn_has_the_functions_of_the_package():
 
 
 @pytest.mark.usefixtures("without_package")
-def test_without_the_package_a_call_says_what_to_install():
+def test_call_without_profiler_package_names_it():
     from djinn import profile
 
     with pytest.raises(
@@ -61,7 +61,7 @@ def test_without_the_package_a_call_says_what_to_install():
 
 
 @pytest.mark.usefixtures("without_package")
-def test_without_the_package_a_command_says_what_to_install():
+def test_command_without_profiler_package_names_it():
     result = CliRunner().invoke(main, ["explain", "--format", "html", str(ROOT / "examples" / "generate.py")])
     assert result.exit_code == 1
     assert (
@@ -71,21 +71,21 @@ def test_without_the_package_a_command_says_what_to_install():
 
 
 @pytest.mark.usefixtures("without_package")
-def test_without_the_package_a_class_is_a_class():
+def test_class_without_profiler_package():
     missing = djinn.profiler.Timeline
     assert not isinstance(3, missing)
     with pytest.raises(PluginError, match=r"`djinn\.profiler\.Timeline` is in the package"):
         missing()
 
 
-def test_package_that_is_installed_later_is_used(without_package):
+def test_profiler_package_installed_later_is_used(without_package):
     from djinn import profile
 
     without_package.undo()
     assert profile().__class__ is djinn.profiler.profile().__class__
 
 
-def test_djinn_run_with_a_trace_needs_the_package(python, plain_environment, tmp_path):
+def test_run_with_trace_needs_profiler_package(python, plain_environment, tmp_path):
     (tmp_path / "djinn_profiler.py").write_text("raise ModuleNotFoundError(name=__name__)")
     (tmp_path / "script.py").write_text("print('it ran')")
     environ = plain_environment | {"PYTHONPATH": str(tmp_path)}
@@ -97,7 +97,7 @@ def test_djinn_run_with_a_trace_needs_the_package(python, plain_environment, tmp
     assert "Traceback" not in done.stderr
 
 
-def test_other_names_are_attribute_errors():
+def test_unknown_names_raise_attribute_error():
     with pytest.raises(AttributeError, match=r"'djinn' has no attribute 'no_such_name'"):
         _ = djinn.no_such_name
     with pytest.raises(AttributeError, match=r"'djinn.profiler' has no attribute 'no_such_name'"):

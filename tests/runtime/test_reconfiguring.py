@@ -22,7 +22,7 @@ def alone():
         yield "remote_accelerator:0"
 
 
-def test_a_session_that_holds_tensors_is_not_ended(alone):
+def test_session_with_tensors_is_not_ended(alone):
     held = torch.arange(3.0, device=alone) + 1
     name = djinn.init() or client.session_name()
     gc.freeze()  # which hides objects from those who look for them, and takes no tensor away
@@ -37,7 +37,7 @@ def test_a_session_that_holds_tensors_is_not_ended(alone):
     assert held.tolist() == [1, 2, 3]
 
 
-def test_what_a_session_can_take_over_holds_at_once(alone):
+def test_live_settings_apply_at_once(alone):
     held = torch.arange(3.0, device=alone) + 1
     djinn.init()
     name = client.session_name()
@@ -50,7 +50,7 @@ def test_what_a_session_can_take_over_holds_at_once(alone):
     assert held.tolist() == [1, 2, 3]
 
 
-def test_what_was_configured_before_stays(alone):
+def test_earlier_settings_stay(alone):
     djinn.configure(progress=False)
     djinn.configure(connect_timeout=7)
     assert (client.settings().progress, client.settings().connect_timeout, client.settings().threads) == (False, 7, 1)
@@ -58,7 +58,7 @@ def test_what_was_configured_before_stays(alone):
     assert (client.settings().progress, client.settings().threads) == (True, None)
 
 
-def test_an_empty_session_ends_with_a_warning(alone, caplog):
+def test_empty_session_ends_with_warning(alone, caplog):
     djinn.init()
     name = client.session_name()
     (torch.ones(2, device=alone) + 1).tolist()  # no longer referenced
@@ -69,7 +69,7 @@ def test_an_empty_session_ends_with_a_warning(alone, caplog):
     assert client.session_name() != name
 
 
-def test_values_of_a_former_session_do_not_count(alone):
+def test_values_of_former_session_do_not_count(alone):
     lost = torch.ones(2, device=alone)
     djinn.synchronize()
     djinn.shut_down()
@@ -111,7 +111,7 @@ class Plugin:
 
 
 @pytest.mark.usefixtures("plans_all")
-def test_plans_are_made_anew_with_other_plugins_and_settings(alone):
+def test_changed_plugins_and_settings_replan(alone):
     held = torch.ones(3, device=alone)
     (held * 2).tolist()
     plugin = Plugin()
@@ -125,7 +125,7 @@ def test_plans_are_made_anew_with_other_plugins_and_settings(alone):
     assert client.session_name() == session
 
 
-def test_in_a_pool_plans_are_made_anew(alone):
+def test_changed_plugins_replan_in_pool(alone):
     djinn.shut_down()
     djinn.configure(executors=2)
     held = torch.ones(3, device=alone)
@@ -139,7 +139,7 @@ def test_in_a_pool_plans_are_made_anew(alone):
     assert djinn.stats()["plans_made"] > before
 
 
-def test_observers_of_the_open_session_change(alone):
+def test_observers_of_open_session_are_replaced(alone):
     seen = []
 
     class Watching(Observer):
@@ -177,11 +177,11 @@ def test_observers_of_the_open_session_change(alone):
         (Settings(servers="tcp://a:1"), Settings(servers="tcp://a:1", compilers="inductor"), set()),
     ],
 )
-def test_settings_that_concern_the_session(before, after, again):
+def test_settings_that_need_new_session(before, after, again):
     assert needing_new_session(changed(before, after), before) == again
 
 
-def test_compilers_of_executors_concern_the_session():
+def test_compilers_need_new_session():
     names = frozenset({"plugins"})
     assert needing_new_session(names, Settings(compilers="inductor")) == set()
     assert needing_new_session(names, Settings(servers="tcp://a:1"), executor_plugins_differ=True) == set()

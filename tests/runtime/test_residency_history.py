@@ -37,7 +37,7 @@ def kinds(result):
 
 
 @pytest.mark.usefixtures("plans_all")
-def test_an_update_whose_gradients_came_from_an_earlier_program(embedded, monkeypatch):
+def test_gradients_of_earlier_program_are_recognised(embedded, monkeypatch):
     made = planned(monkeypatch)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).to(DEVICE)
     loss = model(torch.randn(5, 8).to(DEVICE)).square().mean()
@@ -54,7 +54,7 @@ def test_an_update_whose_gradients_came_from_an_earlier_program(embedded, monkey
 
 
 @pytest.mark.usefixtures("plans_all")
-def test_pictures_meet_a_text_after_two_waits(embedded, monkeypatch):
+def test_multimodal_fusion_across_programs(embedded, monkeypatch):
     """As in LLaVA's `generate()`: features, embeddings, and what puts one into the other are programs of their own."""
     see, table, layer = nn.Conv2d(3, 8, 4, 4), nn.Embedding(1000, 8), nn.Linear(8, 8)
     see, table, layer = (module.to(DEVICE) for module in (see, table, layer))
@@ -75,7 +75,7 @@ def test_pictures_meet_a_text_after_two_waits(embedded, monkeypatch):
     assert set(fused.modalities) == {Modality.MULTIMODAL_FUSION}
 
 
-def test_how_long_memory_lives_outweighs_the_data_in_a_view_of_it():
+def test_lifetime_outweighs_view_contents():
     cache, recent, plan = make_handle(5, 0), deque(maxlen=1), object()
     history, view = ResidencyHistory(recent), cache + 1
     program = SimpleNamespace(
@@ -87,7 +87,7 @@ def test_how_long_memory_lives_outweighs_the_data_in_a_view_of_it():
 
 
 @pytest.mark.usefixtures("plans_all")
-def test_a_cache_that_is_put_in_another_order_is_still_one(embedded, monkeypatch):
+def test_reordered_kv_cache_is_recognised(embedded, monkeypatch):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}

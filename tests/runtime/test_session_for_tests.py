@@ -20,7 +20,7 @@ from djinn.testing import (
 
 
 @pytest.mark.usefixtures("plans_all")
-def test_what_is_recorded_held_and_planned(embedded) -> None:
+def test_counts_of_recorded_held_and_planned(embedded) -> None:
     djinn.synchronize()
     djinn.reset_stats()
     before = executor_figures()["values"]
@@ -34,7 +34,7 @@ def test_what_is_recorded_held_and_planned(embedded) -> None:
     assert executor_figures()["values"] >= before + len(tensors)
 
 
-def test_a_session_is_named_and_says_what_it_does_not_have(embedded) -> None:
+def test_session_name_and_missing_attributes(embedded) -> None:
     assert not open_session().lost
     assert session_name()
     with pytest.raises(djinn.DjinnError, match="no connection 7; there are 1"):
@@ -46,7 +46,7 @@ def test_a_session_is_named_and_says_what_it_does_not_have(embedded) -> None:
     djinn.init()
 
 
-def test_a_connection_that_breaks_is_resumed(connect, url_of) -> None:
+def test_broken_connection_is_resumed(connect, url_of) -> None:
     with connect(url_of("tcp")):
         total, name = torch.zeros(3, device="remote_accelerator:0"), session_name()
         for _ in range(3):
@@ -58,7 +58,7 @@ def test_a_connection_that_breaks_is_resumed(connect, url_of) -> None:
         assert session_name() == name
 
 
-def test_an_executor_that_is_killed_is_gone(embedded) -> None:
+def test_killed_executor_is_gone(embedded) -> None:
     value = torch.ones(3, device=embedded).cpu()
     (before,) = executor_processes()
     kill_executor()

@@ -31,7 +31,7 @@ def kill(executor):
     os.kill(executor.process_id, signal.SIGKILL)
 
 
-def test_another_executor_goes_on_and_without_a_journal_it_says_what_is_lost(own, caplog) -> None:
+def test_lost_executor_with_and_without_journal(own, caplog) -> None:
     kept = torch.ones(3, device=DEVICE)
     kept += 1
     assert kept.sum().item() == 6

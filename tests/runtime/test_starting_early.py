@@ -37,7 +37,7 @@ def started():
 
 
 @pytest.mark.usefixtures("unopened")
-def test_the_first_op_starts_the_executor_that_its_value_is_then_computed_on():
+def test_first_op_starts_executor():
     assert not started()
     x = torch.ones(3, device=DEVICE)
     early = started()
@@ -50,7 +50,7 @@ def test_the_first_op_starts_the_executor_that_its_value_is_then_computed_on():
 
 @pytest.mark.usefixtures("unopened")
 @pytest.mark.parametrize("ending", [djinn.shut_down, lambda: djinn.configure(threads=2)])
-def test_an_executor_that_no_session_will_take_ends(ending):
+def test_unused_early_executor_ends(ending):
     torch.ones(3, device=DEVICE)
     (executor,) = client.context.starting
     ending()
@@ -60,7 +60,7 @@ def test_an_executor_that_no_session_will_take_ends(ending):
 
 
 @pytest.mark.usefixtures("unopened")
-def test_captures_and_servers_start_none(url_of):
+def test_captures_and_servers_start_no_executor(url_of):
     with djinn.capture():
         torch.ones(3, device=DEVICE).neg()
     assert not started()
@@ -89,7 +89,7 @@ if __name__ == "__main__":
 """
 
 
-def test_importing_starts_it_where_a_setting_says_so_and_in_no_worker(python, plain_environment, tmp_path):
+def test_import_starts_executor_if_configured(python, plain_environment, tmp_path):
     (tmp_path / "program.py").write_text(
         IMPORTING.replace("import multiprocessing, djinn", "import multiprocessing\nimport djinn, djinn.testing")
     )
@@ -121,7 +121,7 @@ def run(monkeypatch, tmp_path):
     return begin
 
 
-def test_a_script_starts_them_early_whose_last_run_used_some(run):
+def test_script_repeats_executors_of_last_run(run):
     first = run()
     assert not first.executors
     first.note(resolve().settings)
@@ -138,7 +138,7 @@ def test_a_script_starts_them_early_whose_last_run_used_some(run):
     assert not run().executors
 
 
-def test_those_that_a_session_cannot_use_end(run):
+def test_unusable_early_executors_end(run):
     begun = run()
     begun.note(resolve().settings)
     for settings, alive in ((resolve({"threads": 3}).settings, True), (resolve().settings, False)):
@@ -151,7 +151,7 @@ def test_those_that_a_session_cannot_use_end(run):
     assert not run().executors
 
 
-def test_what_a_program_configures_and_what_is_no_script_of_the_users_is_not_expected_again(run, monkeypatch):
+def test_configured_runs_are_not_remembered(run, monkeypatch):
     run().note(resolve({"threads": 3}).settings)
     assert not run().executors
     monkeypatch.setattr(sys.modules["__main__"], "__file__", f"{sys.prefix}/bin/pytest", raising=False)
@@ -160,7 +160,7 @@ def test_what_a_program_configures_and_what_is_no_script_of_the_users_is_not_exp
     assert not run().executors
 
 
-def test_they_are_forked_from_a_process_that_stays_where_a_setting_says_so(monkeypatch, tmp_path):
+def test_early_executors_use_fork_server_if_configured(monkeypatch, tmp_path):
     given = []
     executor = type("Executor", (), {"__init__": lambda self, _, fork_server: given.append(fork_server)})
     monkeypatch.setattr(engines, "ExecutorProcess", executor)
@@ -171,7 +171,7 @@ def test_they_are_forked_from_a_process_that_stays_where_a_setting_says_so(monke
     assert (forked.seconds, forked.folder.parent, anew) == (5, tmp_path, None)
 
 
-def test_a_setting_whose_package_is_missing_says_which_to_install(monkeypatch):
+def test_missing_fork_server_package_is_named(monkeypatch):
     monkeypatch.setattr(embedded, "entry_points", lambda group: ())
     with pytest.raises(StartupError, match="in plugins/launchers of"):
         own_executor.start_executors(resolve({"prepared_seconds": 5, "recover": False}).settings)

@@ -78,7 +78,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.mark.parametrize("planned", [True, False], ids=["planned", "as_recorded"])
 @torch.no_grad()
-def test_a_growing_loop_finds_nothing_out_anew(embedded, monkeypatch, request, planned):
+def test_growing_loop_reuses_everything(embedded, monkeypatch, request, planned):
     if planned:
         request.getfixturevalue("plans_all")
     plan_anew(client.context)
@@ -129,7 +129,7 @@ class Tracer(Observer):
         return f"00-{number:032x}-{number:016x}-01"
 
 
-def test_a_template_that_is_known_goes_with_the_trace_of_its_submission(embedded, monkeypatch):
+def test_known_template_carries_trace_context(embedded, monkeypatch):
     sent: list[Submit] = []
     monkeypatch.setattr(submissions, "framed", lambda message: sent.append(message) or framed(message))
     x = torch.ones(3, device=DEVICE)
@@ -141,7 +141,7 @@ def test_a_template_that_is_known_goes_with_the_trace_of_its_submission(embedded
     assert [one.trace for one in sent] == [Tracer().trace_context("submission", 0, one.sequence) for one in sent]
 
 
-def test_all_that_is_installed_tolerates_growth(embedded):
+def test_installed_plugins_tolerate_growth(embedded):
     """With one that does not plans hold for fewer sizes."""
     assert asked_by_size_in(*client.context.configured(), 1) == ()
 
@@ -182,7 +182,7 @@ SIGNATURES: dict = {}
         ({"length": 10, "width": 9}, False, False),
     ],
 )
-def test_which_programs_a_plan_serves(other, wide, narrow):
+def test_plan_size_range(other, wide, narrow):
     for factor, found in ((FACTOR, wide), (NARROW_FACTOR, narrow)):
         plans = PlanCache[str](factor)
         plans.find(program(length=10))[0].append("first")
@@ -190,7 +190,7 @@ def test_which_programs_a_plan_serves(other, wide, narrow):
         assert plans.find(program(length=10))[0] == ["first"]
 
 
-def test_sizes_among_the_scalars_have_ranges_and_other_numbers_do_not():
+def test_only_size_scalars_have_ranges():
     def viewed(length: int, dim: int) -> Program:
         builder = ProgramBuilder()
         given = builder.input(4, 64)
@@ -205,7 +205,7 @@ def test_sizes_among_the_scalars_have_ranges_and_other_numbers_do_not():
 
 
 @pytest.mark.usefixtures("plans_all")
-def test_many_sizes_make_few_plans(embedded):
+def test_many_sizes_share_few_plans(embedded):
     """Encoders with sequences of random length: as many plans as there are ranges, whatever the number of lengths."""
     layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).to(DEVICE)
@@ -262,7 +262,7 @@ def beside_an_optimization():
     djinn.shut_down()
 
 
-def test_a_plugin_that_says_nothing_of_growth_is_asked_for_representative_sizes(beside_an_optimization):
+def test_undeclared_plugin_sees_representative_sizes(beside_an_optimization):
     device = beside_an_optimization(Innocent())
     draw, weight = random.Random(0), torch.rand(8, 8, device=device)
 
@@ -279,7 +279,7 @@ def test_a_plugin_that_says_nothing_of_growth_is_asked_for_representative_sizes(
 
 
 @pytest.mark.parametrize("executors", [1, 2])
-def test_what_such_a_plugin_rewrote_holds_for_what_it_saw(beside_an_optimization, executors):
+def test_rewrite_of_undeclared_plugin_is_size_specific(beside_an_optimization, executors):
     device = beside_an_optimization(DropsWhatItSaw(), executors)
     for size in (5, 6, 7, 8, 9, 10):
         for bound in (9.5, 0.5, 9.5, 0.25):
@@ -302,7 +302,7 @@ class Fuses(Innocent):
         return OptimizationResult(self.name, bool(made), "twice", Rewrite(substitutions=tuple(made)))
 
 
-def test_substitutions_are_given_up_where_sizes_keep_changing(beside_an_optimization):
+def test_substitutions_stop_if_sizes_keep_changing(beside_an_optimization):
     device = beside_an_optimization(Fuses())
     djinn.reset_stats()
     for size in range(5, 60):

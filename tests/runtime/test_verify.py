@@ -16,7 +16,7 @@ def gpt2(device):
     return GPT2LMHeadModel(config).to(device)
 
 
-def test_a_training_step_of_gpt2_passes_to_the_last_bit(embedded):
+def test_gpt2_training_step_passes(embedded):
     model = gpt2(embedded).train()
     optimizer = torch.optim.AdamW(model.parameters())
     ids = torch.arange(16, device=embedded).reshape(2, 8)
@@ -39,7 +39,7 @@ def test_generation_passes(embedded):
     assert report.first is None
 
 
-def test_training_a_cnn_passes_with_uploads_inside(embedded):
+def test_cnn_training_with_uploads_passes(embedded):
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Conv2d(1, 4, 3),
@@ -59,7 +59,7 @@ def test_training_a_cnn_passes_with_uploads_inside(embedded):
     assert report.checked > 60
 
 
-def test_views_writes_aliases_and_shapes_that_depend_on_data_pass(embedded):
+def test_views_writes_and_data_dependent_shapes_pass(embedded):
     before, unseen = (torch.arange(24.0, device=embedded).reshape(2, 3, 4) for _ in range(2))
     with djinn.verify(bitwise=True) as report:
         unseen[0].copy_(unseen[1])
@@ -84,7 +84,7 @@ def test_views_writes_aliases_and_shapes_that_depend_on_data_pass(embedded):
 
 
 @pytest.mark.parametrize("block", [torch.inference_mode, lambda: torch.device("remote_accelerator"), torch.no_grad])
-def test_inside_other_blocks(embedded, block):
+def test_verify_inside_other_contexts(embedded, block):
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 4).to(embedded)
     with djinn.verify() as report, block():
@@ -95,7 +95,7 @@ def test_inside_other_blocks(embedded, block):
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of forward mode in PyTorch itself
-def test_transforms_of_functions_pass(embedded):
+def test_functional_transforms_pass(embedded):
     w, x = torch.randn(4, device=embedded), torch.randn(5, 4, device=embedded)
     with djinn.verify() as report:
         per_sample = torch.func.vmap(torch.func.grad(lambda w, x: (w * x).sum().tanh()), in_dims=(None, 0))(w, x)
@@ -104,7 +104,7 @@ def test_transforms_of_functions_pass(embedded):
     assert report.checked > 5
 
 
-def test_what_is_recorded_outside_is_not_looked_at(embedded):
+def test_ops_outside_block_are_not_verified(embedded):
     x = torch.ones(3, device=embedded)
     with djinn.verify() as report:
         x.exp()
@@ -115,7 +115,7 @@ def test_what_is_recorded_outside_is_not_looked_at(embedded):
         pass
 
 
-def test_what_fails_on_the_executor_still_fails(embedded):
+def test_remote_failures_still_raise(embedded):
     x = torch.arange(6.0, device=embedded)
     with pytest.raises(djinn.errors.RemoteIndexError, match="out of bounds"), djinn.verify():
         x[torch.tensor([9], device=embedded)]
@@ -143,7 +143,7 @@ class Net(torch.nn.Module):
         return self.wave(x) @ x.t()
 
 
-def test_a_wrong_kernel_is_found_with_op_line_and_module(on_wrong_executor):
+def test_wrong_kernel_names_op_line_and_module(on_wrong_executor):
     torch.manual_seed(0)
     net = Net().to(on_wrong_executor)
     x = torch.randn(32, 8).to(on_wrong_executor)
@@ -164,27 +164,27 @@ def test_a_wrong_kernel_is_found_with_op_line_and_module(on_wrong_executor):
         assert part in str(caught.value)
 
 
-def test_more_may_be_allowed(on_wrong_executor):
+def test_tolerances_apply(on_wrong_executor):
     x = torch.linspace(0.1, 1, 200).to(on_wrong_executor)
     with djinn.verify(rtol=1e-2) as report:
         x.tanh()
     assert report.checked == 1
 
 
-def test_a_wrong_write_is_found(on_wrong_executor):
+def test_wrong_write_is_found(on_wrong_executor):
     x = torch.ones(2, 3).to(on_wrong_executor)
     with pytest.raises(djinn.errors.VerificationError, match=r"aten::mul_.*2 of 6 elements"), djinn.verify():
         x.mul_(2)
         x.add_(1)
 
 
-def test_a_wrong_write_of_an_op_that_returns_nothing_is_found(on_wrong_executor):
+def test_wrong_write_of_void_op_is_found(on_wrong_executor):
     targets = [torch.ones(n).to(on_wrong_executor) for n in (2, 3, 4)]
     with pytest.raises(djinn.errors.VerificationError, match=r"aten::_foreach_mul_.*4 of 4 elements"), djinn.verify():
         torch._foreach_mul_(targets, 3.0)
 
 
-def test_what_a_block_raises_says_what_differed_before(on_wrong_executor):
+def test_error_in_block_notes_earlier_difference(on_wrong_executor):
     x = torch.linspace(0.1, 1, 200).to(on_wrong_executor)
     with pytest.raises(ZeroDivisionError) as caught, djinn.verify():
         x.tanh()
@@ -192,7 +192,7 @@ def test_what_a_block_raises_says_what_differed_before(on_wrong_executor):
     assert "aten::tanh" in caught.value.__notes__[0]
 
 
-def test_an_op_that_cannot_be_recorded_leaves_the_rest_watched(embedded, monkeypatch):
+def test_unrecordable_op_does_not_stop_verification(embedded, monkeypatch):
     def refused(*_, **__):
         raise RuntimeError("refused")
 

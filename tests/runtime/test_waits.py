@@ -145,7 +145,7 @@ def _over_tcp(over_tcp):
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_the_planted_wait_is_found(program, capsys):
+def test_planted_wait_is_found(program, capsys):
     program()  # recorded once: what is foreseen from then on is what waits in a long run
     djinn.synchronize()
     before = djinn.stats()["round_trips"]
@@ -165,7 +165,7 @@ def test_the_planted_wait_is_found(program, capsys):
     assert found.advice in str(report)
 
 
-def test_a_program_that_waits_for_nothing_says_so():
+def test_program_without_waits():
     net = model()
     with djinn.explain_waits() as report:
         net(batches(1)[0])

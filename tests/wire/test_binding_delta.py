@@ -23,12 +23,12 @@ slots = st.one_of(st.integers(-3, 3), st.floats(width=64), st.sampled_from([0, 0
 
 
 @given(st.lists(handles))
-def test_handles_come_back(given_handles):
+def test_handles_round_trip(given_handles):
     assert unpack_handles(pack_handles(given_handles)) == given_handles
 
 
 @given(st.lists(st.tuples(handles, handles, st.booleans())))
-def test_what_is_bound_anew_comes_back(pairs):
+def test_input_changes_round_trip(pairs):
     before = [old for old, _, _ in pairs]
     after = [new if differs else old for old, new, differs in pairs]
     apply_input_changes(now := list(before), changes((before, ()), (after, ()))[0])
@@ -41,35 +41,35 @@ def exactly(value):
 
 
 @given(st.lists(st.tuples(slots, slots)))
-def test_changed_slots_come_back_exactly(pairs):
+def test_slot_changes_round_trip(pairs):
     before, after = [old for old, _ in pairs], [new for _, new in pairs]
     apply_slot_changes(now := list(before), changes(([], before), ([], after))[1])
     assert list(map(exactly, now)) == list(map(exactly, after))
 
 
-def test_one_value_for_many_slots_travels_once():
+def test_equal_slot_values_are_sent_once():
     _, found = changes(([], [7] * 100), ([], [8] * 100))
     assert [slot for slot, _ in found] == [8]
 
 
-def test_neighbours_take_two_small_numbers_each():
+def test_consecutive_handles_pack_small():
     packed = pack_handles([make_handle(1000 + i, 1) for i in range(50)])
     assert max(packed[2:]) == 1
 
 
 @pytest.mark.parametrize("packed", [(1,), (-1, 1), (1, -1), (1 << 31, 0), (1, 1 << 32), (5, 1, -6, 1)])
-def test_no_handles(packed):
+def test_invalid_handles_are_refused(packed):
     with pytest.raises(ProtocolError):
         unpack_handles(packed)
 
 
 @pytest.mark.parametrize("changes", [(0, 1), (3, 1, 1), (-1, 1, 1), (0, -1, 1), (0, 1, 1 << 32), (0, 1 << 31, 1)])
-def test_no_bindings(changes):
+def test_invalid_bindings_are_refused(changes):
     with pytest.raises(ProtocolError):
         apply_input_changes([1, 2, 3], changes)
 
 
 @pytest.mark.parametrize("changes", [((1, (3,)),), ((1, (-1,)),), ((1, (2, 1)),)])
-def test_no_slots(changes):
+def test_invalid_slots_are_refused(changes):
     with pytest.raises(ProtocolError):
         apply_slot_changes([1, 2, 3], changes)

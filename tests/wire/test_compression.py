@@ -18,7 +18,7 @@ SIZE = 1 << 20
 
 
 @given(st.sampled_from([1, 2, 4, 8, 16]), st.binary(max_size=300))
-def test_what_was_compressed_comes_back(item, data):
+def test_compression_round_trips(item, data):
     data = data[: len(data) // item * item]
     assert bytes(expanded(compressed(data, item), PLANES_ZSTD, item, len(data))) == data
 
@@ -28,7 +28,7 @@ def weights(dtype):
 
 
 @pytest.mark.parametrize(("dtype", "item", "at_most"), [(torch.bfloat16, 2, 0.75), (torch.float32, 4, 0.9)])
-def test_weights_take_less_room(dtype, item, at_most):
+def test_weights_compress(dtype, item, at_most):
     data = weights(dtype)
     coded = compressed(data, item)
     assert len(coded) < at_most * len(data)
@@ -56,7 +56,7 @@ GOOD = compressed(bytes(SIZE), 4)
         (compressed(bytes(64 * SIZE), 1), 1, SIZE),
     ],
 )
-def test_a_lying_size_and_damaged_data_are_refused_without_much_memory(data, item, length):
+def test_damaged_data_is_refused_with_bounded_memory(data, item, length):
     tracemalloc.start()
     try:
         with pytest.raises(ProtocolError):
@@ -66,14 +66,14 @@ def test_a_lying_size_and_damaged_data_are_refused_without_much_memory(data, ite
         tracemalloc.stop()
 
 
-def test_a_frame_that_wants_a_large_window_is_refused():
+def test_large_window_is_refused():
     window = zstandard.ZstdCompressionParameters.from_level(1, window_log=30)
     coder = zstandard.ZstdCompressor(compression_params=window).compressobj()
     with pytest.raises(ProtocolError):
         expanded(coder.compress(bytes(SIZE)) + coder.flush(), PLANES_ZSTD, 1, SIZE)
 
 
-def test_an_unknown_coding_is_refused():
+def test_unknown_coding_is_refused():
     with pytest.raises(ProtocolError, match="cannot read"):
         expanded(GOOD, "lzma", 4, SIZE)
 
@@ -84,7 +84,7 @@ def decides(theirs=(PLANES_ZSTD,), nbytes=SEEN, rate=1e7):
     return deciding
 
 
-def test_it_pays_where_the_link_is_slow():
+def test_slow_link_compresses():
     data = weights(torch.bfloat16)
     assert decides().compress(data, 2) is not None
     assert decides(rate=5e9).compress(data, 2) is None, "this machine"
@@ -95,14 +95,14 @@ def test_it_pays_where_the_link_is_slow():
     assert decides().compress(noise, 1) is None, "nothing repeats in it"
 
 
-def test_what_the_link_does_now_counts_more_than_what_it_did():
+def test_recent_rate_outweighs_older():
     deciding = decides(rate=5e9)
     for _ in range(10):
         deciding.note_sent(SEEN, SEEN / 1e7, compressed=False)
     assert deciding.compress(weights(torch.bfloat16), 2) is not None
 
 
-def test_what_is_compressed_says_nothing_of_the_link():
+def test_compressed_uploads_do_not_update_rate():
     deciding, data = decides(), weights(torch.bfloat16)
     for _ in range(10):
         deciding.note_sent(SEEN, 0.0, compressed=True)

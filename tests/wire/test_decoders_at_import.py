@@ -29,5 +29,5 @@ def made_when_called(tree: ast.AST) -> list[int]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_none_is_made_in_a_function(file):
+def test_decoders_are_created_at_import(file):
     assert not made_when_called(ast.parse(file.read_text()))

@@ -46,7 +46,7 @@ def decode_in_pieces(data, sizes, limits=LIMITS):
 
 
 @given(outlines, st.lists(st.integers(1, 300) | st.integers(1, 300_000), min_size=1, max_size=8))
-def test_any_split_of_the_bytes_gives_the_same_frames(outline, sizes):
+def test_frames_decode_from_any_split(outline, sizes):
     sent = frames_of(outline)
     stream = wire_bytes(*sent)
     sizes = [max(size, len(stream) // 2000) for size in sizes]
@@ -55,7 +55,7 @@ def test_any_split_of_the_bytes_gives_the_same_frames(outline, sizes):
     assert not decoder.mid_frame
 
 
-def test_single_bytes_give_the_same_frames():
+def test_frames_decode_from_single_bytes():
     sent = frames_of([[3, 0, 5], [0], [1], [0, 0], [7, 1, 0, 0, 2]])
     decoder = decode_in_pieces(wire_bytes(*sent), itertools.repeat(1))
     assert [plain(frame) for frame in decoder.frames] == [plain(frame) for frame in sent]
@@ -63,7 +63,7 @@ def test_single_bytes_give_the_same_frames():
 
 @settings(max_examples=long_or(100, 300))
 @given(outlines, st.data())
-def test_a_mutation_gives_frames_or_a_protocol_error(outline, data):
+def test_mutated_stream_decodes_or_raises(outline, data):
     stream = bytearray(wire_bytes(*frames_of(outline)))
     for _ in range(data.draw(st.integers(1, 4))):
         # The beginning, where the numbers are, is hit as often as all the rest.
@@ -80,7 +80,7 @@ def test_a_mutation_gives_frames_or_a_protocol_error(outline, data):
 
 
 @given(st.binary(max_size=4000))
-def test_noise_is_refused(noise):
+def test_random_bytes_are_refused(noise):
     decoder = FrameDecoder(LIMITS)
     if len(noise) < 24:
         decoder.feed(noise)
@@ -94,7 +94,7 @@ def test_noise_is_refused(noise):
     ("head", "buffers", "body"),
     [(1 << 31, 0, 0), (10, 1 << 30, 0), (10, 1, 1 << 40), (10, 2, (1 << 64) - 1)],
 )
-def test_a_frame_beyond_the_limits_allocates_nothing(head, buffers, body):
+def test_frame_over_limits_allocates_nothing(head, buffers, body):
     decoder = FrameDecoder(LIMITS)
     tracemalloc.start()
     try:
@@ -109,7 +109,7 @@ def resident_bytes():
     return psutil.Process().memory_info().rss
 
 
-def test_a_large_allowed_frame_takes_memory_only_as_its_bytes_come():
+def test_large_frame_memory_grows_with_received_bytes():
     size = 8 << 30
     decoder = FrameDecoder(Limits(body=size))
     before = resident_bytes()
@@ -118,7 +118,7 @@ def test_a_large_allowed_frame_takes_memory_only_as_its_bytes_come():
     assert resident_bytes() - before < 64 << 20
 
 
-def test_more_than_the_machine_has_is_a_protocol_error():
+def test_memory_error_becomes_protocol_error():
     def refuse(length):
         raise MemoryError
 
@@ -137,19 +137,19 @@ def test_more_than_the_machine_has_is_a_protocol_error():
         (struct.pack("<4sHHIIQQQ", b"DJNF", 1, 0, 0, 2, 5, 2, 2), "buffers of 4 bytes, but its header says 5"),
     ],
 )
-def test_what_contradicts_itself_is_refused(prefix, message):
+def test_inconsistent_prefix_is_refused(prefix, message):
     with pytest.raises(ProtocolError, match=message):
         FrameDecoder(LIMITS).feed(prefix)
 
 
-def test_bodies_are_sent_from_where_they_are():
+def test_bodies_are_sent_without_copy():
     body = bytearray(b"x" * 3000)
     parts = encode_frame(Frame(b"head", [body, b"", memoryview(body)[10:20]]), LIMITS)
     body[:] = b"y" * 3000
     assert [bytes(part) for part in parts[1:]] == [b"y" * 3000, b"y" * 10]
 
 
-def test_large_bodies_are_read_into_aligned_memory_of_their_own():
+def test_large_bodies_get_own_aligned_memory():
     decoder = FrameDecoder(LIMITS)
     opening, _ = encode_frame(Frame(b"h", [bytes(100_000)]), LIMITS)
     decoder.feed(opening)
@@ -164,17 +164,17 @@ def test_large_bodies_are_read_into_aligned_memory_of_their_own():
 
 
 @pytest.mark.parametrize("frame", [Frame(b"x" * 11), Frame(b"", [b"x" * 21]), Frame(b"", [b""] * 4)])
-def test_the_sender_keeps_the_limits_too(frame):
+def test_encoder_enforces_limits(frame):
     with pytest.raises(ProtocolError, match="exceeds the limits"):
         encode_frame(frame, Limits(head=10, body=20, buffers=3))
 
 
-def test_a_buffer_with_gaps_is_refused():
+def test_non_contiguous_buffer_is_refused():
     with pytest.raises(ProtocolError, match="not contiguous"):
         encode_frame(Frame(b"", [memoryview(bytes(10))[::2]]), LIMITS)
 
 
-def test_a_frame_keeps_its_memory_alive_alone():
+def test_frame_owns_its_memory():
     import gc
     import weakref
 
@@ -185,7 +185,7 @@ def test_a_frame_keeps_its_memory_alive_alone():
     assert memory() is None
 
 
-def test_a_decoder_is_gone_with_its_owner():
+def test_decoder_is_freed_with_owner():
     decoder = FrameDecoder(Limits())
     decoder.feed(b"".join(bytes(part) for part in encode_frame(Frame(b"head", [bytes(1 << 17)]), Limits()))[:-1])
     alive = weakref.ref(decoder)

@@ -16,17 +16,17 @@ FIXED_ARRAY = 15  # elements at most of a MessagePack array whose header is one 
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
-def test_a_kind_is_told_by_the_tag(message):
+def test_message_kind_is_read_from_tag(message):
     found = [type(one) for one in EXAMPLES if is_of_kind(encode(message), type(one))]
     assert found == [type(message)]
 
 
 @pytest.mark.parametrize("kind", get_args(AnyMessage), ids=lambda kind: kind.__name__)
-def test_the_tag_comes_after_one_byte(kind):
+def test_tag_follows_one_byte_header(kind):
     assert 1 + len(msgspec.structs.fields(kind)) <= FIXED_ARRAY
 
 
-def test_a_trace_context_is_an_optional_last_field():
+def test_trace_context_is_optional_last_field():
     trace = f"00-{'ab' * 16}-{'cd' * 8}-01"
     assert decode(encode(Submit(3, trace=trace))).trace == trace
     assert encode(Submit(3, trace="")) == encode(Submit(3))

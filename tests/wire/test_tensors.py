@@ -45,7 +45,7 @@ def test_every_dtype_arrives_bit_for_bit(dtype):
     assert dtype_from_name(dtype_name(dtype)) is dtype
 
 
-def test_the_table_of_dtypes_is_closed():
+def test_unknown_dtype_names_are_refused():
     for name in ("nn", "load", "float", "storage", "qint8", "", "float32 "):
         with pytest.raises(ProtocolError, match="has no dtype"):
             dtype_from_name(name)
@@ -67,7 +67,7 @@ FILLED = {
 
 
 @pytest.mark.parametrize("name", FILLED)
-def test_what_fills_its_memory_is_sent_from_where_it_is(name):
+def test_dense_tensor_is_sent_without_copy(name):
     tensor = FILLED[name]
     header, data = tensor_to_wire(tensor)
     same_place = tensor_from_wire(header, data)
@@ -78,7 +78,7 @@ def test_what_fills_its_memory_is_sent_from_where_it_is(name):
     assert not copy.requires_grad
 
 
-def test_expanded_dimensions_travel_once():
+def test_expanded_dimensions_are_sent_once():
     assert tensor_to_wire(torch.randn(4, 1).expand(4, 1000))[1].nbytes == 16
 
 
@@ -92,7 +92,7 @@ COPIED = {
 
 
 @pytest.mark.parametrize("name", COPIED)
-def test_what_has_gaps_or_lazy_bits_is_sent_row_major(name):
+def test_strided_or_lazy_tensor_is_sent_row_major(name):
     tensor = COPIED[name]
     copy = through_the_wire(tensor)
     assert torch.equal(copy, tensor)
@@ -113,7 +113,7 @@ def test_empty_tensors_keep_their_shape(shape):
     [torch.eye(3).to_sparse(), torch.empty(3, device="meta"), torch.eye(3).to_mkldnn()],
     ids=["sparse", "meta", "mkldnn"],
 )
-def test_what_has_no_strided_memory_here_is_refused(tensor):
+def test_non_strided_tensor_is_refused(tensor):
     with pytest.raises(ProtocolError, match="only strided CPU tensors"):
         tensor_to_wire(tensor)
 
@@ -122,7 +122,7 @@ sizes = st.lists(st.integers(-1, 2**70) | st.integers(0, 5), max_size=4).map(tup
 
 
 @given(st.sampled_from(["float32", "bfloat16", "bool", "qint8", "no"]), sizes, sizes, st.binary(max_size=64))
-def test_a_header_that_does_not_fit_its_buffer_is_a_protocol_error(dtype, shape, stride, data):
+def test_mismatched_header_raises_protocol_error(dtype, shape, stride, data):
     try:
         tensor = tensor_from_wire(TensorHeader(dtype, shape, stride), bytearray(data))
     except ProtocolError:
@@ -130,7 +130,7 @@ def test_a_header_that_does_not_fit_its_buffer_is_a_protocol_error(dtype, shape,
     assert tensor.untyped_storage().nbytes() == len(data)
 
 
-def test_one_byte_too_few_or_too_many_is_refused():
+def test_wrong_byte_count_is_refused():
     header, data = tensor_to_wire(torch.randn(8))
     for wrong in (data[:-1], bytes(data) + b"x"):
         with pytest.raises(ProtocolError, match="takes 32 bytes, but"):
@@ -150,12 +150,12 @@ def test_read_only_and_odd_buffers_are_copied():
     assert bytes(shifted[1:]) == bytes(data)
 
 
-def test_a_tensor_outlives_the_frame_that_brought_it():
+def test_tensor_outlives_its_frame():
     tensors = [through_the_wire(torch.full((1000,), float(n))) for n in range(50)]
     assert all(bool((tensor == n).all()) for n, tensor in enumerate(tensors))
 
 
-def test_kernels_give_the_same_bits_on_received_memory():
+def test_kernel_bits_on_received_memory():
     for size in (7, 64, 257):
         a, b = torch.randn(size, size), torch.randn(size, size)
         ra, rb = through_the_wire(a), through_the_wire(b)
@@ -163,6 +163,6 @@ def test_kernels_give_the_same_bits_on_received_memory():
             assert torch.equal(op(a, b), op(ra, rb))
 
 
-def test_memory_of_received_tensors_is_aligned_as_pytorchs():
+def test_received_memory_has_pytorch_alignment():
     for length in (1, 100, 5000, 1 << 20):
         assert torch.frombuffer(allocate(length), dtype=torch.uint8).data_ptr() % 64 == 0
