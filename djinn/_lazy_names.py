@@ -27,21 +27,21 @@ def importing(place: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any
         place: the module.
         names: names that `place` offers, by their module.
     """
-    modules = {name: module for module, listed in names.items() for name in listed.split()}
+    modules = {name: module for module, name_list in names.items() for name in name_list.split()}
 
     def load(name: str) -> Any:
         module = modules.get(name)
         with collect_later:
             if module is not None:
-                found = getattr(_imported(module, f"{place}.{name}"), name)
+                value = getattr(_imported(module, f"{place}.{name}"), name)
             elif place == "djinn" and name in PUBLIC:
-                found = importlib.import_module(f"djinn.{name}")
+                value = importlib.import_module(f"djinn.{name}")
             else:
                 other = _elsewhere(name, place)
                 hint = f": it is `{other}.{name}`" if other else ""
                 raise AttributeError(f"module {place!r} has no attribute {name!r}{hint}", name=name)
-        setattr(sys.modules[place], name, found)
-        return found
+        setattr(sys.modules[place], name, value)
+        return value
 
     def find(name: str) -> Any:
         try:
@@ -94,12 +94,12 @@ def _stand_in(name: str, place: str, package: str, load: Callable[[str], Any]) -
 
     def use(*args: Any, **kwargs: Any) -> Any:
         try:
-            found = load(name)
+            value = load(name)
         except ModuleNotFoundError as error:
             if error.name != package:
                 raise
             raise _missing(f"{place}.{name}", package) from None
-        return found(*args, **kwargs)
+        return value(*args, **kwargs)
 
     return type(name, (), {"__new__": lambda _, *args, **kwargs: use(*args, **kwargs)}) if name[0].isupper() else use
 

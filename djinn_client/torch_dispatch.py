@@ -75,8 +75,8 @@ def not_compiled_itself(function: F) -> F:
 def collectives(names: Sequence[str]) -> list[Any]:
     """Return the overloads of these ops of `torch.distributed` that this PyTorch has."""
     spaces = (torch.ops.c10d, torch.ops._c10d_functional) if torch.distributed.is_available() else ()
-    found = [getattr(space, name, None) for space in spaces for name in names]
-    return [packet.default for packet in found if packet is not None]
+    functions = [getattr(space, name, None) for space in spaces for name in names]
+    return [packet.default for packet in functions if packet is not None]
 
 
 def higher_order_ops() -> Mapping[str, Any]:
@@ -208,8 +208,8 @@ def cast_by_autocast(func: Any, args: Any, kwargs: Any, device_type: str, dtype:
     first = next((one.dtype for one in tree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)), None)
     args, kwargs = tree.tree_map(lambda one: one.to(dtype) if eligible(one) else one, (args, kwargs))
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_AUTOCAST)):
-        made = func(*args, **kwargs)
-    return tree.tree_map(lambda one: one.to(first) if eligible(one) else one, made) if restores else made
+        result = func(*args, **kwargs)
+    return tree.tree_map(lambda one: one.to(first) if eligible(one) else one, result) if restores else result
 
 
 @functools.cache

@@ -43,8 +43,8 @@ _UNTRACED: Final = "__dynamo_disable"
 def _kernels_hidden_from_dynamo() -> list[Any]:
     refs = torch._refs
     modules = refs, refs.linalg, refs.nn.functional, refs.special
-    found = [_hidden_from_dynamo(function) for module in modules for function in vars(module).values()]
-    return [kernel for kernel in found if kernel is not None]
+    wrappers = [_hidden_from_dynamo(function) for module in modules for function in vars(module).values()]
+    return [kernel for kernel in wrappers if kernel is not None]
 
 
 def _hidden_from_dynamo(function: Any) -> Any:

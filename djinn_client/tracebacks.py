@@ -64,14 +64,14 @@ def shorten_through(error: BaseException) -> None:
 
 
 def _leave_out(error: BaseException, left_out: Callable[[FrameType], bool]) -> None:
-    kept: list[TracebackType] = []
+    frames: list[TracebackType] = []
     entry = error.__traceback__
     while entry is not None:
         if not left_out(entry.tb_frame):
-            kept.append(entry)
+            frames.append(entry)
         entry = entry.tb_next
     head: TracebackType | None = None
-    for one in reversed(kept):
+    for one in reversed(frames):
         # An interrupt can occur at an instruction without a line; `tb_lineno` is -1 there.
         line: int | None = one.tb_lineno
         head = TracebackType(head, one.tb_frame, one.tb_lasti, -1 if line is None else line)

@@ -73,15 +73,15 @@ class AuthenticatorConformance(Ending):
 
     def test_it_may_be_called_from_threads(self, authenticator: Authenticator) -> None:
         """Several threads call `authenticate` at the same time, because each connection has its own."""
-        shown = Credentials(secrets.token_urlsafe(64), peer="127.0.0.1:1")
-        for call in [start(authenticator.authenticate, shown) for _ in range(50)]:
+        credentials = Credentials(secrets.token_urlsafe(64), peer="127.0.0.1:1")
+        for call in [start(authenticator.authenticate, credentials) for _ in range(50)]:
             outcome(call, "`authenticate` must not wait for another thread")
 
 
 def wrong_credentials() -> dict[str, Credentials]:
     """Return credentials that no authenticator should accept, by their fault."""
     unsigned = "eyJhbGciOiJub25lIn0.eyJ0ZW5hbnQiOiJhbGljZSIsImV4cCI6OTk5OTk5OTk5OX0."
-    shown = {
+    tokens = {
         "nothing": "",
         "a space": " ",
         "one character": "x",
@@ -93,8 +93,8 @@ def wrong_credentials() -> dict[str, Credentials]:
         "a token without a signature": unsigned,
         "a token with another signature": unsigned + secrets.token_urlsafe(32),
     }
-    found = {name: Credentials(token, peer="127.0.0.1:1") for name, token in shown.items()}
-    return found | {"bytes that are no certificate": Credentials(certificate=b"\x30\x03\x02\x01\x00")}
+    wrong = {name: Credentials(token, peer="127.0.0.1:1") for name, token in tokens.items()}
+    return wrong | {"bytes that are no certificate": Credentials(certificate=b"\x30\x03\x02\x01\x00")}
 
 
 def _parts(credentials: Credentials) -> list[str]:

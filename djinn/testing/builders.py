@@ -47,18 +47,18 @@ class ProgramBuilder:
         module: str = "",
     ) -> int:
         """Append an op that makes a value of `shape`. Return the value. Its dtype is by default that of the first input."""
-        made = make_handle(new_storage(), 0)
+        handle = make_handle(new_storage(), 0)
         self._append(
-            name, inputs, slots, _Effect(made, random=random), tuple(shape), self._dtype(dtype, inputs), module
+            name, inputs, slots, _Effect(handle, random=random), tuple(shape), self._dtype(dtype, inputs), module
         )
-        return made
+        return handle
 
     def view(self, name: str, base: int, *, shape: Sequence[int], slots: Sequence[Slot] = ()) -> int:
         """Append an op that makes a view of `base` with `shape`; return the view."""
         storage = storage_of(base)
-        made = make_handle(storage, sum(storage_of(value) == storage for value in self.metas))
-        self._append(name, (base,), slots, _Effect(made, alias=0), tuple(shape), self.metas[base].dtype, "")
-        return made
+        handle = make_handle(storage, sum(storage_of(value) == storage for value in self.metas))
+        self._append(name, (base,), slots, _Effect(handle, alias=0), tuple(shape), self.metas[base].dtype, "")
+        return handle
 
     def inplace(self, name: str, target: int, *inputs: int, slots: Sequence[Slot] = (), random: bool = False) -> int:
         """Append an op that writes into `target` and returns it, such as `aten::add_.Tensor`."""
@@ -96,8 +96,8 @@ class ProgramBuilder:
         dtype: torch.dtype,
         module: str,
     ) -> None:
-        taken: tuple[Argument, ...] = (*(Operand() for _ in inputs), *(SlotArg() for _ in slots))
-        form = Form(name, taken, (), ("none" if effect.written else "new",), sequence=False)
+        arguments_of_form: tuple[Argument, ...] = (*(Operand() for _ in inputs), *(SlotArg() for _ in slots))
+        form = Form(name, arguments_of_form, (), ("none" if effect.written else "new",), sequence=False)
         metas = tuple(self.metas[value] for value in inputs)
         if not effect.written:
             self._value(effect.result, shape, dtype)

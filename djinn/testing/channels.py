@@ -61,9 +61,9 @@ class ChannelConformance(Ending):
     def wrapped(self, wrapper: ChannelWrapper, inner: _Echo) -> ClientChannel:
         """The channel in the wrapper."""
         attached = Attached("session", 1, DeviceInfo("cpu:0", "cpu"), "2.13.0")
-        found = wrapper.wrap(inner, ChannelContext("tcp://server:5556", attached))
-        assert isinstance(found, ClientChannel), f"`wrap` returned {found!r}, which is no ClientChannel"
-        return found
+        channel = wrapper.wrap(inner, ChannelContext("tcp://server:5556", attached))
+        assert isinstance(channel, ClientChannel), f"`wrap` returned {channel!r}, which is no ClientChannel"
+        return channel
 
     def test_it_is_a_wrapper(self, wrapper: ChannelWrapper) -> None:
         """The wrapper has every member."""

@@ -41,27 +41,27 @@ class CommandConformance(Ending):
 
     def test_it_is_registered(self, command: Command, plugin: ModuleType) -> None:
         """The plugin's hook returns it."""
-        offered = [found.name for found in plugin.djinn_register_commands()]
-        assert command.name in offered, f"{plugin.__name__} registers {offered}"
+        names = [registered.name for registered in plugin.djinn_register_commands()]
+        assert command.name in names, f"{plugin.__name__} registers {names}"
 
     def test_help_exits_zero_and_prints_usage(self, command: Command) -> None:
         """`--help` is answered without anything being done."""
-        done = CliRunner().invoke(command, ["--help"])
-        assert done.exit_code == 0, done.output
-        assert "Usage:" in done.output
+        result = CliRunner().invoke(command, ["--help"])
+        assert result.exit_code == 0, result.output
+        assert "Usage:" in result.output
 
     def test_it_refuses_options_that_it_does_not_have(self, command: Command) -> None:
         """With click's message, and exit code 2."""
         if command.ignore_unknown_options:
             pytest.skip("it hands options on")
-        done = CliRunner().invoke(command, ["--no-option-of-any-command"])
-        assert done.exit_code == 2, done.output
+        result = CliRunner().invoke(command, ["--no-option-of-any-command"])
+        assert result.exit_code == 2, result.output
 
     def test_listing_it_is_quick(self, plugin: ModuleType) -> None:
         """`djinn --help` imports the module: it imports neither PyTorch nor `djinn`; a command does when it runs."""
         script = _LISTED.format(module=plugin.__name__)
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, timeout=4 * SECONDS, check=False
         )
-        assert done.returncode == 0, done.stderr
-        assert not done.stdout.split(), f"listing its commands imports {done.stdout.strip()}"
+        assert process.returncode == 0, process.stderr
+        assert not process.stdout.split(), f"listing its commands imports {process.stdout.strip()}"

@@ -65,10 +65,10 @@ def compare_results(
     check_substitutions(graph, context.plan, result.rewrite.substitutions, context.kept, optimization.name)
     if not result.applied:
         return result
-    given = inputs if inputs is not None else example_inputs(graph)
-    expected = replay(graph, given)
-    for way, found in _rewritten(context, graph, result.rewrite, given):
-        _compare(graph, expected, found, f"{optimization.name}: after its {way}", rtol, atol)
+    values = inputs if inputs is not None else example_inputs(graph)
+    expected = replay(graph, values)
+    for way, results in _rewritten(context, graph, result.rewrite, values):
+        _compare(graph, expected, results, f"{optimization.name}: after its {way}", rtol, atol)
     return result
 
 
@@ -107,13 +107,15 @@ def _rewritten(
         yield "rewrite", replay(graph, inputs, running, resolved({**context.plan.replace, **change.replace}))
     if change.substitutions:
         rewritten = rewrite(graph.program, change.substitutions, persistent_weights(graph, context.profile))
-        given = dict(inputs)
+        values = dict(inputs)
         for recipe in rewritten.recipes:
-            made = replay(ProgramGraph(recipe.program), {value: given[value] for value in recipe.sources})
-            given |= {value: made[value] for value in recipe.makes}
-        gone = [graph.nodes[node] for node in sorted(frozenset().union(*(s.nodes for s in change.substitutions)))]
-        named = ", ".join(f"{node.op} (node {node.id})" for node in gone[:_NAMED]) + (", ..." if gone[_NAMED:] else "")
-        yield f"substitution for {named}", replay(ProgramGraph(rewritten.program), given)
+            recipe_results = replay(ProgramGraph(recipe.program), {value: values[value] for value in recipe.sources})
+            values |= {value: recipe_results[value] for value in recipe.makes}
+        removed = [graph.nodes[node] for node in sorted(frozenset().union(*(s.nodes for s in change.substitutions)))]
+        names = ", ".join(f"{node.op} (node {node.id})" for node in removed[:_NAMED]) + (
+            ", ..." if removed[_NAMED:] else ""
+        )
+        yield f"substitution for {names}", replay(ProgramGraph(rewritten.program), values)
 
 
 def _compare(

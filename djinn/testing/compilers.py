@@ -58,11 +58,11 @@ class CompilerConformance(Ending):
         graph.output((graph.call_function(aten.mul.Tensor, (x, 2.0)),))
         total, step = _inputs(torch_device)[1], torch.ones(4, 4, device=torch_device)
         replay = _compiled(compiler, graph, (total.clone(), step), writes=(0,))
-        for held in (total.clone(), total.clone()):
+        for operand in (total.clone(), total.clone()):
             for _ in range(6):
-                (doubled,) = replay((held, step))
-            torch.testing.assert_close(held, total + 6)
-            torch.testing.assert_close(doubled, 2 * held)
+                (doubled,) = replay((operand, step))
+            torch.testing.assert_close(operand, total + 6)
+            torch.testing.assert_close(doubled, 2 * operand)
 
     def test_it_respects_writes_through_views(self, compiler: Compiler, torch_device: torch.device) -> None:
         """A template that overwrites a row of its input: the other rows stay."""
@@ -73,11 +73,11 @@ class CompilerConformance(Ending):
         table, row = _inputs(torch_device)[1], torch.zeros(4, device=torch_device)
         replay = _compiled(compiler, graph, (table.clone(), row), writes=(0,))
         for value in range(5):
-            held = table.clone()
-            (more,) = replay((held, row + value))
+            operand = table.clone()
+            (more,) = replay((operand, row + value))
             expected = table.clone()
             expected[1] = value
-            torch.testing.assert_close((held, more), (expected, expected + 1))
+            torch.testing.assert_close((operand, more), (expected, expected + 1))
 
     def test_sizes_that_grow(self, compiler: Compiler, torch_device: torch.device) -> None:
         """A cache that is a row longer at each run, and numbers that follow from its length."""
@@ -88,14 +88,14 @@ class CompilerConformance(Ending):
         place = graph.call_function(aten.arange.start, (length, graph.call_function(add, (length, 1))))
         last = graph.call_function(aten.select.int, (longer, 0, length))
         graph.output((longer, place, graph.call_function(aten.mul.Tensor, (last, 3.0))))
-        held = torch.rand(5, 4, device=torch_device)
+        operand = torch.rand(5, 4, device=torch_device)
         row_ = torch.rand(1, 4, device=torch_device)
-        replay = _compiled(compiler, graph, (held, row_), grows={0: (0,)})
+        replay = _compiled(compiler, graph, (operand, row_), grows={0: (0,)})
         for _ in range(6):
-            expected = (torch.cat([held, row_]), torch.tensor([len(held)]), row_[0] * 3)
-            results = tuple(replay((held, row_)))
+            expected = (torch.cat([operand, row_]), torch.tensor([len(operand)]), row_[0] * 3)
+            results = tuple(replay((operand, row_)))
             torch.testing.assert_close(results, expected, check_device=False)
-            held = results[0]
+            operand = results[0]
 
     def test_it_leaves_what_it_only_reads(self, compiler: Compiler, torch_device: torch.device) -> None:
         """Inputs that the template only reads stay unchanged."""

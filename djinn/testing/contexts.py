@@ -49,8 +49,8 @@ def plan(graph: Graph) -> OptimizationPlan:
 def optimization_context(graph: Graph, devices: int = 1) -> OptimizationContext:
     """Return a context for the first optimization. It keeps inputs and all values that the program does not drop."""
     network = topology(devices)
-    kept = frozenset((*graph.inputs, *graph.outputs))
-    return OptimizationContext(graph, profile(graph), costs(graph, network), network, plan(graph), kept)
+    kept_values = frozenset((*graph.inputs, *graph.outputs))
+    return OptimizationContext(graph, profile(graph), costs(graph, network), network, plan(graph), kept_values)
 
 
 def placement_context(graph: Graph, devices: int = 1) -> PlacementContext:

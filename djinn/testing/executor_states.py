@@ -166,8 +166,8 @@ class ExecutorStateMachine(RuleBasedStateMachine):
 
     def _expect_sessions(self) -> None:
         deadline = time.monotonic() + SECONDS
-        while found := {one.session for one in self._executor.status(SECONDS).sessions} ^ set(self._sessions):
-            assert time.monotonic() < deadline, f"`status` must report the sessions that run; these differ: {found}"
+        while differing := {one.session for one in self._executor.status(SECONDS).sessions} ^ set(self._sessions):
+            assert time.monotonic() < deadline, f"`status` must report the sessions that run; these differ: {differing}"
             time.sleep(_POLL_SECONDS)
 
     def _expect_refusal(self, ticket: str, mend: str) -> None:
@@ -215,9 +215,9 @@ def run_executor_states(
         examples: number of orders. Each takes seconds, since it starts processes.
         steps: the longest order.
     """
-    made = cast("type[ExecutorStateMachine]", lambda: ExecutorStateMachine(engine, launch_request, kill))
+    make = cast("type[ExecutorStateMachine]", lambda: ExecutorStateMachine(engine, launch_request, kill))
     run_state_machine_as_test(
-        made,
+        make,
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,

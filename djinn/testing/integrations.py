@@ -32,8 +32,8 @@ class IntegrationConformance(Ending):
         library = integration.module.partition(".")[0]
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"{library} is not installed")
-        found = integration.module in sys.modules or importlib.util.find_spec(integration.module)
-        assert found, f"{library} has no module {integration.module}: the integration would wait for ever"
+        has_module = integration.module in sys.modules or importlib.util.find_spec(integration.module)
+        assert has_module, f"{library} has no module {integration.module}: the integration would wait for ever"
 
     def test_a_version_that_is_laid_out_otherwise_is_an_exception_at_most(self, integration: Integration) -> None:
         """`adapt` leaves a module without the expected names alone, or raises an `Exception`."""
@@ -42,5 +42,5 @@ class IntegrationConformance(Ending):
             integration.adapt(module)
         except Exception as error:
             # Changes before the exception stay, so look up all names before you change anything.
-            changed = {name for name in vars(module) if not name.startswith("__")}
-            assert not changed, f"it raised {error!r} after it had set {sorted(changed)}"
+            changed_names = {name for name in vars(module) if not name.startswith("__")}
+            assert not changed_names, f"it raised {error!r} after it had set {sorted(changed_names)}"

@@ -81,8 +81,8 @@ class ObserverConformance(Ending):
     def test_a_trace_context_is_one(self, observer: Observer) -> None:
         """W3C's `traceparent` of version 00, or empty."""
         for kind in ("submission", "transfer", "one_of_a_later_version"):
-            found = observer.trace_context(kind, 0, 1)
-            assert re.fullmatch("(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?", found), found
+            trace = observer.trace_context(kind, 0, 1)
+            assert re.fullmatch("(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?", trace), trace
 
     def test_it_may_be_called_from_threads(self, observer: Observer) -> None:
         """Several threads of a client call `observe` at the same time."""
@@ -94,5 +94,5 @@ class ObserverConformance(Ending):
 
 def _wanted(observer: Observer, process: str) -> dict[str, Mapping[str, Any]]:
     """The events of a process that the observer wants, with their facts."""
-    told = {**EVENTS[process], "one_of_a_later_version": _LATER} if process in observer.processes else {}
-    return {name: facts for name, facts in told.items() if observer.events is None or name in observer.events}
+    fields = {**EVENTS[process], "one_of_a_later_version": _LATER} if process in observer.processes else {}
+    return {name: facts for name, facts in fields.items() if observer.events is None or name in observer.events}

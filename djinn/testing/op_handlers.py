@@ -23,5 +23,5 @@ class OpHandlerConformance:
 
     def test_it_says_if_it_is_needed(self, op_handler: OpHandler) -> None:
         """Also of a call without tensors."""
-        found = op_handler.needed(torch.ops.aten.relu.default, (), {}, [], ())
-        assert isinstance(found, bool), f"`needed` returned {found!r}, which is no bool"
+        needed = op_handler.needed(torch.ops.aten.relu.default, (), {}, [], ())
+        assert isinstance(needed, bool), f"`needed` returned {needed!r}, which is no bool"

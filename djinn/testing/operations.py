@@ -54,8 +54,8 @@ class OperationsServerConformance(Ending):
         try:
             for route in operations.routes:
                 assert _get(url + route, TOKEN) == HTTPStatus.OK, f"{route} is in `routes` and not there"
-                refused = _get(url + route, "another") == HTTPStatus.UNAUTHORIZED
-                assert refused or _is_page(url + route), f"{route} is answered for a wrong token"
+                is_refused = _get(url + route, "another") == HTTPStatus.UNAUTHORIZED
+                assert is_refused or _is_page(url + route), f"{route} is answered for a wrong token"
         finally:
             operations.close()
 

@@ -37,9 +37,9 @@ class OperatorLibraryConformance(Ending):
     @pytest.fixture(autouse=True)
     def _allowed(self, library: OperatorLibrary) -> None:
         """Allow the library as a server does: its module registers each op, and arguments and results can be sent."""
-        served = CustomOperators([f"{library.name}@suite"], [library])
-        served.assign("suite")
-        assert {one.name for one in served.offered} == library.operators
+        operators = CustomOperators([f"{library.name}@suite"], [library])
+        operators.assign("suite")
+        assert {one.name for one in operators.offered} == library.operators
 
     def test_it_is_an_operator_library(self, library: OperatorLibrary) -> None:
         """It has every member, and names no op that it does not offer."""
@@ -54,11 +54,11 @@ class OperatorLibraryConformance(Ending):
         assert calls.keys() == library.operators, "`calls` must have each op of the library"
         for op, arguments in calls.items():
             infer = library.metadata(op) or resolve(op)
-            for given in arguments:
-                made = resolve(op)(*_copied(given, "cpu"))
+            for argument_list in arguments:
+                results = resolve(op)(*_copied(argument_list, "cpu"))
                 if op in library.data_dependent:
                     continue
-                assert _described(infer(*_copied(given, "meta"))) == _described(made), (
+                assert _described(infer(*_copied(argument_list, "meta"))) == _described(results), (
                     f"{op}: metadata and results differ"
                 )
 
@@ -66,10 +66,10 @@ class OperatorLibraryConformance(Ending):
         """`check` accepts all calls, and changes no argument."""
         for op, arguments in calls.items():
             names = [argument.name for argument in schema_of(resolve(op)).arguments]
-            for given in arguments:
-                before = _copied(given, "cpu")
-                library.check(op, dict(zip(names, given, strict=False)))
-                for one, other in zip(pytree.tree_leaves(given), pytree.tree_leaves(before), strict=True):
+            for argument_list in arguments:
+                before = _copied(argument_list, "cpu")
+                library.check(op, dict(zip(names, argument_list, strict=False)))
+                for one, other in zip(pytree.tree_leaves(argument_list), pytree.tree_leaves(before), strict=True):
                     if isinstance(one, torch.Tensor):
                         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 

@@ -56,10 +56,10 @@ class PlacementPolicyConformance(OnGraphs):
         """The policy respects `plan.replace`: a node was dropped, and another value replaces its result."""
         builder = ProgramBuilder()
         x, y = builder.input(8, 8), builder.input(8, 8)
-        kept, dropped = (builder.op("aten::relu", x, shape=(8, 8)) for _ in range(2))
-        builder.op("aten::mm", dropped, y, shape=(8, 8))
+        kept_value, dropped_value = (builder.op("aten::relu", x, shape=(8, 8)) for _ in range(2))
+        builder.op("aten::mm", dropped_value, y, shape=(8, 8))
         context = placement_context(builder.graph(), devices)
-        context = attrs.evolve(context, plan=OptimizationPlan((0, 2), {dropped: kept}))
+        context = attrs.evolve(context, plan=OptimizationPlan((0, 2), {dropped_value: kept_value}))
         check_placement(context, policy.place(context), policy.name)
 
     @pytest.mark.parametrize(

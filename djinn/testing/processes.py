@@ -14,15 +14,15 @@ def executor_process(number: int) -> psutil.Process:
     Raises:
         DjinnError: no process on this machine matches, or several do.
     """
-    found = [child for child in psutil.Process().children(recursive=True) if innermost_number(child.pid) == number]
-    if not found and psutil.pid_exists(number) and _is_djinn(psutil.Process(number)):
-        found = [psutil.Process(number)]  # that of an engine, which is no child of this process
-    if len(found) != 1:
+    executors = [child for child in psutil.Process().children(recursive=True) if innermost_number(child.pid) == number]
+    if not executors and psutil.pid_exists(number) and _is_djinn(psutil.Process(number)):
+        executors = [psutil.Process(number)]  # that of an engine, which is no child of this process
+    if len(executors) != 1:
         raise DjinnError(
-            f"{len(found) or 'no'} processes on this machine are an executor with the number {number}: where executors run elsewhere, give a "
+            f"{len(executors) or 'no'} processes on this machine are an executor with the number {number}: where executors run elsewhere, give a "
             "function of your own that kills one (the fixture `kill`)"
         )
-    return found[0]
+    return executors[0]
 
 
 def _is_djinn(process: psutil.Process) -> bool:

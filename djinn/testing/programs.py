@@ -79,8 +79,8 @@ class _Decoding(torch.nn.Module):
         """Return the logits after one token. The cache grows by that token."""
         x = self.table(token)[:, None]
         keys, values = torch.cat([keys, x], dim=2), torch.cat([values, 2 * x], dim=2)
-        seen = torch.nn.functional.scaled_dot_product_attention(x, keys, values)
-        logits: torch.Tensor = self.head(seen)
+        attended = torch.nn.functional.scaled_dot_product_attention(x, keys, values)
+        logits: torch.Tensor = self.head(attended)
         return logits
 
 

@@ -35,10 +35,10 @@ class PluginConformance(Ending):
     def test_every_hook_has_an_entry_point(self, registry: Registry) -> None:
         """An installed plugin module has an entry point in the group of each of its kinds."""
         kinds: dict[str, set[str]] = {}
-        found = entry_points()
-        for group in found.groups:
+        entries = entry_points()
+        for group in entries.groups:
             package, kind, *_ = (*group.split("."), "")  # such as `djinn.integrations.torchvision`
-            for point in found.select(group=group) if package == "djinn" else ():
+            for point in entries.select(group=group) if package == "djinn" else ():
                 kinds.setdefault(point.value, set()).add(kind)
         for row in registry.rows:
             groups = kinds.get(row.name)

@@ -35,9 +35,9 @@ class RendererConformance(OnGraphs):
     def test_it_renders_a_graph_without_further_stages(self, renderer: Renderer, graphs: Mapping[str, Graph]) -> None:
         """Results of stages that did not run are None."""
         for graph in graphs.values():
-            made = renderer.render(PipelineResult(graph, topology()))
-            assert isinstance(made, (str, bytes)), f"`render` returned {made!r}, but must return text or bytes"
-            assert made, "`render` returned nothing"
+            rendered = renderer.render(PipelineResult(graph, topology()))
+            assert isinstance(rendered, (str, bytes)), f"`render` returned {rendered!r}, but must return text or bytes"
+            assert rendered, "`render` returned nothing"
 
     def test_it_renders_the_result_of_all_stages(self, renderer: Renderer, graphs: Mapping[str, Graph]) -> None:
         """The same each time."""

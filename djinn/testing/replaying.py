@@ -98,10 +98,10 @@ def _run(node: Node, values: dict[int, torch.Tensor], replace: Mapping[int, int]
         raise ValueError(f"node {node.id} ({node.op}) has no form to call it by")
     operands = [values[replace.get(v, v)] for v in node.inputs]
     args, kwargs = call_arguments(node.form, operands, node.slots, torch.device("cpu"))
-    made = resolve(node.op)(*args, **kwargs)
-    results = list(made) if node.form.sequence else [made]
-    kept = [r for r, kind in zip(results, node.form.results, strict=True) if kind == "new"]
-    values.update(zip(node.outputs, kept, strict=True))
+    results_of_op = resolve(node.op)(*args, **kwargs)
+    results = list(results_of_op) if node.form.sequence else [results_of_op]
+    new_results = [r for r, kind in zip(results, node.form.results, strict=True) if kind == "new"]
+    values.update(zip(node.outputs, new_results, strict=True))
 
 
 @attrs.define
@@ -129,17 +129,17 @@ def replay_schedule(
     for value, name in resident.items():
         devices.setdefault(name, _Device(())).values[value] = inputs[value].clone()
     mail: dict[tuple[str, str, int], list[torch.Tensor]] = {}
-    fetched: dict[int, torch.Tensor] = {}
+    results: dict[int, torch.Tensor] = {}
     while any(d.at < len(d.steps) for d in devices.values()):
         before = sum(d.at for d in devices.values())
         for name, device in devices.items():
-            while device.at < len(device.steps) and _step(graph, schedule, name, device, mail, fetched, inputs):
+            while device.at < len(device.steps) and _step(graph, schedule, name, device, mail, results, inputs):
                 device.at += 1
         if sum(d.at for d in devices.values()) == before:
             raise RuntimeError(
                 f"the devices wait for each other: { ({n: d.steps[d.at :][:1] for n, d in devices.items()}) }"
             )
-    return {name: device.values for name, device in devices.items()}, fetched
+    return {name: device.values for name, device in devices.items()}, results
 
 
 def _step(

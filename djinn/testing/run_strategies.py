@@ -97,7 +97,7 @@ class RunStrategyConformance(Ending):
         expected = program(*inputs)
         tolerance = 0.0 if strategy.exact else None
         for _ in range(RUNS):
-            found = program(*remote).cpu()
-            torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+            result = program(*remote).cpu()
+            torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
         assert watched.offers, f"{name}: it acts on no template of this program"
         assert max(offer.runs for offer in watched.offers) >= RUNS // 3, f"{name}: it was given up after its first runs"

@@ -23,8 +23,8 @@ SECONDS = 120.0  # seconds for a single wait, on a machine that also does other 
 
 def require_protocol(item: object, kind: str) -> None:
     """Fail if `item` does not satisfy the Protocol of its kind. The message names the faulty member."""
-    wanted = next(entry for entry in KINDS if entry.name == kind)
-    assert not (problem := complaint(item, wanted)), f"a hook would have {problem}"
+    entry_of_kind = next(entry for entry in KINDS if entry.name == kind)
+    assert not (problem := complaint(item, entry_of_kind)), f"a hook would have {problem}"
 
 
 def missing(suite: object, fixture: str, what: str) -> object:

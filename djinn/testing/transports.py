@@ -252,12 +252,12 @@ class TransportConformance(Ending):
     def test_received_buffers_stay(self, way: tuple[Connection, Connection]) -> None:
         """The buffers of a frame keep their content while a view of them exists, even if other frames arrive."""
         sender, receiver = way
-        kept = []
+        frames = []
         for n in range(4):
             sending = start(sender.send, Frame(b"", [bytes([n]) * (1 << 20)]))
-            kept.append(memoryview(receiver.receive(SECONDS).body[0])[1000:1010])
+            frames.append(memoryview(receiver.receive(SECONDS).body[0])[1000:1010])
             outcome(sending, _SENDING)
-        assert [bytes(view) for view in kept] == [bytes([n]) * 10 for n in range(4)]
+        assert [bytes(view) for view in frames] == [bytes([n]) * 10 for n in range(4)]
 
     # --- several threads ------------------------------------------------------------------------------------
 
@@ -557,8 +557,8 @@ class TransportConformance(Ending):
                 outcome(sending, _SENDING)
 
             def left_out() -> tuple[int, ...]:
-                up = [relay.bytes_up - counted for counted in (client.bytes_sent, server.bytes_received)]
-                return (*up, *(relay.bytes_down - counted for counted in (client.bytes_received, server.bytes_sent)))
+                up = [relay.bytes_up - count for count in (client.bytes_sent, server.bytes_received)]
+                return (*up, *(relay.bytes_down - count for count in (client.bytes_received, server.bytes_sent)))
 
             assert eventually(lambda: all(0 <= n <= uncounted_bytes for n in left_out())), (
                 f"of {relay.bytes_up} bytes up and {relay.bytes_down} down that the relay saw, the client's and the server's "

@@ -81,13 +81,15 @@ class WeightSourceConformance(Ending):
     def test_nothing_is_read_without_permission(self, source: WeightSource, place: Place) -> None:
         """Without permissions nothing can be read, and errors do not reveal which files exist."""
         address, _ = place(SAMPLE_FILE)
-        told = []
+        messages = []
         end = PurePosixPath(address).suffix  # which alone says the format
-        for asked in (address, address.removesuffix(end) + _MISSING + end):
-            with pytest.raises(WeightsUnavailable) as refused:
-                open_permitted(source, asked, WeightPermissions())
-            told.append(str(refused.value).replace(_MISSING, ""))
-        assert told[0] == told[1], "`places` must not reveal which files exist: it runs before the permission check"
+        for wrong_address in (address, address.removesuffix(end) + _MISSING + end):
+            with pytest.raises(WeightsUnavailable) as raised:
+                open_permitted(source, wrong_address, WeightPermissions())
+            messages.append(str(raised.value).replace(_MISSING, ""))
+        assert messages[0] == messages[1], (
+            "`places` must not reveal which files exist: it runs before the permission check"
+        )
 
     def test_what_is_not_there_is_unavailable(self, source: WeightSource, place: Place) -> None:
         """A missing file raises `WeightsUnavailable`, not an error of the source's own."""

@@ -129,6 +129,6 @@ class CountingRelay:
 
     def _pause(self) -> int:
         with self._resumed:
-            seen = self._resumes
-            self._resumed.wait_for(lambda: self._resumes > seen or self._pause_bytes == _NEVER)
+            resumes = self._resumes
+            self._resumed.wait_for(lambda: self._resumes > resumes or self._pause_bytes == _NEVER)
         return self._pause_bytes

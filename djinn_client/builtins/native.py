@@ -32,8 +32,8 @@ class Native(Interception):
         """Return the recorded submissions of this thread, or of all threads."""
         from djinn_client.interception.recording.recorder import SyncRequest, current, recorders
 
-        found = recorders.all() if thread is None else [current()]
-        return [recorder.take(SyncRequest()) for recorder in found]
+        sources = recorders.all() if thread is None else [current()]
+        return [recorder.take(SyncRequest()) for recorder in sources]
 
     def learn(self, call: Call, result: int, stride: tuple[int, ...]) -> None:
         """Predict these strides for results of calls like `call`. An executor found the old prediction wrong."""
@@ -63,9 +63,9 @@ class Native(Interception):
         from djinn_client.interception.tensors.storage import live_values, still_to_free
 
         gc.collect()
-        gone, meta_only = frozenset(still_to_free()), recorders.meta_only
-        held = [handle for handle, _ in live_values() if handle not in gone and storage_of(handle) >= since]
-        return sum(not meta_only.has(handle, ()) for handle in held)
+        freed, meta_only = frozenset(still_to_free()), recorders.meta_only
+        handles = [handle for handle, _ in live_values() if handle not in freed and storage_of(handle) >= since]
+        return sum(not meta_only.has(handle, ()) for handle in handles)
 
     def values(self) -> list[tuple[int, int]]:
         """Return the handles and storage sizes of all values."""

@@ -256,12 +256,12 @@ def _ask(
             return ask_executor(func, args, kwargs, operands, slots).results
     if func not in KERNEL_DECIDES and written_tensors(func, args, kwargs):
         return settle(MetaKernelRefused(), func, args, kwargs, operands, slots)
-    asked = ask_executor(func, args, kwargs, operands, slots)
+    results = ask_executor(func, args, kwargs, operands, slots)
     if func in KERNEL_DECIDES:
-        _remember(tuple(key), asked.call)
+        _remember(tuple(key), results.call)
     elif func in WITH_STATISTICS:
-        learn_dtypes(asked.call)
-    return asked.results
+        learn_dtypes(results.call)
+    return results.results
 
 
 def _draw(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...]) -> Any:
@@ -390,8 +390,8 @@ def learn_layout(call: Call, result: int, stride: tuple[int, ...]) -> None:
         return
     call.signature.orders[result] = order
     forget_examples(call.signature)
-    for key, known in list(inference_cache.calls.items()):
-        if known is not None and known.signature is call.signature:
+    for key, cached_call in list(inference_cache.calls.items()):
+        if cached_call is not None and cached_call.signature is call.signature:
             inference_cache.calls.pop(key, None)
     forget_in_native(call.signature)
 
@@ -424,12 +424,12 @@ def _check_extent(
     """
     value = tensor.remote
     offset = value.meta.offset if storage_offset is None else storage_offset
-    itemsize, held = value.meta.dtype.itemsize, value.storage.nbytes
+    itemsize, nbytes = value.meta.dtype.itemsize, value.storage.nbytes
     reach = (sum((n - 1) * step for n, step in zip(size, stride, strict=False)) + offset + 1) * itemsize
-    if 0 not in size and reach > held:
+    if 0 not in size and reach > nbytes:
         raise RuntimeError(
             f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, and itemsize {itemsize} "
-            f"requiring a storage size of {reach} are out of bounds for storage of size {held}"
+            f"requiring a storage size of {reach} are out of bounds for storage of size {nbytes}"
         )
 
 

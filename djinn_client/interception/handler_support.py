@@ -47,12 +47,12 @@ def ask_call(
     """
     form = encode_form(func, (func.name(), *args), kwargs, (True,) * count, sequence=True, op=op)
     metas = tuple(o.remote.meta for o in operands)
-    recorded = unpredicted_call(form, metas, (unknown_meta(operands),) * count)
-    recorded.signature.predicts = False
-    values = [tensor.remote for tensor in append(recorded, operands, slots_of(args, kwargs))]
+    call = unpredicted_call(form, metas, (unknown_meta(operands),) * count)
+    call.signature.predicts = False
+    values = [tensor.remote for tensor in append(call, operands, slots_of(args, kwargs))]
     handles = tuple(value.handle for value in values)
     with waiting_for(Cause.SHAPE):
         reply = current().ask(SyncRequest(describe=handles, fetch=handles[::step]))
     device = metas[0].device
-    described = [described_on(device, d) for d in reply.described] if device else reply.described
-    return reply.tensors, [wrap_described(value, one) for value, one in zip(values, described, strict=True)]
+    descriptions = [described_on(device, d) for d in reply.described] if device else reply.described
+    return reply.tensors, [wrap_described(value, one) for value, one in zip(values, descriptions, strict=True)]

@@ -73,14 +73,14 @@ def ask_executor(
     values = [t.remote for t, same in zip(placeholders, call.inplace, strict=False) if same < 0]
     targets = written_tensors(func, args, kwargs)
     written = [operands[i] for i in targets]
-    made = tuple(v.handle for v in values)
+    handles = tuple(v.handle for v in values)
     scalar = any(str(r.type) != "Tensor" for r in schema_of(func).returns)
-    asked = *made, *(w.remote.handle for w in written)
+    requested = *handles, *(w.remote.handle for w in written)
     with waiting_for(Cause.SHAPE):
-        reply = recorder.ask(SyncRequest(made if scalar else (), asked, synchronize=not asked))
+        reply = recorder.ask(SyncRequest(handles if scalar else (), requested, synchronize=not requested))
     if operands and (index := operands[0].remote.meta.device):
         reply = msgspec.structs.replace(reply, described=tuple(described_on(index, d) for d in reply.described))
-    for tensor, described in zip(written, reply.described[len(made) :], strict=True):
+    for tensor, described in zip(written, reply.described[len(handles) :], strict=True):
         _follow(tensor, described)
     results = _results(call, operands, values, reply)
     for tell in taps.recorded:
@@ -91,8 +91,8 @@ def ask_executor(
 def described_on(index: int, described: DescribedValue) -> DescribedValue:
     """Convert an executor's description of a value to the client's logical device."""
     meta = described.meta
-    moved = tensor_meta(meta.shape, meta.stride, meta.offset, meta.dtype, index, meta.conj, meta.neg)
-    return msgspec.structs.replace(described, meta=moved)
+    meta_there = tensor_meta(meta.shape, meta.stride, meta.offset, meta.dtype, index, meta.conj, meta.neg)
+    return msgspec.structs.replace(described, meta=meta_there)
 
 
 def _known_call(call: Call, reply: SubmissionReply, targets: Sequence[int]) -> Call:
@@ -100,13 +100,13 @@ def _known_call(call: Call, reply: SubmissionReply, targets: Sequence[int]) -> C
 
     `targets`: positions of operands that the op may have resized. Their descriptions follow the results.
     """
-    described = iter(reply.described)
+    descriptions = iter(reply.described)
     results = tuple(
-        next(described).meta if same < 0 else meta for meta, same in zip(call.results, call.inplace, strict=True)
+        next(descriptions).meta if same < 0 else meta for meta, same in zip(call.results, call.inplace, strict=True)
     )
     sizes = tuple(m.extent * m.dtype.itemsize if m is not None else 0 for m in results)
     changes = tuple(
-        (i, new.meta) for i, new in zip(targets, described, strict=True) if new.meta is not call.operands[i]
+        (i, new.meta) for i, new in zip(targets, descriptions, strict=True) if new.meta is not call.operands[i]
     )
     return attrs.evolve(call, results=results, nbytes=sizes, refused=False, changes=changes)
 
@@ -118,13 +118,13 @@ def unknown_call(
     returns = schema_of(func).returns
     if any(str(r.type) == "List[Tensor]" for r in returns):
         raise UnsupportedOperation(f"{func.name()} returns a list whose length only the executor knows; not supported")
-    written = written_operands(func, args, kwargs)
+    write_targets = written_operands(func, args, kwargs)
     targets = iter(written_tensors(func, args, kwargs))
     inplace = tuple(next(targets) if r.alias_info is not None and r.alias_info.is_write else -1 for r in returns)
     form = encode_form(func, args, kwargs, [i < 0 for i in inplace], len(returns) > 1)
     metas = tuple(o.remote.meta for o in operands)
     unknown, random = (unknown_meta(operands),) * len(returns), torch.Tag.nondeterministic_seeded in func.tags
-    call = unpredicted_call(form, metas, unknown, inplace=inplace, writes=written, random=random, refused=refused)
+    call = unpredicted_call(form, metas, unknown, inplace=inplace, writes=write_targets, random=random, refused=refused)
     call.signature.predicts = False
     return call
 
@@ -135,13 +135,13 @@ def _follow(tensor: LazyTensor, described: DescribedValue) -> None:
 
 
 def _results(call: Call, operands: list[LazyTensor], values: list[Value], reply: SubmissionReply) -> Any:
-    made = iter(range(len(values)))
+    numbers = iter(range(len(values)))
     results: list[Any] = []
     for same in call.inplace:
         if same >= 0:
             results.append(operands[same])
             continue
-        index = next(made)
+        index = next(numbers)
         results.append(_result(values[index], reply.described[index], reply, index))
     return tuple(results) if len(results) > 1 else (results[0] if results else None)
 
@@ -199,25 +199,25 @@ def settle(
     """
     if refused.error is not None and current().captures and not port.is_open():
         raise refused.error from None  # a capture starts no server
-    written = written_tensors(func, args, kwargs)
+    targets = written_tensors(func, args, kwargs)
     if refuses_overlap(func.name()):
-        for target in written:
+        for target in targets:
             check_overlap(func.name(), target, operands)  # kernels check memory overlap first
     try:
-        if written:
+        if targets:
             # An op that fails may have written half of its operand, so it is tried on copies.
-            tried = _with_copies(operands, written)
-            ask_executor(func, args, kwargs, tried, slots, refused=True)
-        if written and torch.Tag.nondeterministic_seeded in func.tags:
-            results = _copied_back(operands, tried, written)  # the op draws random numbers only once
+            result = _with_copies(operands, targets)
+            ask_executor(func, args, kwargs, result, slots, refused=True)
+        if targets and torch.Tag.nondeterministic_seeded in func.tags:
+            results = _copied_back(operands, result, targets)  # the op draws random numbers only once
         else:
             results = ask_executor(func, args, kwargs, operands, slots, refused=True).results
     except RemoteError as remote:
-        said = remote.words if remote.op == func.name() else ""
-        if refused.error is None or (said and _kinds(remote) != _kinds(refused.error)):
-            raise _as_pytorch(remote, said) from None
-        if type(refused.error) in _PLAIN and said:
-            raise type(refused.error)(said) from None  # meta kernels use other words for the same error
+        message = remote.words if remote.op == func.name() else ""
+        if refused.error is None or (message and _kinds(remote) != _kinds(refused.error)):
+            raise _as_pytorch(remote, message) from None
+        if type(refused.error) in _PLAIN and message:
+            raise type(refused.error)(message) from None  # meta kernels use other words for the same error
         raise refused.error from None
     except DjinnError as error:
         if refused.error is None:

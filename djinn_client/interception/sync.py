@@ -65,9 +65,9 @@ def read_only(value: Value) -> torch.Tensor:
     else:
         contents = value.storage.contents
         recorder.fetches.asked(value.handle, recorder.unsent)
-        known = contents.copies.get(value.handle)
-        if known is not None:
-            return known
+        copy = contents.copies.get(value.handle)
+        if copy is not None:
+            return copy
         fetched = _ask_ahead(value, recorder)
         contents.keep(value.handle, fetched)
     if device_state.pending_copies:
@@ -106,13 +106,13 @@ def known_elements(value: Value) -> torch.Tensor | None:
     """
     if not port.is_open() or taps.recorded or torch_dispatch.dispatch_modes() or recorders.thread.recorder.captures:
         return None
-    found: torch.Tensor | None = ops.known_elements(value.holder)
-    contents = known_contents.get(value.storage.id) if found is None else None
+    elements: torch.Tensor | None = ops.known_elements(value.holder)
+    contents = known_contents.get(value.storage.id) if elements is None else None
     if contents is not None and contents.asks is not None and value.meta.dtype is torch.bool:
         func, number, version = contents.asks
         if number.storage.version == version:
             return func(read_only(number)).view(value.meta.shape)  # type: ignore[no-any-return]
-    return found
+    return elements
 
 
 def tolist(plain: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
@@ -120,8 +120,8 @@ def tolist(plain: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any
 
     @functools.wraps(plain)
     def listed(self: torch.Tensor) -> Any:
-        known = known_elements(self.remote) if isinstance(self, LazyTensor) else None
-        return plain(self if known is None else known)
+        elements = known_elements(self.remote) if isinstance(self, LazyTensor) else None
+        return plain(self if elements is None else elements)
 
     return for_users(listed)
 
@@ -143,9 +143,9 @@ def item(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     """Implement `tensor.item()`, `float(tensor)` and `bool(tensor)`."""
     tensor = args[0]
     value = tensor.remote
-    known = known_elements(value)
-    if known is not None:
-        return known.item()
+    elements = known_elements(value)
+    if elements is not None:
+        return elements.item()
     with waiting_for(Cause.NUMBER):
         if device_state.thread.expected is not None or torch_dispatch.dispatch_modes():
             return fetch(tensor).item()

@@ -159,8 +159,8 @@ class ExecutorClient:
             DeadlineExceeded: as `deadline` says.
         """
         reply = self.replies.ask(message, kind, due())
-        if refused := getattr(reply, "refused", ""):
-            return msgspec.structs.replace(reply, refused=f"{self.link.called}: {refused}")
+        if reason := getattr(reply, "refused", ""):
+            return msgspec.structs.replace(reply, refused=f"{self.link.called}: {reason}")
         return reply
 
     @property
@@ -182,21 +182,21 @@ def follow_reads(executors: Sequence[ExecutorClient], observers: Observers, subm
     Raises:
         SessionLost: an executor is gone.
     """
-    used = {*submission.program.operands, *submission.fetch, *submission.describe}
-    left: dict[ExecutorClient, int] = {}
+    handles = {*submission.program.operands, *submission.fetch, *submission.describe}
+    reads_left: dict[ExecutorClient, int] = {}
     for executor in executors:
         for handle in submission.free:
             executor.unread.pop(handle, None)
-        if nbytes := sum([executor.unread.pop(handle) for handle in used & executor.unread.keys()]):
-            left[executor] = nbytes
-    expected = sum(left.values())
-    if expected < SHOWN_BYTES or submission.later is not None or not submission.is_answered:
+        if nbytes := sum([executor.unread.pop(handle) for handle in handles & executor.unread.keys()]):
+            reads_left[executor] = nbytes
+    total = sum(reads_left.values())
+    if total < SHOWN_BYTES or submission.later is not None or not submission.is_answered:
         return
     until = due()
-    while left and not interrupt_mask.pending and (until is None or time.monotonic() < until):
-        patience = READING_PATIENCE / len(left)
-        for executor in list(left):
+    while reads_left and not interrupt_mask.pending and (until is None or time.monotonic() < until):
+        patience = READING_PATIENCE / len(reads_left)
+        for executor in list(reads_left):
             with interrupt_mask.uninterruptible:
-                left[executor] = executor.left_to_read(patience) - sum(executor.unread.values())
-        left = {executor: nbytes for executor, nbytes in left.items() if nbytes > 0}
-        observers.tell("reading", done=max(0, expected - sum(left.values())), expected=expected)
+                reads_left[executor] = executor.left_to_read(patience) - sum(executor.unread.values())
+        reads_left = {executor: nbytes for executor, nbytes in reads_left.items() if nbytes > 0}
+        observers.tell("reading", done=max(0, total - sum(reads_left.values())), expected=total)

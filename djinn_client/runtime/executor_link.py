@@ -82,12 +82,12 @@ class ExecutorLink:
 
         The executor may have sent the reason, which another thread may be reading.
         """
-        found = self.reading.acquire(timeout=REASON_SECONDS)
+        acquired = self.reading.acquire(timeout=REASON_SECONDS)
         try:
             self.check()
-            reason = close_reason(self.channel) if found else ""
+            reason = close_reason(self.channel) if acquired else ""
         finally:
-            if found:
+            if acquired:
                 self.reading.release()
         self.lose(ProtocolError(reason) if reason else error)
 

@@ -76,15 +76,15 @@ class Observers(Events):
     @contextmanager
     def joined_by(self, observer: Observer) -> Iterator[None]:
         """Context manager: `observer` receives events inside the block, too."""
-        joined = Sink(observer)
+        observer_sink = Sink(observer)
         others = [sink for sink in self.sinks if sink not in self._joined]
-        self._joined.append(joined)
+        self._joined.append(observer_sink)
         self.become(others)
         try:
             yield
         finally:
             others = [sink for sink in self.sinks if sink not in self._joined]
-            self._joined.remove(joined)
+            self._joined.remove(observer_sink)
             self.become(others)
 
     def trace_context(self, kind: str, executor: int, number: int) -> str:
@@ -94,12 +94,12 @@ class Observers(Events):
         """
         for sink in self.tracing:
             try:
-                found = _checked(sink.observer.trace_context(kind, executor, number))
+                trace = _checked(sink.observer.trace_context(kind, executor, number))
             except Exception as error:
                 sink.failed("trace_context", error)
                 continue
-            if found:
-                return found
+            if trace:
+                return trace
         return ""
 
 

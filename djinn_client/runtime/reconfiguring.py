@@ -46,8 +46,8 @@ def needing_new_session(
         executor_plugins_differ: result of that function.
     """
     remote = bool(before.servers or before.connection_file)
-    kept = AT_ONCE | PLANNING | (_OWN_EXECUTORS if remote else _SERVERS)
-    return names - (kept if executor_plugins_differ and not remote else kept | PLUGINS)
+    changeable = AT_ONCE | PLANNING | (_OWN_EXECUTORS if remote else _SERVERS)
+    return names - (changeable if executor_plugins_differ and not remote else changeable | PLUGINS)
 
 
 def executor_plugins_differ(before: Registry, after: Registry, settings: Settings) -> bool:
@@ -56,7 +56,7 @@ def executor_plugins_differ(before: Registry, after: Registry, settings: Setting
     kinds |= {"operators"} if settings.operators else set()
 
     def of_executors(registry: Registry) -> set[object]:
-        found = {row for row in registry.rows if row.status == "active" and kinds.intersection(row.kind.split(","))}
-        return {*found, *registry.settings_given_to({row.name for row in found})}
+        rows = {row for row in registry.rows if row.status == "active" and kinds.intersection(row.kind.split(","))}
+        return {*rows, *registry.settings_given_to({row.name for row in rows})}
 
     return of_executors(before) != of_executors(after)

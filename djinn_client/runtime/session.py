@@ -83,8 +83,8 @@ class Session:
     @property
     def round_trip_seconds(self) -> float | None:
         """As `Facts.round_trip_seconds`: the maximum over the executors."""
-        known = [s for executor in self.executors.here if (s := executor.replies.round_trip_seconds) is not None]
-        return max(known, default=None)
+        round_trips = [s for executor in self.executors.here if (s := executor.replies.round_trip_seconds) is not None]
+        return max(round_trips, default=None)
 
     def interrupted(self) -> None:
         """Stop this thread's pending submissions after an interrupted wait, unless they are nearly done."""

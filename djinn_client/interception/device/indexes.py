@@ -38,10 +38,10 @@ def index_of(device: Any) -> int:
     """
     if device is None:
         return current_device()
-    found = logical_device(device) if isinstance(device, int) else torch.device(device)
-    if not is_remote(found):
-        raise ValueError(f"Expected a {device_type()} device, but got: {found}")
-    return existing_index(found)
+    logical = logical_device(device) if isinstance(device, int) else torch.device(device)
+    if not is_remote(logical):
+        raise ValueError(f"Expected a {device_type()} device, but got: {logical}")
+    return existing_index(logical)
 
 
 def existing_index(device: torch.device) -> int:
@@ -50,8 +50,8 @@ def existing_index(device: torch.device) -> int:
     Raises:
         RuntimeError: the index does not exist; other accelerators raise the same error.
     """
-    given: int | None = device.index
-    index = current_device() if given is None else given
+    named_index: int | None = device.index
+    index = current_device() if named_index is None else named_index
     if index == 0:
         return index
     count = port.device_count()
@@ -94,9 +94,9 @@ def index_of_call(call: Call) -> int:
 
     A call without either has the device of its operands.
     """
-    made = (meta for meta, same in zip(call.results, call.inplace, strict=True) if meta is not None and same < 0)
-    written = (call.operands[i] for i in call.writes)
-    return next((meta.device for meta in (*made, *written, *call.operands)), 0)
+    new_metas = (meta for meta, same in zip(call.results, call.inplace, strict=True) if meta is not None and same < 0)
+    targets = (call.operands[i] for i in call.writes)
+    return next((meta.device for meta in (*new_metas, *targets, *call.operands)), 0)
 
 
 def leaves_index_open(kwargs: Mapping[str, Any]) -> bool:

@@ -33,8 +33,8 @@ def figures(*, reset_peak: bool = False, device: int = 0) -> Mapping[str, int]:
 def _present(device: Any, *, reset_peak: bool = False) -> Mapping[str, int]:
     """Return `figures` of a device. Return nothing if no op has used the device, so that a query starts no server."""
     index = index_of(device)
-    used = port.is_open() or any(recorder.unsent for recorder in recorders.all())
-    return figures(reset_peak=reset_peak, device=index) if used else _NOTHING
+    has_work = port.is_open() or any(recorder.unsent for recorder in recorders.all())
+    return figures(reset_peak=reset_peak, device=index) if has_work else _NOTHING
 
 
 def memory_allocated(device: Any = None) -> int:
@@ -73,17 +73,17 @@ def reset_accumulated_memory_stats(device: Any = None) -> None:
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
     """Return the free and the total bytes of the physical device."""
-    found = figures(device=index_of(device))
-    return found.get("device_free", 0), found.get("device_total", 0)
+    memory = figures(device=index_of(device))
+    return memory.get("device_free", 0), memory.get("device_total", 0)
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
     """Return the statistics under the key names of `torch.cuda.memory_stats`. Statistics that are not counted are 0."""
-    found = _present(device)
+    memory = _present(device)
     current_and_peak = {
-        "allocated_bytes": (found.get("memory", 0), found.get("memory_peak", 0)),
-        "active_bytes": (found.get("memory", 0), found.get("memory_peak", 0)),
-        "reserved_bytes": (found.get("reserved", 0), _peak_reserved(found)),
+        "allocated_bytes": (memory.get("memory", 0), memory.get("memory_peak", 0)),
+        "active_bytes": (memory.get("memory", 0), memory.get("memory_peak", 0)),
+        "reserved_bytes": (memory.get("reserved", 0), _peak_reserved(memory)),
     }
     stats = {"num_alloc_retries": 0, "num_ooms": 0}
     for name, (now, peak) in current_and_peak.items():
@@ -108,20 +108,20 @@ def get_device_properties(device: Any = None) -> DeviceProperties:
     index = index_of(device)
     port.sink.open()
     session, info = port.describe(index)
-    known = device_state.properties
-    if (session, index) not in known:
-        found = figures(device=index)
-        for key in [key for key in known if key[0] != session]:
-            del known[key]
-        known[session, index] = DeviceProperties(
+    properties = device_state.properties
+    if (session, index) not in properties:
+        memory = figures(device=index)
+        for key in [key for key in properties if key[0] != session]:
+            del properties[key]
+        properties[session, index] = DeviceProperties(
             name=info.name or info.id,
             kind=info.kind,
-            total_memory=info.memory or found.get("device_total", 0),
-            multi_processor_count=found.get("multi_processor_count", 0),
-            major=found.get("major", 0),
-            minor=found.get("minor", 0),
+            total_memory=info.memory or memory.get("device_total", 0),
+            multi_processor_count=memory.get("multi_processor_count", 0),
+            major=memory.get("major", 0),
+            minor=memory.get("minor", 0),
         )
-    return known[session, index]
+    return properties[session, index]
 
 
 def get_device_name(device: Any = None) -> str:
@@ -131,8 +131,8 @@ def get_device_name(device: Any = None) -> str:
 
 def get_device_capability(device: Any = None) -> tuple[int, int]:
     """Return the compute capability (major, minor); (0, 0) if the device is not a GPU."""
-    found = get_device_properties(device)
-    return found.major, found.minor
+    properties = get_device_properties(device)
+    return properties.major, properties.minor
 
 
 def _device_count() -> int:
@@ -147,9 +147,9 @@ def _check_index(index: int) -> None:
 def _memory(what: str, index: int) -> list[int]:
     match what:
         case "stats":
-            found = memory_stats(index)
+            stats = memory_stats(index)
             return [
-                found[f"{name}_bytes.all.{when}"] for name in ("allocated", "reserved") for when in ("current", "peak")
+                stats[f"{name}_bytes.all.{when}"] for name in ("allocated", "reserved") for when in ("current", "peak")
             ]
         case "info":
             return list(mem_get_info(index))

@@ -24,11 +24,11 @@ _numbers: Final[dict[int, int]] = {}  # numbers by the id of a call; `calls` kee
 
 def number_of(call: Call) -> int:
     """Return the number of a call in C++. The first request assigns it."""
-    found = _numbers.get(id(call))
-    if found is None:
-        found = _add(call, _description(call))
-        _numbers[id(call)] = found
-    return found
+    number = _numbers.get(id(call))
+    if number is None:
+        number = _add(call, _description(call))
+        _numbers[id(call)] = number
+    return number
 
 
 _nothing = -1
@@ -64,20 +64,20 @@ def _keep(known: list[Call | None], number: int, call: Call | None) -> None:
 def calls_of(known: list[Call | None], numbers: Sequence[int]) -> tuple[Call, ...]:
     """Return the calls with these numbers in `known`: the list `calls` at the time when the numbers came from C++."""
     try:
-        found = [known[number] for number in numbers]
+        calls = [known[number] for number in numbers]
     except IndexError:
-        found = [None]
-    if None in found:
-        found = [_call_of(known, number) for number in numbers]
-    return tuple(found)  # type: ignore[arg-type]
+        calls = [None]
+    if None in calls:
+        calls = [_call_of(known, number) for number in numbers]
+    return tuple(calls)  # type: ignore[arg-type]
 
 
 def _call_of(known: list[Call | None], number: int) -> Call:
-    found = known[number] if number < len(known) else None
-    if found is None:
-        found = _made_by_rule(known, number)
-        _keep(known, number, found)
-    return found
+    call = known[number] if number < len(known) else None
+    if call is None:
+        call = _made_by_rule(known, number)
+        _keep(known, number, call)
+    return call
 
 
 def _made_by_rule(known: list[Call | None], number: int) -> Call:
@@ -97,8 +97,8 @@ def _made_by_rule(known: list[Call | None], number: int) -> Call:
     ])  # fmt: skip
     own = zip(results, like.aliases, like.inplace, strict=True)
     nbytes = tuple([0 if meta is None or alias >= 0 or same >= 0 else meta.nbytes for meta, alias, same in own])
-    made: Call = like.of_other_sizes(operands, results, nbytes, None)
-    return made
+    call: Call = like.of_other_sizes(operands, results, nbytes, None)
+    return call
 
 
 def begin_in_child() -> None:
@@ -123,15 +123,15 @@ def _sweep() -> None:
     """
     global calls, generation
     unused = set(ops.unused_calls()) - {_nothing}
-    gone = [number for number in _doomed if number in unused]
-    if gone:
-        calls_of(calls, gone)  # entries may refer to the current list, and read it later
+    freed = [number for number in _doomed if number in unused]
+    if freed:
+        calls_of(calls, freed)  # entries may refer to the current list, and read it later
         calls, generation = [*calls], generation + 1
-    for number in gone:
+    for number in freed:
         calls[number] = None
-    ops.release_calls(gone)
+    ops.release_calls(freed)
     _doomed.clear()
-    _doomed.update(unused.difference(gone))
+    _doomed.update(unused.difference(freed))
     for number in _doomed:
         call = calls[number] if number < len(calls) else None
         if call is not None and _numbers.get(id(call)) == number:
@@ -150,7 +150,7 @@ def _description(call: Call) -> list[int]:
             flags |= NO_OVERLAP
     if call.op in _EMPTY_OPS:
         flags |= EMPTY
-    made = [
+    description = [
         call.operand_count,
         call.slot_count,
         call.signature.id,
@@ -161,10 +161,10 @@ def _description(call: Call) -> list[int]:
         len(new),
     ]
     for meta, alias, same, nbytes in call.outcome:
-        made += _result(meta, alias, same, nbytes)
+        description += _result(meta, alias, same, nbytes)
     for meta in call.operands:
-        made += (meta.offset, *meta.shape, *meta.stride)
-    return made
+        description += (meta.offset, *meta.shape, *meta.stride)
+    return description
 
 
 def _result(meta: TensorMeta | None, alias: int, same: int, nbytes: int) -> list[int]:
@@ -172,6 +172,6 @@ def _result(meta: TensorMeta | None, alias: int, same: int, nbytes: int) -> list
         return [_SAME, same]
     if meta is None:
         return [_NONE]
-    made = [_NEW, 0] if alias < 0 else [_VIEW, alias]
-    made += [dtype_number(meta.dtype), meta.device, meta.conj + 2 * meta.neg, meta.offset, nbytes]
-    return [*made, len(meta.shape), *meta.shape, *meta.stride]
+    result = [_NEW, 0] if alias < 0 else [_VIEW, alias]
+    result += [dtype_number(meta.dtype), meta.device, meta.conj + 2 * meta.neg, meta.offset, nbytes]
+    return [*result, len(meta.shape), *meta.shape, *meta.stride]

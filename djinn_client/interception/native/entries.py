@@ -31,12 +31,12 @@ def site_of(number: int) -> Site:
     """Return the place in the user's code for a site number of C++."""
     if number < 0:
         return _NOWHERE
-    found = _sites.get(number)
-    if found is None:
+    site = _sites.get(number)
+    if site is None:
         with _learning:
             _learn_sites()
-        found = _sites.get(number, _NOWHERE)  # C++ keeps the last few thousand code objects
-    return found
+        site = _sites.get(number, _NOWHERE)  # C++ keeps the last few thousand code objects
+    return site
 
 
 def begin_in_child() -> None:
@@ -52,9 +52,9 @@ def _learn_sites() -> None:
         del _sites[number]
     _next_site = max(_next_site, first)
     for code, offset in zip(new[::2], new[1::2], strict=True):
-        held = ctypes.cast(code, ctypes.py_object)
-        _sites[_next_site] = held.value, offset
-        ctypes.pythonapi.Py_DecRef(held)  # the reference that C++ handed over
+        code_object = ctypes.cast(code, ctypes.py_object)
+        _sites[_next_site] = code_object.value, offset
+        ctypes.pythonapi.Py_DecRef(code_object)  # the reference that C++ handed over
         _next_site += 1
 
 
@@ -161,17 +161,17 @@ class RecordedProgram(Program, Sequence[Entry]):
     def modules(self) -> tuple[ModuleCall | None, ...]:
         """Return the module call or autograd node of each entry."""
         count, moments = self._length, [*self._moments.items()]
-        made: list[ModuleCall | None] = []
+        modules: list[ModuleCall | None] = []
         ends = [at for at, _ in moments[1:]] + [count]
         for (at, module), end in zip(moments, ends, strict=False):  # there may be none
-            made += [None] * (min(at, count) - len(made))  # before the first
-            made += [module] * (min(end, count) - len(made))
-        made += [None] * (count - len(made))
+            modules += [None] * (min(at, count) - len(modules))  # before the first
+            modules += [module] * (min(end, count) - len(modules))
+        modules += [None] * (count - len(modules))
         if self._starts[1] == self._starts[2]:  # no entry is in a backward pass
-            return tuple(made)
+            return tuple(modules)
         nodes, calls = self._part(1).tolist(), self._forward_calls
         return tuple(
-            [(node, None, calls) if m is None and node != -1 else m for node, m in zip(nodes, made, strict=True)]
+            [(node, None, calls) if m is None and node != -1 else m for node, m in zip(nodes, modules, strict=True)]
         )
 
     def call(self, index: int) -> Call:

@@ -19,8 +19,8 @@ from djinn_client.torch_dispatch import CGenerator
 
 def default(index: int) -> torch.Generator:
     """Return the default generator of an index."""
-    found: torch.Generator = ops.default_generator(index)
-    return found
+    generator: torch.Generator = ops.default_generator(index)
+    return generator
 
 
 def operand(generator: torch.Generator) -> LazyTensor | None:
@@ -29,8 +29,8 @@ def operand(generator: torch.Generator) -> LazyTensor | None:
     Raises:
         RuntimeError: the generator belongs to another device.
     """
-    found: LazyTensor | None = ops.generator_value(generator)
-    return found
+    value: LazyTensor | None = ops.generator_value(generator)
+    return value
 
 
 def _reduce(generator: Any) -> Any:
@@ -52,10 +52,10 @@ class Generator(CGenerator, metaclass=_GeneratorMeta):
 
     def __new__(cls, device: Any = None) -> Any:
         """Create a generator. Unlike PyTorch's class, accept the device's other name."""
-        wanted = torch.device("cpu" if device is None else device)
-        if not is_remote(wanted):
-            return CGenerator(wanted)
-        return super().__new__(cls, logical_device(existing_index(wanted)))  # type: ignore[call-arg]
+        requested = torch.device("cpu" if device is None else device)
+        if not is_remote(requested):
+            return CGenerator(requested)
+        return super().__new__(cls, logical_device(existing_index(requested)))  # type: ignore[call-arg]
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -75,10 +75,10 @@ def default_generator(device: Any = None) -> torch.Generator:
     if index not in defaults:
         with device_state.seeding:
             if index not in defaults:
-                made = default(index)
+                generator = default(index)
                 if index and device_state.seed is not None:
-                    made.manual_seed(device_state.seed)
-                defaults[index] = made
+                    generator.manual_seed(device_state.seed)
+                defaults[index] = generator
     return defaults[index]
 
 

@@ -50,9 +50,9 @@ class _Functions:
             setattr(self, name, functools.partial(_entries, function))
 
     def __getattr__(self, name: str) -> Any:
-        found = boxed_function("djinn", name)
-        setattr(self, name, found)
-        return found
+        function = boxed_function("djinn", name)
+        setattr(self, name, function)
+        return function
 
 
 def _entries(function: Callable[[int, int], int | None], program: int, number: int) -> bytes:
@@ -131,6 +131,6 @@ def dtype_number(dtype: torch.dtype) -> int:
 @functools.cache
 def dtype_of(number: int) -> torch.dtype:
     """Return the dtype for a number of C++."""
-    found = next((d for d in [*vars(torch).values()] if isinstance(d, torch.dtype) and dtype_number(d) == number), None)
-    assert found is not None
-    return found
+    dtype = next((d for d in [*vars(torch).values()] if isinstance(d, torch.dtype) and dtype_number(d) == number), None)
+    assert dtype is not None
+    return dtype

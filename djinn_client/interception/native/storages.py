@@ -14,9 +14,9 @@ negated = aten._neg_view.default  # noqa: SLF001 - PyTorch's name of the op
 
 def _base(storage: torch.UntypedStorage) -> torch.Tensor:
     """Return a tensor over a storage. Allocate the storage's memory if necessary."""
-    found: torch.Tensor | None = ops.any_view(storage)
-    if found is not None:
-        return found
+    view: torch.Tensor | None = ops.any_view(storage)
+    if view is not None:
+        return view
     from djinn_client.interception.native.calls import number_of
     from djinn_client.interception.shape_inference.meta_infer import infer
     from djinn_core.ir.slot_arrays import encoded_slots
@@ -32,18 +32,18 @@ def _view_of_storage(
     storage: torch.UntypedStorage, size: list[int], stride: list[int], offset: int, dtype: int, bits: int
 ) -> torch.Tensor:
     """Return a view of a storage that PyTorch made without an op."""
-    wanted = dtype_of(dtype)
+    view_dtype = dtype_of(dtype)
     with torch.no_grad():
         base = _base(storage)
         if base.is_conj():
             base = torch.conj(base)
         if base.is_neg():
             base = negated(base)
-        if base.dtype != wanted:
+        if base.dtype != view_dtype:
             octets = aten.as_strided.default(base, [0], [1], 0)
             octets = octets if octets.dtype == torch.uint8 else aten.view.dtype(octets, torch.uint8)
-            length = storage.nbytes() // wanted.itemsize * wanted.itemsize
-            base = aten.view.dtype(aten.as_strided.default(octets, [length], [1], 0), wanted)
+            length = storage.nbytes() // view_dtype.itemsize * view_dtype.itemsize
+            base = aten.view.dtype(aten.as_strided.default(octets, [length], [1], 0), view_dtype)
         view = aten.as_strided.default(base, size, stride, offset)
         if bits & 1:
             view = torch.conj(view)
@@ -56,8 +56,8 @@ def _resize_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
     """Resize a storage. The executor's memory only grows."""
     with torch.no_grad():
         base = _base(storage)
-        held = ops.set_storage_size(storage, nbytes)
-        if nbytes > held:
+        changed = ops.set_storage_size(storage, nbytes)
+        if nbytes > changed:
             octets = aten.as_strided.default(base, [0], [1], 0)
             octets = octets if octets.dtype == torch.uint8 else aten.view.dtype(octets, torch.uint8)
             aten.resize_.default(octets, [nbytes])

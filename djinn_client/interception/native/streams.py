@@ -65,9 +65,9 @@ class NamedEvent(torch.Event):
         if interprocess:
             _refuse()
         index = index_of(device)
-        made = super().__new__(cls, logical_device(index), enable_timing=enable_timing, blocking=blocking)
-        made.timed, made._index = enable_timing, index
-        return made
+        named_event = super().__new__(cls, logical_device(index), enable_timing=enable_timing, blocking=blocking)
+        named_event.timed, named_event._index = enable_timing, index
+        return named_event
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -113,9 +113,9 @@ class NamedStream(torch.Stream):
 
     def record_event(self, event: Any = None) -> Any:
         """Record a mark in the program as `event`, or as a new event."""
-        made = NamedEvent(self.device_index) if event is None else event
-        made.record(self)
-        return made
+        recorded_event = NamedEvent(self.device_index) if event is None else event
+        recorded_event.record(self)
+        return recorded_event
 
 
 _device_of_event: Any = torch.Event.device.__get__
@@ -127,9 +127,11 @@ def show_names() -> None:
     def named(find: Callable[..., torch.Stream]) -> Callable[..., NamedStream]:
         @functools.wraps(find)
         def stream(device: Any = None) -> NamedStream:
-            found = find(device)
+            stream_of_device = find(device)
             return NamedStream(
-                stream_id=found.stream_id, device_index=found.device_index, device_type=found.device_type
+                stream_id=stream_of_device.stream_id,
+                device_index=stream_of_device.device_index,
+                device_type=stream_of_device.device_type,
             )
 
         return for_users(stream)

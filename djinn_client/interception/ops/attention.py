@@ -121,9 +121,18 @@ def _choice(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     inner = tuple([m.stride[-1:] == (1,) for m in metas])
     masked = None if mask is None else mask.requires_grad
     allowed = flash_sdp_enabled(), math_sdp_enabled()
-    known = (*[m.tensor_class for m in metas], compared, inner, masked, dropout, causal, *options.items(), *allowed)
-    found = _choices.get(known)
-    return keep(_choices, known, _choose(args, options), CHOICES_LIMIT) if found is None else found
+    choice_key = (
+        *[m.tensor_class for m in metas],
+        compared,
+        inner,
+        masked,
+        dropout,
+        causal,
+        *options.items(),
+        *allowed,
+    )
+    choice = _choices.get(choice_key)
+    return keep(_choices, choice_key, _choose(args, options), CHOICES_LIMIT) if choice is None else choice
 
 
 class _Chosen(Exception):  # noqa: N818 - a signal between two functions, never seen by users
@@ -154,8 +163,8 @@ def _choose(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
             probes = [_probe(t, query.dtype) for t in (query, key, value)]
             if mask is not None:
                 # The choice depends on whether the mask needs a gradient, and on no other requested gradient.
-                wanted = mask.requires_grad and mask.is_floating_point()
-                mask = _probe(mask, query.dtype).requires_grad_(wanted)
+                mask_gradient = mask.requires_grad and mask.is_floating_point()
+                mask = _probe(mask, query.dtype).requires_grad_(mask_gradient)
             with _FirstOp():  # type: ignore[no-untyped-call]
                 _WHOLE(*probes, mask, *rest, **options)
     except _Chosen as chosen:
@@ -191,17 +200,17 @@ class _Gradients(torch.autograd.Function):
         grad, query, key, value, mask, rest, scale = args
         ctx.save_for_backward(grad, query, key, value, mask)
         ctx.causal, ctx.scale = rest[-1], scale
-        made = record(_BACKWARD_ON_CPU, (grad, query, key, value, *rest), {"attn_mask": mask, "scale": scale})
-        return tuple(made)
+        results = record(_BACKWARD_ON_CPU, (grad, query, key, value, *rest), {"attn_mask": mask, "scale": scale})
+        return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        *given, mask = ctx.saved_tensors
+        *gradients_of, mask = ctx.saved_tensors
         again = torch.is_grad_enabled()
         with torch.enable_grad():
-            grad, *inputs = (t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in given)
-            shared = inputs[0].shape[1] != inputs[1].shape[1]
-            made = take_apart(_WHOLE, (*inputs, mask, 0.0, ctx.causal), {"scale": ctx.scale, "enable_gqa": shared})
-            first = torch.autograd.grad(made, inputs, grad, create_graph=True)
+            grad, *inputs = (t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in gradients_of)
+            grouped = inputs[0].shape[1] != inputs[1].shape[1]
+            results = take_apart(_WHOLE, (*inputs, mask, 0.0, ctx.causal), {"scale": ctx.scale, "enable_gqa": grouped})
+            first = torch.autograd.grad(results, inputs, grad, create_graph=True)
             second = torch.autograd.grad(first, (grad, *inputs), grads, create_graph=again, allow_unused=True)
         return (*second, None, None, None)

@@ -55,10 +55,10 @@ def find_nonzero(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
     The size of the result is then known. Otherwise record the op.
     """
-    found = _places(args[0])
-    if found is None:
+    places = _places(args[0])
+    if places is None:
         return record(func, args, kwargs)
-    return upload_dense(found, args[0].remote.meta.device)
+    return upload_dense(places, args[0].remote.meta.device)
 
 
 @handles(aten.index.Tensor, repeats=True)
@@ -86,15 +86,15 @@ def _without_masks(shape: torch.Size, indices: Iterable[Any]) -> Iterator[Any]:
 
 
 def _places(tensor: Any) -> torch.Tensor | None:
-    known = known_elements(tensor.remote) if isinstance(tensor, LazyTensor) else None
-    return None if known is None else known.nonzero()
+    elements = known_elements(tensor.remote) if isinstance(tensor, LazyTensor) else None
+    return None if elements is None else elements.nonzero()
 
 
 @handles(aten.isnan.default, aten.isinf.default)
 def is_no_number(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record the op. For a single element, fetch the element: `isnan(x) or isinf(x)` then takes one round trip."""
-    made = record(func, args, kwargs)
+    recorded = record(func, args, kwargs)
     value = args[0].remote
     if value.meta.numel == 1:
-        made.remote.storage.contents.asks = func, value, value.storage.version
-    return made
+        recorded.remote.storage.contents.asks = func, value, value.storage.version
+    return recorded

@@ -103,15 +103,15 @@ def _run_collective(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _find(name: str, func: Any) -> OpHandler:
-    found = port.op_handler(name)
-    if found is None:
+    handler = port.op_handler(name)
+    if handler is None:
         folder = _FOLDERS[name]
         raise UnsupportedOperation(
             f"{func.name()} cannot run on {DEVICE_NAME}: no plugin offers the op handler {name!r}. Install the package in "
             f"plugins/{folder}: run `pip install ./plugins/{folder}` in a checkout of Djinn's repository"
         )
-    hide_frames_of(type(found).__module__)
-    return found
+    hide_frames_of(type(handler).__module__)
+    return handler
 
 
 def _kernel(func: Any, handler: Handler) -> Callable[..., Any]:
@@ -150,5 +150,7 @@ def _embedding_bag_backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
     The executor's op would return a sparse gradient as one value.
     """
-    given = {argument.name: value for argument, value in zip(schema_of(func).arguments, args, strict=False)} | kwargs
-    return (_run_layouts if given["sparse"] else record)(func, args, kwargs)
+    arguments = {
+        argument.name: value for argument, value in zip(schema_of(func).arguments, args, strict=False)
+    } | kwargs
+    return (_run_layouts if arguments["sparse"] else record)(func, args, kwargs)

@@ -57,10 +57,10 @@ def _leading(indices: Sequence[torch.Tensor | None]) -> int:
 
 def _only_mask(target: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     """Return the only index if it is a mask that fits `target`, otherwise None."""
-    given = [index for index in indices if index is not None]
-    if len(given) != 1 or given[0].dtype not in {torch.bool, torch.uint8}:
+    tensors = [index for index in indices if index is not None]
+    if len(tensors) != 1 or tensors[0].dtype not in {torch.bool, torch.uint8}:
         return None
-    (mask,), dim = given, _leading(indices)
+    (mask,), dim = tensors, _leading(indices)
     return mask if mask.shape == target.shape[dim : dim + mask.dim()] else None
 
 
@@ -74,12 +74,12 @@ def _shares_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Fake quantization per channel: resize empty observers to one element per channel first, as the kernel does."""
     schema = (a.name for a in schema_of(func).arguments)
-    given = dict(zip(schema, args, strict=False)) | kwargs
+    arguments = dict(zip(schema, args, strict=False)) | kwargs
     limits = {"running_min": torch.inf, "running_max": -torch.inf}
-    if given.get("per_row_fake_quant") and given["running_min"].numel() == 0:
-        channels = given["self"].shape[given["ch_axis"]]
+    if arguments.get("per_row_fake_quant") and arguments["running_min"].numel() == 0:
+        channels = arguments["self"].shape[arguments["ch_axis"]]
         for name in ("running_min", "running_max", "scale", "zero_point"):
-            observer = aten.resize_.default(given[name], [channels])
+            observer = aten.resize_.default(arguments[name], [channels])
             if name in limits:
                 aten.fill_.Scalar(observer, limits[name])
     return record(func, args, kwargs)
@@ -189,9 +189,9 @@ def register() -> None:
         handles(func)(_handler(made_of))
     for name, op in torch_dispatch.higher_order_ops().items():
         by_ops = torch_dispatch.made_of_ops(op)
-        traced = torch_dispatch.differentiated(op)
-        if by_ops is not None and traced is not None and name in _CONTROL_FLOW:
-            torch_dispatch.implement_under_autograd(op, _unless_traced(by_ops, traced))
+        wrapper = torch_dispatch.differentiated(op)
+        if by_ops is not None and wrapper is not None and name in _CONTROL_FLOW:
+            torch_dispatch.implement_under_autograd(op, _unless_traced(by_ops, wrapper))
 
 
 def _handler(made_of: Callable[..., Any]) -> Handler:
@@ -204,8 +204,8 @@ def _handler(made_of: Callable[..., Any]) -> Handler:
 @handles(torch.ops.aten._nested_tensor_from_mask_left_aligned.default)
 def left_aligned(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
     """Check whether the padding is at the end of each row; PyTorch drops such padding. Store the answer, and return False."""
-    kept = args[1]
-    device_state.thread.padding_is_last = not bool((kept[:, 1:] & ~kept[:, :-1]).any())
+    lengths = args[1]
+    device_state.thread.padding_is_last = not bool((lengths[:, 1:] & ~lengths[:, :-1]).any())
     return False
 
 
@@ -222,13 +222,13 @@ def pad_with_zeros(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.
     ) -> torch.Tensor:
         device_state.thread.padding_is_last = False
         out = forward(self, src, mask, src_key_padding_mask, is_causal)
-        dropped = (
+        unsupported = (
             device_state.thread.padding_is_last
             and mask is None
             and not torch.is_autocast_enabled()
             and not _differentiated(self, src)
         )
-        if not dropped or src_key_padding_mask is None or not isinstance(out, LazyTensor):
+        if not unsupported or src_key_padding_mask is None or not isinstance(out, LazyTensor):
             return out
         padding = src_key_padding_mask if src_key_padding_mask.dtype == torch.bool else src_key_padding_mask != 0
         zeros = out.new_zeros(out.shape[-1])

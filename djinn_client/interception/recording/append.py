@@ -41,14 +41,14 @@ def append(call: Call, operands: Sequence[torch.Tensor], slots: Sequence[Slot], 
         check_resize(call.op, changed, new, operands)  # type: ignore[arg-type]
         own_value(operands[changed])
     if len(operands) > 1 and call.writes and refuses_overlap(call.op):
-        for written in call.writes:
-            check_overlap(call.op, written, operands)  # type: ignore[arg-type]
+        for target in call.writes:
+            check_overlap(call.op, target, operands)  # type: ignore[arg-type]
     for tell in () if untold else taps.recording:
         tell(call, operands)
     bits, kinds = encoded_slots(slots)
-    made = iter(ops.append(number_of(call), list(operands), bits, kinds))
+    new_handles = iter(ops.append(number_of(call), list(operands), bits, kinds))
     results = [
-        operands[same] if same >= 0 else None if meta is None else next(made)
+        operands[same] if same >= 0 else None if meta is None else next(new_handles)
         for meta, same in zip(call.results, call.inplace, strict=True)
     ]
     for index, meta in call.changes:

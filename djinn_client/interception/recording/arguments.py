@@ -85,9 +85,9 @@ def call_arguments(
     form: Form, operands: Sequence[torch.Tensor], slots: Sequence[Slot], device: torch.device
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments of a call of `form`. `device` replaces the executor's own device."""
-    taken, numbers = iter(operands), iter(slots)
-    positional = [_value(argument, taken, numbers, device) for argument in form.args]
-    return positional, {name: _value(argument, taken, numbers, device) for name, argument in form.kwargs}
+    values, numbers = iter(operands), iter(slots)
+    positional = [_value(argument, values, numbers, device) for argument in form.args]
+    return positional, {name: _value(argument, values, numbers, device) for name, argument in form.kwargs}
 
 
 def _value(argument: Argument, operands: Iterator[torch.Tensor], slots: Iterator[Slot], device: torch.device) -> Any:

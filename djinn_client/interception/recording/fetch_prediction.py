@@ -100,17 +100,17 @@ class FetchPredictor:
             self._fetched = []
         self._first = handle
         self._last = entries
-        self._entries = made = self._pieces
-        made.add(entries)
+        self._entries = pieces = self._pieces
+        pieces.add(entries)
         self._pieces = _Pieces()
-        known = self._known.use(_key_of(entries)) if self._known else None
-        if known is None:
+        prediction = self._known.use(_key_of(entries)) if self._known else None
+        if prediction is None:
             self._predicted, self.ahead = (), {}
             return ()
-        self._predicted = known.followers
-        if any(-f.entry > len(made) or made[f.entry].call is not f.call for f in self._predicted):
+        self._predicted = prediction.followers
+        if any(-f.entry > len(pieces) or pieces[f.entry].call is not f.call for f in self._predicted):
             self._predicted = ()  # another program of the same length
-        handles = [made[f.entry].handles[f.position] for f in self._predicted]
+        handles = [pieces[f.entry].handles[f.position] for f in self._predicted]
         storages = storages_of(handles)
         versions = zip(handles, storages, ops.sent_versions(storages), strict=True)
         self.ahead = {

@@ -406,8 +406,8 @@ class Recorder:
             meta_only.sift(self.entries)
             meta_only.refuse((*ask.fetch, *ask.describe))
         count = -1 if cut is len else cut(self.entries)
-        taken = RecordedProgram(ops.take(self.program, count), self.moments, self.forward_calls)
-        shared.waiting, length = taken.waiting, len(taken)
+        program = RecordedProgram(ops.take(self.program, count), self.moments, self.forward_calls)
+        shared.waiting, length = program.waiting, len(program)
         if self.moments:  # a new table: the entries keep the old one
             at = next(reversed(self.moments))
             self.moments = {at - length if at > length else 0: self.module}
@@ -417,16 +417,16 @@ class Recorder:
         if length:
             self.counters[LIMIT] = port.checkpoint_instructions
             if ask.predicts:
-                ask.fetch += self.fetches.begin(taken, ask.fetch[0])
+                ask.fetch += self.fetches.begin(program, ask.fetch[0])
             elif not ask.fetch:
-                self.fetches.sent(taken)
+                self.fetches.sent(program)
         self.uploaded = self.uploads = 0
         for captured in self.captures:
-            captured.entries.extend(taken)
+            captured.entries.extend(program)
             captured.fetched.update(ask.fetch)
         if shared.thread.recorder is not self and self.done:
             self.retire()
-        return self._submission(taken, ask)
+        return self._submission(program, ask)
 
     def _submission(self, taken: RecordedProgram, ask: SyncRequest) -> Submission:
         meta_only = self._shared.meta_only
@@ -442,12 +442,12 @@ class Recorder:
     def _forget_meta_only(self, dead: list[int]) -> list[int]:
         """Return the dead handles whose values exist. Forget a storage without data together with its last value."""
         storages = self._shared.meta_only.storages
-        gone = {storage_of(handle) for handle in dead}.intersection(storages)
-        if not gone:
+        freed = {storage_of(handle) for handle in dead}.intersection(storages)
+        if not freed:
             return dead
-        left = {storage_of(handle) for handle in (*(handle for handle, _ in live_values()), *still_to_free())}
+        live = {storage_of(handle) for handle in (*(handle for handle, _ in live_values()), *still_to_free())}
         present = [handle for handle in dead if storage_of(handle) not in storages]
-        storages -= gone - left
+        storages -= freed - live
         return present
 
 
@@ -510,10 +510,10 @@ class Recorders:
         starts over if another thread ended the session in between.
         """
         while True:
-            ended = port.sessions_ended
+            session_number = port.sessions_ended
             _open()
             with locked_in_time(port.lock) if in_time else port.lock:
-                if port.sessions_ended == ended:
+                if port.sessions_ended == session_number:
                     yield
                     return
 

@@ -46,8 +46,8 @@ def _operand(
     tensors: dict[int, LazyTensor], inputs: Mapping[int, torch.Tensor], value: int, meta: TensorMeta
 ) -> LazyTensor:
     if value not in tensors:
-        given = inputs.get(value)
-        tensors[value] = wrap(borrow(value, meta)) if given is None else _checked(given, meta)
+        tensor = inputs.get(value)
+        tensors[value] = wrap(borrow(value, meta)) if tensor is None else _checked(tensor, meta)
     return tensors[value]
 
 
@@ -65,8 +65,8 @@ def _issue(instruction: Instruction, operands: list[LazyTensor]) -> dict[int, La
     call = instruction.call
     out = append(call, operands, instruction.slots)
     results = out if call.sequence else [out]
-    made = [r for r, new in zip(results, _new(call), strict=True) if new]
-    return dict(zip(instruction.outputs, made, strict=True))
+    new_results = [r for r, new in zip(results, _new(call), strict=True) if new]
+    return dict(zip(instruction.outputs, new_results, strict=True))
 
 
 def _new(call: Call) -> list[bool]:
@@ -94,5 +94,5 @@ def call_again(node: Node, operands: Sequence[torch.Tensor], changed: Mapping[st
             positional[at] = value
         else:
             keywords[name] = value
-    made = resolve(node.form.op)(*positional, **keywords)
-    return list(made) if isinstance(made, list | tuple) else [made]
+    results = resolve(node.form.op)(*positional, **keywords)
+    return list(results) if isinstance(results, list | tuple) else [results]

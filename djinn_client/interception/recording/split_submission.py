@@ -37,11 +37,11 @@ def _starts(program: Program) -> Iterator[int]:
 
     A single op may exceed them.
     """
-    taken = first = 0
+    count = first = 0
     for index, call in enumerate(program.calls):
         more = call.operand_count + call.new_count + call.slot_count
-        full = taken + more > limits.ARGUMENTS_SENT or index - first >= limits.INSTRUCTIONS
+        full = count + more > limits.ARGUMENTS_SENT or index - first >= limits.INSTRUCTIONS
         if full and index > first:
             yield index
-            first, taken = index, 0
-        taken += more
+            first, count = index, 0
+        count += more

@@ -139,8 +139,8 @@ class _Rewriter:
         self.first = {min(s.nodes): s for s in substitutions}
         self.gone = frozenset().union(*(s.nodes for s in substitutions))
         self.relied = self.gone.union(*(s.relies for s in substitutions))
-        kept = (i for i in program.instructions() if i.index not in self.gone)
-        self.written = {storage_of(v) for instruction in kept for v in instruction.writes}
+        instructions = (i for i in program.instructions() if i.index not in self.gone)
+        self.written = {storage_of(v) for instruction in instructions for v in instruction.writes}
         self.tensors: dict[int, LazyTensor] = {}
         self.storages: dict[int, Value] = {}  # one value over each storage
         self.names: dict[int, int] = {}
@@ -197,10 +197,14 @@ class _Rewriter:
             positional, keywords = call_arguments(form, operands, instruction.slots, logical_device(0))
             out = resolve(form.op)(*positional, **keywords)
         results = list(out) if call.sequence else [out]
-        made = [r for r, m, same in zip(results, call.results, call.inplace, strict=True) if m is not None and same < 0]
+        new_results = [
+            r for r, m, same in zip(results, call.results, call.inplace, strict=True) if m is not None and same < 0
+        ]
         if not call.signature.predicts:
-            made = [self._as_read(value, tensor) for value, tensor in zip(instruction.outputs, made, strict=True)]
-        self._name(instruction.outputs, made)
+            new_results = [
+                self._as_read(value, tensor) for value, tensor in zip(instruction.outputs, new_results, strict=True)
+            ]
+        self._name(instruction.outputs, new_results)
         entries = self.recorder.entries[before:]
         same = len(entries) == 1 and entries[0].call is call
         self._note(before, tuple(slots) if same else None, instruction.index)
@@ -209,15 +213,15 @@ class _Rewriter:
         """Return a result whose metadata only the executor knew with the metadata that later ops of the program read."""
         if (user := self._first_user(value)) is None:
             return tensor
-        made = tensor.remote
-        made.meta = self.metas[value] = user.call.operands[user.inputs.index(value)]
-        return wrap(made)
+        copy = tensor.remote
+        copy.meta = self.metas[value] = user.call.operands[user.inputs.index(value)]
+        return wrap(copy)
 
     def _substitute(self, substitution: Substitution) -> None:
         before = self.recorder.unsent
-        made = self._computed(substitution)
-        made = [self._as_known(v, t) for v, t in zip(substitution.outputs, made, strict=True)]
-        self._name(substitution.outputs, self._apart_from_others(substitution.outputs, made))
+        results = self._computed(substitution)
+        results = [self._as_known(v, t) for v, t in zip(substitution.outputs, results, strict=True)]
+        self._name(substitution.outputs, self._apart_from_others(substitution.outputs, results))
         entries = self.recorder.entries[before:]
         if random := next((entry.call.op for entry in entries if entry.call.random), ""):
             raise InvalidStage(
@@ -228,20 +232,20 @@ class _Rewriter:
 
     def _computed(self, substitution: Substitution) -> list[LazyTensor]:
         """Run the code of a substitution. Check that shapes and dtypes of the results match the replaced outputs."""
-        computed = substitution.compute([self._tensor(v) for v in substitution.inputs])
-        if not isinstance(computed, list | tuple) or len(computed) != len(substitution.outputs):
+        tensors = substitution.compute([self._tensor(v) for v in substitution.inputs])
+        if not isinstance(tensors, list | tuple) or len(tensors) != len(substitution.outputs):
             raise InvalidStage(
-                f"the code of a substitution returns {_shown(computed)}, not {len(substitution.outputs)} tensors"
+                f"the code of a substitution returns {_shown(tensors)}, not {len(substitution.outputs)} tensors"
             )
-        made: list[LazyTensor] = []
-        for value, tensor in zip(substitution.outputs, computed, strict=True):
+        results: list[LazyTensor] = []
+        for value, tensor in zip(substitution.outputs, tensors, strict=True):
             meta = self.metas[value]
             if not isinstance(tensor, LazyTensor) or (tuple(tensor.shape), tensor.dtype) != (meta.shape, meta.dtype):
                 raise InvalidStage(
                     f"the code of a substitution returns {_shown(tensor)} instead of a {meta.dtype} of {meta.shape}"
                 )
-            made.append(tensor)
-        return made
+            results.append(tensor)
+        return results
 
     def _as_known(self, value: int, tensor: LazyTensor) -> LazyTensor:
         """Return a result that outlives the program, in the layout that the client knows."""
@@ -259,14 +263,14 @@ class _Rewriter:
 
     def _apart_from_others(self, values: Sequence[int], tensors: Sequence[LazyTensor]) -> Sequence[torch.Tensor]:
         """Return the results. A result that is written later gets memory of its own."""
-        taken = set(self.storages)
-        found: list[torch.Tensor] = []
+        storages = set(self.storages)
+        separate: list[torch.Tensor] = []
         for value, tensor in zip(values, tensors, strict=True):
             memory = tensor.remote.storage.id
-            shared = memory in taken and storage_of(value) in self.written
-            taken.add(memory)
-            found.append(tensor.clone() if shared else tensor)
-        return found
+            shared = memory in storages and storage_of(value) in self.written
+            storages.add(memory)
+            separate.append(tensor.clone() if shared else tensor)
+        return separate
 
     def _name(self, values: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
         for value, tensor in zip(values, tensors, strict=True):
@@ -285,19 +289,19 @@ class _Rewriter:
         program, entries = self.program, self.recorder.entries
         where = program.sites[node] if program.sites else None
         for at in range(first, len(entries)):
-            made = entries[at]  # keep line and module of the user's code
+            new_entry = entries[at]  # keep line and module of the user's code
             module = program.modules[node] if program.modules else None
-            entry = msgspec.structs.replace(made, site=where or made.site, module=module)
+            entry = msgspec.structs.replace(new_entry, site=where or new_entry.site, module=module)
             own, group = slots is None, self.recorder.group_of(at)
             self.made.append(
-                _NewInstruction(entry, (-1,) * len(made.slots) if slots is None else slots, node, own, group)
+                _NewInstruction(entry, (-1,) * len(new_entry.slots) if slots is None else slots, node, own, group)
             )
 
     def _finish(self, weights: frozenset[int]) -> RewrittenProgram:
         self._check_kept()
         outliving = frozenset(self.metas) - self.program.dead
         before, rest = _hoisted([self._renamed(m) for m in self.made], weights, outliving)
-        used = {h for m in rest for h in m.entry.inputs}
+        inputs = {h for m in rest for h in m.entry.inputs}
         relied = sorted({m.node for m in self.made if m.own} | self.relied)
         program = _program([m.entry for m in rest], self.program)
         return RewrittenProgram(
@@ -307,7 +311,7 @@ class _Rewriter:
             tuple(m.node for m in rest),
             frozenset(i for i, m in enumerate(rest) if m.own),
             tuple((node, self.program.calls[node]) for node in relied),
-            tuple(_recipe(part, used) for part in _independent(before)),
+            tuple(_recipe(part, inputs) for part in _independent(before)),
             _groups(rest),
         )
 
@@ -357,12 +361,12 @@ def _hoisted(
 ) -> tuple[list[_NewInstruction], list[_NewInstruction]]:
     """Split the new instructions into those that depend on weights only, and the rest."""
     constant = set(weights)
-    written = {storage_of(handle) for one in made for handle in one.entry.writes}
+    storages = {storage_of(handle) for one in made for handle in one.entry.writes}
     before: list[_NewInstruction] = []
     rest: list[_NewInstruction] = []
     for one in made:
         call, inputs, outputs = one.entry.call, one.entry.inputs, one.entry.outputs
-        stays = not (call.writes or call.random) and written.isdisjoint(map(storage_of, outputs))
+        stays = not (call.writes or call.random) and storages.isdisjoint(map(storage_of, outputs))
         stays = stays and outliving.isdisjoint(outputs)
         if one.own and inputs and constant.issuperset(inputs) and stays:
             before.append(one)
@@ -385,18 +389,18 @@ def _independent(before: Sequence[_NewInstruction]) -> list[list[_NewInstruction
 
 
 def _recipe(before: Sequence[_NewInstruction], used: Container[int]) -> Recipe:
-    made = {h for m in before for h in m.entry.outputs}
-    sources = dict.fromkeys(h for m in before for h in m.entry.inputs if h not in made)
-    kept = tuple(dict.fromkeys(h for m in before for h in m.entry.handles if h in made and h in used))
+    outputs = {h for m in before for h in m.entry.outputs}
+    sources = dict.fromkeys(h for m in before for h in m.entry.inputs if h not in outputs)
+    handles = tuple(dict.fromkeys(h for m in before for h in m.entry.handles if h in outputs and h in used))
     entries = [m.entry for m in before]
-    return Recipe(_assembled(entries, frozenset(made) - frozenset(kept)), tuple(sources), kept)
+    return Recipe(_assembled(entries, frozenset(outputs) - frozenset(handles)), tuple(sources), handles)
 
 
 def _program(entries: Sequence[Entry], origin: Program) -> Program:
     """Return the remaining instructions as a program. Values that the original program does not have are freed in it."""
-    known = frozenset(origin.operands)
-    made = {h for e in entries for h in e.outputs}
-    return _assembled(entries, origin.dead | (made - known))
+    operands = frozenset(origin.operands)
+    outputs = {h for e in entries for h in e.outputs}
+    return _assembled(entries, origin.dead | (outputs - operands))
 
 
 def _assembled(entries: Sequence[Entry], dead: frozenset[int]) -> Program:

@@ -63,10 +63,10 @@ def infer_by_element(
     """
     if not is_over_lists(func):
         return None
-    given = [*args, *kwargs.values()]
-    lists = [(place, a) for place, a in enumerate(given) if isinstance(a, (list, tuple))]
+    arguments = [*args, *kwargs.values()]
+    lists = [(place, a) for place, a in enumerate(arguments) if isinstance(a, (list, tuple))]
     length = max((len(a) for _, a in lists), default=0)
-    if length <= FEW or any(len(a) != length for _, a in lists) or not _alone(given):
+    if length <= FEW or any(len(a) != length for _, a in lists) or not _alone(arguments):
         return None
     firsts: dict[Hashable, tuple[int, int]] = {}  # by kind of element: number of the kind, and first element
     kinds = zip(*[map(_kind, a) for _, a in lists], strict=True)
@@ -74,9 +74,9 @@ def infer_by_element(
     if len(firsts) * 2 > length:
         return None
     for place, a in lists:
-        given[place] = [a[first] for _, first in firsts.values()]
-    few, named = given[: len(args)], dict(zip(kwargs, given[len(args) :], strict=True))
-    return _lengthened(infer(func, few, named, operands[0].remote.meta.device), func, args, kwargs, operands, index)
+        arguments[place] = [a[first] for _, first in firsts.values()]
+    few, keywords = arguments[: len(args)], dict(zip(kwargs, arguments[len(args) :], strict=True))
+    return _lengthened(infer(func, few, keywords, operands[0].remote.meta.device), func, args, kwargs, operands, index)
 
 
 def _alone(given: Sequence[Any]) -> bool:
@@ -103,11 +103,11 @@ def _lengthened(
     index: Sequence[int],
 ) -> Call | None:
     """Return the call for all elements, expanded from the call for one element of each kind."""
-    made = bool(torch_private.schema_of(func).returns)
+    has_results = bool(torch_private.schema_of(func).returns)
     aliased = any(place >= 0 for place in (*short.inplace, *short.aliases))
-    if short.changes or aliased or (made and len(short.results) != max(index) + 1):
+    if short.changes or aliased or (has_results and len(short.results) != max(index) + 1):
         return None
-    picked = index if made else range(len(short.results))
+    picked = index if has_results else range(len(short.results))
     results = tuple([short.results[i] for i in picked])
     form = encode_form(func, args, kwargs, [meta is not None for meta in results], short.sequence)
     metas = tuple([operand.remote.meta for operand in operands])

@@ -70,14 +70,14 @@ def infer_by_formula(
     scalars, (before,) = rule_of_call(func, example), example.results
     if before is None or len(before.shape) != len(shape) or (scalars is not None and not scalars.holds(args, kwargs)):
         return None
-    made = tensor_meta(shape, contiguous_strides(shape), 0, before.dtype, before.device)
-    return example.of_other_sizes((), (made,), (made.nbytes,), slots)
+    meta = tensor_meta(shape, contiguous_strides(shape), 0, before.dtype, before.device)
+    return example.of_other_sizes((), (meta,), (meta.nbytes,), slots)
 
 
 def learn(key: Sequence[Any], call: Call) -> None:
     """Keep an inferred call of a factory as the example for its kind."""
-    (made,) = call.results
-    if made is not None and made.stride == contiguous_strides(made.shape):
+    (result,) = call.results
+    if result is not None and result.stride == contiguous_strides(result.shape):
         keep(inference_cache.kinds, _kind_key(key), call, KINDS_LIMIT)
 
 

@@ -54,13 +54,13 @@ def _is_contiguous(meta: TensorMeta) -> bool:
 
 def _warn_of_variance(func: Any, kwargs: Mapping[str, Any], call: Call) -> bool:
     """Warn of a variance over too few elements."""
-    given, made = call.operands[0], call.results[0]
+    operand, result = call.operands[0], call.results[0]
     correction = kwargs.get("correction")
     correction = 1 if correction is None else correction
-    elements = given.numel // made.numel if made is not None and made.numel else 0
+    elements = operand.numel // result.numel if result is not None and result.numel else 0
     if elements > correction:
         return False
-    func(torch.ones(elements, dtype=given.dtype), [0], correction=correction)
+    func(torch.ones(elements, dtype=operand.dtype), [0], correction=correction)
     return True
 
 

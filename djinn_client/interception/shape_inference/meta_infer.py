@@ -186,14 +186,16 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
 def _infer_pointwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -> Call | None:
     """Return the call of a pointwise op that the CPU kernel accepts. Return None if the meta kernel must run."""
     with interrupt_mask, torch.no_grad():
-        made = pointwise_result(func, args, kwargs, device)
-    if made is None:
+        inferred = pointwise_result(func, args, kwargs, device)
+    if inferred is None:
         return None
     operands = [a for a in (*args, *kwargs.values()) if isinstance(a, LazyTensor)]
-    before, target = tuple([o.remote.meta for o in operands]), made.target
+    before, target = tuple([o.remote.meta for o in operands]), inferred.target
     form = encode_form(func, args, kwargs, [target is None], sequence=False)
     signature = signature_of(form, before)
-    result = made.meta if target is not None or not signature.orders else laid_out(made.meta, signature.orders[0])
+    result = (
+        inferred.meta if target is not None or not signature.orders else laid_out(inferred.meta, signature.orders[0])
+    )
     same = alias = -1
     if target is not None:
         # By position, not by object: the next call of this form may use two objects for the same memory, and returns
@@ -211,8 +213,8 @@ def _infer_pointwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any], dev
         operand_count=form.operand_count,
         slot_count=form.slot_count,
         new_count=form.new_count,
-        changes=() if target is None or made.meta is before[same] else ((same, made.meta),),
-        nbytes=(0 if target is not None else made.meta.nbytes,),
+        changes=() if target is None or inferred.meta is before[same] else ((same, inferred.meta),),
+        nbytes=(0 if target is not None else inferred.meta.nbytes,),
     )
 
 
@@ -232,8 +234,8 @@ def make_elsewhere(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> An
 
 def _index_given(kwargs: dict[str, Any], device: int) -> int:
     """Return the index of the results' device: the one that the op names, or else that of its operands."""
-    given = kwargs.get("device")
-    return existing_index(given) if isinstance(given, torch.device) else device
+    named_device = kwargs.get("device")
+    return existing_index(named_device) if isinstance(named_device, torch.device) else device
 
 
 def _returns_number(func: Any) -> bool:
@@ -387,8 +389,8 @@ def signature_of(form: Any, operands: tuple[TensorMeta, ...]) -> Signature:
     classes = tuple([m.tensor_class for m in operands])
     key = (form, classes)
     signatures = inference_cache.signatures
-    found = signatures.get(key)
-    return keep(signatures, key, Signature(form, classes), SIGNATURES_LIMIT) if found is None else found
+    signature = signatures.get(key)
+    return keep(signatures, key, Signature(form, classes), SIGNATURES_LIMIT) if signature is None else signature
 
 
 def learn_dtypes(call: Call) -> None:

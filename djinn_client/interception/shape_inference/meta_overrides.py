@@ -134,8 +134,8 @@ _CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 def _channels_last(out: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
     """Return `out` in channels-last layout if one of `tensors` has it."""
-    wanted = _CHANNELS_LAST.get(out.dim())
-    return out.contiguous(memory_format=wanted) if wanted and _are_channels_last(*tensors) else out
+    memory_format = _CHANNELS_LAST.get(out.dim())
+    return out.contiguous(memory_format=memory_format) if memory_format and _are_channels_last(*tensors) else out
 
 
 def _are_channels_last(*tensors: torch.Tensor) -> bool:
@@ -196,8 +196,8 @@ def _into_elements(func: Any) -> Rule:
     """Resize `out` only if its number of elements differs, as the kernel does."""
 
     def rule(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        made = func(*args, out=torch.empty(0, dtype=out.dtype, device="meta"), **kwargs)
-        if made.numel() != out.numel():
+        result = func(*args, out=torch.empty(0, dtype=out.dtype, device="meta"), **kwargs)
+        if result.numel() != out.numel():
             func(*args, out=out, **kwargs)
         return out
 

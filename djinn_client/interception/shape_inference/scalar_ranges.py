@@ -103,9 +103,9 @@ class ScalarRule(msgspec.Struct, frozen=True):
 
 def rule_of_call(func: Any, call: Call) -> ScalarRule | None:
     """Return the rule for an inferred call and the calls with its dtypes. None: no kernel refuses a scalar."""
-    given = call.operands[0].dtype if call.operands else None
-    made = call.results[0].dtype if call.results and call.results[0] is not None else None
-    return scalar_rule(func, given, made)
+    operand_dtype = call.operands[0].dtype if call.operands else None
+    result_dtype = call.results[0].dtype if call.results and call.results[0] is not None else None
+    return scalar_rule(func, operand_dtype, result_dtype)
 
 
 def takes_any_float(func: Any, call: Call) -> bool:
@@ -177,10 +177,10 @@ def without_floats(key: list[Any]) -> tuple[Any, ...]:
 
     The key still marks floats.
     """
-    kept: list[Any] = []
+    others: list[Any] = []
     number_follows = False
     for part in key:
         if not number_follows or (type(part) is float and not -LEAST_MAXIMUM <= part <= LEAST_MAXIMUM):
-            kept.append(part)
+            others.append(part)
         number_follows = part is float and not number_follows
-    return tuple(kept)
+    return tuple(others)

@@ -78,9 +78,9 @@ def refusal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Except
     try:
         try_small(func, args, kwargs)
     except NotImplementedError as error:
-        known = _kinds(func, args, kwargs) in inference_cache.supported
+        supported = _kinds(func, args, kwargs) in inference_cache.supported
         # A capture starts no server.
-        return None if known or (current().captures and not port.is_open()) else error
+        return None if supported or (current().captures and not port.is_open()) else error
     except Exception as error:
         return None if _ABOUT_SIZES.search(str(error)) else error
     return None
@@ -167,16 +167,16 @@ def _check_indices(given: Any, indices: Sequence[torch.Tensor | None]) -> None:
             continue
         if index.dtype is torch.uint8:
             warn_user("indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead.")
-        for at, (size, wanted) in enumerate(zip(index.shape, given.shape[dim:], strict=False)):
-            if size != wanted:
+        for at, (size, limit) in enumerate(zip(index.shape, given.shape[dim:], strict=False)):
+            if size != limit:
                 raise IndexError(
                     f"The shape of the mask {list(index.shape)} at index {at} does not match the shape of the indexed tensor "
                     f"{list(given.shape)} at index {dim + at}"
                 )
         dim += index.dim()
     if shapes and broadcast([tuple(shape) for shape in shapes]) is None:
-        said = ", ".join(str(list(shape)) for shape in shapes)
-        raise IndexError(f"shape mismatch: indexing tensors could not be broadcast together with shapes {said}")
+        listing = ", ".join(str(list(shape)) for shape in shapes)
+        raise IndexError(f"shape mismatch: indexing tensors could not be broadcast together with shapes {listing}")
 
 
 def _indices(func: Any, args: Sequence[Any]) -> Sequence[Any]:
@@ -200,7 +200,7 @@ def warns_each_time(func: Any, args: Sequence[Any], dtypes: Iterable[torch.dtype
 def is_pointwise(func: Any) -> bool:
     """Return True if `func` is elementwise, and returns or writes one tensor."""
     schema = torch_private.schema_of(func)
-    returned, taken = schema.returns, schema.arguments
+    returned, parameters = schema.returns, schema.arguments
     if (
         is_custom(func)
         or torch.Tag.pointwise not in func.tags
@@ -208,10 +208,10 @@ def is_pointwise(func: Any) -> bool:
         or str(returned[0].type) != "Tensor"
     ):
         return False
-    written = [a for a in taken if a.alias_info is not None]
+    targets = [a for a in parameters if a.alias_info is not None]
     if returned[0].alias_info is None:
-        return not written
-    return written == taken[:1] and bool(written[0].alias_info.is_write)
+        return not targets
+    return targets == parameters[:1] and bool(targets[0].alias_info.is_write)
 
 
 def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
@@ -220,16 +220,16 @@ def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
     if all(shape == first for shape in shapes):
         return first
     rank = max(map(len, shapes))
-    made = [1] * rank
+    sizes = [1] * rank
     for shape in shapes:
         at = rank - len(shape)
         for size in shape:
             if size != 1:
-                if made[at] not in {1, size}:
+                if sizes[at] not in {1, size}:
                     return None
-                made[at] = size
+                sizes[at] = size
             at += 1
-    return tuple(made)
+    return tuple(sizes)
 
 
 def try_small(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -242,14 +242,14 @@ def try_small(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """
     names = [a.name for a in torch_private.schema_of(func).arguments]
     length = 0 if _op_packet(func) in _FILLING else 1
-    filled = int(torch.Tag.pointwise in func.tags or func is aten.multinomial.default)
-    small = [_shrunk(name, argument, length, filled) for name, argument in zip(names, args, strict=False)]
+    fill_value = int(torch.Tag.pointwise in func.tags or func is aten.multinomial.default)
+    small = [_shrunk(name, argument, length, fill_value) for name, argument in zip(names, args, strict=False)]
     if func is aten.arange.start_step:
         small = [_RANGE[name] for name in names[: len(args)]]
-    named = {name: _shrunk(name, value, length, filled) for name, value in kwargs.items()}
+    keywords = {name: _shrunk(name, value, length, fill_value) for name, value in kwargs.items()}
     if "correction" in names:
-        named["correction"] = -1  # kernels warn of a variance of at most one element
-    return _call_without_drawing(func, small, named)
+        keywords["correction"] = -1  # kernels warn of a variance of at most one element
+    return _call_without_drawing(func, small, keywords)
 
 
 def _call_without_drawing(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -275,7 +275,7 @@ def try_overlapping(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     Raises:
         RuntimeError: as eager PyTorch, if the kernel refuses to write to elements that share memory.
     """
-    filled, small = int(torch.Tag.pointwise in func.tags), dict[int, torch.Tensor]()
+    fill_value, small = int(torch.Tag.pointwise in func.tags), dict[int, torch.Tensor]()
 
     def overlapping(argument: Any) -> Any:
         if isinstance(argument, (list, tuple)):
@@ -284,13 +284,13 @@ def try_overlapping(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
             return torch.device("cpu") if isinstance(argument, torch.device) else argument
         meta = argument.remote.meta
         own = [min(n, 2) if step else min(n, 1) for n, step in zip(meta.shape, meta.stride, strict=True)]
-        made = torch.full(own, filled, dtype=meta.dtype).expand([min(n, 2) for n in meta.shape])
-        return small.setdefault(id(argument), made)
+        view = torch.full(own, fill_value, dtype=meta.dtype).expand([min(n, 2) for n in meta.shape])
+        return small.setdefault(id(argument), view)
 
     try:
         with torch.no_grad():  # the kernel's warning comes on the user's line
-            named = {name: overlapping(value) for name, value in kwargs.items() if name != "generator"}
-            _call_without_drawing(func, [overlapping(one) for one in args], named)
+            keywords = {name: overlapping(value) for name, value in kwargs.items() if name != "generator"}
+            _call_without_drawing(func, [overlapping(one) for one in args], keywords)
     except Exception as error:
         if "more than one element of the written-to tensor" in str(error):
             raise RuntimeError(str(error)) from None
@@ -316,18 +316,18 @@ def pointwise_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], 
     if plain is None or not is_pointwise(plain) or torch.Tag.nondeterministic_seeded in func.tags:
         return None
     others = kwargs if out is None else {name: value for name, value in kwargs.items() if name != "out"}
-    given = (*args, *others.values())
-    tensors = [a for a in given if isinstance(a, LazyTensor)]
-    if not tensors or not all(_is_plain(t.remote.meta) for t in tensors) or any(map(_is_not_taken, given)):
+    arguments = (*args, *others.values())
+    tensors = [a for a in arguments if isinstance(a, LazyTensor)]
+    if not tensors or not all(_is_plain(t.remote.meta) for t in tensors) or any(map(_is_not_taken, arguments)):
         return None
     shape = _shape_together(plain, [t.remote.meta.shape for t in tensors])
     if shape is None:
         return None
     try:
-        made = try_small(plain, args, others)
+        result = try_small(plain, args, others)
     except Exception:
         return None  # the meta kernel raises PyTorch's error
-    meta = tensor_meta(shape, contiguous_strides(shape), 0, made.dtype, device)
+    meta = tensor_meta(shape, contiguous_strides(shape), 0, result.dtype, device)
     target = args[0] if torch_private.schema_of(plain).returns[0].alias_info is not None else out
     return PointwiseResult(meta, None) if target is None else _written(meta, target, tensors)
 

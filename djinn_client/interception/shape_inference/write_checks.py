@@ -95,9 +95,9 @@ def check_shape(func: Any, args: Sequence[Any]) -> None:
     pointwise = torch.Tag.pointwise in func.tags or packet in _POINTWISE_IN_PLACE
     if not pointwise or not packet.endswith("_") or packet.endswith("__"):
         return
-    made = torch.broadcast_shapes(*[a.shape for a in args if isinstance(a, torch.Tensor)])
-    if made != args[0].shape:
-        shapes = f"{list(args[0].shape)} doesn't match the broadcast shape {list(made)}"
+    shape = torch.broadcast_shapes(*[a.shape for a in args if isinstance(a, torch.Tensor)])
+    if shape != args[0].shape:
+        shapes = f"{list(args[0].shape)} doesn't match the broadcast shape {list(shape)}"
         raise RuntimeError(f"output with shape {shapes}")
 
 
@@ -114,8 +114,8 @@ def may_refuse_target(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
     twin = returning(func) if names else None
     if twin is None:
         return False
-    made = twin(*args, **{name: value for name, value in kwargs.items() if name not in names})
-    results = made if isinstance(made, (list, tuple)) else [made]
+    result = twin(*args, **{name: value for name, value in kwargs.items() if name not in names})
+    results = result if isinstance(result, (list, tuple)) else [result]
     targets = [kwargs[name] for name in names]
     flat = targets[0] if len(targets) == 1 and isinstance(targets[0], (list, tuple)) else targets
     return any(t.dtype != r.dtype for t, r in zip(flat, results, strict=True))
@@ -133,10 +133,10 @@ def returning(func: Any) -> Any:
     if is_custom(func):
         return None
     packet = getattr(torch.ops.aten, func.name().removeprefix("aten::").partition(".")[0])
-    wanted = [(a.name, str(a.type)) for a in torch_private.schema_of(func).arguments if not a.is_out]
+    signature = [(a.name, str(a.type)) for a in torch_private.schema_of(func).arguments if not a.is_out]
     for overload in (getattr(packet, name) for name in packet.overloads()):
-        given = [(a.name, str(a.type)) for a in torch_private.schema_of(overload).arguments]
-        if given == wanted and not _writes_out(overload):
+        offered_signature = [(a.name, str(a.type)) for a in torch_private.schema_of(overload).arguments]
+        if offered_signature == signature and not _writes_out(overload):
             return overload
     return None
 

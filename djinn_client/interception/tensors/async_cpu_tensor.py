@@ -118,13 +118,13 @@ def copy_later(source: LazyTensor, memory_format: torch.memory_format) -> torch.
     layout = sync.meta_like(source)
     like = torch.empty_like(layout, memory_format=memory_format)
     plain = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
-    made = plain.as_subclass(ArrivingTensor)
+    arriving = plain.as_subclass(ArrivingTensor)
 
     def fill(tensor: torch.Tensor, fetched: torch.Tensor) -> None:
         tensor.data = sync.laid_out(fetched, layout, memory_format)
 
-    _expect(made, _Arrival(fetch_later([source]), made, fill))
-    return made
+    _expect(arriving, _Arrival(fetch_later([source]), arriving, fill))
+    return arriving
 
 
 @without_modes

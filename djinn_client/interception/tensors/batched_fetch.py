@@ -68,8 +68,8 @@ class BatchedFetch:
 
     def to_upload(self) -> list[torch.Tensor]:
         """As `ExpectedFetches.to_upload`."""
-        found, self._here = self._here, None
-        return found() if found is not None else []
+        copies, self._here = self._here, None
+        return copies() if copies is not None else []
 
     @property
     def uploads(self) -> bool:
@@ -86,12 +86,14 @@ class BatchedFetch:
         """
         if self._left is None:
             self._left = self._upcoming()
-        left = self._left
-        wanted = left.get(key)
-        if wanted is None:
+        remaining = self._left
+        request = remaining.get(key)
+        if request is None:
             return
-        alike = {k: v for k, v in left.items() if v.meta.dtype == wanted.meta.dtype and v.meta.nbytes <= GROUP_BYTES}
-        self._left = {k: v for k, v in left.items() if k not in alike}
+        alike = {
+            k: v for k, v in remaining.items() if v.meta.dtype == request.meta.dtype and v.meta.nbytes <= GROUP_BYTES
+        }
+        self._left = {k: v for k, v in remaining.items() if k not in alike}
         for group in _groups(alike):
             versions = [value.storage.version for _, value in group]
             pending = fetch_later([wrap(value) for _, value in group])
@@ -158,8 +160,8 @@ def tensors_of(module: torch.nn.Module) -> dict[int, Value]:
 
 def tensors_here(module: torch.nn.Module) -> list[torch.Tensor]:
     """Return the parameters and buffers of `module` that are contiguous CPU memory. Sparse ones are not."""
-    held = chain(module.parameters(), module.buffers())
-    return [t for t in held if t.device.type == "cpu" and t.layout is torch.strided]
+    tensors = chain(module.parameters(), module.buffers())
+    return [t for t in tensors if t.device.type == "cpu" and t.layout is torch.strided]
 
 
 def by_handle(tensors: Iterable[Any]) -> dict[int, Value]:

@@ -70,8 +70,8 @@ class _ContentsTable:
 
     def get(self, storage: int) -> KnownContents | None:
         """Return what is known about the contents of a storage, or None."""
-        found = self._by_storage.get(storage)
-        return found if found is not None and found.version == ops.storage_version(storage) else None
+        contents = self._by_storage.get(storage)
+        return contents if contents is not None and contents.version == ops.storage_version(storage) else None
 
     def at(self, storage: int, version: int) -> KnownContents:
         """Return the cached contents of a storage at a version, empty at first.
@@ -80,12 +80,12 @@ class _ContentsTable:
         """
         if version < 0:
             return KnownContents(version)
-        found = self._by_storage.get(storage)
-        if found is None or found.version != version:
+        contents = self._by_storage.get(storage)
+        if contents is None or contents.version != version:
             if len(self._by_storage) >= self._sweep_at:
                 self._sweep()
-            found = self._by_storage[storage] = KnownContents(version)
-        return found
+            contents = self._by_storage[storage] = KnownContents(version)
+        return contents
 
     def _sweep(self) -> None:
         # other threads add entries meanwhile

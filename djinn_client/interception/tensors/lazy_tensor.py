@@ -65,8 +65,8 @@ def show_values() -> None:
 
 def wrap(value: Value) -> LazyTensor:
     """Return a tensor for `value`, without autograd history."""
-    made: LazyTensor = ops.twin(value.holder)
-    return made
+    twin: LazyTensor = ops.twin(value.holder)
+    return twin
 
 
 def fresh(meta: TensorMeta, storage: Storage) -> LazyTensor:

@@ -90,19 +90,19 @@ class Value:
     @classmethod
     def begin(cls, storage: Storage, meta: TensorMeta) -> Value:
         """Return a new value over `storage`. The first value of a storage allocates its memory."""
-        made = ops.new_tensor(*described(meta), storage.nbytes, storage.holder)
-        value = cls(made, ops.handle(made), meta)
+        tensor = ops.new_tensor(*described(meta), storage.nbytes, storage.holder)
+        value = cls(tensor, ops.handle(tensor), meta)
         if storage.holder is None:
-            storage.id, storage.holder = value.storage.id, made
+            storage.id, storage.holder = value.storage.id, tensor
         return value
 
     @property
     def meta(self) -> TensorMeta:
         """Metadata of the value."""
-        found = self._meta
-        if found is None:
-            found = self._meta = meta_of_tensor(self.holder)
-        return found
+        meta = self._meta
+        if meta is None:
+            meta = self._meta = meta_of_tensor(self.holder)
+        return meta
 
     @meta.setter
     def meta(self, meta: TensorMeta) -> None:
@@ -122,8 +122,8 @@ class Value:
 def borrow(handle: int, meta: TensorMeta, beside: Value | None = None) -> Value:
     """Return the value `handle` of a program without owning it. `beside`: another view of the same memory."""
     tensor = None if beside is None else beside.holder
-    made = ops.borrow(handle, *described(meta), meta.extent * meta.dtype.itemsize, tensor)
-    return Value(made, handle, meta)
+    holder = ops.borrow(handle, *described(meta), meta.extent * meta.dtype.itemsize, tensor)
+    return Value(holder, handle, meta)
 
 
 def still_to_free() -> list[int]:
@@ -133,5 +133,5 @@ def still_to_free() -> list[int]:
 
 def live_values() -> list[tuple[int, int]]:
     """Return the handles of all owned values of the process, and the bytes of their storages."""
-    found = ops.live_values()
-    return [*zip(found[::2], found[1::2], strict=True)]
+    values = ops.live_values()
+    return [*zip(values[::2], values[1::2], strict=True)]

@@ -150,10 +150,10 @@ def open_more(
     A known server under another address is skipped. Raises what `open_connections` does.
     """
     if isinstance(joining, Servers):
-        found = _open_servers(settings, joining.each(registry.transports, settings.connect_timeout))
+        sessions = _open_servers(settings, joining.each(registry.transports, settings.connect_timeout))
         instances = {one.attached.instance for one in known}
-        new = tuple([one for one in found if one.attached.instance not in instances])
-        for one in found:
+        new = tuple([one for one in sessions if one.attached.instance not in instances])
+        for one in sessions:
             if one not in new:
                 one.close()
         others = standby_servers(settings, joining.tls)
@@ -177,9 +177,11 @@ def _log_sessions(opened: Sequence[OpenSession], registry: Registry) -> None:
 
 def _warn_of_misspelt(environ: Mapping[str, str]) -> None:
     """Warn of environment variables whose names are almost settings, because a misspelt setting has no effect."""
-    for variable, meant in unknown_variables(environ).items():
-        if meant:
-            _log.warning(f"the environment sets {variable}, which is not a setting of Djinn: did you mean {meant}?")
+    for variable, suggestion in unknown_variables(environ).items():
+        if suggestion:
+            _log.warning(
+                f"the environment sets {variable}, which is not a setting of Djinn: did you mean {suggestion}?"
+            )
 
 
 def _open_first(settings: Settings, registry: Registry, servers: Servers) -> tuple[OpenSession, ...]:
@@ -207,8 +209,10 @@ def _context_of(
 
     The `others` may take it over, and also its own server if that has several executors.
     """
-    known = {one.url, *one.addresses}
-    mine = attrs.evolve(servers, members=tuple(urls for urls in servers.members if known & {*urls}) or servers.members)
+    addresses = {one.url, *one.addresses}
+    mine = attrs.evolve(
+        servers, members=tuple(urls for urls in servers.members if addresses & {*urls}) or servers.members
+    )
     candidates = (*others, mine) if others else ()
     return ChannelContext(
         mine.urls[0], one.attached, tuple([_candidate(settings, registry, other) for other in candidates])
@@ -221,11 +225,11 @@ def _context_of_own(settings: Settings, registry: Registry, one: OpenSession) ->
     Another executor of its engine, or servers, may take it over.
     """
     servers = {other.urls: other for other in standby_servers(settings, server_tls(settings))}
-    found = [_candidate(settings, registry, other) for other in servers.values()]
+    candidates = [_candidate(settings, registry, other) for other in servers.values()]
     if ENGINE in settings.standby and one.executor is not None:
         start = partial(open_again, settings, registry, one.executor)
-        found.insert(settings.standby.index(ENGINE), StandbyServer("its engine", start))
-    return ChannelContext(one.server, one.attached, tuple(found))
+        candidates.insert(settings.standby.index(ENGINE), StandbyServer("its engine", start))
+    return ChannelContext(one.server, one.attached, tuple(candidates))
 
 
 def _candidate(settings: Settings, registry: Registry, servers: Servers) -> StandbyServer:
@@ -316,9 +320,9 @@ def _open_servers(settings: Settings, servers: Sequence[Server]) -> tuple[OpenSe
                 failed.append((", ".join(server.urls), reason if isinstance(reason, DjinnError) else error))
                 continue
             failed += left_out
-            known = {other.attached.instance for other in opened}
+            instances = {other.attached.instance for other in opened}
             for member in members:
-                if member.attached.instance in known:
+                if member.attached.instance in instances:
                     member.close()
                 else:
                     opened.append(member)
@@ -359,11 +363,11 @@ def _open_devices(
     settings: Settings, server: Server, secondary: bool
 ) -> tuple[list[OpenSession], list[tuple[str, DjinnError]]]:
     """Begin a session with each wanted device of one server. Also return the devices that failed, with reasons."""
-    wanted = settings.server_devices or (settings.device,)
-    first, welcome = _begin(settings, server, wanted[0], secondary)
+    device_names = settings.server_devices or (settings.device,)
+    first, welcome = _begin(settings, server, device_names[0], secondary)
     opened, failed = [first], list[tuple[str, DjinnError]]()
     try:
-        for number in _matching_devices(welcome, wanted):
+        for number in _matching_devices(welcome, device_names):
             try:
                 opened.append(_begin(settings, server, str(number), secondary=True)[0])
             except (TransportError, AccessRefused) as error:
@@ -381,8 +385,8 @@ def _matching_devices(welcome: Welcome, wanted: Sequence[str]) -> list[int]:
     def matches(number: int, device: str, name: str) -> bool:
         return not name or name in {str(number), device, device.partition(":")[0]}
 
-    found = [n for n, device in enumerate(welcome.devices) if any(matches(n, device, name) for name in wanted)]
-    return [number for number in found if number != welcome.number]
+    numbers = [n for n, device in enumerate(welcome.devices) if any(matches(n, device, name) for name in wanted)]
+    return [number for number in numbers if number != welcome.number]
 
 
 def _begin(settings: Settings, server: Server, device: str, secondary: bool = False) -> tuple[OpenSession, Welcome]:
@@ -438,8 +442,10 @@ def compare_operators(opened: Sequence[OpenSession]) -> bool:
 
 def _offered_operators(opened: Sequence[OpenSession]) -> dict[str, str]:
     """Return the custom ops that every executor runs with the same schema, each with that schema."""
-    found = [{one.name: one.schema for one in session.attached.custom_operators} for session in opened]
-    return {name: schema for name, schema in found[0].items() if all(other.get(name) == schema for other in found[1:])}
+    schemas = [{one.name: one.schema for one in session.attached.custom_operators} for session in opened]
+    return {
+        name: schema for name, schema in schemas[0].items() if all(other.get(name) == schema for other in schemas[1:])
+    }
 
 
 def with_patience(attempt: Callable[[], T], seconds: float) -> T:

@@ -39,10 +39,10 @@ def names_for_executors(plugins: Sequence[Any] | None) -> tuple[str, ...] | None
     if plugins is None:
         return None
     for plugin, reason in _confined(plugins):
-        needed = [kind.hook for kind in _kinds(plugin) if _is_for_executors(kind)]
-        if needed:
+        hooks = [kind.hook for kind in _kinds(plugin) if _is_for_executors(kind)]
+        if hooks:
             raise PluginError(
-                f"the plugin {_label(plugin)} cannot be used: {reason}, and its {_listed(needed)} would have to be called in the "
+                f"the plugin {_label(plugin)} cannot be used: {reason}, and its {_listed(hooks)} would have to be called in the "
                 "executor, which is another process. Put it into a module that lies on the import path, and pass that "
                 'module or its name; or have the executor in this process: djinn.configure(executor="inline")'
             )
@@ -58,23 +58,23 @@ def check_for_servers(plugins: Sequence[Any] | None) -> None:
     """
     for plugin, reason in _confined(plugins or ()):
         kinds = _kinds(plugin)
-        left = [kind.hook for kind in kinds if _is_for_executors(kind) or kind.processes == ("gateway",)]
-        if not left:
+        hooks = [kind.hook for kind in kinds if _is_for_executors(kind) or kind.processes == ("gateway",)]
+        if not hooks:
             continue
         advice = (
             "Install it where `djinn serve` runs, as a module that lies on the import path there (its setting `plugins` "
             "may name it)"
         )
-        if len(left) == len(kinds):
+        if len(hooks) == len(kinds):
             raise PluginError(
-                f"the plugin {_label(plugin)} would do nothing: {reason}, and its {_listed(left)} are for servers, which load "
+                f"the plugin {_label(plugin)} would do nothing: {reason}, and its {_listed(hooks)} are for servers, which load "
                 f"their own plugins. {advice}, and leave it out here"
             )
         _log.warning(
             "a plugin's hooks for servers have no effect here: servers load their own plugins",
             plugin=_label(plugin),
             reason=reason,
-            hooks=left,
+            hooks=hooks,
             advice=advice,
         )
 
@@ -102,8 +102,8 @@ def _is_importable(module: ModuleType) -> bool:
     own = module.__spec__
     if module.__name__ == _MAIN or own is None or not own.has_location or own.origin is None:
         return False
-    found = _spec_of(module.__name__)
-    return found is not None and found.origin is not None and Path(found.origin).resolve() == Path(own.origin).resolve()
+    spec = _spec_of(module.__name__)
+    return spec is not None and spec.origin is not None and Path(spec.origin).resolve() == Path(own.origin).resolve()
 
 
 def _spec_of(name: str) -> ModuleSpec | None:

@@ -125,8 +125,8 @@ class ResumingConnection(ReliableConnection, ClientChannel):
             seconds = self._reconnect(error)
         finally:
             self._reconnecting.release()
-        for resumed in self._when_resumed:  # without the lock, because an observer may use the session and reconnect
-            resumed(seconds)
+        for observer in self._when_resumed:  # without the lock, because an observer may use the session and reconnect
+            observer(seconds)
 
     def _reconnect(self, error: TransportError) -> float:
         """Dial until the session is resumed. Return the seconds. The caller holds `_reconnecting`."""
@@ -155,8 +155,8 @@ class ResumingConnection(ReliableConnection, ClientChannel):
             return
         deadline = time.monotonic() + REASON_SECONDS
         try:
-            while (left := deadline - time.monotonic()) > 0:
-                frame = self._read(self._inner, left)
+            while (seconds_left := deadline - time.monotonic()) > 0:
+                frame = self._read(self._inner, seconds_left)
                 if frame is not None:
                     self._early.append(frame)
         except (TransportError, TimeoutError) as end:
@@ -203,9 +203,9 @@ class ResumingConnection(ReliableConnection, ClientChannel):
 
 def _sleep(seconds: float) -> None:
     until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
+    while (seconds_left := until - time.monotonic()) > 0:
         _raise_if_interrupted()
-        time.sleep(min(left, LOOK_SECONDS))
+        time.sleep(min(seconds_left, LOOK_SECONDS))
 
 
 def _raise_if_interrupted() -> None:
@@ -296,12 +296,12 @@ class ServerReconnection(ExecutorReconnection):
             stack.callback(gateway.connection.close)
             for url, _ in direct_ways(gateway, self.server.transports) if self.direct else ():
                 try:
-                    found = self._ask_at(url, min(timeout, DIRECT_SECONDS), question)
+                    answer = self._ask_at(url, min(timeout, DIRECT_SECONDS), question)
                 except TransportError as error:
                     _log.debug("an address of the server does not work", url=url, reason=str(error))
                 else:
                     self.direct = url
-                    return found
+                    return answer
             stack.pop_all()
         return gateway.connection, ask(gateway.connection, question, Resumed, timeout, gateway.url)
 
@@ -349,6 +349,6 @@ def connect_executor(
     `seconds`: maximum wait until the executor is ready.
     """
     urls = executor.wait_ready(seconds).urls
-    known = executor.trusted(transports)
-    url = min(urls, key=lambda url: slowness(url, known))
-    return url, transport_for(url, known).connect(url, Limits(), timeout)
+    trusted = executor.trusted(transports)
+    url = min(urls, key=lambda url: slowness(url, trusted))
+    return url, transport_for(url, trusted).connect(url, Limits(), timeout)

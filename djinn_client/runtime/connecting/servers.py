@@ -50,14 +50,14 @@ class Servers:
         Raises:
             ConfigurationError: a certificate is configured, but a network address has no TLS.
         """
-        known = tuple(plain)
+        usable = tuple(plain)
         if self.tls.fingerprints or self.tls.authority is not None:
-            bare = [url for url in self.urls if travels_bare(url, known)]
+            bare = [url for url in self.urls if travels_bare(url, usable)]
             if bare:
                 raise ConfigurationError(
                     f"{', '.join(bare)}: this address has no TLS, but tls_fingerprints or tls_authority is set. Write tcps:// or https://, as `djinn serve` prints it, or unset them"
                 )
-        return with_tls(known, self.tls)
+        return with_tls(usable, self.tls)
 
     def each(self, plain: Iterable[Transport], timeout: float) -> list[Server]:
         """Return each server. Raises what `transports` does."""
@@ -77,9 +77,9 @@ def find_servers(settings: Settings, transports: Iterable[Transport] = ()) -> Se
         ConfigurationError: the connection file or a log-in cannot be read, or no token is configured.
         PluginError: there is no token, and no transport in `transports` serves an address.
     """
-    named = [one for one in settings.servers if is_login_name(one)]
-    if named:
-        return _logged_in(settings, named)
+    logins = [one for one in settings.servers if is_login_name(one)]
+    if logins:
+        return _logged_in(settings, logins)
     file = None
     if settings.connection_file is not None and not (settings.servers and settings.token):
         file = read_connection_file(settings.connection_file)
@@ -120,9 +120,9 @@ def _token_for(urls: tuple[str, ...], file: ConnectionFile | None, transports: I
     """Return the file's token if it is for these servers. Other servers must not see it."""
     if file is not None and set(urls) <= set(file.urls):
         return file.token
-    known = with_tls(transports, TlsOptions())
-    if known and not any(has_transport(url, known) for url in urls):
-        transport_for(urls[0], known)  # reports an error of the address, which a token would not fix
+    usable = with_tls(transports, TlsOptions())
+    if usable and not any(has_transport(url, usable) for url in urls):
+        transport_for(urls[0], usable)  # reports an error of the address, which a token would not fix
     raise ConfigurationError(
         f"no token for {', '.join(urls)}: set DJINN_TOKEN, `djinn login` and name the log-in, or copy the "
         "connection file that `djinn serve` wrote and set DJINN_CONNECTION_FILE to it instead of naming servers"
@@ -135,7 +135,7 @@ def standby_servers(settings: Settings, usual: TlsOptions) -> list[Servers]:
     Raises:
         ConfigurationError: a connection file cannot be read, or there is no token for an address.
     """
-    found: list[Servers] = []
+    standbys: list[Servers] = []
     for one in settings.standby:
         if one == ENGINE:
             continue
@@ -144,12 +144,12 @@ def standby_servers(settings: Settings, usual: TlsOptions) -> list[Servers]:
                 raise ConfigurationError(
                     f"no token for the standby server {one}: set DJINN_TOKEN, or name its connection file instead"
                 )
-            found.append(Servers(((one,),), settings.token, usual))
+            standbys.append(Servers(((one,),), settings.token, usual))
         else:
             file = read_connection_file(Path(one).expanduser())
             tls = attrs.evolve(usual, fingerprints=(file.fingerprint,)) if file.fingerprint else usual
-            found.append(Servers((file.urls,), file.token, tls))
-    return found
+            standbys.append(Servers((file.urls,), file.token, tls))
+    return standbys
 
 
 def ask_each(
@@ -174,13 +174,13 @@ def ask_servers(settings: Settings) -> dict[str, Status | DjinnError]:
         PluginError: a plugin that was asked for cannot be used.
     """
     replies: dict[str, Status | DjinnError] = {}
-    seen: set[str | tuple[int, ...]] = set()
+    asked_urls: set[str | tuple[int, ...]] = set()
     for url, reply in ask_configured(settings, ask_status):
         if not isinstance(reply, DjinnError):
             identity = _identity(reply)
-            if identity in seen:
+            if identity in asked_urls:
                 continue
-            seen.add(identity)
+            asked_urls.add(identity)
         replies[url] = reply
     return replies
 
@@ -201,8 +201,8 @@ def _identity(status: Status) -> str | tuple[int, ...]:
 
 def command_settings(servers: Sequence[str], connection_file: Path | None) -> Settings:
     """Return the settings for a command about these log-ins or URLs. Timeouts are short, because a person waits."""
-    given = {"servers": tuple(servers) or None, "connection_file": connection_file}
-    settings = resolve({name: value for name, value in given.items() if value is not None}).settings
+    options = {"servers": tuple(servers) or None, "connection_file": connection_file}
+    settings = resolve({name: value for name, value in options.items() if value is not None}).settings
     return attrs.evolve(settings, connect_timeout=min(settings.connect_timeout, PATIENCE))
 
 

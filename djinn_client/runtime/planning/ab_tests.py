@@ -54,7 +54,7 @@ class Verdicts:
 
     def measured(self, program: Program | ProgramGraph) -> dict[str, Measured]:
         """Return the measured times by optimization or placement policy."""
-        return {name: measured for name, (measured, _) in self._of(program).items()}
+        return {name: times for name, (times, _) in self._of(program).items()}
 
     def _of(self, program: Program | ProgramGraph) -> dict[str, tuple[Measured, str]]:
         return self._known.get(_key(program), {}) if self._known else {}
@@ -137,25 +137,27 @@ class AbTests:
         """Register a new plan that took `planning` seconds, with the substitutions of the optimizations `names`."""
         if self._judge is None or not names:
             return
-        tried = Experiment(plan, plan, program, planning, list(names))
-        for evicted in self.tried.store(id(plan), tried):
+        experiment = Experiment(plan, plan, program, planning, list(names))
+        for evicted in self.tried.store(id(plan), experiment):
             evicted.plan.took = None
-        plan.took = tried.took
+        plan.took = experiment.took
 
     def choose(self, plan: PreparedTemplate, program: Program) -> PreparedTemplate:
         """Return the plan to use instead of `plan`, which holds for `program`."""
-        tried = self.tried.get(id(plan))
-        if tried is None:
+        experiment = self.tried.get(id(plan))
+        if experiment is None:
             return plan
-        if tried.arms is None and tried.names and tried.worth_trying:
-            self._open(tried, program)
-        if tried.arms is not None and self._is_settled(tried, tried.arms):
-            tried.arms = None
-        chosen = tried.best
-        if tried.arms is not None:
-            tried.turn += 1
-            chosen = tried.arms[tried.turn % 4 in {2, 3}].plan  # with, without, without, with: drift hits both alike
-        return chosen if chosen is plan or chosen.holds_for(program) else plan
+        if experiment.arms is None and experiment.names and experiment.worth_trying:
+            self._open(experiment, program)
+        if experiment.arms is not None and self._is_settled(experiment, experiment.arms):
+            experiment.arms = None
+        plan_to_run = experiment.best
+        if experiment.arms is not None:
+            experiment.turn += 1
+            plan_to_run = experiment.arms[
+                experiment.turn % 4 in {2, 3}
+            ].plan  # with, without, without, with: drift hits both alike
+        return plan_to_run if plan_to_run is plan or plan_to_run.holds_for(program) else plan
 
     def _open(self, tried: Experiment, program: Program) -> None:
         """Start to test the first untested optimization."""
@@ -183,13 +185,13 @@ class AbTests:
         for arm in arms:
             arm.plan.took = None
         measured = Measured.of(trial.without, trial.with_it)
-        told = {"optimization": name, "with_ms": measured.after * 1e3, "without_ms": measured.before * 1e3}
+        fields = {"optimization": name, "with_ms": measured.after * 1e3, "without_ms": measured.before * 1e3}
         reason = reason_of(measured) if pays is False else ""
         self._verdicts.add(tried.program, name, measured, reason)
         if not reason:
-            _log.debug("an optimization is faster", **told)
+            _log.debug("an optimization is faster", **fields)
             return True
-        _log.info("an optimization is slower here and is switched off", **told)
+        _log.info("an optimization is slower here and is switched off", **fields)
         self._stats.optimizations_switched_off += 1
         tried.out[name] = reason
         tried.best = other.plan

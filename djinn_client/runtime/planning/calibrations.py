@@ -42,13 +42,13 @@ def calibration_of(device: DeviceInfo) -> Calibration | None:
 def keep_calibration(device: DeviceInfo, models: Mapping[str, Any]) -> Path:
     """Store cost model parameters by name for `device`. Other stored parameters stay."""
     file = calibration_file(device)
-    known = calibration_of(device)
+    calibration = calibration_of(device)
     now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     content = {
         "format": FORMAT,
         "device": _identity(device),
         "measured": now,
-        "models": {**(known.models if known else {}), **models},
+        "models": {**(calibration.models if calibration else {}), **models},
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     replace_file(file, json.dumps(content).encode())

@@ -42,12 +42,12 @@ def limits_of(settings: Settings, devices: Sequence[str]) -> dict[str, int]:
     """
     limits: dict[str, int] = {}
     for name, size in settings.memory_limits:
-        found = [d for n, d in enumerate(devices) if name in {"", str(n), d, d.partition("/")[2]}]
-        if not found:
+        matching = [d for n, d in enumerate(devices) if name in {"", str(n), d, d.partition("/")[2]}]
+        if not matching:
             raise ConfigurationError(
                 f"memory_limits names the device {name!r}; there are {', '.join(devices)} (or 0 to {len(devices) - 1})"
             )
-        limits |= {device: min(size, limits.get(device, size)) for device in found}
+        limits |= {device: min(size, limits.get(device, size)) for device in matching}
     return limits
 
 
@@ -56,14 +56,16 @@ def within(
 ) -> tuple[NetworkTopology, dict[str, int]]:
     """Return the devices with the memory that a program can use there, and the rest of the limits for it."""
     devices = tuple(_within(d, limits.get(d.id, 0), occupied.get(d.id, NOTHING)) for d in topology.devices)
-    left = {device: max(1, limit - occupied.get(device, NOTHING).unused_by_program) for device, limit in limits.items()}
-    return (topology if devices == topology.devices else attrs.evolve(topology, devices=devices)), left
+    remaining = {
+        device: max(1, limit - occupied.get(device, NOTHING).unused_by_program) for device, limit in limits.items()
+    }
+    return (topology if devices == topology.devices else attrs.evolve(topology, devices=devices)), remaining
 
 
 def _within(device: DeviceCapabilities, limit: int, there: MemoryInUse) -> DeviceCapabilities:
     memory = min(device.memory, limit) if device.memory and limit else device.memory or limit
-    known = [bytes_ for bytes_ in (device.memory_free, limit or None) if bytes_ is not None]
-    free = min(known, default=None)
+    bounds = [bytes_ for bytes_ in (device.memory_free, limit or None) if bytes_ is not None]
+    free = min(bounds, default=None)
     if not there.held and (memory, free) == (device.memory, device.memory_free):
         return device
     return attrs.evolve(

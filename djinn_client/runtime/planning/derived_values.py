@@ -41,12 +41,12 @@ class DerivedValues:
         """Return the values of a run, extended by its derived values. Compute missing ones."""
         if prepared.rewrite is None:
             return values
-        extended = [values]
+        rows = [values]
         for recipe, identity, positions in prepared.rewrite.recipes:
             sources = tuple([int(values[i]) for i in positions])
             key = (identity, sources)
-            extended.append(np.array(self.made(key) or self.make(key, recipe, self._submit), np.int64))
-        return np.concatenate(extended)
+            rows.append(np.array(self.made(key) or self.make(key, recipe, self._submit), np.int64))
+        return np.concatenate(rows)
 
     def made(self, key: Key) -> tuple[int, ...] | None:
         """Return the values of a recipe from these sources. Return None if they are missing or stale."""
@@ -57,15 +57,15 @@ class DerivedValues:
         from djinn_client.interception.recording.substitute import recipe_for  # few programs have recipes
 
         sources = key[1]
-        made = _fresh(recipe.makes)
-        names = dict(zip(recipe.makes, made, strict=True))
+        handles = _fresh(recipe.makes)
+        names = dict(zip(recipe.makes, handles, strict=True))
         submit(Submission(recipe_for(recipe, dict(zip(recipe.sources, sources, strict=True)), names)))
         self.some = True
-        for evicted in self._made.store(key, made):
+        for evicted in self._made.store(key, handles):
             self._stale += evicted
         for storage in {storage_of(v) for v in sources}:
             self._users.setdefault(storage, set()).add(key)
-        return made
+        return handles
 
     def touched(self, values: Iterable[int]) -> None:
         """Invalidate values derived from these values, which are written or dropped by the program."""

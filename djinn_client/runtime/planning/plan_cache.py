@@ -44,14 +44,14 @@ class ScalarClasses:
 
     def of(self, slots: tuple[Slot, ...]) -> tuple[Slot | str, ...]:
         """Return the class of each scalar."""
-        known = self._known
-        found = list(map(known.get, slots))
-        if None not in found:
-            return tuple(found)  # type: ignore[arg-type] # no None is left
-        if len(known) > _REMEMBERED:
-            known.clear()
-        known.update((slot, self._class_of(slot)) for slot in slots if slot not in known)
-        return tuple([known[slot] if slot in known else self._class_of(slot) for slot in slots])
+        classes = self._known
+        slot_classes = list(map(classes.get, slots))
+        if None not in slot_classes:
+            return tuple(slot_classes)  # type: ignore[arg-type] # no None is left
+        if len(classes) > _REMEMBERED:
+            classes.clear()
+        classes.update((slot, self._class_of(slot)) for slot in slots if slot not in classes)
+        return tuple([classes[slot] if slot in classes else self._class_of(slot) for slot in slots])
 
     def _class_of(self, slot: Slot) -> Slot | str:
         if slot != slot:  # noqa: PLR0124 - nan
@@ -146,11 +146,11 @@ class PlanCache(Generic[P]):
     def find(self, program: Program) -> tuple[list[P], Words]:
         """Return the plans for the program's structure and sizes, which the caller extends, and its values."""
         structure = program.structure
-        found = self._exact.get(same := (structure, program.exact))
-        if found is None:
-            found = self._find(structure, program)
-            self._exact.store(same, found)
-        return found.variants, program.values
+        plan = self._exact.get(same := (structure, program.exact))
+        if plan is None:
+            plan = self._find(structure, program)
+            self._exact.store(same, plan)
+        return plan.variants, program.values
 
     def _find(self, structure: Hashable, program: Program) -> SizeRangePlans[P]:
         alike = self._structures.get(structure)

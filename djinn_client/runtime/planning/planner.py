@@ -119,13 +119,13 @@ class Planner:
 
     def prepare(self, program: Program) -> tuple[PreparedTemplate, Words]:
         """Return the template for `program`, and its value ids in order of first use."""
-        left = self._plans.ranges_left
+        ranges_left = self._plans.ranges_left
         variants, values = self._plans.find(program)
         for prepared in variants:
             if prepared.holds_for(program):
                 break
         else:
-            prepared = self._new(program, variants, self._plans.ranges_left > left)
+            prepared = self._new(program, variants, self._plans.ranges_left > ranges_left)
             self.recent.append((prepared, program))
             return prepared, values
         if prepared.planned:

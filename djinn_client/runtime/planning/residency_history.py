@@ -52,9 +52,9 @@ class ResidencyHistory:
     ) -> None:
         """Register a new plan: its program, the lifetimes of its values, and the sources of its results."""
         kinds: dict[int, DataResidency | Modality] = {}
-        for made, bits in zip(program.instructions(), lineage, strict=False):
+        for instruction, bits in zip(program.instructions(), lineage, strict=False):
             if (kind := kind_of(int(bits))) is not Modality.UNKNOWN:
-                kinds.update(dict.fromkeys((v for v in made.outputs if v not in program.dead), kind))
+                kinds.update(dict.fromkeys((v for v in instruction.outputs if v not in program.dead), kind))
         kinds |= {value: kind for value, kind in residency.items() if kind in _CARRIED}
         values = enumerate(dict.fromkeys(program.operands)) if kinds else ()
         facts = [(i, kinds[v]) for i, v in values if v in kinds]
@@ -69,7 +69,7 @@ class ResidencyHistory:
         by_storage: defaultdict[int, list[int]] = defaultdict(list)
         for value in dict.fromkeys(program.operands):
             by_storage[storage_of(value)].append(value)
-        known: dict[int, DataResidency | Modality] = {}
+        residencies: dict[int, DataResidency | Modality] = {}
         for plan, ran in reversed(self._recent):
             carried = self._carried.get(id(plan))
             if carried is None or not carried.facts:
@@ -77,5 +77,5 @@ class ResidencyHistory:
             values = [*dict.fromkeys(ran.operands)]
             for position, kind in carried.facts:
                 for value in by_storage.pop(storage_of(values[position]), ()):
-                    known[value] = kind
-        return known
+                    residencies[value] = kind
+        return residencies

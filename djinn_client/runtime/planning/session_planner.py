@@ -65,8 +65,8 @@ def plans_all(context: ClientContext) -> bool:
     """
     settings = context.settings
     assert settings is not None, "a session is open"
-    chosen = settings.memory_limits or settings.placement_policy or settings.scheduler != DEFAULT_SCHEDULER
-    return bool(chosen or context.recordings)
+    needs_plan = settings.memory_limits or settings.placement_policy or settings.scheduler != DEFAULT_SCHEDULER
+    return bool(needs_plan or context.recordings)
 
 
 def describes_values(context: ClientContext) -> bool:
@@ -81,8 +81,8 @@ def is_wanted(context: ClientContext, program: Program) -> bool:
     if not are_loaded(context, "optimizations"):
         return False
     ops = frozenset([call.op for call in program.calls])
-    wanted = any(_wants(one, ops) for one in registry.optimizations if one.exact or not settings.exact)
-    return wanted and are_loaded(context, *PLANNING)
+    applicable = any(_wants(one, ops) for one in registry.optimizations if one.exact or not settings.exact)
+    return applicable and are_loaded(context, *PLANNING)
 
 
 def are_loaded(context: ClientContext, *kinds: str) -> bool:

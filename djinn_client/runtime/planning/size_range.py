@@ -89,11 +89,11 @@ class SizeRange(msgspec.Struct, frozen=True):
 def size_range(program: Program, places: Iterable[Place], numbers: Sequence[int], factor: int) -> SizeRange:
     """Return the sizes of `program`, with inputs and sizes among the slots at these places."""
     calls = program.calls
-    kept = tuple(places)
+    fixed_places = tuple(places)
     return SizeRange(
-        places=kept,
-        weights=tuple(_are_weights(calls, kept)),
-        metas=tuple([calls[call].operands[operand] for call, operand in kept]),
+        places=fixed_places,
+        weights=tuple(_are_weights(calls, fixed_places)),
+        metas=tuple([calls[call].operands[operand] for call, operand in fixed_places]),
         numbers=tuple(numbers),
         sizes=tuple([program.slots[p] for p in numbers]),
         factor=factor,
@@ -125,15 +125,15 @@ def slot_kinds(call: Call) -> tuple[SlotKind, ...]:
 
 @functools.lru_cache(maxsize=16384)
 def _slot_kinds(form: Form) -> tuple[SlotKind, ...]:
-    named = _kinds_of(form.op)
-    found: list[SlotKind] = []
+    kinds = _kinds_of(form.op)
+    slot_kinds: list[SlotKind] = []
     for position, argument in enumerate(form.args):
-        kind = named[position][1] if position < len(named) else SlotKind.MODE
-        found += [kind] * _slot_count(argument)
-    by_name = dict(named)
+        kind = kinds[position][1] if position < len(kinds) else SlotKind.MODE
+        slot_kinds += [kind] * _slot_count(argument)
+    by_name = dict(kinds)
     for name, argument in form.kwargs:
-        found += [by_name.get(name, SlotKind.MODE)] * _slot_count(argument)
-    return tuple(found)
+        slot_kinds += [by_name.get(name, SlotKind.MODE)] * _slot_count(argument)
+    return tuple(slot_kinds)
 
 
 def _slot_count(argument: Argument) -> int:

@@ -88,9 +88,9 @@ class Failures:
         op = self._op(failure)
         if op is None or not failure.executor:
             return False
-        known = [self._told[op][0]] if op in self._told else []
-        known += [other.executor for other in self.unseen.values() if self._op(other) == op]
-        return any(executor != failure.executor for executor in known)
+        earlier = [self._told[op][0]] if op in self._told else []
+        earlier += [other.executor for other in self.unseen.values() if self._op(other) == op]
+        return any(executor != failure.executor for executor in earlier)
 
     def _mark_reported(self, failure: Failure) -> None:
         """Mark a failure as reported, on every executor that ran its op."""
@@ -114,10 +114,10 @@ class Failures:
         if program is None or not 0 <= failure.instruction < len(nodes):
             return _Origin()
         node = nodes[failure.instruction]
-        found = program.module_path(node)
-        module = str(found) if found is not None else "a backward pass" if program.is_backward(node) else ""
+        path = program.module_path(node)
+        module = str(path) if path is not None else "a backward pass" if program.is_backward(node) else ""
         operands = ", ".join(_describe(meta) for meta in program.calls[node].operands)
-        return _Origin(program.site(node), operands, module, found.path if found is not None else "")
+        return _Origin(program.site(node), operands, module, path.path if path is not None else "")
 
     def mark_unobserved(self, after: _Run) -> None:
         """Drop unreported failures of an executor after a submission. Using a failed value still raises."""

@@ -74,12 +74,12 @@ class DeferredReplies:
 
     def take_forgotten(self) -> list[int]:
         """Take the discarded replies; each is returned once."""
-        taken: list[int] = []
+        numbers: list[int] = []
         while self.forgotten:
             number = self.forgotten.popleft()
             self.left.discard(number)
-            taken.append(number)
-        return taken
+            numbers.append(number)
+        return numbers
 
 
 class RoundTrips:
@@ -350,16 +350,16 @@ class Replies:
                     stopped = True
             if wanted and number in self.cancellation.cancelled:
                 raise cancelled(link.server)
-            left = self._wait_seconds(until)
-            if link.reading.acquire(timeout=left):
+            seconds_left = self._wait_seconds(until)
+            if link.reading.acquire(timeout=seconds_left):
                 try:
                     if collect_later.thread.depth:
                         if number in self.pending:
-                            self._receive_one(left)
+                            self._receive_one(seconds_left)
                     else:
                         with collect_later:
                             if number in self.pending:
-                                self._receive_one(left)
+                                self._receive_one(seconds_left)
                 finally:
                     link.reading.release()
             if number in self.pending:
@@ -371,11 +371,11 @@ class Replies:
         Raises:
             DeadlineExceeded: `until` has passed. The executor stops this thread's submissions.
         """
-        left = PATIENCE if until is None else min(until - time.monotonic(), PATIENCE)
-        if left <= 0:
+        seconds_left = PATIENCE if until is None else min(until - time.monotonic(), PATIENCE)
+        if seconds_left <= 0:
             self.cancellation.stop_waiting()
             raise exceeded(self._link.called)
-        return left
+        return seconds_left
 
     def take_what_came(self) -> None:
         """Read all replies that have arrived, so that neither end waits for the other to read.

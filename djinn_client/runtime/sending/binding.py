@@ -32,9 +32,9 @@ class Bound(msgspec.Struct, frozen=True):
 
     def as_first(self, workload: Workload | None) -> InitialBindings:
         """Return all bindings, for an executor that has not run the template before."""
-        written = [int(self.values[i]) for i in self.written]
+        handles = [int(self.values[i]) for i in self.written]
         return InitialBindings(
-            decoded_slots(self.bits, self.kinds), pack_handles(self.inputs.tolist()), pack_handles(written), workload
+            decoded_slots(self.bits, self.kinds), pack_handles(self.inputs.tolist()), pack_handles(handles), workload
         )
 
     def input_changes(self, before: Bound) -> InputChanges:

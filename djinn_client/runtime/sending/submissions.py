@@ -80,16 +80,16 @@ def framed(message: Submit) -> Frame:
 def refusing(submit: Submit, submission: Submission, reason: str) -> Submit:
     """Return `submit` without a program to run. The results of its program are refused because of `reason`."""
     program = submission.program
-    made: list[int] = []
-    written: dict[int, None] = {}
+    results: list[int] = []
+    targets: dict[int, None] = {}
     for instruction in program.instructions():
-        made += instruction.outputs
-        written.update(dict.fromkeys(instruction.writes))
+        results += instruction.outputs
+        targets.update(dict.fromkeys(instruction.writes))
     return msgspec.structs.replace(
         submit,
-        outputs=pack_handles([handle for handle in made if handle not in program.dead]),
+        outputs=pack_handles([handle for handle in results if handle not in program.dead]),
         free=pack_handles([*submission.free, *dying_inputs(program)]),
-        first=InitialBindings((), (), pack_handles(written)),
+        first=InitialBindings((), (), pack_handles(targets)),
         refused=printable(reason) or "the program cannot be encoded as a message",
     )
 
@@ -161,8 +161,8 @@ class Submissions:
         """Send a submission. Add the stale derived values, which the executor frees."""
         derived = self._derived
         with interrupt_mask.uninterruptible:
-            written = [values[i] for i in prepared.written] if prepared is not None else ()
-            derived.touched([*submission.free, *submission.program.dead, *written])
+            handles = [values[i] for i in prepared.written] if prepared is not None else ()
+            derived.touched([*submission.free, *submission.program.dead, *handles])
             free = (*submission.free, *derived.take_stale())
             return self._run(msgspec.structs.replace(submission, free=free), prepared, values)
 
@@ -244,8 +244,8 @@ class Submissions:
         """`thread`: identity of the calling thread, if the caller knows it."""
         if port.numeric_settings is not self._numeric_settings:
             self._tell_settings()
-        told = taps.sent
-        begun = time.perf_counter() if told else 0.0
+        observe = taps.sent
+        begun = time.perf_counter() if observe else 0.0
         program = submission.program
         number = self.last_number + 1
         bound: Bound | None = None
@@ -273,7 +273,7 @@ class Submissions:
             prepared.hinted = True
         if message.claims:
             claimed = tuple(dict.fromkeys(c.instruction for c in message.claims))
-        answered = bool(submission.fetch or submission.describe or submission.synchronize)
+        expects_reply = bool(submission.fetch or submission.describe or submission.synchronize)
         replies = self._replies
         if replies.deferred.large:
             replies.make_room(size)
@@ -283,7 +283,7 @@ class Submissions:
             prepared,
             bound,
             claimed,
-            answered,
+            expects_reply,
             submission.synchronize,
             self._link.channel.bytes_sent + size,
             thread or get_ident(),
@@ -291,9 +291,9 @@ class Submissions:
         replies.expect(number, pending)
         self._stats.submissions += 1
         self._stats.instructions_sent += len(prepared.nodes) if prepared is not None else 0
-        sending = time.perf_counter() if told else 0.0
+        sending = time.perf_counter() if observe else 0.0
         self._link.send(frame)
-        for tell in told:
+        for tell in observe:
             tell(replies.reader.number, number, pending, begun, sending, size)
         return number
 

@@ -56,12 +56,12 @@ def are_as_they_were(program: Program, relied: Iterable[tuple[int, Call]], fixed
 
 def nodes_rewritten(graph: ProgramGraph, rewrites: Iterable[Rewrite]) -> tuple[int, ...]:
     """Return the nodes that rewrites drop, replace, or add as replacements."""
-    found: set[int] = set()
+    nodes: set[int] = set()
     for rewrite in rewrites:
-        found.update(rewrite.drop)
+        nodes.update(rewrite.drop)
         makers = (graph.producer(value) for pair in rewrite.replace.items() for value in pair)
-        found.update(maker.id for maker in makers if maker is not None)
-    return tuple(sorted(found))
+        nodes.update(maker.id for maker in makers if maker is not None)
+    return tuple(sorted(nodes))
 
 
 Relied = tuple[tuple[tuple[int, Call], ...], tuple[tuple[int, Slot], ...]]
@@ -188,15 +188,15 @@ def make_template(
         values, origin = rewritten.values, rewritten.origin
         prepared = _for_origin(builder.finish(tuple(nodes), slots, (), values), rewritten, equal_slots)
     if dead is None and origin.dead:
-        left = {value for value in dying_inputs(origin) if value not in builder.numbers}
-        prepared.unused = tuple([i for i, value in enumerate(values) if value in left]) if left else ()
+        dying = {value for value in dying_inputs(origin) if value not in builder.numbers}
+        prepared.unused = tuple([i for i, value in enumerate(values) if value in dying]) if dying else ()
     return prepared
 
 
 def dying_inputs(program: Program) -> list[int]:
     """Return the inputs of a program that die with it."""
-    made = {value for instruction in program.instructions() for value in instruction.outputs}
-    return [value for value in program.dead if value not in made]
+    outputs = {value for instruction in program.instructions() for value in instruction.outputs}
+    return [value for value in program.dead if value not in outputs]
 
 
 @functools.lru_cache(maxsize=2)  # a program may be prepared in several parts
@@ -218,10 +218,10 @@ def _for_origin(
     prepared: PreparedTemplate, rewritten: RewrittenProgram, equal_slots: tuple[tuple[int, int], ...]
 ) -> PreparedTemplate:
     """Translate a template of a rewritten program to the original program."""
-    taken = range(len(rewritten.slots)) if prepared.slots is None else prepared.slots.tolist()
-    constants = [rewritten.program.slots[i] for i in taken if rewritten.slots[i] < 0]
-    left = iter(range(-len(constants), 0))
-    slots = tuple(rewritten.slots[i] if rewritten.slots[i] >= 0 else next(left) for i in taken)
+    slot_numbers = range(len(rewritten.slots)) if prepared.slots is None else prepared.slots.tolist()
+    constants = [rewritten.program.slots[i] for i in slot_numbers if rewritten.slots[i] < 0]
+    constant_numbers = iter(range(-len(constants), 0))
+    slots = tuple(rewritten.slots[i] if rewritten.slots[i] >= 0 else next(constant_numbers) for i in slot_numbers)
     rewrite = TemplateRewrite(
         rewritten,
         {i: rewritten.program.calls[n] for i, n in enumerate(prepared.nodes) if n in rewritten.own},
@@ -266,8 +266,8 @@ class _Builder:
     def add(self, instruction: Instruction) -> None:
         form = instruction.call.signature.form
         self.code.append(self.forms.setdefault(form, len(self.forms)))
-        for given in instruction.inputs:
-            handle = self.replace.get(given, given)
+        for value in instruction.inputs:
+            handle = self.replace.get(value, value)
             if handle not in self.numbers:
                 self.inputs.append(handle)
             self.references.append(self.numbers.setdefault(handle, len(self.numbers)))

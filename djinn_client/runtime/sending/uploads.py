@@ -115,8 +115,8 @@ class Uploader:
     def _upload(self, handle: int, source: torch.Tensor) -> None:
         header, data = tensor_to_wire(source)
         if self._offers and data.nbytes >= OFFER_BYTES:
-            known = self._expected.pop(_content(source), None)
-            self._offer(handle, header, data, known.digest if known is not None else b"")
+            digest = self._expected.pop(_content(source), None)
+            self._offer(handle, header, data, digest.digest if digest is not None else b"")
         else:
             self._send_or_withdraw(handle, _Upload(header, data))
 
@@ -167,18 +167,18 @@ class Uploader:
             ProtocolError: there is no such offer, or the executor requests bytes that it said it had.
         """
         if isinstance(reply, BlobQueryReply):
-            asked = self.asked.popleft() if self.asked else []
-            if len(asked) != len(reply.found):
+            digests = self.asked.popleft() if self.asked else []
+            if len(digests) != len(reply.found):
                 raise ProtocolError(
-                    f"the executor answered for {len(reply.found)} tensors; it was asked about {len(asked)}"
+                    f"the executor answered for {len(reply.found)} tensors; it was asked about {len(digests)}"
                 )
-            self._promised = {digest for digest, found in zip(asked, reply.found, strict=True) if found}
+            self._promised = {digest for digest, is_present in zip(digests, reply.found, strict=True) if is_present}
             return
-        offered = self.open.get(reply.handle)
-        if offered is None:
+        upload = self.open.get(reply.handle)
+        if upload is None:
             raise ProtocolError(f"the executor answered an offer of {reply.handle}, which the client did not make")
         if isinstance(reply, BlobNeeded):
-            if offered.promised:
+            if upload.promised:
                 raise ProtocolError("the executor requested bytes that it said it had")
             self.unsent.append(reply.handle)
         else:
@@ -211,11 +211,11 @@ class Uploader:
         promised = digest in self._promised
         self._promised.discard(digest)  # once
         large = not promised and data.nbytes > COPY_BYTES
-        copied = not promised and not large
-        offered = _Upload(header, memoryview(bytes(data)) if copied else data, copied, promised)
-        digest = digest or digest_of_content(offered.data)
-        self.open[handle] = offered
-        self._held += data.nbytes if copied else 0
+        must_copy = not promised and not large
+        upload = _Upload(header, memoryview(bytes(data)) if must_copy else data, must_copy, promised)
+        digest = digest or digest_of_content(upload.data)
+        self.open[handle] = upload
+        self._held += data.nbytes if must_copy else 0
         try:
             self._link.send(
                 Frame(encode(BlobOffer(handle, header.dtype, header.shape, header.stride, data.nbytes, digest)))
@@ -223,7 +223,7 @@ class Uploader:
         except BaseException:
             self._close(handle)
             raise
-        self._await(handle, offered, large)
+        self._await(handle, upload, large)
 
     def _await(self, handle: int, offered: _Upload, large: bool) -> None:
         """Wait until the caller's memory is not needed any more, and copies have at most `HELD_BYTES`."""
@@ -242,9 +242,9 @@ class Uploader:
 
     def _close(self, handle: int) -> int:
         """Remove an answered offer without unsent bytes. Return the number of its bytes."""
-        offered = self.open.pop(handle, None)
-        size = offered.data.nbytes if offered is not None else 0
-        self._held -= size if offered is not None and offered.copied else 0
+        upload = self.open.pop(handle, None)
+        size = upload.data.nbytes if upload is not None else 0
+        self._held -= size if upload is not None and upload.copied else 0
         return size
 
     def _send_or_withdraw(self, handle: int, upload: _Upload) -> None:
@@ -265,8 +265,8 @@ class Uploader:
             self._send_part(handle, upload, part)
             upload.sent += part.nbytes
             self._stats.bytes_uploaded += part.nbytes
-            spent = time.perf_counter() - started
-            self._observers.tell("uploaded", bytes=part.nbytes, recalled=False, duration=spent)
+            seconds = time.perf_counter() - started
+            self._observers.tell("uploaded", bytes=part.nbytes, recalled=False, duration=seconds)
             if upload.sent >= size:
                 return
 

@@ -20,35 +20,37 @@ Parts = list[Attention]
 
 def layers_before(graph: Graph, value: int, at: int) -> dict[int, int]:
     """Return the layers that lead to a value as the node `at` reads it: the source of the data of each, by its product."""
-    node, found = graph.nodes[at], dict[int, int]()
+    node, layers = graph.nodes[at], dict[int, int]()
     source = graph.flow.operand(node, value) if value in node.inputs else graph.flow.source(value)
     for maker in graph.flow.ancestors(source, _ENDS, _NEAR):
         if maker < 0 or graph.nodes[maker].operation not in _LAYERS:
             continue
         if graph.nodes[maker].operation == "convolution":
             if is_given(graph.flow, graph.flow.sources[maker][1]):
-                found[maker] = graph.flow.operands(graph.nodes[maker])[0]
+                layers[maker] = graph.flow.operands(graph.nodes[maker])[0]
         elif (layer := layer_at(graph, graph.nodes[maker])) is not None:
-            found[layer.product.id] = graph.flow.beyond(layer.data)
-    return found
+            layers[layer.product.id] = graph.flow.beyond(layer.data)
+    return layers
 
 
 def kind(graph: Graph, attention: Attention) -> str | None:
     """Return `self` if queries and keys are made of the same data, `cross` if not, and None if no layer makes the queries."""
-    asks, asked = (set(layers_before(graph, v, attention.nodes[0]).values()) for v in (attention.query, attention.key))
+    asks, key_layers = (
+        set(layers_before(graph, v, attention.nodes[0]).values()) for v in (attention.query, attention.key)
+    )
     if not asks:
         return None
-    if not asked:
+    if not key_layers:
         return "cross" if graph.producer(attention.key) is None else None
-    return "self" if asks & asked or _roots(graph, asks) & _roots(graph, asked) else "cross"
+    return "self" if asks & key_layers or _roots(graph, asks) & _roots(graph, key_layers) else "cross"
 
 
 def _roots(graph: Graph, sources: set[int]) -> set[int]:
     """Return what data was made of before it was projected, also past one narrower layer. Weights of norms do not count."""
-    found = {root for source in sources for root in graph.flow.ancestors(source, _ENDS - {"convolution"}, _BACK)}
-    layers = [layer_at(graph, graph.nodes[root]) for root in found if root >= 0]
-    found |= {graph.flow.beyond(layer.data) for layer in layers if layer is not None}
-    return {root for root in found if not is_given(graph.flow, root)}
+    roots = {root for source in sources for root in graph.flow.ancestors(source, _ENDS - {"convolution"}, _BACK)}
+    layers = [layer_at(graph, graph.nodes[root]) for root in roots if root >= 0]
+    roots |= {graph.flow.beyond(layer.data) for layer in layers if layer is not None}
+    return {root for root in roots if not is_given(graph.flow, root)}
 
 
 def wholes(graph: Graph, found: Sequence[Attention]) -> list[Parts]:
@@ -62,14 +64,14 @@ def wholes(graph: Graph, found: Sequence[Attention]) -> list[Parts]:
     split = [
         part for parts in groups.values() for part in ([parts] if len(parts) >= _SEVERAL else [[one] for one in parts])
     ]
-    joined: list[Parts] = []
+    merged: list[Parts] = []
     for parts in sorted(split, key=lambda parts: parts[0].nodes):
-        ends = {attention.nodes[-1] for attention in (joined[-1] if joined else ()) if not attention.fused}
+        ends = {attention.nodes[-1] for attention in (merged[-1] if merged else ()) if not attention.fused}
         if ends and not parts[0].fused and _is_written_over(graph, parts[0].nodes[-1], ends):
-            joined[-1] += parts
+            merged[-1] += parts
         else:
-            joined.append(list(parts))
-    return joined
+            merged.append(list(parts))
+    return merged
 
 
 def _is_written_over(graph: Graph, end: int, ends: set[int]) -> bool:

@@ -39,12 +39,12 @@ def _moves_or_mixes_heads(at: Place) -> bool:
     """True if an op moves or scales numbers, or is a product with a small square weight, which mixes heads."""
     if at.node.operation not in PRODUCTS:
         return True
-    given = [
+    inputs = [
         at.graph.meta(v)
         for v, s in zip(at.node.inputs, at.graph.flow.operands(at.node), strict=True)
         if is_given(at.graph.flow, s)
     ]
-    return len(given) == 1 and given[0].shape[-1:] == given[0].shape[-2:-1] and given[0].shape[-1] <= _HEADS
+    return len(inputs) == 1 and inputs[0].shape[-1:] == inputs[0].shape[-2:-1] and inputs[0].shape[-1] <= _HEADS
 
 
 def _each_to_each(at: Place) -> bool:
@@ -104,17 +104,17 @@ def in_parts(graph: Graph, taken: set[int]) -> Iterator[Attention]:
     weighing = WEIGHING | {"exp"} if "logsumexp" in graph.by_op else WEIGHING
     gradients = graph.flow.shared(Gradients)
     for index in sorted(i for name in weighing & graph.by_op.keys() for i in graph.by_op[name]):
-        if index not in taken and index not in gradients and (found := _around(graph, index, gradients)) is not None:
-            query, key = found["scores"].inputs[-2:]
-            yield _attention(found, query, key, _other(graph, found), graph.meta(found.value("softmax")).shape)
+        if index not in taken and index not in gradients and (match := _around(graph, index, gradients)) is not None:
+            query, key = match["scores"].inputs[-2:]
+            yield _attention(match, query, key, _other(graph, match), graph.meta(match.value("softmax")).shape)
 
 
 def _around(graph: Graph, weights: int, gradients: Gradients) -> Found | None:
     ends = graph.flow.descendants(weights, _ENDS, limit=_AFTER)
     for index in sorted(i for i in ends if graph.nodes[i].operation in PRODUCTS | {"sum"} and i not in gradients):
-        for found in _MIXTURE.ways(Found(graph, {}, {}), index):
-            if found.names["softmax"] == weights and not is_given(graph.flow, graph.flow.source(_other(graph, found))):
-                return found
+        for match in _MIXTURE.ways(Found(graph, {}, {}), index):
+            if match.names["softmax"] == weights and not is_given(graph.flow, graph.flow.source(_other(graph, match))):
+                return match
     return None
 
 
@@ -131,14 +131,14 @@ def without_softmax(graph: Graph, taken: set[int]) -> Iterator[Attention]:
     for index in sorted(i for name in PRODUCTS & graph.by_op.keys() for i in graph.by_op[name]):
         if index in taken or index in gradients or len(graph.nodes[index].inputs) != 2:
             continue
-        ways = (found for found in _LINEAR.ways(Found(graph, {}, {}), index) if found.names["context"] not in taken)
-        found = next((full for way in ways for full in _asked(graph, way)), None)
-        if found is not None and _sums_over_places(graph, found):
-            key, value = found["context"].inputs
-            query = _other(graph, found)
+        ways = (match for match in _LINEAR.ways(Found(graph, {}, {}), index) if match.names["context"] not in taken)
+        match = next((full for way in ways for full in _asked(graph, way)), None)
+        if match is not None and _sums_over_places(graph, match):
+            key, value = match["context"].inputs
+            query = _other(graph, match)
             rows = graph.meta(query).shape
             places = graph.meta(key).shape[-1] or max(rows[-2:])
-            yield _attention(found, query, key, value, (*rows[:-1], places))
+            yield _attention(match, query, key, value, (*rows[:-1], places))
 
 
 def _asked(graph: Graph, found: Found) -> Iterable[Found]:
@@ -150,9 +150,9 @@ def _asked(graph: Graph, found: Found) -> Iterable[Found]:
 
 def _sums_over_places(graph: Graph, found: Found) -> bool:
     """True if keys and values meet over places, which the result no longer has."""
-    result, asked = graph.meta(found.value("context")).shape, graph.meta(_other(graph, found)).shape
+    result, other_shape = graph.meta(found.value("context")).shape, graph.meta(_other(graph, found)).shape
     summed = graph.meta(found["context"].inputs[0]).shape[-1]
-    return len(result) >= 2 and len(asked) >= 2 and (summed not in result[-2:] or summed == asked[-2])
+    return len(result) >= 2 and len(other_shape) >= 2 and (summed not in result[-2:] or summed == other_shape[-2])
 
 
 def _attention(found: Found, query: int, key: int, value: int, scores: tuple[int, ...]) -> Attention:

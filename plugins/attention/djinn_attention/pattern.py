@@ -28,10 +28,10 @@ class AttentionPattern(Pattern):
         if not candidates:
             return
         plain = graph.flow.shared(attentions_of)
-        found = [*plain, *in_parts(graph, {i for one in plain for i in one.nodes})]
-        found += without_softmax(graph, {i for one in found if not one.fused for i in one.nodes})
+        attentions = [*plain, *in_parts(graph, {i for one in plain for i in one.nodes})]
+        attentions += without_softmax(graph, {i for one in attentions if not one.fused for i in one.nodes})
         exact = {id(one) for one in plain}
-        for parts in wholes(graph, sorted(found, key=lambda one: one.nodes)):
+        for parts in wholes(graph, sorted(attentions, key=lambda one: one.nodes)):
             largest = max(parts, key=lambda one: math.prod(one.scores))
             yield _match(graph, parts, largest, id(largest) in exact)
 
@@ -67,8 +67,8 @@ def _confidence(graph: Graph, largest: Attention, exact: bool) -> float:
     if not exact:
         return 0.93
     values = (largest.query, largest.key, largest.value)
-    computed = all(graph.producer(origin(graph, v)) is not None for v in values)
-    return 0.97 if computed and len(largest.scores) > 2 else 0.8
+    from_ops = all(graph.producer(origin(graph, v)) is not None for v in values)
+    return 0.97 if from_ops and len(largest.scores) > 2 else 0.8
 
 
 def _reason(graph: Graph, parts: Parts) -> str:
@@ -97,8 +97,8 @@ def _kv_heads(graph: Graph, attention: Attention, query_heads: int | None) -> in
     """Return the number of heads of keys and values, before they were repeated for the query heads."""
     if query_heads is None:
         return None
-    found = {_distinct(graph, value, query_heads) for value in (attention.key, attention.value)}
-    return min((count for count in found if query_heads % count == 0), default=query_heads)
+    heads = {_distinct(graph, value, query_heads) for value in (attention.key, attention.value)}
+    return min((count for count in heads if query_heads % count == 0), default=query_heads)
 
 
 def _distinct(graph: Graph, value: int, query_heads: int) -> int:

@@ -99,8 +99,8 @@ def _memory(index: int, uuid: str) -> tuple[int, int]:
     try:
         pynvml.nvmlInit()
         try:
-            found = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
-            return int(found.total), int(found.free)
+            memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
+            return int(memory.total), int(memory.free)
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:

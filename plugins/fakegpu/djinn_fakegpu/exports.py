@@ -72,16 +72,16 @@ def opened(description: bytes) -> Iterator[torch.Tensor]:
     Raises:
         RuntimeError: the description is invalid or used, or the process has ended.
     """
-    found = _DESCRIPTION.fullmatch(description)
-    if found is None:
+    match = _DESCRIPTION.fullmatch(description)
+    if match is None:
         raise RuntimeError("fakegpu: this is not a description of exported memory")
     with unix_socket() as line:
         line.settimeout(_SECONDS)
         try:
-            line.connect(_address(found[1]))
+            line.connect(_address(match[1]))
             if not _is_own(line):
                 raise RuntimeError("fakegpu: the exported memory belongs to another user")
-            line.sendall(found[2])
+            line.sendall(match[2])
             data, files, _, _ = _system.recv_fds(line, _PLACE.size, 1)
         except OSError as error:
             raise RuntimeError(f"fakegpu: exported memory cannot be opened: {error}") from error

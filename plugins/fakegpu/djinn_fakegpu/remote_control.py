@@ -55,9 +55,9 @@ def _serve(listening: socket.socket) -> None:
             line = lines.readline()
             if not line:
                 continue
-            name, given, named = json.loads(line)
+            name, positional, keywords = json.loads(line)
             try:
-                answer = [True, _CALLS[name](*given, **named)]
+                answer = [True, _CALLS[name](*positional, **keywords)]
             except Exception as error:
                 answer = [False, f"{type(error).__name__}: {error}"]
             lines.write(json.dumps(answer).encode() + b"\n")
@@ -115,7 +115,7 @@ class RemoteControl:
                 time.sleep(0.02)
         if not line:
             raise ConnectionError(f"the process of fakegpu:{self.index} ended")
-        done, result = json.loads(line)
-        if not done:
+        succeeded, result = json.loads(line)
+        if not succeeded:
             raise RuntimeError(result)
         return result

@@ -42,12 +42,12 @@ def connect(endpoint: Endpoint, limits: Limits, timeout: float, peer: str) -> Co
     """
     if endpoint.tls is not None:  # the server handles TLS in its event loop
         return HttpConnection(open_channel(endpoint, limits, timeout, peer), endpoint, limits, timeout, peer)
-    opened = open_channel(endpoint, limits, timeout, peer, ASKING)
-    if opened.response is None or opened.response.status != SWITCHED:
-        return HttpConnection(opened, endpoint, limits, timeout, peer)
-    sock, rest = opened.give_up_socket()
+    channel = open_channel(endpoint, limits, timeout, peer, ASKING)
+    if channel.response is None or channel.response.status != SWITCHED:
+        return HttpConnection(channel, endpoint, limits, timeout, peer)
+    sock, rest = channel.give_up_socket()
     assert isinstance(sock, socket.socket)
-    connection = UpgradedConnection(sock, limits, peer, opened.bytes_sent, opened.bytes_received, rest)
+    connection = UpgradedConnection(sock, limits, peer, channel.bytes_sent, channel.bytes_received, rest)
     keep_alive(connection)
     return connection
 
@@ -70,11 +70,11 @@ def open_channel(endpoint: Endpoint, limits: Limits, timeout: float, peer: str, 
     response = exchange.response
     if response is not None and (response.status == SWITCHED or response.header(dialect.CHANNEL)):
         return exchange
-    told = _describe(exchange)
+    description = _describe(exchange)
     exchange.reopen()
     if asking and response is not None and response.status in _NO_UPGRADE:
         return open_channel(endpoint, limits, timeout, peer)
-    raise TransportError(f"no Djinn server answers at {peer.removeprefix('server ')}: {told}")
+    raise TransportError(f"no Djinn server answers at {peer.removeprefix('server ')}: {description}")
 
 
 class HttpConnection(StreamConnection):
@@ -118,10 +118,10 @@ class HttpConnection(StreamConnection):
     # --- opening, sending, closing --------------------------------------------------------------------------
 
     def _write(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        left = list(pieces(buffers, dialect.PIECE_BYTES))
-        for sent, piece in enumerate(left):
+        rest = list(pieces(buffers, dialect.PIECE_BYTES))
+        for sent, piece in enumerate(rest):
             if not self._send_piece(piece):
-                return [buffer for piece in left[sent:] for buffer in piece]
+                return [buffer for piece in rest[sent:] for buffer in piece]
         return ()
 
     def _send_piece(self, piece: Sequence[Buffer]) -> bool:
@@ -267,9 +267,11 @@ def _describe(exchange: HttpExchange) -> str:
     response = exchange.response
     if response is None:
         return "there was no response"
-    said = " ".join(response.text.split())[:_SAID_LIMIT]
+    message = " ".join(response.text.split())[:_SAID_LIMIT]
     # An HTML error page says no more than its status.
-    return f"the response was HTTP {response.status}" + (f": {said}" if said and not said.startswith("<") else "")
+    return f"the response was HTTP {response.status}" + (
+        f": {message}" if message and not message.startswith("<") else ""
+    )
 
 
 def _last_words(exchange: HttpExchange) -> str:

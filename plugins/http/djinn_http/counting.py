@@ -39,9 +39,9 @@ class CountingTransport:
 
     def writelines(self, parts: Iterable[bytes | bytearray | memoryview]) -> None:
         """Write and count, as the wrapped transport."""
-        listed = list(parts)
-        self.sent += sum(map(len, listed))
-        self._transport.writelines(listed)
+        buffers = list(parts)
+        self.sent += sum(map(len, buffers))
+        self._transport.writelines(buffers)
 
     def take(self) -> tuple[int, int]:
         """Return the bytes sent and received since the last call."""

@@ -81,9 +81,9 @@ class HttpExchange:
             f"Content-Type: {CONTENT_TYPE}\r\nContent-Length: {length}\r\n{headers}\r\n"
         )
         self.torn = True
-        left: Sequence[Buffer] = [head.encode("ascii"), *body]
-        while left:  # where writes do not wait, a pending interrupt ends them, too
-            left = send_buffers(sock, left, self._count_sent)  # type: ignore[arg-type] # has what is called
+        unsent: Sequence[Buffer] = [head.encode("ascii"), *body]
+        while unsent:  # where writes do not wait, a pending interrupt ends them, too
+            unsent = send_buffers(sock, unsent, self._count_sent)  # type: ignore[arg-type] # has what is called
         if isinstance(sock, TlsSocket):
             sock.flush()
         self.torn = False

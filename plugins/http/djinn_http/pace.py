@@ -71,5 +71,5 @@ class RequestTimeLimit:
         """Return True if the peer has sent too few bytes for too long."""
         if self._since is None:
             return False
-        waited = self._waited + time.monotonic() - self._since
-        return waited > (TRUSTED_SECONDS if self.trusted else UNAUTHENTICATED_SECONDS) + self._bytes / _BYTES_A_SECOND
+        seconds = self._waited + time.monotonic() - self._since
+        return seconds > (TRUSTED_SECONDS if self.trusted else UNAUTHENTICATED_SECONDS) + self._bytes / _BYTES_A_SECOND

@@ -84,8 +84,8 @@ class ResponseReader:
             return
         except httptools.HttpParserError as error:
             raise ProtocolError(f"the response is not HTTP/1.1: {error}") from error
-        taken = self._take_parts()
-        self._read_rest_past_the_parser(taken)
+        body = self._take_parts()
+        self._read_rest_past_the_parser(body)
 
     # --- called by the parser -------------------------------------------------------------------------------
 
@@ -114,14 +114,14 @@ class ResponseReader:
     # --------------------------------------------------------------------------------------------------------
 
     def _take_parts(self) -> int:
-        taken = sum(map(len, self._parts))
+        nbytes = sum(map(len, self._parts))
         for part in self._parts:
             if self.status == _OK:
                 self._decoder.feed(part)
             elif len(self._text) < _TEXT_BYTES:
                 self._text += part
         self._parts.clear()
-        return taken
+        return nbytes
 
     def _read_rest_past_the_parser(self, taken: int) -> None:
         """The parser copies what it passes on, so a body of known length is read without it."""

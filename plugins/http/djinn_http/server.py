@@ -166,8 +166,8 @@ class HttpListener(Listener):
                 log.warning("cannot accept a connection", url=self.url, error=str(error))
                 self._pause_accepting(http)
                 return
-            made = self._loop.connect_accepted_socket(lambda: self._protocol(http), sock)
-            task = self._loop.create_task(made)
+            connecting = self._loop.connect_accepted_socket(lambda: self._protocol(http), sock)
+            task = self._loop.create_task(connecting)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -269,8 +269,10 @@ class HttpListener(Listener):
         channel = self._open(request) if action == dialect.OPEN else self._channel(request)
         if channel is None:
             transport.take()
-            gone = action != dialect.OPEN
-            no = web.Response(status=410 if gone else 503, text="no such channel" if gone else "too many channels")
+            is_closed = action != dialect.OPEN
+            no = web.Response(
+                status=410 if is_closed else 503, text="no such channel" if is_closed else "too many channels"
+            )
             no.force_close()
             return no
         try:

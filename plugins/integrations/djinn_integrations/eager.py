@@ -56,12 +56,12 @@ def adapt_tracing(module: Any) -> None:
     make = context.__call__
 
     def compiled(self: Any, function: Any) -> Any:
-        made = make(self, function)
+        traced = make(self, function)
         if traces(self.callback):
-            return made
-        if isinstance(function, torch.nn.Module) or not callable(made) or isinstance(made, type):
-            return made  # methods of modules take this path as well
-        return _plain_for_remote(function, made)
+            return traced
+        if isinstance(function, torch.nn.Module) or not callable(traced) or isinstance(traced, type):
+            return traced  # methods of modules take this path as well
+        return _plain_for_remote(function, traced)
 
     context.__call__ = compiled
 

@@ -49,6 +49,6 @@ def loading_random_state(function: Step, position: int) -> Step:
 
 
 def _folder(args: tuple[Any, ...], kwargs: dict[str, Any], position: int) -> Path | None:
-    named = (kwargs[name] for name in ("input_dir", "output_dir", "checkpoint") if name in kwargs)
-    found = args[position] if len(args) > position else next(named, None)
-    return None if found is None else Path(found)
+    keywords = (kwargs[name] for name in ("input_dir", "output_dir", "checkpoint") if name in kwargs)
+    folder = args[position] if len(args) > position else next(keywords, None)
+    return None if folder is None else Path(folder)

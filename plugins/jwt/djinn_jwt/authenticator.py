@@ -86,8 +86,8 @@ class JwtAuthenticator(Authenticator):
         expires, _, signer = rest.partition(".")
         if self._keys is None or not expires.isascii() or not expires.isdigit() or len(expires) > 12:
             return False
-        known = {_short(found.name) for found in self._keys.current()}
-        return time.time() < int(expires) + self._settings.leeway and signer in known
+        key_names = {_short(found.name) for found in self._keys.current()}
+        return time.time() < int(expires) + self._settings.leeway and signer in key_names
 
     def _verify(self, token: str) -> Identity | Denial:
         import jwt

@@ -53,10 +53,10 @@ class KeySet:
 
 def _version(path: Path) -> tuple[int, ...]:
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError as error:
         raise ConfigurationError(f"the key set {path} cannot be read: {error.strerror or error}") from error
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def _read(path: Path) -> tuple[VerifyingKey, ...]:
@@ -67,15 +67,15 @@ def _read(path: Path) -> tuple[VerifyingKey, ...]:
             content = json.loads(file.read())
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"the key set {path} cannot be read: {error}") from error
-    listed = content.get("keys") if isinstance(content, dict) else None
-    if not isinstance(listed, list):
+    entries = content.get("keys") if isinstance(content, dict) else None
+    if not isinstance(entries, list):
         raise ConfigurationError(f"{path} is not a key set: it has no list `keys`, as JWKS files have")
-    found = tuple(_key(entry, path) for entry in listed if _verifies(entry))
-    if not found:
+    keys = tuple(_key(entry, path) for entry in entries if _verifies(entry))
+    if not keys:
         raise ConfigurationError(f"the key set {path} has no public key that verifies signatures")
-    if len({key.name for key in found}) < len(found):
+    if len({key.name for key in keys}) < len(keys):
         raise ConfigurationError(f"two keys of the key set {path} have the same `kid`, or none")
-    return found
+    return keys
 
 
 def _verifies(entry: object) -> bool:

@@ -55,44 +55,44 @@ class ForkServer:
         In each fork return the executor's arguments; here, return None.
         """
         while True:
-            found = self._events.poll(None if self._running else self._seconds * 1000)
-            if not found and not self._running:
+            events = self._events.poll(None if self._running else self._seconds * 1000)
+            if not events and not self._running:
                 return None
-            for ready, _ in found:
+            for ready, _ in events:
                 if ready in self._running:
                     self._tell_end(ready)
                 elif (arguments := self._take_order()) is not None:
                     return arguments
 
     def _tell_end(self, ready: int) -> None:
-        process, told = self._running.pop(ready)
+        process, pipe = self._running.pop(ready)
         self._events.unregister(ready)
         os.close(ready)
         status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-        with told, contextlib.suppress(OSError):  # its parent is gone
-            told.sendall(b"%d\n" % status)
+        with pipe, contextlib.suppress(OSError):  # its parent is gone
+            pipe.sendall(b"%d\n" % status)
 
     def _take_order(self) -> list[str] | None:
         """Accept an order, and fork. In the fork, return the arguments of the executor."""
-        told, _ = self._listening.accept()
-        told.settimeout(_ORDER_SECONDS)
-        given: list[int] = []
+        connection, _ = self._listening.accept()
+        connection.settimeout(_ORDER_SECONDS)
+        descriptors: list[int] = []
         try:
-            head, given, _, _ = socket.recv_fds(told, 4, 8)
-            order = json.loads(_received(told, int.from_bytes(head, "little")))
+            head, descriptors, _, _ = socket.recv_fds(connection, 4, 8)
+            order = json.loads(_received(connection, int.from_bytes(head, "little")))
             process = os.fork()
             if not process:
-                taken, given = given, []  # `_become` closes these descriptors and may reuse their numbers
-                return self._begin(order, taken, told)
+                taken, descriptors = descriptors, []  # `_become` closes these descriptors and may reuse their numbers
+                return self._begin(order, taken, connection)
             descriptor = os.pidfd_open(process)
-            self._running[descriptor] = process, told
+            self._running[descriptor] = process, connection
             self._events.register(descriptor, select.POLLIN)
             with contextlib.suppress(OSError):  # the parent is gone: the executor notices and ends
-                told.sendall(b"%d\n" % process)
+                connection.sendall(b"%d\n" % process)
         except (OSError, ValueError):
-            told.close()
+            connection.close()
         finally:
-            _close(given)
+            _close(descriptors)
         return None
 
     def _begin(self, order: dict[str, Any], given: list[int], told: socket.socket) -> list[str]:
@@ -110,17 +110,17 @@ class ForkServer:
 
     def _become(self, order: dict[str, Any], given: list[int]) -> list[str]:
         """Take over the streams, descriptors, folder and environment of the executor, and return its arguments."""
-        stdin, stderr, *kept = given
+        stdin, stderr, *passed_descriptors = given
         os.dup2(stdin, 0)
         os.dup2(stderr, 2)
-        kept = [os.dup(number) for number in kept]
+        passed_descriptors = [os.dup(number) for number in passed_descriptors]
         _close(given)
         os.setpgid(0, 0)
         os.chdir(order["folder"])
         os.environ.clear()
         os.environ.update(order["environment"])
         time.tzset()
-        return [*order["arguments"], "--report-fd", str(kept[0])]
+        return [*order["arguments"], "--report-fd", str(passed_descriptors[0])]
 
 
 def _close(descriptors: list[int]) -> None:

@@ -157,14 +157,14 @@ class ForkServerClient:
 
     def start_server(self, environment: Mapping[str, str]) -> None:
         """Start a fork server for later executors; returns at once. If one runs already, the new one ends."""
-        kept = _read_by_imports(environment)
+        variables = _read_by_imports(environment)
         place, seconds = str(self._socket(environment)), str(self.seconds)
         command = [sys.executable, "-P", "-m", _MODULE, "--socket", place, "--seconds", seconds]
         try:
             # In a separate session and not a child of this process: an engine may end a process with its children.
             subprocess.run(
                 ["/bin/sh", "-c", 'exec 3<&0; "$@" <&3 3<&- &', "sh", *command],
-                env=kept,
+                env=variables,
                 input=self.plugins,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -177,8 +177,8 @@ class ForkServerClient:
 
     def _socket(self, environment: Mapping[str, str]) -> Path:
         """Return the socket of the fork server for executors with this environment."""
-        kept = sorted(_read_by_imports(environment).items())
-        facts = json.dumps([sys.executable, djinn_version(), kept]).encode() + self.plugins
+        variables = sorted(_read_by_imports(environment).items())
+        facts = json.dumps([sys.executable, djinn_version(), variables]).encode() + self.plugins
         return self.folder / f"prepared-{hashlib.sha256(facts).hexdigest()[:12]}"
 
 

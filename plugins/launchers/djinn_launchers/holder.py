@@ -158,9 +158,9 @@ class ExecutorHolder:
         """A certificate of this executor alone, whose key never leaves the folder of this process."""
         folder = self._folder / "tls"
         shutil.rmtree(folder, ignore_errors=True)  # the certificate of an executor before this one
-        made = self_signed(folder, (host,))
-        self.fingerprint = fingerprint_of_file(made.certificate)
-        return TlsOptions(made.certificate, made.key)
+        identity = self_signed(folder, (host,))
+        self.fingerprint = fingerprint_of_file(identity.certificate)
+        return TlsOptions(identity.certificate, identity.key)
 
     def _adapted(self, config: ExecutorConfig, host: str, tls: TlsOptions, share: int, threads: int) -> ExecutorConfig:
         """The configuration with paths and addresses of this machine."""

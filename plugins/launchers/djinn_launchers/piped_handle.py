@@ -169,10 +169,10 @@ class PipedHandle(ExecutorHandle):
         status = self._process.wait()
         how = f"has ended with exit status {status}" if status >= 0 else f"was killed by signal {-status}"
         with self._lock:
-            left = list(self._pending.values())
+            pending = list(self._pending.values())
             self._pending.clear()
         _settle(self._over, (_LOST, f"was lost: `{self._shown}` {how}"))
-        for future in left:
+        for future in pending:
             _settle(future, StartupError(f"`{self._shown}` {how}; what it said is on the standard error output"))
 
     def _take(self, line: bytes) -> None:

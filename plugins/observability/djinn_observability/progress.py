@@ -91,9 +91,9 @@ class UploadProgress(Observer):
 
     def _uploaded(self, nbytes: int, recalled: bool, now: float) -> None:
         if now - self._last > max(self._patience, PATIENCE) or not self._done:
-            expected = self._expected
+            bytes_expected = self._expected
             self._begin(now)
-            self._expected = expected
+            self._expected = bytes_expected
         self._last = now
         self._done += nbytes
         self._recalled += nbytes if recalled else 0
@@ -133,17 +133,17 @@ class ServerProgress(Observer):
         if event.name not in _AT_SERVER:
             self._end()
             return
-        done, expected = int(event.fields["done"]), int(event.fields["expected"])
+        bytes_done, bytes_expected = int(event.fields["done"]), int(event.fields["expected"])
         if event.name != self._what:
             self._end()
             self._what, self._began = event.name, event.seconds
         seconds = event.seconds - self._began
-        if expected and done >= expected:
+        if bytes_expected and bytes_done >= bytes_expected:
             self._end()
         elif seconds >= self._patience:
             if self._bar is None:
                 self._bar = self._make()
-            self._bar.draw(done, expected, seconds, _AT_SERVER[event.name])
+            self._bar.draw(bytes_done, bytes_expected, seconds, _AT_SERVER[event.name])
 
     def _end(self) -> None:
         if self._bar is not None:
@@ -196,8 +196,8 @@ class NotebookBar:
     def draw(self, done: int, total: int, seconds: float, about: str) -> None:
         """Draw the bar, as `ProgressBar.draw`."""
         rate = done / seconds if seconds else 0.0
-        left = f", {(total - done) / rate:.0f} s left" if total and rate else ""
-        text = f"{about}: {size_text(done)}{f' of {size_text(total)}' if total else ''}, {size_text(int(rate))}/s{left}"
+        remaining = f", {(total - done) / rate:.0f} s left" if total and rate else ""
+        text = f"{about}: {size_text(done)}{f' of {size_text(total)}' if total else ''}, {size_text(int(rate))}/s{remaining}"
         state = f'value="{done}" max="{total}"' if total else ""
         from html import escape
 

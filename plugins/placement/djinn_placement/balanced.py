@@ -24,9 +24,9 @@ class Balanced(PlacementPolicy):
         inputs = frozenset(graph.inputs)
 
         def choose(node: Node, homes: BlockHomes) -> tuple[str, str]:
-            fresh = [used for value in node.inputs if (used := replace.get(value, value)) in inputs]
-            settled = [homes.of(value) for value in fresh if homes.is_resident(value)]
-            return shares.take([storage_of(value) for value in fresh], settled[-1] if settled else None)
+            fresh = [source for value in node.inputs if (source := replace.get(value, value)) in inputs]
+            home_devices = [homes.of(value) for value in fresh if homes.is_resident(value)]
+            return shares.take([storage_of(value) for value in fresh], home_devices[-1] if home_devices else None)
 
         return assign_blocks(context, self.name, choose)
 

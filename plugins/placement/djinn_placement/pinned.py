@@ -38,12 +38,12 @@ class Pinned(PlacementPolicy):
         def choose(node: Node, homes: BlockHomes) -> tuple[str, str]:
             if (pin := pins.of(node.module)) is not None:
                 return pin
-            home = next((found for value in node.inputs if (found := homes.of(value)) is not None), devices[0])
+            home = next((device for value in node.inputs if (device := homes.of(value)) is not None), devices[0])
             return home, "no pin matches; its first operand is there" if node.inputs else "no pin matches"
 
         placement = assign_blocks(context, self.name, choose, homes)
-        pinned = [d for d in placement.decisions if (pin := pins.of(nodes[d.node].module)) and d.device == pin[0]]
-        return attrs.evolve(placement, pinned=frozenset(d.node for d in pinned))
+        decisions = [d for d in placement.decisions if (pin := pins.of(nodes[d.node].module)) and d.device == pin[0]]
+        return attrs.evolve(placement, pinned=frozenset(d.node for d in decisions))
 
 
 def _settle(node: Node, context: PlacementContext, pins: _Pins, homes: BlockHomes) -> None:

@@ -28,15 +28,15 @@ def watch() -> None:
 
 def _watch_nodes(plugin: str) -> None:
     """Check all executors periodically until the session ends. `plugin`: name of the engine's plugin, for messages."""
-    ended, pause = port.sessions_ended, threading.Event()
-    told: list[OpenSession] = []
+    session_number, pause = port.sessions_ended, threading.Event()
+    notified: list[OpenSession] = []
     while not pause.wait(LOOK_SECONDS):
-        if not _is_same_session(ended):
+        if not _is_same_session(session_number):
             return
-        told = [one for one in told if one in context.opened]
+        notified = [one for one in notified if one in context.opened]
         for one in context.opened:
-            if one not in told and (reason := _notice(one, told, plugin)):
-                told.append(one)
+            if one not in notified and (reason := _notice(one, notified, plugin)):
+                notified.append(one)
                 _log.warning("an executor leaves, because the engine drains its node", reason=reason)
                 try:
                     _replace(one)
@@ -78,11 +78,11 @@ def _replace(one: OpenSession) -> None:
         except DjinnError as error:
             _log.info("an executor cannot leave yet: its replacement starts first", reason=str(error))
     try:
-        (registry, settings), ended = context.configured(), port.sessions_ended
+        (registry, settings), session_number = context.configured(), port.sessions_ended
         with scaling.numbers_for(1) as numbers:
             more = open_more(settings, registry, start_executors(settings, registry, numbers), context.opened)
             with context.lock:
-                if port.sessions_ended != ended:
+                if port.sessions_ended != session_number:
                     for other in more:
                         other.close()
                     return  # the session has ended meanwhile

@@ -107,22 +107,22 @@ class ElasticExecutors:
         """
         executors = self.executors
         members = {number: executors.members[number] for number in numbers}
-        pinned = [handle for member in members.values() for handle in _pinned_values(member)]
+        pinned_handles = [handle for member in members.values() for handle in _pinned_values(member)]
         rest = [number for number in executors.present if number not in members]
         with interrupt_mask.uninterruptible:  # an interrupt must not leave some executors without their messages
             state = get_state() if self.planner.random in members else None
             targets = self._targets(members, rest)
             for (source, target), storages in targets.items():
                 self._move(source, target, storages)
-            self._pin(pinned)
+            self._pin(pinned_handles)
             for member in executors.here:
                 member.replies.ask(StatsRequest(), StatsReply)  # after this reply, all earlier messages have arrived
             for one, other in itertools.product(numbers, rest):
                 self._drop(other, one)
                 self._drop(one, other)
             for number in numbers:
-                received = {target: len(s) for (source, target), s in targets.items() if source == number}
-                executors.leave(number, max(received, key=received.__getitem__, default=rest[0]))
+                received_counts = {target: len(s) for (source, target), s in targets.items() if source == number}
+                executors.leave(number, max(received_counts, key=received_counts.__getitem__, default=rest[0]))
                 self.locations.leave(number)
                 self.peer_reconnection.leave(number)
             self._plan_anew(self.links.among(frozenset(rest)))
@@ -164,7 +164,7 @@ class ElasticExecutors:
         """
         memory, held_there = self.planner.memory, self.locations.held
         room = {e: None if (free := memory[e]) is None else free - held_there[e] for e in rest}
-        found: dict[tuple[int, int], list[int]] = {}
+        targets: dict[tuple[int, int], list[int]] = {}
         for storage, home in self.locations.homes.items():
             if home not in leaving:
                 continue
@@ -178,8 +178,8 @@ class ElasticExecutors:
                 )
             if (free := room[target]) is not None:
                 room[target] = free - size
-            found.setdefault((home, target), []).append(storage)
-        return found
+            targets.setdefault((home, target), []).append(storage)
+        return targets
 
     def _move(self, source: int, target: int, storages: Sequence[int]) -> None:
         batch: list[int] = []
@@ -208,8 +208,8 @@ def _pinned_values(member: ExecutorClient) -> list[int]:
         )
     if not figures.get("pinned_caches", 0):
         return []
-    if found := unpack_handles(member.replies.ask(CacheRequest("look"), CacheReply).values):
-        return found
+    if handles := unpack_handles(member.replies.ask(CacheRequest("look"), CacheReply).values):
+        return handles
     raise UnsupportedOperation(
         f"an executor cannot leave: {called} has pinned KV caches and does not report which. Unpin them first"
     )

@@ -37,20 +37,20 @@ def never_measured(opened: Iterable[OpenSession]) -> list[OpenSession]:
 
 def environment_for(one: OpenSession, settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a process that measures only the device of `one`."""
-    found = {
+    variables = {
         name: value for name, value in environment.items() if name not in {"DJINN_CONNECTION_FILE", "DJINN_SERVERS"}
     }
     device = one.attached.device
-    found |= {"DJINN_EXECUTORS": "1", "DJINN_RECOVER": "0", "DJINN_CALIBRATE": "0"}
+    variables |= {"DJINN_EXECUTORS": "1", "DJINN_RECOVER": "0", "DJINN_CALIBRATE": "0"}
     servers = find_servers(settings) if one.executor is None else None
     if servers is None:
         threads = {} if settings.threads is None else {"DJINN_THREADS": str(settings.threads)}
-        return found | {"DJINN_DEVICE": settings.device} | threads
+        return variables | {"DJINN_DEVICE": settings.device} | threads
     tls = servers.tls
-    found |= {"DJINN_SERVERS": one.server, "DJINN_TOKEN": servers.token, "DJINN_SERVER_DEVICES": device.id}
+    variables |= {"DJINN_SERVERS": one.server, "DJINN_TOKEN": servers.token, "DJINN_SERVER_DEVICES": device.id}
     files = {"DJINN_TLS_AUTHORITY": tls.authority, "DJINN_TLS_CERTIFICATE": tls.certificate, "DJINN_TLS_KEY": tls.key}
-    found |= {name: str(path) for name, path in files.items() if path is not None}
-    return found | ({"DJINN_TLS_FINGERPRINTS": ",".join(tls.fingerprints)} if tls.fingerprints else {})
+    variables |= {name: str(path) for name, path in files.items() if path is not None}
+    return variables | ({"DJINN_TLS_FINGERPRINTS": ",".join(tls.fingerprints)} if tls.fingerprints else {})
 
 
 def calibrate_in_background(
@@ -77,7 +77,7 @@ def _measure(command: Sequence[str], environments: Sequence[Mapping[str, str]], 
     measured = 0
     for environment in environments:
         try:
-            ended = subprocess.run(
+            process = subprocess.run(
                 [sys.executable, *command],
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
@@ -89,9 +89,9 @@ def _measure(command: Sequence[str], environments: Sequence[Mapping[str, str]], 
         except (OSError, subprocess.TimeoutExpired) as error:
             _log.info("a device could not be measured in the background", error=repr(error))
             continue
-        measured += ended.returncode == 0
-        if ended.returncode:
-            told = ended.stderr.decode(errors="replace")[-500:]
-            _log.info("a device could not be measured in the background; try `djinn calibrate`", error=told)
+        measured += process.returncode == 0
+        if process.returncode:
+            error_text = process.stderr.decode(errors="replace")[-500:]
+            _log.info("a device could not be measured in the background; try `djinn calibrate`", error=error_text)
     if measured:
         done()

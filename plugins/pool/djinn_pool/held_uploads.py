@@ -54,13 +54,13 @@ class HeldUploads:
         else:
             self._bytes += copy.nbytes
         over: list[int] = []
-        left = self._bytes
-        for oldest, tensor in self._held.items() if left > HELD_LIMIT else ():
-            if left <= HELD_LIMIT:
+        bytes_left = self._bytes
+        for oldest, tensor in self._held.items() if bytes_left > HELD_LIMIT else ():
+            if bytes_left <= HELD_LIMIT:
                 break
             if oldest not in self.reads:
                 over.append(oldest)
-                left -= tensor.nbytes
+                bytes_left -= tensor.nbytes
         return over
 
     def give(self, handle: int, executor: int) -> int:

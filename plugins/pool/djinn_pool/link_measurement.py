@@ -43,13 +43,13 @@ def topology() -> NetworkTopology:
     client.init()
     session = client.session_name()
     assert context.session is not None
-    known = context.session.router.topology() or topology_of(client.device() or NOWHERE)
+    cluster = context.session.router.topology() or topology_of(client.device() or NOWHERE)
     if session not in _links:
-        links = _links_to(known)
+        links = _links_to(cluster)
         _links.clear()
         _links[session] = links
-    devices = tuple(attrs.evolve(device, queue=queue_seconds()) for device in known.devices)
-    return NetworkTopology(devices, (*_links[session], *known.links))
+    devices = tuple(attrs.evolve(device, queue=queue_seconds()) for device in cluster.devices)
+    return NetworkTopology(devices, (*_links[session], *cluster.links))
 
 
 def queue_seconds() -> float:

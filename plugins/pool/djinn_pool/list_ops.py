@@ -52,20 +52,20 @@ class ListOps:
 
         Positions whose tensors have no home yet get an op each, so that a policy can place each of them.
         """
-        if (listed := self._listed.use(program.calls)) is None:
-            listed = any(_LIST_OP.match(call.op) for call in program.calls)
-            self._listed.store(program.calls, listed)
-        if not listed:
+        if (list_calls := self._listed.use(program.calls)) is None:
+            list_calls = any(_LIST_OP.match(call.op) for call in program.calls)
+            self._listed.store(program.calls, list_calls)
+        if not list_calls:
             return program
         variants, _ = self._splits.find(program)
         where = tuple([homes.get(storage_of(value)) for value in program.inputs()])
         if len({*where}) == 1 and where[0] is not None:
             return program
-        if (found := next((s for s in variants if s.where == where), None)) is None:
-            found = self._made(program, where, homes)
-            variants.append(found)
+        if (variant := next((s for s in variants if s.where == where), None)) is None:
+            variant = self._made(program, where, homes)
+            variants.append(variant)
             del variants[:-_VARIANTS]
-        return found.of(program, self._part) if found.groups else program
+        return variant.of(program, self._part) if variant.groups else program
 
     def _made(self, program: Program, where: tuple[int | None, ...], homes: Mapping[int, int]) -> _Split:
         groups = _groups(program, homes)
@@ -82,10 +82,10 @@ class ListOps:
         return _Split(where, groups, _taking(instructions), _taking(operands), _taking(slots))
 
     def _part(self, call: Call, group: tuple[int, ...]) -> _CallPart:
-        found = self._parts.use(key := (call, group))
-        if found is None:
-            self._parts.store(key, found := _part_of(call, group))
-        return found
+        part = self._parts.use(key := (call, group))
+        if part is None:
+            self._parts.store(key, part := _part_of(call, group))
+        return part
 
 
 @attrs.frozen
@@ -149,11 +149,11 @@ def _groups(program: Program, homes: Mapping[int, int]) -> dict[int, Groups]:
     listed: dict[int, list[list[int]]] = {}  # storages at each position, written ones first
     for index, call in enumerate(calls):
         storages = storages_of(operands[starts[index] : starts[index + 1]])
-        if (found := _positions(call)) is None or not _are_independent(call, found, storages):
+        if (positions := _positions(call)) is None or not _are_independent(call, positions, storages):
             continue
         written = frozenset(call.writes)
         listed[index] = rows = []
-        for position in found:
+        for position in positions:
             ordered = sorted(position, key=lambda operand: operand not in written)
             rows.append([storages[operand] for operand in ordered])
             for storage in rows[-1][1:]:
@@ -182,33 +182,33 @@ def _positions(call: Call) -> Sequence[Sequence[int]] | None:
     length = max((len(a.items) for a in lists), default=0)
     if length < 2 or any(len(a.items) not in (0, length) or ListArg in map(type, a.items) for a in lists):
         return None
-    made = call.new_count
+    new_count = call.new_count
     shared = any(place >= 0 for place in (*call.aliases, *call.inplace))
-    if shared or (made and not made == len(call.results) == length):
+    if shared or (new_count and not new_count == len(call.results) == length):
         return None
-    found: list[list[int]] = [[] for _ in range(length)]
+    positions: list[list[int]] = [[] for _ in range(length)]
     beside: set[int] = set()  # operands outside of all lists
     operand = 0
     for argument in _arguments(call.signature.form):
         for position, item in enumerate(_items(argument)):
             if type(item) is Operand:
                 if isinstance(argument, ListArg):
-                    found[position].append(operand)
+                    positions[position].append(operand)
                 else:
                     beside.add(operand)
                 operand += 1
-    if not beside.isdisjoint(call.writes) or not all(found):
+    if not beside.isdisjoint(call.writes) or not all(positions):
         return None
-    for position in range(made):
-        found[position].append(operand + position)
-    return found
+    for position in range(new_count):
+        positions[position].append(operand + position)
+    return positions
 
 
 def _are_independent(call: Call, positions: Sequence[Sequence[int]], storages: Sequence[int]) -> bool:
     """Return True if no list position uses memory that the op writes at another position."""
     of = {operand: number for number, position in enumerate(positions) for operand in position}
-    written = {storages[operand]: of[operand] for operand in call.writes}
-    return all(written.get(storage, of.get(at)) == of.get(at) for at, storage in enumerate(storages))
+    targets = {storages[operand]: of[operand] for operand in call.writes}
+    return all(targets.get(storage, of.get(at)) == of.get(at) for at, storage in enumerate(storages))
 
 
 def _arguments(form: Form) -> list[Argument]:
@@ -221,26 +221,26 @@ def _items(argument: Argument) -> Sequence[Argument]:
 
 def _part_of(call: Call, group: Sequence[int]) -> _CallPart:
     """Return the part of a call for these list positions. It keeps all arguments that are not lists."""
-    form, chosen = call.signature.form, frozenset(group)
+    form, members = call.signature.form, frozenset(group)
     operands: list[int] = []
     slots: list[int] = []
     arguments: list[Argument] = []
     operand = slot = 0
     for argument in _arguments(form):
-        kept: list[Argument] = []
+        arguments_of_part: list[Argument] = []
         for position, item in enumerate(_items(argument)):
             is_operand, numbers = type(item) is Operand, slots_taken(item)
-            if position in chosen or not isinstance(argument, ListArg):
-                kept.append(item)
+            if position in members or not isinstance(argument, ListArg):
+                arguments_of_part.append(item)
                 operands += range(operand, operand + is_operand)
                 slots += range(slot, slot + numbers)
             operand, slot = operand + is_operand, slot + numbers
-        arguments.append(ListArg(tuple(kept)) if isinstance(argument, ListArg) else argument)
-    made = tuple(group) if call.new_count else ()
-    results = made or range(len(call.results))
+        arguments.append(ListArg(tuple(arguments_of_part)) if isinstance(argument, ListArg) else argument)
+    new_values = tuple(group) if call.new_count else ()
+    results = new_values or range(len(call.results))
     count, metas = len(form.args), tuple([call.operands[i] for i in operands])
-    named = tuple([(name, argument) for (name, _), argument in zip(form.kwargs, arguments[count:], strict=True)])
-    own = Form(form.op, tuple(arguments[:count]), named, tuple([form.results[i] for i in results]), form.sequence)
+    keywords = tuple([(name, argument) for (name, _), argument in zip(form.kwargs, arguments[count:], strict=True)])
+    own = Form(form.op, tuple(arguments[:count]), keywords, tuple([form.results[i] for i in results]), form.sequence)
     part = Call(
         signature=signature_of(own, metas),
         operands=metas,
@@ -251,7 +251,7 @@ def _part_of(call: Call, group: Sequence[int]) -> _CallPart:
         random=False,
         operand_count=len(operands),
         slot_count=len(slots),
-        new_count=len(made),
+        new_count=len(new_values),
         nbytes=tuple([call.nbytes[i] for i in results]),
     )
-    return _CallPart(part, (*operands, *(call.operand_count + i for i in made)), tuple(slots))
+    return _CallPart(part, (*operands, *(call.operand_count + i for i in new_values)), tuple(slots))

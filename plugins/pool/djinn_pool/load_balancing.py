@@ -90,10 +90,10 @@ class LoadBalancer:
         if not alike.takes_turns or not alike.under_way:
             return None
         count = len(self._executors.members)
-        offered = [e for e in self._executors.present if e not in alike.passed_over]
-        if len(offered) < 2:
+        candidates = [e for e in self._executors.present if e not in alike.passed_over]
+        if len(candidates) < 2:
             return None
-        return min(offered, key=lambda e: (self._load(e), (e - alike.last - 1) % count))
+        return min(candidates, key=lambda e: (self._load(e), (e - alike.last - 1) % count))
 
     def _load(self, executor: int) -> int:
         unanswered, member = self._unanswered[executor], self._executors.members[executor]

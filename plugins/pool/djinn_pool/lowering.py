@@ -100,10 +100,10 @@ def _left_behind(planned: ProgramPlacement, ledger: _Ledger, locations: ValueLoc
         storage = storage_of(planned.names.get(value, value))
         if storage not in locations.homes:
             sizes[storage] = executor, max(_nbytes(planned.graph, value), sizes.get(storage, (0, 0))[1])
-    found: dict[int, int] = defaultdict(int)
+    remaining: dict[int, int] = defaultdict(int)
     for executor, nbytes in sizes.values():
-        found[executor] += nbytes
-    return tuple((executor, nbytes) for executor, nbytes in found.items() if nbytes)
+        remaining[executor] += nbytes
+    return tuple((executor, nbytes) for executor, nbytes in remaining.items() if nbytes)
 
 
 class _Writer:
@@ -167,10 +167,10 @@ class _Writer:
             equal = schedule.equal_slots if rewritten is not None else ()  # otherwise the conditions of the whole plan
             prepared = make_template(self.program, nodes, schedule.replace, equal, freed, rewritten)
             graph, replace = self.planned.graph, schedule.replace
-            used = {replace.get(v, v) for n in nodes for v in graph.nodes[n].inputs}
-            used.update(v for n in nodes for v in graph.nodes[n].outputs)
-            self.parts.append(RunPart(self.executor, prepared, tuple(freed & used)))
-            freed -= used
+            inputs = {replace.get(v, v) for n in nodes for v in graph.nodes[n].inputs}
+            inputs.update(v for n in nodes for v in graph.nodes[n].outputs)
+            self.parts.append(RunPart(self.executor, prepared, tuple(freed & inputs)))
+            freed -= inputs
         if freed:
             self.parts.append(FreeStep(self.executor, tuple(sorted(freed))))
 
@@ -203,7 +203,7 @@ def _join_frees(parts: Sequence[PoolStep]) -> list[PoolStep]:
     Values that the part does not use are freed before it runs. A free stays separate before an upload, which may need the memory,
     before the same memory arrives again, and after the last part.
     """
-    joined: list[PoolStep] = []
+    merged_steps: list[PoolStep] = []
     waiting: dict[int, list[int]] = {}
     for part in parts:
         if isinstance(part, FreeStep):
@@ -211,14 +211,14 @@ def _join_frees(parts: Sequence[PoolStep]) -> list[PoolStep]:
             continue
         if isinstance(part, RunPart):
             freed = tuple(waiting.pop(part.executor, ()))
-            joined.append(attrs.evolve(part, free=freed) if freed else part)
+            merged_steps.append(attrs.evolve(part, free=freed) if freed else part)
             continue
         if not isinstance(part, TransferStep) and part.executor in waiting:
             arriving = storage_of(part.carry.value) if isinstance(part, AwaitStep) else None
             if arriving is None or arriving in map(storage_of, waiting[part.executor]):
-                joined.append(FreeStep(part.executor, tuple(waiting.pop(part.executor))))
-        joined.append(part)
-    return [*joined, *(FreeStep(executor, tuple(values)) for executor, values in waiting.items())]
+                merged_steps.append(FreeStep(part.executor, tuple(waiting.pop(part.executor))))
+        merged_steps.append(part)
+    return [*merged_steps, *(FreeStep(executor, tuple(values)) for executor, values in waiting.items())]
 
 
 class _Ledger:
@@ -258,10 +258,10 @@ class _Ledger:
 
     def leftovers(self) -> list[FreeStep]:
         """Return the steps that free stale copies, and the dead inputs that executors still hold."""
-        left = self.out_of_date | {(v, e) for v, e in self.held | self.copied if v in self.dead}
-        self.copied -= left
+        leftovers = self.out_of_date | {(v, e) for v, e in self.held | self.copied if v in self.dead}
+        self.copied -= leftovers
         by_executor: dict[int, list[int]] = defaultdict(list)
-        for value, executor in sorted(left):
+        for value, executor in sorted(leftovers):
             by_executor[executor].append(value)
         return [FreeStep(executor, tuple(values)) for executor, values in by_executor.items()]
 

@@ -159,10 +159,10 @@ def own_values(rewritten: RewrittenProgram) -> Own:
 def named(own: Own, values: Sequence[int]) -> list[int]:
     """Return the handles of a run's values. `values`: handles of the recorded program's values."""
     storages: dict[int, int] = {}
-    made = []
+    names = []
     for storage, anchor, view in own:
         there = storages.get(storage)
         if there is None:
             there = storages[storage] = storage_of(values[anchor]) if anchor >= 0 else new_storage()
-        made.append(make_handle(there, view))
-    return made
+        names.append(make_handle(there, view))
+    return names

@@ -80,12 +80,12 @@ class PeerReconnection:
 
     def _resumed(self, number: int, _seconds: float) -> None:
         """Handle a resumed connection to an executor, whose process may be new."""
-        known = self._known.get(number)
-        found = known.reach.instance if known is not None else ""
-        if found != self._instances[number]:
-            self._instances[number] = found
+        peer = self._known.get(number)
+        instance = peer.reach.instance if peer is not None else ""
+        if instance != self._instances[number]:
+            self._instances[number] = instance
             threading.Thread(
-                target=self._reconnect, args=(number, found), name="djinn-peer-reconnection", daemon=True
+                target=self._reconnect, args=(number, instance), name="djinn-peer-reconnection", daemon=True
             ).start()
 
     def _reconnect(self, number: int, instance: str) -> None:

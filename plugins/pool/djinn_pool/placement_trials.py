@@ -75,11 +75,11 @@ def next_way(tried: TriedPlacement, pays: bool | None) -> bool | None:
     alone, apart = tried.alone, tried.apart
     if pays is None:
         return bool(alone.seconds) if apart.unmeasured < UNMEASURED else None
-    used, other = (apart, alone) if pays else (alone, apart)
-    wanted = 1 + sum(len(used.seconds) >= look for look in LOOKS)
-    if len(other.seconds) < wanted and other.unmeasured < UNMEASURED:
+    preferred, other = (apart, alone) if pays else (alone, apart)
+    samples_needed = 1 + sum(len(preferred.seconds) >= look for look in LOOKS)
+    if len(other.seconds) < samples_needed and other.unmeasured < UNMEASURED:
         return not pays
-    return pays if len(used.seconds) < LOOKS[-1] else None
+    return pays if len(preferred.seconds) < LOOKS[-1] else None
 
 
 class PlacementTrials:
@@ -99,10 +99,10 @@ class PlacementTrials:
         way = next_way(tried, pays)
         if way is None:
             tried.settled, tried.pays, way = True, bool(pays), bool(pays)
-        used = tried.apart if way else tried.alone
-        if way and not trial.apart and not used.unmeasured:
+        preferred = tried.apart if way else tried.alone
+        if way and not trial.apart and not preferred.unmeasured:
             self._stats.placements_tried += 1
-        used.unmeasured += 1
+        preferred.unmeasured += 1
         return way
 
     def forget(self, tried: TriedPlacement) -> None:

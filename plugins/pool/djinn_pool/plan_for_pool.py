@@ -108,12 +108,12 @@ def plan_for_pool(
     except InvalidStage as error:
         if (isinstance(error, DoesNotFit) and error.pinned) or not (memory_limits or isinstance(error, DoesNotFit)):
             raise
-        said = error
+        last_error = error
     if memory_limits:
-        _log.warning("no plan fits the memory limits", error=str(said), instead="one without optimizations")
+        _log.warning("no plan fits the memory limits", error=str(last_error), instead="one without optimizations")
         return plan(graph, PluginOverrides(registry, optimizations=()), blind, known=where.known)
     instead = "what is free does not count, nor what devices lack: their executors say so"
-    _log.warning("a program may not fit", error=str(said), instead=instead)
+    _log.warning("a program may not fit", error=str(last_error), instead=instead)
     anywhere = attrs.evolve(blind, topology=unparticular(blind.topology))
     return _first_that_fits(lambda asked: plan(graph, registry, asked, known=where.known), blind, anywhere)
 

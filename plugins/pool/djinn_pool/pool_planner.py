@@ -137,28 +137,28 @@ class PoolPlanner:
 
     def _keeps_to_one(self, alike: ProgramFamily, values: Sequence[int]) -> bool:
         """Return True if a program that a policy would divide runs on one executor this time."""
-        tried, placements = alike.tried, self._rules.placements
-        if tried is None or placements is None:
+        trials, placements = alike.tried, self._rules.placements
+        if trials is None or placements is None:
             return False
-        if tried.link_changes != self.link_changes:
-            placements.forget(tried)
+        if trials.link_changes != self.link_changes:
+            placements.forget(trials)
             alike.tried = None
             return False
-        undecided = not tried.settled
-        alone = not placements.choose(tried)
-        if alone and undecided and tried.settled:  # copies were kept until now
+        undecided = not trials.settled
+        alone = not placements.choose(trials)
+        if alone and undecided and trials.settled:  # copies were kept until now
             self._free(self._locations.end_copies(values))
         return alone
 
     def _make(self, program: Program, alike: ProgramFamily, turn: int | None, alone: bool) -> PooledPlan:
         graph = ProgramGraph(program)
-        judged = self._rules.placements is not None
+        has_trials = self._rules.placements is not None
         # Programs that depend on each other have no separate time, so a trial of one program is impossible.
-        together = alone or (judged and turn is not None and alike.tried is None)
+        together = alone or (has_trials and turn is not None and alike.tried is None)
         inputs = self.inputs(graph, self._stream(graph, alike, turn), 1.0 if together else self.margin)
         planning = partial(self._plan, graph)
         with modes_as_before(), interrupt_mask.unmasked():
-            if judged and not together:
+            if has_trials and not together:
                 result, alone = self._divided_or_not(alike, program, inputs, planning)
             else:
                 result = planning(inputs)
@@ -180,8 +180,8 @@ class PoolPlanner:
         where = {v: names[e] for v, e in resident(program, graph, locations, self.random).items()}
         held = {v: locations.copies(v) for v in graph.inputs}
         copies = {v: tuple(names[e] for e in sorted(holders)) for v, holders in held.items() if holders}
-        known = self._earlier.residency(program)
-        return PlanningInputs(where, copies, stream, self.derived.places, self._occupied(graph), known, margin)
+        residencies = self._earlier.residency(program)
+        return PlanningInputs(where, copies, stream, self.derived.places, self._occupied(graph), residencies, margin)
 
     def _lowered(self, program: Program, graph: ProgramGraph, result: PipelineResult) -> PooledPlan | None:
         """Lower a plan to steps. Return None if derived values were missing: they are computed now, and planning must be repeated."""
@@ -190,11 +190,11 @@ class PoolPlanner:
         rewritten = result.schedule.rewritten
         if rewritten is not None and self.derived.make_missing(rewritten, result.placement.values):
             return None  # plan again, now that the derived values have a location
-        called = {} if rewritten is None else self.derived.names(rewritten)
+        names = {} if rewritten is None else self.derived.names(rewritten)
         executors = {name: number for number, name in enumerate(self.devices)}
-        placed = {value: executors[device] for value, device in result.placement.values.items()}
-        planned = ProgramPlacement(result.graph, placed, executors, result.schedule, graph, called)
-        plan = build_plan(planned, self._locations, self.random)
+        homes = {value: executors[device] for value, device in result.placement.values.items()}
+        program_placement = ProgramPlacement(result.graph, homes, executors, result.schedule, graph, names)
+        plan = build_plan(program_placement, self._locations, self.random)
         plan.link_changes = self.link_changes
         plan.relied = relied_on(program, result, self._rules.unsure)
         plan.profile = result.recorded or result.profile
@@ -216,16 +216,16 @@ class PoolPlanner:
 
         A program that the policy divides for the first time runs on one executor first, if it fits.
         """
-        result, tried = plan(where), alike.tried
-        if tried is None and _is_divided(result):
+        result, trials = plan(where), alike.tried
+        if trials is None and _is_divided(result):
             one = plan(attrs.evolve(where, margin=1.0))
             if not _is_divided(one):
                 alike.tried = TriedPlacement(program, self.link_changes)
                 return one, True
-        elif tried is not None and _is_divided(result):
-            tried.moving += _moving_seconds(result, where)
-        elif tried is not None:  # after its inputs have a location, the policy no longer divides it
-            tried.settled, tried.pays = True, False
+        elif trials is not None and _is_divided(result):
+            trials.moving += _moving_seconds(result, where)
+        elif trials is not None:  # after its inputs have a location, the policy no longer divides it
+            trials.settled, trials.pays = True, False
             return result, True
         return result, False
 
@@ -244,17 +244,22 @@ class PoolPlanner:
 
     def _has_room(self, plan: PooledPlan) -> bool:
         """Return True if a plan's results fit on each executor, together with the values that arrived since the plan was made."""
-        held = self._locations.held
+        bytes_held = self._locations.held
         for executor, more in plan.leaves:
             room = self.memory[executor]
-            if room is not None and held[executor] + more > room:
+            if room is not None and bytes_held[executor] + more > room:
                 return False
         return True
 
     def _occupied(self, graph: ProgramGraph) -> dict[str, MemoryInUse]:
         """Return by device the bytes in use, and how many of them the program does not use."""
-        held, used = self._locations.held, self._locations.held_of({storage_of(v) for v in graph.inputs})
-        return {name: MemoryInUse(held[e], held[e] - used[e]) for e, name in enumerate(self.devices)}
+        bytes_held, bytes_of_program = (
+            self._locations.held,
+            self._locations.held_of({storage_of(v) for v in graph.inputs}),
+        )
+        return {
+            name: MemoryInUse(bytes_held[e], bytes_held[e] - bytes_of_program[e]) for e, name in enumerate(self.devices)
+        }
 
     def _stream(self, graph: ProgramGraph, alike: ProgramFamily, turn: int | None) -> Stream:
         if turn is None:

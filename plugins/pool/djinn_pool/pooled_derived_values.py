@@ -39,12 +39,12 @@ class PooledDerivedValues:
 
     def places(self, recipe: Recipe) -> RecipeLocations | None:
         """Return the locations of a recipe's values; None if they were not computed."""
-        made = self.values.made((recipe.identity, recipe.sources))
-        if made is None:
+        results = self.values.made((recipe.identity, recipe.sources))
+        if results is None:
             return None
-        homes = tuple(self._devices[self._locations.homes[storage_of(v)]] for v in made)
-        held = [self._locations.copies(v) or () for v in made]
-        return RecipeLocations(homes, tuple(tuple(self._devices[e] for e in sorted(h)) for h in held))
+        homes = tuple(self._devices[self._locations.homes[storage_of(v)]] for v in results)
+        copies = [self._locations.copies(v) or () for v in results]
+        return RecipeLocations(homes, tuple(tuple(self._devices[e] for e in sorted(h)) for h in copies))
 
     def make_missing(self, rewritten: RewrittenProgram, placed: Mapping[int, str]) -> bool:
         """Compute missing derived values on the executors that a plan chose. Return True if any was missing."""
@@ -87,8 +87,8 @@ class PooledDerivedValues:
         graph, names, device = ProgramGraph(program), self._devices, self._devices[executor]
         homes = {v: names[e] for v, e in resident(program, graph, self._locations, None).items()}
         nodes = tuple(node.id for node in graph.nodes)
-        made = {v: device for node in graph.nodes for v in node.outputs}
-        values = {**{v: homes.get(v, device) for v in graph.inputs}, **made}
+        device_of = {v: device for node in graph.nodes for v in node.outputs}
+        values = {**{v: homes.get(v, device) for v in graph.inputs}, **device_of}
         decisions = tuple(PlacementDecision(node, device, "derived values are wanted here") for node in nodes)
         held = {v: tuple(names[e] for e in sorted(self._locations.copies(v) or ())) for v in graph.inputs}
         copies = {v: holders for v, holders in held.items() if holders}

@@ -30,39 +30,43 @@ def ask(
         UnsupportedOperation: no executor has all values that the message is about.
         WeightsUnavailable: executors find different weights at the same address.
     """
-    found: Any
+    reply: Any
     if isinstance(message, CacheRequest):
-        found = _caches(message, executors, locations)
+        reply = _caches(message, executors, locations)
     elif isinstance(message, SaveWeights):
-        found = executors.members[_holder_of_all(message, executors, locations)].ask(message, kind)
+        reply = executors.members[_holder_of_all(message, executors, locations)].ask(message, kind)
     elif isinstance(message, StatsRequest):
         sums = Counter[str]()
         for member in executors.at(device):
             sums.update(member.ask(message, StatsReply).values)
-        found = StatsReply(dict(sums))
+        reply = StatsReply(dict(sums))
     elif isinstance(message, OpenWeights):
-        found = _opened(message, executors, device)
+        reply = _opened(message, executors, device)
     else:
-        found = executors.at(device)[0].ask(message, kind)
-    return found  # type: ignore[no-any-return]
+        reply = executors.at(device)[0].ask(message, kind)
+    return reply  # type: ignore[no-any-return]
 
 
 def _opened(message: OpenWeights, executors: Executors[ExecutorClient], device: int) -> OpenWeightsReply:
     """Return the common reply of all executors about an address, or the first reply that differs."""
     members = executors.at(device)
-    found: list[OpenWeightsReply] = []
+    replies: list[OpenWeightsReply] = []
     for member in members:
         reply = member.ask(message, OpenWeightsReply)
         if reply.unfinished or reply.refused:
             return reply
-        found.append(reply)
-    for member, other in zip(members[1:], found[1:], strict=True):
-        if (other.address, other.version, other.tensors) != (found[0].address, found[0].version, found[0].tensors):
+        replies.append(reply)
+    for member, other in zip(members[1:], replies[1:], strict=True):
+        if (other.address, other.version, other.tensors) != (
+            replies[0].address,
+            replies[0].version,
+            replies[0].tensors,
+        ):
             raise WeightsUnavailable(
                 f"{message.address!r} differs between {member.server} and {members[0].server}: a pool reads from "
                 "one place, or from equal copies with equal timestamps"
             )
-    return found[0]
+    return replies[0]
 
 
 def _holders(handle: int, locations: ValueLocations) -> set[int]:
@@ -85,18 +89,18 @@ def _holder_of_all(message: SaveWeights, executors: Executors[ExecutorClient], l
 def _caches(message: CacheRequest, executors: Executors[ExecutorClient], locations: ValueLocations) -> CacheReply:
     """Add up the executors' replies about the values that each of them holds."""
     handles = unpack_handles(message.handles)
-    held: dict[int, list[int]] = {} if handles else {number: [] for number in executors.present}
+    handles_of: dict[int, list[int]] = {} if handles else {number: [] for number in executors.present}
     for handle in handles:
         for number in _holders(handle, locations):
-            held.setdefault(number, []).append(handle)
-    found: Sequence[CacheReply] = [
+            handles_of.setdefault(number, []).append(handle)
+    replies: Sequence[CacheReply] = [
         executors.members[number].ask(msgspec.structs.replace(message, handles=pack_handles(part)), CacheReply)
-        for number, part in sorted(held.items())
+        for number, part in sorted(handles_of.items())
     ]
     return CacheReply(
-        sum(one.nbytes for one in found),
-        sum(one.resident for one in found),
-        sum(one.pinned for one in found),
-        all(one.limited for one in found),
-        "; ".join(one.refused for one in found if one.refused),
+        sum(one.nbytes for one in replies),
+        sum(one.resident for one in replies),
+        sum(one.pinned for one in replies),
+        all(one.limited for one in replies),
+        "; ".join(one.refused for one in replies if one.refused),
     )

@@ -44,9 +44,9 @@ class Relay:
 
     def take_seen(self) -> list[LinkMeasurement]:
         """Take the link measurements since the last call."""
-        seen, self._seen = self._seen, []
+        links, self._seen = self._seen, []
         self.has_news = self._room is not None
-        return seen
+        return links
 
     def take_room(self) -> Room | None:
         """Return the executor's last report of its memory; None if no report arrived since the last call."""

@@ -280,7 +280,7 @@ class PoolRouter(Router):
     def _submit(
         self, submission: Submission, prepared: tuple[ProgramFamily, PooledPlan, Sequence[int]] | None
     ) -> PendingReply:
-        asked: Asked = []
+        pending: Asked = []
         took: Callable[[float], None] | None = None
         alike: ProgramFamily | None = None
         members = self.executors.members
@@ -291,9 +291,9 @@ class PoolRouter(Router):
                 took = alike.clock()  # otherwise the reply would wait for earlier work
             requests = self._requests(submission, self._record_locations(plan, values))
             if self._planner.derived.values.some:
-                written = [values[i] for i in plan.written]
-                self._forget_derived(requests, submission.free, submission.program.dead, written)
-            asked = self._run_parts(plan, values, submission, requests)
+                handles = [values[i] for i in plan.written]
+                self._forget_derived(requests, submission.free, submission.program.dead, handles)
+            pending = self._run_parts(plan, values, submission, requests)
             if plan.dead and self._uploads:  # values that no running part has used
                 self._uploads.drop([values[i] for i in plan.dead])
         else:
@@ -306,14 +306,14 @@ class PoolRouter(Router):
             if request.synchronize and members[executor].link.sent in self.synchronized[executor : executor + 1]:
                 request.synchronize = False  # the executor has received no message since its last reply
             if request:
-                asked += self._tell(executor, request)
+                pending += self._tell(executor, request)
         if submission.later is not None:
-            for _, reply in asked:
+            for _, reply in pending:
                 reply.replies.deferred.defer(reply.number, submission.later)
         return (
-            PoolReply(submission, asked, self, alike, took, begun)
+            PoolReply(submission, pending, self, alike, took, begun)
             if submission.is_answered
-            else JoinedReplies(submission, asked)
+            else JoinedReplies(submission, pending)
         )
 
     def _prepare(self, submission: Submission) -> tuple[ProgramFamily, PooledPlan, Sequence[int]]:
@@ -399,7 +399,7 @@ class PoolRouter(Router):
         self, plan: PooledPlan, values: Sequence[int], submission: Submission, requests: _ExecutorRequests
     ) -> Asked:
         """Have each executor run its parts. Requests for values are attached to an executor's last part."""
-        asked: Asked = []
+        pending: Asked = []
         begun = self._begin_reads(plan, values) if plan.uploads and self._uploads.reads else ()
         for index, part in enumerate(plan.parts):
             if index in begun:
@@ -413,8 +413,8 @@ class PoolRouter(Router):
             request = (requests.pop(executor, None) if last else None) or _ExecutorRequest()
             if part.free:
                 request.free += [values[i] for i in part.free]
-            asked += self._run(executor, request.submission(submission.program), part.prepared, values)
-        return asked
+            pending += self._run(executor, request.submission(submission.program), part.prepared, values)
+        return pending
 
     def _begin_reads(self, plan: PooledPlan, values: Sequence[int]) -> set[int]:
         """Have all executors start reading the program's weights before any of them computes.

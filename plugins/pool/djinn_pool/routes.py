@@ -92,15 +92,15 @@ class Routes:
         if len(here) <= EVERY_LINK:
             return self._measured(devices, itertools.permutations(here, 2))
         ring = [(a, b) for one, other in itertools.pairwise(here) for a, b in ((one, other), (other, one))]
-        found = self._measured(devices, ring)
-        middle = (statistics.median([link.bandwidth for link in found]), statistics.median([x.latency for x in found]))
-        return (*found, Link(EVERYWHERE, EVERYWHERE, *middle))
+        links = self._measured(devices, ring)
+        middle = (statistics.median([link.bandwidth for link in links]), statistics.median([x.latency for x in links]))
+        return (*links, Link(EVERYWHERE, EVERYWHERE, *middle))
 
     def _measured(self, devices: Sequence[str], pairs: Iterable[tuple[int, int]]) -> tuple[Link, ...]:
-        found = [(a, b, self.connect_peers(a, b)) for a, b in pairs]
+        connected = [(a, b, self.connect_peers(a, b)) for a, b in pairs]
         return tuple(
             Link(devices[a], devices[b], *(ROUNDABOUT if reply.error else (reply.bandwidth, reply.latency + HANDLING)))
-            for a, b, reply in found
+            for a, b, reply in connected
         )
 
     def ship(self, carry: TransferStep, value: int) -> None:

@@ -48,16 +48,16 @@ def scale(executors: int | None = None, servers: Sequence[str] | None = None) ->
         UnsupportedOperation: a leaving executor holds a value that cannot move.
         SessionLost: an executor was lost, and its values with it.
     """
-    given = {"executors": executors} if servers is None else {"servers": tuple(servers)}
+    options = {"executors": executors} if servers is None else {"servers": tuple(servers)}
     if (executors is None) == (servers is None):
         raise ConfigurationError(
             "djinn.scale() takes either `executors`, the number of executors, or `servers`, the servers of the session"
         )
     with collect_later, context.lock:
         if is_new := not context.is_open:
-            client.configure(**given)
+            client.configure(**options)
         else:
-            _scale(given)
+            _scale(options)
     if is_new:
         client.init()  # without the lock, because threads of hooks may wait for it
 
@@ -67,15 +67,15 @@ def _scale(given: Mapping[str, Any]) -> None:
     executors = given.get("executors")
     resolved = resolve({**context.overrides, **given}).settings
     _check(executors)
-    found = None if executors is not None else find_servers(resolved, client.registry().transports)
-    if executors is None and found is None:
+    servers_found = None if executors is not None else find_servers(resolved, client.registry().transports)
+    if executors is None and servers_found is None:
         raise ConfigurationError("djinn.scale(servers=[]) would leave no executor: name the servers that stay")
     before, is_done = context.opened, False
     try:
-        if found is None:
+        if servers_found is None:
             _scale_to(resolved.executors)
         else:
-            _scale_over(found)
+            _scale_over(servers_found)
         is_done = True
     finally:
         if is_done or (context.is_open and context.opened != before):  # Ctrl-C may arrive after the change
@@ -110,20 +110,20 @@ def _scale_to(count: int) -> None:
 
 def _scale_over(wanted: Servers) -> None:
     """Scale to exactly these servers."""
-    known = context.opened
-    members = {urls: [one for one in known if _is_at(one, urls)] for urls in wanted.members}
-    more = tuple(urls for urls, found in members.items() if not found)
-    staying = [one for found in members.values() for one in found]
-    leaving = [one for one in known if one not in staying]
+    before = context.opened
+    members = {urls: [one for one in before if _is_at(one, urls)] for urls in wanted.members}
+    more = tuple(urls for urls, numbers in members.items() if not numbers)
+    staying = [one for numbers in members.values() for one in numbers]
+    leaving = [one for one in before if one not in staying]
     try:
         if more:
             join(_open(attrs.evolve(wanted, members=more)))
         if leaving:
             leave(leaving)
     except BaseException:
-        joined = [one for one in context.opened if one not in known]
-        if joined and context.is_open and any(one in context.opened for one in leaving):
-            leave(joined)
+        new = [one for one in context.opened if one not in before]
+        if new and context.is_open and any(one in context.opened for one in leaving):
+            leave(new)
         raise
 
 
@@ -146,8 +146,8 @@ def numbers_for(count: int) -> Iterator[tuple[int, int]]:
     with context.lock:
         assert context.session is not None
         members = len(context.session.executors.members)
-        taken = {one.executor.number for one in context.opened if one.executor is not None} | context.joining
-        first = max([members, *(number + 1 for number in taken)])
+        numbers_in_use = {one.executor.number for one in context.opened if one.executor is not None} | context.joining
+        first = max([members, *(number + 1 for number in numbers_in_use)])
         numbers = range(first, first + count)
         context.joining.update(numbers)
     try:

@@ -132,8 +132,8 @@ class PoolTopology:
 
     def among(self, executors: frozenset[int]) -> list[Link]:
         """Return the links between some executors, and the default for other links."""
-        known = [link.link for pair, link in self._links.items() if executors.issuperset(pair)]
-        return [*known, *self._assumed]
+        links = [link.link for pair, link in self._links.items() if executors.issuperset(pair)]
+        return [*links, *self._assumed]
 
     def change_executors(self, present: Sequence[int], measured: Sequence[Link], indexes: Sequence[int]) -> None:
         """Update the executors, because some have joined or left.
@@ -161,25 +161,25 @@ class PoolTopology:
 
     def replace_devices(self, devices: Sequence[DeviceCapabilities]) -> None:
         """Replace the capabilities of some devices, and plan anew."""
-        known = {device.id: device for device in devices}
+        by_id = {device.id: device for device in devices}
         self._devices = [  # with the free memory that executors reported since the session began
-            attrs.evolve(known.get(d.id, d), memory_free=d.memory_free) for d in self._devices
+            attrs.evolve(by_id.get(d.id, d), memory_free=d.memory_free) for d in self._devices
         ]
         self._update_topology()
 
     def listen(self) -> int:
         """Read the executors' measurements and request missing ones. Return the number of link changes so far."""
-        now, told = self._clock(), False
+        now, has_changed = self._clock(), False
         for number in self._present:
             relay = self._relays[number]
             if not relay.has_news:
                 continue
-            if seen := relay.take_seen():
-                self._take_measurements(number, seen, now)
+            if links := relay.take_seen():
+                self._take_measurements(number, links, now)
             if (room := relay.take_room()) is not None:
                 self._note_room(number, room)
-                told = True
-        if told:  # one call for all changes, because it reads all devices
+                has_changed = True
+        if has_changed:  # one call for all changes, because it reads all devices
             self.topology = attrs.evolve(self.topology, devices=tuple([self._devices[n] for n in self._present]))
             self.when_room_changed(self._devices)
         if now > self._next:
@@ -188,23 +188,27 @@ class PoolTopology:
         return self.changes
 
     def _take_measurements(self, number: int, seen: Sequence[LinkMeasurement], now: float) -> None:
-        touched = []
+        changed_pairs = []
         for one in seen:
             peer = one.peer - 1
             link = self._links.get((peer, number) if one.incoming else (number, peer))
             if link is not None:
                 link.see(one, now)
-                touched.append(link)
-        if sum(link.settle(now) for link in touched):  # each of them settles
+                changed_pairs.append(link)
+        if sum(link.settle(now) for link in changed_pairs):  # each of them settles
             self._update_topology()
 
     def _note_room(self, number: int, room: Room) -> None:
         """Set the free memory of an executor. Discard cached plans if it has changed enough."""
         device = self._devices[number] = attrs.evolve(self._devices[number], memory_free=room.nbytes)
-        planned = self._planned_room[number]
-        if planned is None or _differs(room.nbytes, planned) or (room.short and room.nbytes < LESS * planned):
-            known = {"device": device.id, "before": planned, "now": room.nbytes}
-            _log.info("the memory of an executor has changed", **known)
+        planned_bytes = self._planned_room[number]
+        if (
+            planned_bytes is None
+            or _differs(room.nbytes, planned_bytes)
+            or (room.short and room.nbytes < LESS * planned_bytes)
+        ):
+            fields = {"device": device.id, "before": planned_bytes, "now": room.nbytes}
+            _log.info("the memory of an executor has changed", **fields)
             self._planned_room[number] = room.nbytes
             self.changes += 1
 

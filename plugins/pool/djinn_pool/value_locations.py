@@ -94,13 +94,13 @@ class ValueLocations:
 
     def end_copies(self, values: Iterable[int]) -> list[tuple[int, int]]:
         """Forget all copies of written storages. Return the outdated copies as (value, executor)."""
-        ended: list[tuple[int, int]] = []
+        ended_copies: list[tuple[int, int]] = []
         for storage in storages_of(values) if self._copies else ():
             copies = [(value, e) for value, holders in self._copies.pop(storage, {}).items() for e in sorted(holders)]
             for _, executor in copies:
                 self.held[executor] -= self.size(storage)
-            ended += copies
-        return ended
+            ended_copies += copies
+        return ended_copies
 
     def forget(self, values: Iterable[int]) -> dict[int, list[int]]:
         """Forget values that the program no longer holds.
@@ -149,13 +149,13 @@ class ValueLocations:
 
     def held_of(self, storages: Iterable[int]) -> Counter[int]:
         """Return by executor the bytes of these storages, copies included."""
-        found: Counter[int] = Counter()
+        bytes_by_executor: Counter[int] = Counter()
         for storage in storages:
             copies = (e for holders in self._copies.get(storage, {}).values() for e in holders)
             home = self.homes.get(storage)
             for executor in (*copies, *(() if home is None else (home,))):
-                found[executor] += self.size(storage)
-        return found
+                bytes_by_executor[executor] += self.size(storage)
+        return bytes_by_executor
 
     def _keep(self, value: int, holders: frozenset[int]) -> None:
         storage = storage_of(value)

@@ -86,11 +86,11 @@ def _of_node(
 
 
 def _hints(matches: list[PatternMatch]) -> dict[str, tuple[Any, ...]]:
-    found: dict[str, tuple[Any, ...]] = {}
+    hints: dict[str, tuple[Any, ...]] = {}
     for match in matches:
         for name, fact in match.hints.items():
-            found[name] = (*found.get(name, ()), fact)
-    return found
+            hints[name] = (*hints.get(name, ()), fact)
+    return hints
 
 
 def _memory_pattern(node: Node) -> MemoryPattern:

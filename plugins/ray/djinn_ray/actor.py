@@ -60,28 +60,28 @@ class RayHandle(ExecutorHandle):
 
     def wait_placed(self) -> None:
         """As `ExecutorHandle.wait_placed`, for at most `pending_seconds` (setting)."""
-        began, told = time.monotonic(), 0.0
+        began, last_notice = time.monotonic(), 0.0
         ray, settings = self._group.ray, self._group.settings
-        while not ray.wait([self._placed], timeout=0.5 if told == 0.0 else 1.0)[0]:
-            waited = time.monotonic() - began
+        while not ray.wait([self._placed], timeout=0.5 if last_notice == 0.0 else 1.0)[0]:
+            seconds = time.monotonic() - began
             with self._group.asking("an executor cannot be placed"):
                 nodes = ray.nodes()
                 free = ray.available_resources()
             reason = self._group.lacking(nodes)
-            if reason and waited >= settings.growth_seconds:
+            if reason and seconds >= settings.growth_seconds:
                 raise StartupError(
                     f"{reason}. Ask for less (the setting `resources`), or let the cluster grow (growth_seconds)"
                 )
-            if waited >= settings.pending_seconds:
+            if seconds >= settings.pending_seconds:
                 raise StartupError(
-                    f"the Ray cluster had no place for executor {self._number} in {waited:.0f} s: it needs "
+                    f"the Ray cluster had no place for executor {self._number} in {seconds:.0f} s: it needs "
                     f"{resources.shown(self._group.bundle(self._number))}, and all nodes together have "
                     f"{resources.shown(free)} free. `ray status` shows what uses the rest; raise plugins.ray.pending_seconds to wait longer"
                 )
-            if waited - told >= _LOOK_SECONDS or not told:
-                told = max(waited, 0.001)
+            if seconds - last_notice >= _LOOK_SECONDS or not last_notice:
+                last_notice = max(seconds, 0.001)
                 state = reason or f"{resources.shown(free)} are free"
-                self._notify(f"waiting for the Ray cluster to place executor {self._number} ({waited:.0f} s): {state}")
+                self._notify(f"waiting for the Ray cluster to place executor {self._number} ({seconds:.0f} s): {state}")
         self._has_place = True
         theirs = self._get(self._placed, 0.0)
         if theirs != djinn_version():
@@ -99,8 +99,8 @@ class RayHandle(ExecutorHandle):
         while True:
             try:
                 with self._group.asking("an executor's actor cannot be asked"):
-                    asked = getattr(self._actor, method).remote(*arguments)
-                return self._get(asked, max(0.0, deadline - time.monotonic()))
+                    reference = getattr(self._actor, method).remote(*arguments)
+                return self._get(reference, max(0.0, deadline - time.monotonic()))
             except exceptions.ActorUnavailableError as error:
                 if time.monotonic() + _RETRY_SECONDS > deadline:
                     raise StartupError(
@@ -203,9 +203,9 @@ class RayHandle(ExecutorHandle):
         if self._ended:  # it has returned its resources
             self._group.take()
         self._ended = False
-        made = RayHandle(self._arguments, self._group, self._number, self._notify, self._attempt + 1)
+        handle = RayHandle(self._arguments, self._group, self._number, self._notify, self._attempt + 1)
         self._ended = True
-        return made
+        return handle
 
 
 def _reason(error: BaseException) -> str:

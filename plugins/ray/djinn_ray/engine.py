@@ -38,11 +38,20 @@ class RayEngine(ExecutorEngine):
         with group.asking("the Ray cluster does not tell its nodes"):
             head = resources.head_address(ray.nodes())
         threads = 0 if options.threads else resources.threads_of(request.resources)
-        journals, prepared = self._settings.journals, self._settings.prepared_seconds
+        journals, prepared_seconds = self._settings.journals, self._settings.prepared_seconds
         group.take()
         try:
             return RayHandle(
-                (options.encode(), request.place, head, journals, request.count, threads, group.without, prepared),
+                (
+                    options.encode(),
+                    request.place,
+                    head,
+                    journals,
+                    request.count,
+                    threads,
+                    group.without,
+                    prepared_seconds,
+                ),
                 group,
                 request.number,
                 request.notify,
@@ -80,5 +89,5 @@ def _connected(address: str) -> ModuleType:
         # Must run before Ray leaves the cluster, which ends the executors. Handlers run in reverse order, and Ray's is
         # registered by now.
         atexit.register(djinn.shut_down)
-    found: ModuleType = ray
-    return found
+    ray_module: ModuleType = ray
+    return ray_module

@@ -65,8 +65,8 @@ class Group:
             self._bundles = [wished or {"CPU": 1.0}] * request.count
             return
         with self.asking("there is no such placement group"):
-            given = request.placement_group
-            self._placement = ray.util.get_placement_group(given) if isinstance(given, str) else given
+            requested = request.placement_group
+            self._placement = ray.util.get_placement_group(requested) if isinstance(requested, str) else requested
             self._bundles = [wished or dict(bundle) for bundle in self._placement.bundle_specs]
 
     def bundle(self, number: int) -> Mapping[str, float]:
@@ -98,8 +98,8 @@ class Group:
     @property
     def without(self) -> tuple[str, ...]:
         """Return the environment variables to unset for executors, without those that the user set for them."""
-        given = self._runtime_env.get("env_vars") or {}
-        return tuple(name for name in WITHOUT if name not in given)
+        variables = self._runtime_env.get("env_vars") or {}
+        return tuple(name for name in WITHOUT if name not in variables)
 
     def loss(self, reason: str) -> str:
         """Return a sentence predicate that says how an executor ended whose actor was lost."""

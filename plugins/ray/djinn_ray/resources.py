@@ -29,20 +29,20 @@ def lacking(nodes: Iterable[Mapping[str, Any]], bundle: Mapping[str, float], cou
         room = [min(1, one) for one in room]
     if sum(room) >= count:
         return ""
-    wanted = f"{count} executors with {shown(bundle)} each" if count > 1 else f"an executor with {shown(bundle)}"
+    requirement = f"{count} executors with {shown(bundle)} each" if count > 1 else f"an executor with {shown(bundle)}"
     where = " on nodes of their own" if apart and count > 1 else ""
     each = "; ".join(shown(node) for node in alive) or "no node"
-    return f"the Ray cluster can never hold {wanted}{where}, only {sum(room)} of them. Its nodes have: {each}"
+    return f"the Ray cluster can never hold {requirement}{where}, only {sum(room)} of them. Its nodes have: {each}"
 
 
 def shown(resources: Mapping[str, float]) -> str:
     """Return resources as text, without those that Ray adds itself; memory in GiB."""
-    listed = [
+    amounts = [
         f"{amount / 2**30:.1f} GiB of memory" if name == "memory" else f"{amount:g} {name}"
         for name, amount in sorted(resources.items())
         if not name.startswith(_OF_RAY)
     ]
-    return ", ".join(listed) or "nothing"
+    return ", ".join(amounts) or "nothing"
 
 
 def head_address(nodes: Iterable[Mapping[str, Any]]) -> str:

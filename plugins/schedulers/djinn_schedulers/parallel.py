@@ -24,8 +24,8 @@ class Parallel(Scheduler):
         reason = "of what is ready, that on which most still depends"
         if len(context.placement.devices) == 1:  # every order takes equally long
             return NodePriority(lambda node: node, reason)
-        left = Dependences.of(context).remaining(context.plan.nodes)
-        return NodePriority(lambda node: -left[node], reason)
+        remaining = Dependences.of(context).remaining(context.plan.nodes)
+        return NodePriority(lambda node: -remaining[node], reason)
 
 
 @hookimpl

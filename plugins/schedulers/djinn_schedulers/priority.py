@@ -19,25 +19,27 @@ class Priority(Scheduler):
 
     def priority(self, context: SchedulingContext) -> NodePriority:
         """Return the rank of each node, and what depends on it; groups have the priority of their first nodes."""
-        nodes, found = context.plan.nodes, Dependences.of(context)
-        wanted = _wanted(context, nodes, found)
-        left = found.remaining(nodes)
-        reason = f"{len(wanted):,} of {len(nodes):,} nodes first, which fetched values are computed from"
-        return NodePriority(lambda node: (node not in wanted, -left[node]), reason, group_priority=wanted.__contains__)
+        nodes, dependences = context.plan.nodes, Dependences.of(context)
+        required = _wanted(context, nodes, dependences)
+        remaining = dependences.remaining(nodes)
+        reason = f"{len(required):,} of {len(nodes):,} nodes first, which fetched values are computed from"
+        return NodePriority(
+            lambda node: (node not in required, -remaining[node]), reason, group_priority=required.__contains__
+        )
 
 
 def _wanted(context: SchedulingContext, nodes: Sequence[int], found: Dependences) -> set[int]:
     """Return the nodes that fetched values depend on."""
     replace, graph = context.plan.replace, context.graph
     storages = {storage_of(replace.get(v, v)) for v in context.fetch}
-    wanted: set[int] = set()
+    required: set[int] = set()
     for node_id in reversed(nodes):
         node = graph.nodes[node_id]
         if any(storage_of(v) in storages for v in (*node.outputs, *node.writes)):
-            wanted.add(node_id)
-        if node_id in wanted:
-            wanted.update(found.before.get(node_id, ()))
-    return wanted
+            required.add(node_id)
+        if node_id in required:
+            required.update(found.before.get(node_id, ()))
+    return required
 
 
 @hookimpl

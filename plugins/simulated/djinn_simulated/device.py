@@ -54,13 +54,13 @@ class SimulatedDevice(Device):
         Raises:
             StartupError: the device does not exist.
         """
-        found = self.discover()
-        if index >= len(found):
-            described = f"{len(found)} devices" if found else "no devices"
+        devices = self.discover()
+        if index >= len(devices):
+            description = f"{len(devices)} devices" if devices else "no devices"
             raise StartupError(
-                f"there is no device simulated:{index}: the cluster file describes {described}. Set {SETTING} to a "
+                f"there is no device simulated:{index}: the cluster file describes {description}. Set {SETTING} to a "
                 "cluster file, as in DJINN_PLUGIN_SIMULATED_CLUSTER=cluster.toml; docs/planning.md has an example"
             )
         from djinn_simulated.runtime import SimulatedRuntime
 
-        return SimulatedRuntime(found[index])
+        return SimulatedRuntime(devices[index])

@@ -64,9 +64,9 @@ class SimulationMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if func not in self.whole:
             with self:  # so that ops of a decomposition arrive here, too
-                made = func.decompose(*args, **kwargs)
-            if made is not NotImplemented:
-                return made
+                decomposed = func.decompose(*args, **kwargs)
+            if decomposed is not NotImplemented:
+                return decomposed
             self.whole.add(func)
         key = (self._device.id, func, _key(args), _key(tuple(kwargs.items())))
         try:
@@ -79,11 +79,11 @@ class SimulationMode(TorchDispatchMode):
         except TypeError:  # an unhashable argument
             pretended = self._simulated(func, args, kwargs)
         if pretended is None:
-            made = func(*args, **kwargs)
+            decomposed = func(*args, **kwargs)
             if not _is_view(func):
-                given = list(_tensors([*args, *kwargs.values()]))
-                self._passes(self._seconds(_kernel_flops(func, given), [*given, *_tensors([made])]))
-            return made
+                tensors = list(_tensors([*args, *kwargs.values()]))
+                self._passes(self._seconds(_kernel_flops(func, tensors), [*tensors, *_tensors([decomposed])]))
+            return decomposed
         self._passes(pretended.seconds)
         results = [self._made(result, args, kwargs, func) for result in pretended.results]
         return results if pretended.several else results[0] if results else None
@@ -108,20 +108,20 @@ class SimulationMode(TorchDispatchMode):
             return None  # data-dependent, without a meta kernel, or failing: running it fails in the same way
         several = len(schema.returns) != 1 or isinstance(made, list | tuple)
         values = list(made) if isinstance(made, list | tuple) else [] if made is None else [made]
-        written = [_written(r, schema) for r in schema.returns] if len(schema.returns) == len(values) else []
+        targets = [_written(r, schema) for r in schema.returns] if len(schema.returns) == len(values) else []
         results = tuple(
-            written[i] if written and written[i] is not None else _layout(value) for i, value in enumerate(values)
+            targets[i] if targets and targets[i] is not None else _layout(value) for i, value in enumerate(values)
         )
-        given = list(_tensors([*there[0], *there[1].values()]))
+        operands = list(_tensors([*there[0], *there[1].values()]))
         formula = flop_counter.flop_registry.get(func.overloadpacket)
-        flops = formula(*there[0], **there[1], out_val=made) if formula is not None else _kernel_flops(func, given)
-        return SimulatedCall(results, several, self._seconds(flops, [*given, *_tensors(values)]))
+        flops = formula(*there[0], **there[1], out_val=made) if formula is not None else _kernel_flops(func, operands)
+        return SimulatedCall(results, several, self._seconds(flops, [*operands, *_tensors(values)]))
 
     def _seconds(self, flops: float, tensors: Sequence[torch.Tensor]) -> float:
         """Return the roofline seconds of a call: the longer of arithmetic and memory traffic."""
-        moved = sum(t.numel() * t.dtype.itemsize for t in tensors)
+        nbytes = sum(t.numel() * t.dtype.itemsize for t in tensors)
         flops = flops or float(max((t.numel() for t in tensors), default=0))
-        return START + max(flops / (self._device.flops or 2e13), moved / (self._device.bandwidth or 5e11))
+        return START + max(flops / (self._device.flops or 2e13), nbytes / (self._device.bandwidth or 5e11))
 
 
 def _is_view(func: Any) -> bool:

@@ -71,8 +71,8 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
             if self._closed:
                 raise TransportError(self._closed)
             self._on_the_way += is_of_kind(frame.head, TransferHeader) - is_of_kind(frame.head, AwaitTransfer)
-            settled = is_of_kind(frame.head, Submit) and not self._on_the_way
-            if settled and self._kept.is_due() and not self._expired:
+            nothing_on_the_way = is_of_kind(frame.head, Submit) and not self._on_the_way
+            if nothing_on_the_way and self._kept.is_due() and not self._expired:
                 self._kept.compact(self._ask_for_state)
             stops = is_of_kind(frame.head, CancelSubmissions)
             if not stops and not self._expired:
@@ -95,7 +95,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             inner = self._inner
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            seconds_left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 with self._reading:
                     if self._early:
@@ -104,7 +104,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
                         raise TransportError(self._closed)
                     if inner is not self._inner:
                         continue
-                    frame = self._take(inner, left)
+                    frame = self._take(inner, seconds_left)
             except TransportError as error:
                 if self._closed:
                     raise
@@ -200,13 +200,13 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
         return ""
 
     def _ask_others(self, error: TransportError) -> None:
-        failed: list[str] = []
+        errors: list[str] = []
         started = time.monotonic()
         for other in list(self._others):
             try:
                 inner, attached = other.open()
             except DjinnError as reason:
-                failed.append(f"{other.name}: {reason}")
+                errors.append(f"{other.name}: {reason}")
                 continue
             try:
                 self._check_like_first(attached)
@@ -215,7 +215,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
                 inner.close()
                 if self._closed:
                     raise
-                failed.append(f"{other.name}: {reason}")
+                errors.append(f"{other.name}: {reason}")
             except BaseException:
                 inner.close()
                 raise
@@ -224,7 +224,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
                 _log.warning("another server goes on with the session", server=other.name, seconds=seconds)
                 self._adopt(inner, attached, other)
                 return
-        self._end(f"{error}; no standby server goes on: {'; '.join(failed)}")
+        self._end(f"{error}; no standby server goes on: {'; '.join(errors)}")
 
     def _check_like_first(self, attached: Attached) -> None:
         """Raise `TransportError` if another executor would not compute the same as the first one."""

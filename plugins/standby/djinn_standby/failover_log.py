@@ -236,9 +236,11 @@ class FailoverLog:
         if self.sent is not None:
             self.replies.take(frame)
             if is_of_kind(frame.head, Completed):
-                done = expect(frame.head, Completed)
-                if done.stopped_at is not None or done.shortages:
-                    self.outcomes[done.sequence] = RepeatOutcome(done.sequence, done.stopped_at, done.shortages)
+                completed = expect(frame.head, Completed)
+                if completed.stopped_at is not None or completed.shortages:
+                    self.outcomes[completed.sequence] = RepeatOutcome(
+                        completed.sequence, completed.stopped_at, completed.shortages
+                    )
         return True
 
     def frames(self) -> Iterator[tuple[int, Frame]]:

@@ -116,16 +116,18 @@ def _backward(indices: str = "") -> Check:
         grad, channels = given["grad"], given["channels"]
         _regions(given, (given["batch_size"], channels, given["height"], given["width"]))
         parts = given["pooled_height"] * given["pooled_width"]
-        made = channels // parts if indices == "channel_mapping" else channels
-        expected = (given["rois"].shape[0], made, given["pooled_height"], given["pooled_width"])
+        channel_count = channels // parts if indices == "channel_mapping" else channels
+        expected = (given["rois"].shape[0], channel_count, given["pooled_height"], given["pooled_width"])
         _bounded("grad", expected)
         _require(_shape(grad) == expected, f"grad must have shape {expected}, not {_shape(grad)}")
         if indices:
-            found = given[indices]
+            index_tensor = given[indices]
             stop = channels if indices == "channel_mapping" else given["height"] * given["width"]
-            _require(_shape(found) == expected, f"{indices} must have shape {expected}, not {_shape(found)}")
-            _require(found.dtype is torch.int32, f"{indices} must be int32")
-            _within(indices, found, -1 if indices == "argmax" else 0, stop)
+            _require(
+                _shape(index_tensor) == expected, f"{indices} must have shape {expected}, not {_shape(index_tensor)}"
+            )
+            _require(index_tensor.dtype is torch.int32, f"{indices} must be int32")
+            _within(indices, index_tensor, -1 if indices == "argmax" else 0, stop)
 
     return check
 
@@ -143,24 +145,26 @@ def _deform(given: Given) -> None:
     for name in names:
         _bounded(name, given[name].shape)
     batch, channels = images.shape[:2]
-    made, each, *kernel = weight.shape
+    channels_out, each, *kernel = weight.shape
     _require(min(kernel) > 0, "the kernel must have elements")
-    _require(channels % groups == 0 and each == channels // groups and made % groups == 0, "groups do not fit")
+    _require(channels % groups == 0 and each == channels // groups and channels_out % groups == 0, "groups do not fit")
     _require(channels % parts == 0, "offset_groups do not fit the channels")
     spans = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
     sides = zip(images.shape[2:], padding, spans, stride, strict=True)
     out = [(size + 2 * pad - span) // step + 1 for size, pad, span, step in sides]
     _require(min(out) > 0, "the kernel is larger than the input")
     cells = parts * kernel[0] * kernel[1]
-    _bounded("the result or its columns", (batch, max(made, channels * kernel[0] * kernel[1]), *out))
+    _bounded("the result or its columns", (batch, max(channels_out, channels * kernel[0] * kernel[1]), *out))
     _require(_shape(offset) == (batch, 2 * cells, *out), f"offset must have shape {(batch, 2 * cells, *out)}")
     _finite("offset", offset)
     if given["use_mask"]:
         _require(_shape(given["mask"]) == (batch, cells, *out), f"mask must have shape {(batch, cells, *out)}")
-    _require(_shape(given["bias"]) == (made,), f"bias must have shape ({made},)")
+    _require(_shape(given["bias"]) == (channels_out,), f"bias must have shape ({channels_out},)")
     if "grad" in given:
         _same_dtype(given, "grad", "input")
-        _require(_shape(given["grad"]) == (batch, made, *out), f"grad must have shape {(batch, made, *out)}")
+        _require(
+            _shape(given["grad"]) == (batch, channels_out, *out), f"grad must have shape {(batch, channels_out, *out)}"
+        )
 
 
 CHECKS: Final[Mapping[str, Check]] = MappingProxyType(

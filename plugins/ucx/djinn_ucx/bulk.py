@@ -101,8 +101,8 @@ class BulkChannel:
     def __del__(self) -> None:
         # In a forked child, the destructors would send messages in the parent's name.
         if self.__dict__.get("_process", 0) not in {0, os.getpid()}:
-            for kept in (self._context, self._worker, self._endpoint, *self._sent, *self._awaited):
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+            for resource in (self._context, self._worker, self._endpoint, *self._sent, *self._awaited):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(resource))
 
     def connect(self, offer: Offer) -> None:
         """Send to the worker in this offer from now on. `AddressTrials` has tested its address in another process.
@@ -154,13 +154,13 @@ class BulkChannel:
         Raises:
             TransportError: the channel was closed, or the message failed.
         """
-        moved = time.monotonic()
+        last_progress = time.monotonic()
         while not message.complete:
             if self._progress():
-                moved = time.monotonic()
+                last_progress = time.monotonic()
                 continue
             now = time.monotonic()
-            if now - moved < _SPIN_SECONDS or message.complete:
+            if now - last_progress < _SPIN_SECONDS or message.complete:
                 continue
             look()
             if deadline is not None and now >= deadline:
@@ -209,8 +209,8 @@ class BulkChannel:
             now = time.monotonic()
             if self._progress_once() or self._discard_unexpected():
                 quiet = now
-            lost = now - quiet >= _LOST_SECONDS
-            waiting = _unfinished(self._sent) or (not lost and _unfinished(self._awaited))
+            is_lost = now - quiet >= _LOST_SECONDS
+            waiting = _unfinished(self._sent) or (not is_lost and _unfinished(self._awaited))
             if now - quiet >= _QUIET_SECONDS and not waiting:
                 break
             if now - begun >= _STRANDED_SECONDS:
@@ -226,13 +226,13 @@ class BulkChannel:
         from ucxx._lib.arr import Array
 
         tags = self._api.UCXXTag(self._random)
-        found = self._worker.tag_probe(
+        probe = self._worker.tag_probe(
             tags, tag_mask=self._api.UCXXTagMask(~(_MESSAGES - 1) & (1 << 64) - 1), remove=True
         )
-        if not found.matched:
+        if not probe.matched:
             return False
         nothing = bytearray(1)
-        self._awaited.append(Message(self._worker.tag_recv_with_handle(Array(nothing), found), nothing))
+        self._awaited.append(Message(self._worker.tag_recv_with_handle(Array(nothing), probe), nothing))
         return True
 
     def _give_back(self) -> None:

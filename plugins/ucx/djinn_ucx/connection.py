@@ -173,8 +173,8 @@ class UcxConnection(Connection):
             raise TimeoutError(f"{self.peer}: another thread is receiving, for {timeout} s and longer")
         try:
             while self._arriving is None:
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                frame = self._carrier.receive(left)
+                seconds_left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                frame = self._carrier.receive(seconds_left)
                 if not frame.body:
                     return frame
                 whole = self._begin(frame)

@@ -107,9 +107,9 @@ def _end(process: subprocess.Popen[bytes], owner: int) -> None:
 
 def _environment() -> dict[str, str]:
     """Return the environment without Djinn's variables, such as tokens, and with this import path."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    return kept | {"PYTHONPATH": path, "UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_HANDLE_ERRORS": "none"}
+    return variables | {"PYTHONPATH": path, "UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_HANDLE_ERRORS": "none"}
 
 
 def _try_addresses() -> None:

@@ -28,8 +28,8 @@ def library() -> ModuleType:
             f"ucx:// needs the package ucxx ({error}); install it with `pip install 'ucxx-cu12>=0.52,<0.53'`, or use a tcp:// "
             "or tcps:// address"
         ) from error
-    found: ModuleType = libucxx
-    return found
+    module: ModuleType = libucxx
+    return module
 
 
 def facts() -> str:

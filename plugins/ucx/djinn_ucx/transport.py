@@ -63,13 +63,13 @@ class _OverSockets(Transport):
         below, limits_below = self._prepared(url, limits)
 
         def serve(carrier: Connection) -> bool | None:
-            connection, kept = self._over(carrier, limits, url), None
+            connection, ucx_connection = self._over(carrier, limits, url), None
             try:
-                kept = accept(connection)
+                ucx_connection = accept(connection)
             finally:
-                if not kept:
+                if not ucx_connection:
                     connection.close()
-            return kept
+            return ucx_connection
 
         try:
             listener = self._carrier.listen(below, limits_below, serve)

@@ -47,24 +47,24 @@ class Geometries:
         if len(weight) < 3:
             return None
         alike = (node.op, id(node.form), node.slots, weight, result)
-        known = self._known.get(alike)
-        if known is None:
-            known = self._known[alike] = _geometry(node, weight, result)
-        return known
+        geometry = self._known.get(alike)
+        if geometry is None:
+            geometry = self._known[alike] = _geometry(node, weight, result)
+        return geometry
 
 
 def _geometry(node: Node, weight: tuple[int, ...], result: tuple[int, ...]) -> Geometry:
-    given = arguments(node)
+    options = arguments(node)
     dimensions = len(weight) - 2
-    groups = _integer(given.get("groups"), 1)
-    transposed = given.get("transposed") is True or "transpose" in node.operation
+    groups = _integer(options.get("groups"), 1)
+    transposed = options.get("transposed") is True or "transpose" in node.operation
     other = weight[1] * groups
     channels = (weight[0], other) if transposed else (other, weight[0])
     return Geometry(
         kind=_kind(weight[2:], channels, groups, transposed),
         dimensions=dimensions,
         kernel=weight[2:],
-        stride=_along(given.get("stride"), dimensions),
+        stride=_along(options.get("stride"), dimensions),
         channels=channels,
         groups=groups,
         size=result[-dimensions:],

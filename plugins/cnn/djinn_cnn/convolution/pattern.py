@@ -25,12 +25,12 @@ class Convolution(Pattern):
         """Return one match for each convolution. Module names are not used."""
         geometries, size, stage = Geometries(graph), None, -1
         for node in candidates:
-            found = geometries.of(node)
-            if found is None:
+            geometry = geometries.of(node)
+            if geometry is None:
                 continue
-            if found.size != size:
-                stage, size = stage + 1, found.size
-            yield _match(graph, block_at(graph, node), found, stage)
+            if geometry.size != size:
+                stage, size = stage + 1, geometry.size
+            yield _match(graph, block_at(graph, node), geometry, stage)
 
 
 def _match(graph: Graph, block: Block, geometry: Geometry, stage: int) -> PatternMatch:
@@ -79,8 +79,6 @@ def _reason(block: Block, geometry: Geometry) -> str:
     followers = [n for n in (block.bias, block.norm, block.activation) if n is not None]
     names = ", then ".join(f"{n.operation} (node {n.id})" for n in followers)
     then = f"; its result goes to nothing but {names}" if followers else ""
-    added = f"; the result is added to another in node {block.residual.id}" if block.residual is not None else ""
+    addition = f"; the result is added to another in node {block.residual.id}" if block.residual is not None else ""
     kind = _KINDS[geometry.kind]
-    return (
-        f"node {node.id} is {node.op} with a kernel of {kernel}, {kind}, from {before} channels to {after}{then}{added}"
-    )
+    return f"node {node.id} is {node.op} with a kernel of {kernel}, {kind}, from {before} channels to {after}{then}{addition}"

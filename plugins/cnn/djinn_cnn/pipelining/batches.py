@@ -35,20 +35,20 @@ class BatchRegion:
     def substitution(self, graph: Graph, parts: int) -> Substitution:
         """Return a substitution that splits the batch into `parts` groups, which can run concurrently."""
         ends = [self.size * part // parts for part in range(parts + 1)]
-        taken = [node.id for node, _ in self.nodes] + [node.id for node in self.shared]
+        node_ids = [node.id for node, _ in self.nodes] + [node.id for node in self.shared]
 
         def compute(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
             whole = dict(zip(self.inputs, tensors, strict=True))
             for node in self.shared:
-                made = call_again(node, [whole[v] for v in node.inputs], {})
-                whole.update(zip(node.outputs, made, strict=True))
-            done: list[dict[int, torch.Tensor]] = []
+                results = call_again(node, [whole[v] for v in node.inputs], {})
+                whole.update(zip(node.outputs, results, strict=True))
+            outputs: list[dict[int, torch.Tensor]] = []
             for number, (begin, end) in enumerate(pairwise(ends)):
                 with group(number):
-                    done.append(self._part(graph, whole, begin, end))
-            return [torch.cat([part[value] for part in done]) for value in self.outputs]
+                    outputs.append(self._part(graph, whole, begin, end))
+            return [torch.cat([part[value] for part in outputs]) for value in self.outputs]
 
-        return Substitution(frozenset(taken), self.inputs, self.outputs, compute)
+        return Substitution(frozenset(node_ids), self.inputs, self.outputs, compute)
 
     def _part(self, graph: Graph, whole: dict[int, torch.Tensor], begin: int, end: int) -> dict[int, torch.Tensor]:
         """Return the results for the inputs from `begin` to `end`."""
@@ -59,8 +59,8 @@ class BatchRegion:
                 part[value] = whole[value][begin * each : end * each]
             operands = [part[v] if v in rows else whole[v] for v in node.inputs]
             each = graph.meta(node.outputs[0]).shape[0] // self.size if node.outputs else 0
-            made = call_again(node, operands, resized(node, graph, (end - begin) * each))
-            part.update(zip(node.outputs, made if node.outputs else (), strict=True))
+            results = call_again(node, operands, resized(node, graph, (end - begin) * each))
+            part.update(zip(node.outputs, results if node.outputs else (), strict=True))
         return part
 
 
@@ -113,15 +113,15 @@ class _Search:
                 self.batch.update(node.outputs)
         elif rows and self._divides(node, rows) and self._writes_its_own(node) and self._has_other_operands(node):
             self.nodes[node.id] = node, rows
-            seen = node.outputs[:1] if node.operation in _FIRST_ONLY else node.outputs
-            self.made.update(seen)
-            self.batch.update(seen)
+            outputs = node.outputs[:1] if node.operation in _FIRST_ONLY else node.outputs
+            self.made.update(outputs)
+            self.batch.update(outputs)
 
     def _divides(self, node: Node, rows: frozenset[int]) -> bool:
         """Return True if all operands with rows have the same number of rows, and the results have rows."""
         counts = {self.graph.meta(v).shape[0] for v in rows}
-        made = node.outputs[:1] if node.operation in _FIRST_ONLY else node.outputs
-        shapes = [self.graph.meta(v).shape for v in made]
+        outputs = node.outputs[:1] if node.operation in _FIRST_ONLY else node.outputs
+        shapes = [self.graph.meta(v).shape for v in outputs]
         return (
             len(counts) == 1
             and not max(counts) % self.size
@@ -154,16 +154,16 @@ class _Search:
         for node_id, (node, _) in self.nodes.items():
             for value in node.outputs:
                 maker.setdefault(storage_of(value), node_id)
-        left: Collection[int] = (-1,)
-        while left:
+        kept_views: Collection[int] = (-1,)
+        while kept_views:
             own = {**self.nodes, **self.shared}
             views = {n: [v for v in node.outputs if maker[storage_of(v)] != n] for n, (node, _) in self.nodes.items()}
-            left = {n for n, made in views.items() if any(self._is_wanted(v, own) for v in made)}
-            gone = {v for n in left for v in self.graph.nodes[n].outputs}
+            kept_views = {n for n, made in views.items() if any(self._is_wanted(v, own) for v in made)}
+            values = {v for n in kept_views for v in self.graph.nodes[n].outputs}
             for node_id, (node, _) in list(self.nodes.items()):
-                if node_id in left or not gone.isdisjoint(node.inputs):
+                if node_id in kept_views or not values.isdisjoint(node.inputs):
                     del self.nodes[node_id]
-                    gone.update(node.outputs)
+                    values.update(node.outputs)
                     self.made.difference_update(node.outputs)
 
     def _is_wanted(self, value: int, own: Collection[int]) -> bool:
@@ -175,9 +175,9 @@ class _Search:
         memory = {storage_of(v) for v in outputs}
         if memory & self.before or len(memory) < len(outputs) or not self.made.issuperset(outputs):
             return False
-        fixed = memory | {storage_of(v) for v in inputs}
+        storages = memory | {storage_of(v) for v in inputs}
         others = [self.graph.nodes[n] for n in self.context.plan.nodes if n not in own and n > min(own)]
-        if any(storage_of(v) in fixed for node in others for v in node.writes):
+        if any(storage_of(v) in storages for node in others for v in node.writes):
             return False
         last = {v: node_id for node_id, (node, _) in sorted(self.nodes.items()) for v in node.writes}
         return not any(

@@ -71,5 +71,5 @@ def _devices_kept_busy(context: OptimizationContext) -> int:
 
 
 def _client_bound(context: OptimizationContext) -> str:
-    took, recorded = _seconds(context) * 1e3, _client(context) * 1e3
-    return f"it takes {took:.3g} ms, and {recorded:.3g} ms to record: one device does what the client asks for"
+    took, client = _seconds(context) * 1e3, _client(context) * 1e3
+    return f"it takes {took:.3g} ms, and {client:.3g} ms to record: one device does what the client asks for"

@@ -51,9 +51,9 @@ def is_pointwise(op: str) -> bool:
     """Return True if PyTorch tags the op as pointwise."""
     namespace, _, name = op.partition("::")
     packet, _, overload = name.partition(".")
-    found = getattr(getattr(torch.ops, namespace), packet, None) if namespace == "aten" else None
-    called = getattr(found, overload or "default", None)
-    return called is not None and torch.Tag.pointwise in called.tags
+    op_packet = getattr(getattr(torch.ops, namespace), packet, None) if namespace == "aten" else None
+    overload_op = getattr(op_packet, overload or "default", None)
+    return overload_op is not None and torch.Tag.pointwise in overload_op.tags
 
 
 def _broadcast(at: At) -> tuple[int, ...]:
@@ -105,9 +105,9 @@ def _along(*names: str, added: int = 0) -> Rule:
         first = at.node.inputs[0]
         dimensions = len(at.shape(first)) + added
         for name in names:
-            given = at.given.get(name)
-            named = given if isinstance(given, list) else [given]
-            if not named or any(not isinstance(d, int) or d % dimensions == 0 for d in named):
+            argument = at.given.get(name)
+            dims = argument if isinstance(argument, list) else [argument]
+            if not dims or any(not isinstance(d, int) or d % dimensions == 0 for d in dims):
                 return None
         return (first,)
 
@@ -115,8 +115,8 @@ def _along(*names: str, added: int = 0) -> Rule:
 
 
 def _all_along(at: At) -> tuple[int, ...] | None:
-    found = _along("dim", added=at.node.operation == "stack")(at)
-    return None if found is None else at.node.inputs
+    rows = _along("dim", added=at.node.operation == "stack")(at)
+    return None if rows is None else at.node.inputs
 
 
 def _product(at: At) -> tuple[int, ...] | None:
@@ -152,8 +152,8 @@ def _padded(at: At) -> tuple[int, ...] | None:
 
 
 def _viewed(at: At) -> tuple[int, ...] | None:
-    named = at.given.get("size", at.given.get("shape"))
-    return at.node.inputs[:1] if at.result and isinstance(named, list) else None
+    sizes = at.given.get("size", at.given.get("shape"))
+    return at.node.inputs[:1] if at.result and isinstance(sizes, list) else None
 
 
 def _expanded(at: At) -> tuple[int, ...] | None:

@@ -44,12 +44,12 @@ class SplitBatches(Optimization):
             return OptimizationResult(self.name, applied=False, reason="no ops work on each input of a batch by itself")
         parts = min(len(context.topology.devices), region.size)
         whole, divided = _predicted(context, region, parts)
-        told = f"{len(region.nodes)} ops over a batch of {region.size} take {whole * 1e3:.3g} ms, in {parts} parts"
+        note = f"{len(region.nodes)} ops over a batch of {region.size} take {whole * 1e3:.3g} ms, in {parts} parts"
         if divided > min(PAYS, 1 - context.margin) * whole:
-            reason = f"{told} and with what travels {divided * 1e3:.3g} ms"
+            reason = f"{note} and with what travels {divided * 1e3:.3g} ms"
             return OptimizationResult(self.name, applied=False, reason=reason)
         rewrite = Rewrite(substitutions=(region.substitution(context.graph, parts),))
-        return OptimizationResult(self.name, applied=True, reason=f"{told} {divided * 1e3:.3g} ms", rewrite=rewrite)
+        return OptimizationResult(self.name, applied=True, reason=f"{note} {divided * 1e3:.3g} ms", rewrite=rewrite)
 
 
 def _why_not(context: OptimizationContext) -> str:

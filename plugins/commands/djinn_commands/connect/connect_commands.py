@@ -75,10 +75,10 @@ def connect(
         for text in rehearse(wish):
             click.echo(f"{text}\n")
         return
-    done = run(wish, lambda text: click.echo(text, err=True))
+    connected = run(wish, lambda text: click.echo(text, err=True))
     click.echo(
-        f"{done.name} is connected ({time.monotonic() - begun:.1f} s): DJINN_SERVERS={done.name} python train.py, or in a program "
-        f'djinn.configure(servers="{done.name}")'
+        f"{connected.name} is connected ({time.monotonic() - begun:.1f} s): DJINN_SERVERS={connected.name} python train.py, or in a program "
+        f'djinn.configure(servers="{connected.name}")'
     )
 
 
@@ -106,24 +106,24 @@ def _record(
     from djinn_commands.connect.records import find_record, is_server_name
 
     host = destination.rpartition("@")[2]
-    called = name or host
+    record_name = name or host
     if destination.startswith("-") or not destination.strip() or any(mark in destination for mark in " /\n"):
         raise click.BadParameter(
             f"{destination!r} is not an SSH destination: write alice@HOST, or a host of ~/.ssh/config"
         )
-    if not is_server_name(called):
-        raise click.BadParameter(f"the host {called!r} cannot be the server's name: give --name NAME")
+    if not is_server_name(record_name):
+        raise click.BadParameter(f"the host {record_name!r} cannot be the server's name: give --name NAME")
     for text in (folder, environment):
         if text and ("'" in text or "\n" in text or not text.startswith(("/", "~/"))):
             raise click.BadParameter(f"{text!r} must be an absolute path, or begin with ~/, without quotes")
-    known = find_record(called)
-    if known is not None and destination not in {known.host, known.name}:
+    existing = find_record(record_name)
+    if existing is not None and destination not in {existing.host, existing.name}:
         raise click.ClickException(
-            f"the name {called!r} belongs to {known.host}: give this one another --name, or `djinn disconnect --forget {called}` first"
+            f"the name {record_name!r} belongs to {existing.host}: give this one another --name, or `djinn disconnect --forget {record_name}` first"
         )
-    record = known or Record(called, destination, options)
-    if known is None:
-        _check_free(called)
+    record = existing or Record(record_name, destination, options)
+    if existing is None:
+        _check_free(record_name)
     return msgspec.structs.replace(
         record,
         options=options or record.options,

@@ -117,9 +117,9 @@ def is_up(wish: Wish) -> bool:
     connection = SshConnection(record.destination, control_path(record.name))
     if not tunnel.is_kept(record.name):
         return False
-    done = connection.run(Script(("server", "state"), record.place))
-    facts = dict(line.partition(" ")[::2] for line in done.output.splitlines())
-    if done.code or "server" not in facts:
+    result = connection.run(Script(("server", "state"), record.place))
+    facts = dict(line.partition(" ")[::2] for line in result.output.splitlines())
+    if result.code or "server" not in facts:
         return False
     _check_options(wish, facts.get("options", ""))
     return True
@@ -182,10 +182,10 @@ class _Connecting:
         self.say(f"    {time.monotonic() - begun:.1f} s")
 
     def _run(self, title: str, script: Script, data: Source | None = None) -> str:
-        done = self.connection.run(script, data)
-        if done.code:
-            raise failure(title, self.record.host, done)
-        return done.output
+        result = self.connection.run(script, data)
+        if result.code:
+            raise failure(title, self.record.host, result)
+        return result.output
 
     def _open(self) -> None:
         with self._step(f"connect to {self.record.host}"):
@@ -202,44 +202,44 @@ class _Connecting:
 
     def _install(self, survey: Survey) -> Survey:
         torch = self.wish.torch or default_torch()
-        with tempfile.TemporaryDirectory(prefix="djinn-wheels-") as built:
+        with tempfile.TemporaryDirectory(prefix="djinn-wheels-") as folder:
             with self._step("find the wheels of Djinn"):
-                wheels = find_wheels(self.wish.wheels, Path(built))
+                wheels = find_wheels(self.wish.wheels, Path(folder))
                 for reason in wheels.left_out:
                     self.say(f"    not sent: {reason}")
             has_torch = wheels.named("torch") is not None
-            needed = needed_room(bool(survey.gpus), total(wheels.files), unpacked(wheels.files), has_torch)
-            if reason := objection(survey, _HERE, needed):
+            bytes_needed = needed_room(bool(survey.gpus), total(wheels.files), unpacked(wheels.files), has_torch)
+            if reason := objection(survey, _HERE, bytes_needed):
                 raise refused(f"{self.record.host} cannot serve: {reason}")
             python = choose_python(survey.pythons, _HERE)
             assert python is not None  # otherwise `objection` has returned a reason
             self._send(wheels)
             with self._step(f"make an environment with Python {python} and {torch}"):
-                said = self._make(survey, python, wheels, torch, Path(built))
-                self.say(f"    PyTorch {said.partition(' ')[0]}")
-        return attrs.evolve(survey, torch=said)
+                output = self._make(survey, python, wheels, torch, Path(folder))
+                self.say(f"    PyTorch {output.partition(' ')[0]}")
+        return attrs.evolve(survey, torch=output)
 
     def _send(self, wheels: Wheels) -> None:
         absent = missing(wheels, self._run("listing wheels", Script(("have",), self.record.place)))
         if not absent:
             return
         with self._step(f"send {len(absent)} wheels, {total(absent) / (1 << 20):.1f} MiB"):
-            named = {file.name: file for file in sorted(absent, key=lambda file: file.stat().st_size)}
-            self._run("sending wheels", Script(("receive",), self.record.place), archive(named))
+            by_name = {file.name: file for file in sorted(absent, key=lambda file: file.stat().st_size)}
+            self._run("sending wheels", Script(("receive",), self.record.place), archive(by_name))
 
     def _make(self, survey: Survey, python: Python, wheels: Wheels, torch: str, built: Path) -> str:
         # Import PyTorch meanwhile, because a later step needs it.
         threading.Thread(target=importlib.import_module, args=("torch",), daemon=True).start()
         gpus = bool(survey.gpus)
-        done = self.connection.run(environment_script(self.record, python, wheels, torch, gpus=gpus))
-        if done.code == _NO_INDEX:
+        result = self.connection.run(environment_script(self.record, python, wheels, torch, gpus=gpus))
+        if result.code == _NO_INDEX:
             self.say("    no index there that has everything: the rest is downloaded here and sent")
             wheels = attrs.evolve(wheels, files=(*wheels.files, *download(survey, python, wheels, torch, built)))
             self._send(wheels)
-            done = self.connection.run(environment_script(self.record, python, wheels, torch, gpus=gpus))
-        if done.code:
-            raise failure("creating the environment", self.record.host, done)
-        return read_survey(done.output).torch
+            result = self.connection.run(environment_script(self.record, python, wheels, torch, gpus=gpus))
+        if result.code:
+            raise failure("creating the environment", self.record.host, result)
+        return read_survey(result.output).torch
 
     def _ask_torch(self, survey: Survey) -> Survey:
         """Check the remote PyTorch again if no earlier check found a usable GPU to serve. Return the updated survey."""
@@ -351,15 +351,19 @@ def failure(title: str, host: str, done: Done) -> DjinnError:
     """Return the error for a failed script."""
     from djinn.errors import StartupError, TransportError
 
-    said = f"\n{done.last_words}" if done.last_words else ""
+    last_words = f"\n{done.last_words}" if done.last_words else ""
     if done.broken:
-        return TransportError(f"the connection to {host} broke while {title}. Repeat this: what is done is kept{said}")
+        return TransportError(
+            f"the connection to {host} broke while {title}. Repeat this: what is done is kept{last_words}"
+        )
     if done.code == _NO_INDEX:
         return StartupError(
             f"{title} failed on {host}: pip reaches no index there, or it lacks a wheel. `pip download -d DIR` brings wheels for its Python, and "
-            f"--wheels DIR sends them{said}"
+            f"--wheels DIR sends them{last_words}"
         )
-    return StartupError(f"{title} failed on {host} (exit status {done.code}); mend what it says and repeat this{said}")
+    return StartupError(
+        f"{title} failed on {host} (exit status {done.code}); mend what it says and repeat this{last_words}"
+    )
 
 
 def download(survey: Survey, python: Python, wheels: Wheels, torch: str, built: Path) -> tuple[Path, ...]:
@@ -371,14 +375,14 @@ def download(survey: Survey, python: Python, wheels: Wheels, torch: str, built: 
     from djinn.errors import StartupError
 
     into = built / "downloaded"
-    found = [f"--find-links={folder}" for folder in {file.parent for file in wheels.files}]
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(into), "--only-binary=:all:", *found]
+    links = [f"--find-links={folder}" for folder in {file.parent for file in wheels.files}]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(into), "--only-binary=:all:", *links]
     command += [*platform_options(survey, python), torch, *(str(file) for file in wheels.own)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
         raise StartupError(
             f"pip finds no wheels for Python {python.version[0]}.{python.version[1]} on {survey.machine}, neither there nor here. Name a folder that "
-            f"has them with --wheels DIR\n{done.stderr[-1500:]}"
+            f"has them with --wheels DIR\n{process.stderr[-1500:]}"
         )
     own = {file.name for file in wheels.files}
     return tuple(sorted(file for file in into.glob("*.whl") if file.name not in own))
@@ -405,9 +409,9 @@ def port_of(urls: tuple[str, ...]) -> int | None:
     """Return the port of a server's first TCP address; None without one."""
     for url in urls:
         with contextlib.suppress(ValueError):  # it is no URL
-            found = urlsplit(url)
-            if found.scheme == "tcp" and found.port is not None:
-                return found.port
+            parts = urlsplit(url)
+            if parts.scheme == "tcp" and parts.port is not None:
+                return parts.port
     return None
 
 
@@ -529,9 +533,9 @@ def end_server(record: Record) -> None:
         TransportError: the connection failed or broke.
     """
     with connected(record) as connection:
-        done = connection.run(Script(("server", "end"), record.place))
-        if done.code:
-            raise failure("ending the server", record.host, done)
+        result = connection.run(Script(("server", "end"), record.place))
+        if result.code:
+            raise failure("ending the server", record.host, result)
 
 
 def room(size: float) -> str:

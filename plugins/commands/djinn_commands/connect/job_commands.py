@@ -76,22 +76,22 @@ def submit(
     relative = script.resolve().relative_to(root.resolve()).as_posix()
     if too_much := objection(_empty(root), 1):
         raise click.ClickException(too_much)
-    found = find_files(root, (*include, f"/{relative}"))
-    _show(found)
-    if too_much := objection(found, limit_mib << 20):
+    files = find_files(root, (*include, f"/{relative}"))
+    _show(files)
+    if too_much := objection(files, limit_mib << 20):
         raise click.ClickException(too_much)
     try:
-        wanted = project_requirements(root) if installs else ()
+        requirements = project_requirements(root) if installs else ()
     except ValueError as error:
         raise click.ClickException(str(error)) from error
-    if wanted:
-        click.echo(f"installs for it, once: {', '.join(wanted)}", err=True)
+    if requirements:
+        click.echo(f"installs for it, once: {', '.join(requirements)}", err=True)
     if dry_run:
-        for path, size in found.files.items():
+        for path, size in files.files.items():
             click.echo(f"{size:12,}  {_listed([path])}")
         return
-    job, served = known.submit(record, found, relative, arguments, wanted)
-    if not served:
+    job, server_name = known.submit(record, files, relative, arguments, requirements)
+    if not server_name:
         click.echo(
             f"no server runs on {record.host}: `djinn connect {record.name}` starts it, if the script uses it", err=True
         )
@@ -193,8 +193,8 @@ def stop(job: str, server: str | None) -> None:
     """Stop JOB and all its processes."""
     from djinn_commands.connect import jobs as known
 
-    found = known.stop_job(_record(server), job)
-    click.echo(f"{found.id}: {found.state}")
+    stopped = known.stop_job(_record(server), job)
+    click.echo(f"{stopped.id}: {stopped.state}")
 
 
 @click.command(name="fetch")
@@ -206,10 +206,10 @@ def fetch(job: str, path: str, into: Path, server: str | None) -> None:
     """Copy PATH, a file or folder below JOB's working directory, into the folder INTO (default: the working directory)."""
     from djinn_commands.connect import jobs as known
 
-    found = known.fetch(_record(server), job, path, into)
-    if found.left_out:
-        click.echo(f"not copied, as they lead elsewhere: {_listed(found.left_out)}", err=True)
-    click.echo(f"{into / path}: {found.count:,} files, {_size(found.size)}")
+    fetched = known.fetch(_record(server), job, path, into)
+    if fetched.left_out:
+        click.echo(f"not copied, as they lead elsewhere: {_listed(fetched.left_out)}", err=True)
+    click.echo(f"{into / path}: {fetched.count:,} files, {_size(fetched.size)}")
 
 
 def _record(server: str | None) -> Record:
@@ -228,15 +228,15 @@ def _follow(record: Record, job: str) -> None:
     from djinn_commands.connect import jobs as known
 
     try:
-        ended = known.copy_log(record, job, sys.stdout.buffer, follow=True)
+        exit_code = known.copy_log(record, job, sys.stdout.buffer, follow=True)
     except KeyboardInterrupt:
         click.echo(
             f"\n{job} goes on: `djinn logs -f {job} --server {record.name}`, `djinn stop {job} --server {record.name}`",
             err=True,
         )
         raise SystemExit(130) from None
-    click.echo(f"{ended.id}: {ended.state}", err=True)
-    raise SystemExit(ended.exit_code)
+    click.echo(f"{exit_code.id}: {exit_code.state}", err=True)
+    raise SystemExit(exit_code.exit_code)
 
 
 def _listed(paths: Iterable[str]) -> str:

@@ -37,49 +37,49 @@ def tell(text: str) -> None:
 
 def named_files(wanted: list[str]) -> list[Path]:
     """Return project files that requirements name: wheels, and nested lists (`-r`, `-c`) with their files."""
-    found: list[Path] = []
+    paths: list[Path] = []
     lines = [(line, Path("files")) for line in wanted]
     for line, beside in lines:
-        listed = re.match(r"(?:-[rc]|--requirement|--constraint)[ =]*(\S+)", line)
-        path = Path(os.path.normpath(beside / listed[1])) if listed else Path("files", line)
-        if path.is_file() and path not in found:
-            found.append(path)
-            if listed:
+        match = re.match(r"(?:-[rc]|--requirement|--constraint)[ =]*(\S+)", line)
+        path = Path(os.path.normpath(beside / match[1])) if match else Path("files", line)
+        if path.is_file() and path not in paths:
+            paths.append(path)
+            if match:
                 lines += [(further, path.parent) for further in path.read_text().splitlines()]
-    return found
+    return paths
 
 
 def environment(job: dict[str, Any], folder: Path) -> Path:
     """Return the job's Python: the server's, or an environment on top of it with the project's requirements, made once."""
     base = Path(sys.executable)
-    wanted = job["requirements"]
-    if not wanted:
+    requirements = job["requirements"]
+    if not requirements:
         return base
     from filelock import FileLock
 
-    contents = [hashlib.sha256(path.read_bytes()).hexdigest() for path in named_files(wanted)]
-    name = hashlib.sha256(json.dumps([sys.version, str(base), wanted, contents]).encode()).hexdigest()[:16]
+    contents = [hashlib.sha256(path.read_bytes()).hexdigest() for path in named_files(requirements)]
+    name = hashlib.sha256(json.dumps([sys.version, str(base), requirements, contents]).encode()).hexdigest()[:16]
     place = folder / "environments" / name
     place.parent.mkdir(mode=0o700, exist_ok=True)
     python = place / "bin" / "python"
     with FileLock(f"{place}.lock"):
         if not (place / "complete").exists():
             tell("an environment for the requirements of the project is made, once")
-            made: list[str | Path] = [base, "-m", "venv", "--clear", "--without-pip", place]
-            subprocess.run(made, check=True)
+            command: list[str | Path] = [base, "-m", "venv", "--clear", "--without-pip", place]
+            subprocess.run(command, check=True)
             ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
             below, own = (subprocess.check_output([one, "-c", ask], text=True).strip() for one in (base, python))
             # After the environment's own packages: PyTorch and Djinn stay the server's.
             Path(own, "below.pth").write_text(f"import site; site.addsitedir({below!r})\n")
             # Next to the project's own list, because paths in it are relative.
-            listed = Path("files", f".djinn-{name}.txt").absolute()
-            listed.write_text("\n".join(wanted) + "\n")
+            list_path = Path("files", f".djinn-{name}.txt").absolute()
+            list_path.write_text("\n".join(requirements) + "\n")
             torch = subprocess.check_output([python, "-c", "import torch; print(torch.__version__)"], text=True).strip()
             (place / "constraints.txt").write_text(f"torch=={torch}\n")
             options: list[str | Path] = ["--disable-pip-version-check", "--no-input", "--progress-bar=off"]
-            options += ["--constraint", place / "constraints.txt", "--requirement", listed]
+            options += ["--constraint", place / "constraints.txt", "--requirement", list_path]
             subprocess.run([python, "-m", "pip", "install", *options], check=True, cwd="files")
-            listed.unlink()
+            list_path.unlink()
             (place / "complete").touch()
     return python
 
@@ -98,13 +98,13 @@ def main() -> None:
     job = json.loads(Path("job.json").read_text())
     folder = Path.cwd().parents[1]
     write("pid", f"{os.getpid()}\n")
-    ended = {"code": 1}
+    result = {"code": 1}
 
     def finish() -> None:
-        write("ended", f"{int(time.time())} {ended['code']}\n")
+        write("ended", f"{int(time.time())} {result['code']}\n")
 
     def stop(*_: object) -> None:
-        ended["code"] = 128 + signal.SIGTERM
+        result["code"] = 128 + signal.SIGTERM
         finish()
         raise SystemExit(1)
 
@@ -125,7 +125,7 @@ def main() -> None:
         # The child gets the signal of its group as well, and may need a moment.
         signal.signal(signal.SIGTERM, lambda *_: None)
         code = child.wait()
-        ended["code"] = code if code >= 0 else 128 - code
+        result["code"] = code if code >= 0 else 128 - code
     except subprocess.CalledProcessError as error:
         tell(f"the environment cannot be made: {Path(error.cmd[0]).name} ended with {error.returncode}")
     finally:

@@ -69,7 +69,7 @@ def read_jobs(text: str) -> list[Job]:
     Raises:
         ValueError: a line is malformed; the message shows it.
     """
-    found = []
+    job_list = []
     for line in text.splitlines():
         if line.count("\t") != 6:  # other output of the login shell
             continue
@@ -77,8 +77,8 @@ def read_jobs(text: str) -> list[Job]:
         if read is None:
             raise ValueError(f"{one_line(line[:200])!r} is not a valid line of the job list")
         name, state, code, begun, ended, now, command = read.groups()
-        found.append(Job(name, state, int(code) if code else None, int(begun), int(ended or now), one_line(command)))
-    return sorted(found, key=lambda job: (job.begun, job.id))
+        job_list.append(Job(name, state, int(code) if code else None, int(begun), int(ended or now), one_line(command)))
+    return sorted(job_list, key=lambda job: (job.begun, job.id))
 
 
 def choose_record(server: str | None, configured: Sequence[str]) -> Record:
@@ -87,11 +87,11 @@ def choose_record(server: str | None, configured: Sequence[str]) -> Record:
     Raises:
         ConfigurationError: no server matches, several match, or the server was not connected over ssh.
     """
-    known = list_records()
-    names = [server] if server else list(configured) or [record.name for record in known]
+    records = list_records()
+    names = [server] if server else list(configured) or [record.name for record in records]
     if len(names) == 1 and (found := find_record(names[0])) is not None:
         return found
-    raise _no_server(names, [record.name for record in known])
+    raise _no_server(names, [record.name for record in records])
 
 
 def _no_server(names: Sequence[str], known: Sequence[str]) -> ConfigurationError:
@@ -129,7 +129,7 @@ def submit(
         TransportError: the connection failed, or broke before the job began.
     """
     job = new_id(script)
-    said = {
+    description = {
         "id": job,
         "server": record.name,
         "script": script,
@@ -137,14 +137,14 @@ def submit(
         "requirements": list(requirements),
     }
     texts = {
-        "job.json": json.dumps(said),
+        "job.json": json.dumps(description),
         "shown": shlex.join([script, *arguments]).replace("\n", " ").replace("\t", " "),
         "job_runner.py": files("djinn_commands.connect").joinpath("job_runner.py").read_text(),
     }
-    sent = {f"files/{path}": project.root / path for path in project.files}
+    uploads = {f"files/{path}": project.root / path for path in project.files}
     with connected(record) as connection:
         output = _run(
-            record, connection, "submitting the job", Script(("submit",), {**record.place, "job": job}), sent, texts
+            record, connection, "submitting the job", Script(("submit",), {**record.place, "job": job}), uploads, texts
         )
     return job, "no server" not in output
 
@@ -181,23 +181,23 @@ def copy_log(record: Record, job: str, to: IO[bytes], *, follow: bool) -> Job:
         TransportError: the connection failed, or broke without `follow`.
     """
     job = find_job(record, job).id
-    written, text = 0, LogText() if to.isatty() else None
+    position, text = 0, LogText() if to.isatty() else None
     while True:
         with contextlib.ExitStack() as stack:
             try:
                 connection = stack.enter_context(connected(record))
             except ConnectionError as error:
-                if not written or is_final(str(error)):
+                if not position or is_final(str(error)):
                     raise
                 time.sleep(_RECONNECT_SECONDS)
                 continue
-            values = {"job": job, "from": str(written + 1), "follow": "yes" if follow else "no"}
+            values = {"job": job, "from": str(position + 1), "follow": "yes" if follow else "no"}
             with connection.running(Script(("logs",), {**record.place, **values})) as process:
                 stream = cast("IO[bytes]", process.stdout)
                 while part := stream.read1(1 << 16):  # type: ignore[attr-defined]
                     to.write(part if text is None else text.add(part).encode(errors="replace"))
                     to.flush()
-                    written += len(part)
+                    position += len(part)
                 code = process.wait()
             if text is not None and (code != BROKEN or not follow):  # flush a cut character or colour
                 to.write(text.add(b"", last=True).encode(errors="replace"))
@@ -259,17 +259,17 @@ def fetch(record: Record, job: str, path: str, into: Path) -> FetchedFiles:
         StartupError: the file does not exist, or the remote machine sent a different file.
         TransportError: the connection failed or broke.
     """
-    wanted = PurePosixPath(path)
-    if wanted.is_absolute() or ".." in wanted.parts or not wanted.parts:
+    wanted_path = PurePosixPath(path)
+    if wanted_path.is_absolute() or ".." in wanted_path.parts or not wanted_path.parts:
         raise refused(f"{path!r} must be below the working directory of the job, such as out/model.pt")
     into.mkdir(parents=True, exist_ok=True)
     fetched = FetchedFiles()
     with connected(record) as connection:
         name = _find(record, connection, job).id
-        with connection.running(Script(("fetch",), {**record.place, "job": name, "path": str(wanted)})) as process:
+        with connection.running(Script(("fetch",), {**record.place, "job": name, "path": str(wanted_path)})) as process:
             try:
                 with tarfile.open(fileobj=process.stdout, mode="r|") as archived:
-                    _unpack(archived, wanted, into, fetched)
+                    _unpack(archived, wanted_path, into, fetched)
                 code = process.wait()
             except tarfile.ReadError:  # the archive is empty or incomplete
                 code = process.wait() or BROKEN
@@ -288,13 +288,13 @@ def _unpack(archived: tarfile.TarFile, wanted: PurePosixPath, into: Path, fetche
             raise StartupError(f"the remote machine sent {member.name!r} instead of {wanted}; it was not copied")
         alone = name == wanted and not member.isdir()
         folder = into / (wanted.parent if alone else wanted)
-        found = None if alone and not member.isfile() else _safe(member, wanted.parent if alone else wanted, folder)
-        if found is None:
+        target = None if alone and not member.isfile() else _safe(member, wanted.parent if alone else wanted, folder)
+        if target is None:
             fetched.left_out.append(member.name)
             continue
-        archived.extract(found, folder)
-        if found.isfile():
-            fetched.count, fetched.size = fetched.count + 1, fetched.size + found.size
+        archived.extract(target, folder)
+        if target.isfile():
+            fetched.count, fetched.size = fetched.count + 1, fetched.size + target.size
 
 
 def _safe(member: tarfile.TarInfo, above: PurePosixPath, folder: Path) -> tarfile.TarInfo | None:
@@ -329,12 +329,14 @@ def _list(record: Record, connection: SshConnection, job: str) -> list[Job]:
 def _find(record: Record, connection: SshConnection, job: str) -> Job:
     if not job or not all(mark.isascii() and (mark.isalnum() or mark in "-_") for mark in job):
         raise refused(f"{job!r} is not a job name")
-    found = _list(record, connection, job)
-    exact = [one for one in found if one.id == job]
-    if len(exact or found) != 1:
-        there = ", ".join(one.id for one in found or _list(record, connection, "")[-8:]) or "none"
-        raise refused(f"{'several jobs begin with' if found else 'there is no job'} {job!r} on {record.name}: {there}")
-    return (exact or found)[0]
+    listing = _list(record, connection, job)
+    exact = [one for one in listing if one.id == job]
+    if len(exact or listing) != 1:
+        there = ", ".join(one.id for one in listing or _list(record, connection, "")[-8:]) or "none"
+        raise refused(
+            f"{'several jobs begin with' if listing else 'there is no job'} {job!r} on {record.name}: {there}"
+        )
+    return (exact or listing)[0]
 
 
 def _run(
@@ -345,7 +347,7 @@ def _run(
     sent: dict[str, Path] | None = None,
     texts: dict[str, str] | None = None,
 ) -> str:
-    done = connection.run(script, archive(sent or {}, texts) if texts else None)
-    if done.code:
-        raise failure(title, record.host, done)
-    return done.output
+    result = connection.run(script, archive(sent or {}, texts) if texts else None)
+    if result.code:
+        raise failure(title, record.host, result)
+    return result.output

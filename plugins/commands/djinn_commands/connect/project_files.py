@@ -62,13 +62,13 @@ def is_secret(name: str) -> bool:
 
 def find_files(root: Path, included: Sequence[str] = ()) -> ProjectFiles:
     """Return the files of the folder `root` to send. `included`: patterns as in `.gitignore` of files to send in any case."""
-    chosen = pathspec.GitIgnoreSpec.from_lines(included)
+    included_spec = pathspec.GitIgnoreSpec.from_lines(included)
     files: dict[str, int] = {}
     secrets: list[str] = []
     links: list[str] = []
     ignored = 0
-    for path, name, is_ignored in _walk(root, chosen):
-        if chosen.match_file(path):
+    for path, name, is_ignored in _walk(root, included_spec):
+        if included_spec.match_file(path):
             pass
         elif is_secret(name):
             secrets.append(path)
@@ -87,13 +87,13 @@ def find_files(root: Path, included: Sequence[str] = ()) -> ProjectFiles:
 def _walk(root: Path, chosen: pathspec.GitIgnoreSpec) -> Iterator[tuple[str, str, bool]]:
     """Yield relative path, name and whether `.gitignore` excludes it, of each file and each wholly excluded folder."""
     rules: dict[str, pathspec.GitIgnoreSpec] = {}
-    for folder, names, found in os.walk(root):
+    for folder, names, file_names in os.walk(root):
         here = Path(folder).relative_to(root).as_posix()
         prefix = "" if here == "." else f"{here}/"
-        if ".gitignore" in found and Path(folder, ".gitignore").is_file():
+        if ".gitignore" in file_names and Path(folder, ".gitignore").is_file():
             text = Path(folder, ".gitignore").read_text(errors="replace")
             rules[prefix] = pathspec.GitIgnoreSpec.from_lines(text.splitlines())
-        entered = []
+        folders = []
         for name in sorted(names):
             path = f"{prefix}{name}"
             if name in _MADE or Path(folder, name, "pyvenv.cfg").exists():
@@ -103,9 +103,9 @@ def _walk(root: Path, chosen: pathspec.GitIgnoreSpec) -> Iterator[tuple[str, str
             elif is_secret(name) or (_ignored(f"{path}/", rules) and not _may_hold(path, chosen)):
                 yield path, name, True
             else:
-                entered.append(name)
-        names[:] = entered
-        for name in sorted(found):
+                folders.append(name)
+        names[:] = folders
+        for name in sorted(file_names):
             path = f"{prefix}{name}"
             if name not in _MADE and not name.endswith((".pyc", ".pyo")):
                 yield path, name, _ignored(path, rules)
@@ -113,12 +113,12 @@ def _walk(root: Path, chosen: pathspec.GitIgnoreSpec) -> Iterator[tuple[str, str
 
 def _ignored(path: str, rules: dict[str, pathspec.GitIgnoreSpec]) -> bool:
     """Return True if the last matching `.gitignore` rule excludes a path. Rules of inner folders come after those of outer ones."""
-    said = False
+    ignored = False
     for prefix in sorted(rules, key=len):
         if path.startswith(prefix):
-            found = rules[prefix].check_file(path[len(prefix) :]).include
-            said = said if found is None else found
-    return said
+            verdict = rules[prefix].check_file(path[len(prefix) :]).include
+            ignored = ignored if verdict is None else verdict
+    return ignored
 
 
 def _may_hold(folder: str, chosen: pathspec.GitIgnoreSpec) -> bool:
@@ -147,9 +147,9 @@ def project_requirements(root: Path) -> tuple[str, ...]:
     Raises:
         ValueError: the file cannot be read.
     """
-    listed = root / "requirements.txt"
-    if listed.is_file():
-        lines = [line.strip() for line in listed.read_text().splitlines()]
+    requirements_file = root / "requirements.txt"
+    if requirements_file.is_file():
+        lines = [line.strip() for line in requirements_file.read_text().splitlines()]
         return tuple(line for line in lines if line and not line.startswith("#"))
     table = root / "pyproject.toml"
     if not table.is_file():

@@ -94,7 +94,7 @@ def find_record(name: str) -> Record | None:
 def list_records() -> list[Record]:
     """Return all records, by name."""
     names = sorted(path.name.removesuffix(_SUFFIX) for path in records_directory().glob(f"*{_SUFFIX}"))
-    return [found for name in names if (found := find_record(name))]
+    return [record for name in names if (record := find_record(name))]
 
 
 def save_record(record: Record) -> None:

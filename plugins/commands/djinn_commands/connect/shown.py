@@ -27,8 +27,8 @@ class LogText:
     def add(self, piece: bytes, *, last: bool = False) -> str:
         """Return the escaped text of the next chunk."""
         text = self._begun + self._decoder.decode(piece, last)
-        found = None if last else _BEGUN.search(text)
-        self._begun = found.group() if found is not None else ""
+        match = None if last else _BEGUN.search(text)
+        self._begun = match.group() if match is not None else ""
         text = text[: len(text) - len(self._begun)]
         parts = _KEPT.split(text)
         parts[::2] = [part if part.isprintable() else one_line(part) for part in parts[::2]]

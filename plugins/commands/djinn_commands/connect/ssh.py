@@ -62,10 +62,10 @@ class Script:
 
     def text(self, mark: str = "") -> str:
         """Return the whole script; its output for Djinn begins after the line `mark`."""
-        given = [f"{key}={shlex.quote(value)}" for key, value in sorted(self.values.items())]
+        assignments = [f"{key}={shlex.quote(value)}" for key, value in sorted(self.values.items())]
         folder = files("djinn_commands.connect").joinpath("scripts")
         common, *parts = [folder.joinpath(f"{name}.sh").read_text() for name in ("common", *self.names)]
-        return "\n".join([*given, common, f"echo {mark}" if mark else "", *parts])
+        return "\n".join([*assignments, common, f"echo {mark}" if mark else "", *parts])
 
 
 @attrs.frozen
@@ -153,18 +153,18 @@ class SshConnection:
             return ""
         with contextlib.suppress(FileNotFoundError):
             self.control.unlink()  # left by a killed connection
-        with tempfile.TemporaryFile() as said:
+        with tempfile.TemporaryFile() as error_output:
             # A pipe would stay open as long as the background connection.
-            done = subprocess.run(
+            process = subprocess.run(
                 open_command(self.destination, self.control, asks=asks),
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=error_output,
+                stderr=error_output,
                 check=False,
             )
-            said.seek(0)
-            text = said.read().decode(errors="replace").strip()
-        return "" if done.returncode == 0 else text or f"ssh ended with code {done.returncode}"
+            error_output.seek(0)
+            text = error_output.read().decode(errors="replace").strip()
+        return "" if process.returncode == 0 else text or f"ssh ended with code {process.returncode}"
 
     def close(self) -> None:
         """Close the connection, with all of its channels."""
@@ -172,8 +172,8 @@ class SshConnection:
 
     def forward(self, local: int, remote: int) -> str:
         """Forward a local port to a remote one. Return an empty text or the error."""
-        done = self._order("forward", *forward_arguments(local, remote))
-        return "" if done.returncode == 0 else done.stderr.strip() or f"ssh ended with code {done.returncode}"
+        result = self._order("forward", *forward_arguments(local, remote))
+        return "" if result.returncode == 0 else result.stderr.strip() or f"ssh ended with code {result.returncode}"
 
     def run(self, script: Script, data: Source | None = None) -> Done:
         """Run a script to its end; `data`: its standard input."""

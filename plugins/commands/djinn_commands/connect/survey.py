@@ -62,12 +62,12 @@ class Survey:
 
     def lines(self) -> list[str]:
         """Return the findings, for the user."""
-        found = [f"{self.release or self.system} on {self.machine}"]
-        found.append("Python " + (", ".join(map(str, self.pythons)) or "none"))
-        found += [f"GPU {gpu}" for gpu in self.gpus] or ["no GPU that nvidia-smi shows"]
+        facts = [f"{self.release or self.system} on {self.machine}"]
+        facts.append("Python " + (", ".join(map(str, self.pythons)) or "none"))
+        facts += [f"GPU {gpu}" for gpu in self.gpus] or ["no GPU that nvidia-smi shows"]
         sizes = [(self.memory, "memory"), (self.free, f"free at {self.folder}")]
-        found.append(", ".join(f"{size / GIB:.1f} GiB {what}" for size, what in sizes if size is not None))
-        return found
+        facts.append(", ".join(f"{size / GIB:.1f} GiB {what}" for size, what in sizes if size is not None))
+        return facts
 
 
 def read_survey(text: str) -> Survey:
@@ -98,12 +98,12 @@ def read_survey(text: str) -> Survey:
 
 
 def _pythons(lines: Iterable[str]) -> Iterable[Python]:
-    seen: set[str] = set()
+    paths: set[str] = set()
     for line in lines:
-        found = re.fullmatch(r"(\d+)\.(\d+)\.(\d+) (/.+)", line)
-        if found is not None and found[4] not in seen:
-            seen.add(found[4])
-            yield Python((int(found[1]), int(found[2]), int(found[3])), found[4])
+        match = re.fullmatch(r"(\d+)\.(\d+)\.(\d+) (/.+)", line)
+        if match is not None and match[4] not in paths:
+            paths.add(match[4])
+            yield Python((int(match[1]), int(match[2]), int(match[3])), match[4])
 
 
 def choose_python(pythons: Iterable[Python], here: tuple[int, int]) -> Python | None:
@@ -143,9 +143,9 @@ def objection(survey: Survey, here: tuple[int, int], needed: int) -> str:
     if survey.system != "Linux":
         return f"it runs {survey.system or 'an unknown system'}, and `djinn serve` was tried on Linux alone"
     if choose_python(survey.pythons, here) is None:
-        found = ", ".join(map(str, survey.pythons)) or "none"
+        versions = ", ".join(map(str, survey.pythons)) or "none"
         return (
-            f"it has no Python {OLDEST[0]}.{OLDEST[1]} or newer that was found (there: {found}). Install one there, which needs no root with uv "
+            f"it has no Python {OLDEST[0]}.{OLDEST[1]} or newer that was found (there: {versions}). Install one there, which needs no root with uv "
             "(`uv python install`) or conda, and name it with --python PATH if it is not found then"
         )
     if survey.unwritable:

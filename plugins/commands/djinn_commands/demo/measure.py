@@ -24,9 +24,9 @@ class Findings:
     def lines(self) -> list[str]:
         """Return short lines: kinds of workload, then their phases, then the patterns."""
         phases = (phase.removeprefix("llm_").replace("_", " ") for phase in self.phases if phase not in self.workloads)
-        told = [", ".join(self.workloads), ", ".join(phases)]
-        told += [f"{count} {name}" for name, count in sorted(self.patterns.items())]
-        return [line for line in told if line] or ["nothing"]
+        lines = [", ".join(self.workloads), ", ".join(phases)]
+        lines += [f"{count} {name}" for name, count in sorted(self.patterns.items())]
+        return [line for line in lines if line] or ["nothing"]
 
 
 @attrs.frozen
@@ -78,7 +78,7 @@ def measure(task: Task, announce: Announce) -> Measured:
     return Measured(
         name=task.name,
         title=task.title,
-        verdict=_worst(task.compare(here, found) for found in (first, there)),
+        verdict=_worst(task.compare(here, there_result) for there_result in (first, there)),
         local_first=local_first,
         local=local,
         upload=upload,

@@ -32,7 +32,7 @@ def run_demo(names: Sequence[str], setting: Setting, console: Console) -> list[M
     import djinn
 
     torch.set_num_threads(setting.threads)
-    chosen = [TASKS[name] for name in names]
+    tasks = [TASKS[name] for name in names]
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -46,7 +46,7 @@ def run_demo(names: Sequence[str], setting: Setting, console: Console) -> list[M
             progress.remove_task(starting)
             djinn.configure(connection_file=connection)
             try:
-                return [_measure_one(make, progress) for make in chosen]
+                return [_measure_one(make, progress) for make in tasks]
             finally:
                 djinn.shut_down()  # stopping a server waits for open sessions
 

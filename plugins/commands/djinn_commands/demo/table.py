@@ -40,11 +40,11 @@ def show(results: Sequence[Measured], setting: Setting, console: Console) -> Non
     console.print()
     console.print(Padding(_findings(results), (0, 0, 0, 1)))
     console.print()
-    told = (
+    lines = (
         f"Both ways with {setting.threads} torch thread{'s' if setting.threads > 1 else ''} on {setting.device}; times "
         "and counters are those of second runs unless marked first. The server is a process of its own on this machine."
     )
-    console.print(Padding(Text(told, style="dim"), (0, 1)), width=WIDTH)
+    console.print(Padding(Text(lines, style="dim"), (0, 1)), width=WIDTH)
 
 
 def picture(results: Sequence[Measured], setting: Setting) -> str:

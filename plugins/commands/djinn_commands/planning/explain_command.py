@@ -72,19 +72,19 @@ def explain(
     form = "json" if as_json else form
     drawer = _Drawer.of(form, picture)  # made first, so that errors show before the script runs
     status, results = _results(target, arguments, _STAGES[-1] if drawer is not None else until, model)
-    chosen = _chosen(results, program)
-    shown = [shown_until(result, until) for result in chosen]
+    selected = _chosen(results, program)
+    documents = [shown_until(result, until) for result in selected]
     if form == "json":
-        _print_json(shown, unfold=unfold)
+        _print_json(documents, unfold=unfold)
     elif not results:
         click.echo(
             f"{target} ran nothing on remote_accelerator: move a model or a tensor there with .to(...)",
             err=drawer is not None,
         )
     elif drawer is None or drawer.printer is None:
-        _print_text(shown, program, unfold=unfold, depth=depth)
+        _print_text(documents, program, unfold=unfold, depth=depth)
     if drawer is not None:
-        drawer.draw(chosen)
+        drawer.draw(selected)
     raise SystemExit(status)
 
 
@@ -116,11 +116,11 @@ def _results(
 def _refuse_options_of_models(names: Iterable[str]) -> None:
     """Raise an error if an option for models is used with a script."""
     context = click.get_current_context()
-    given = [f"--{name}" for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    if given:
+    flags = [f"--{name}" for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if flags:
         raise click.UsageError(
-            f"{', '.join(given)} is for models without weights; options of the script come after --, as in "
-            f"`djinn explain script.py -- {given[0]} ...`"
+            f"{', '.join(flags)} is for models without weights; options of the script come after --, as in "
+            f"`djinn explain script.py -- {flags[0]} ...`"
         )
 
 
@@ -224,6 +224,6 @@ class _Drawer:
         if self.printer is not None:
             click.echo(render(results[longest], self.printer, self.registry), nl=False)
         if self.picture is not None:
-            made = render(results[longest], renderer_for(self.picture, self.registry), self.registry)
-            self.picture.write_bytes(made)
+            picture = render(results[longest], renderer_for(self.picture, self.registry), self.registry)
+            self.picture.write_bytes(picture)
             click.echo(f"{self.picture} shows {which}", err=True)

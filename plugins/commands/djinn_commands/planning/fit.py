@@ -106,12 +106,12 @@ def tell_fit(
     executors = executors_of(servers, connection_file)
     with contextlib.redirect_stdout(sys.stderr):
         fit = Fit(built_model(target, step), step, executors, open_plugins(), *policies)
-        described = fit.described()
+        description = fit.described()
     if as_json:
-        click.echo(json.dumps(described, indent=2))
+        click.echo(json.dumps(description, indent=2))
     else:
-        click.echo("\n".join(fit.lines(described)))
-    if not described["fits"]:
+        click.echo("\n".join(fit.lines(description)))
+    if not description["fits"]:
         raise SystemExit(1)
 
 
@@ -123,21 +123,21 @@ def executors_of(servers: Sequence[str], connection_file: Path | None) -> tuple[
         DjinnError: no server answers.
     """
     replies = ask_named(servers, connection_file)
-    found: dict[tuple[str, str], Executor] = {}
+    executors: dict[tuple[str, str], Executor] = {}
     for number, (url, reply) in enumerate(replies.items()):
         if isinstance(reply, Status):
             for executor in reply.executors:  # tenants have separate executors on one device
                 key = url, executor.device.id
                 device = attrs.evolve(capabilities_of(executor.device), id=f"{number}/{executor.device.id}")
-                known = found.get(key)
+                known = executors.get(key)
                 free = [d.memory_free for d in (device, known and known.device) if d and d.memory_free is not None]
-                found[key] = Executor(url, attrs.evolve(device, memory_free=min(free, default=None)))
+                executors[key] = Executor(url, attrs.evolve(device, memory_free=min(free, default=None)))
     silent = {url: reply for url, reply in replies.items() if isinstance(reply, DjinnError)}
-    if not found:
+    if not executors:
         raise next(iter(silent.values()), _no_executor())
     for url, error in silent.items():
         click.echo(f"without {url}: {error}", err=True)
-    return tuple(found.values())
+    return tuple(executors.values())
 
 
 def _no_executor() -> DjinnError:
@@ -230,15 +230,15 @@ class Fit:
             scheduler=self.scheduler or preferred(self.registry.schedulers, "sequential"),
             rewrite=rewrite,
         )
-        held: dict[str, int] = {}
-        for captured in self.model.captured(step, passes=PASSES).values():
+        bytes_by_device: dict[str, int] = {}
+        for program in self.model.captured(step, passes=PASSES).values():
             try:
-                result = run_stages(captured.graph, self.registry, request)
+                result = run_stages(program.graph, self.registry, request)
             except DoesNotFit:
                 return {}
-            for device, counted in bytes_held(result, {}, {}).items():
-                held[device] = max(held.get(device, 0), with_allowance(counted))
-        return {device: counted for device, counted in held.items() if counted > SMALL}
+            for device, nbytes in bytes_held(result, {}, {}).items():
+                bytes_by_device[device] = max(bytes_by_device.get(device, 0), with_allowance(nbytes))
+        return {device: nbytes for device, nbytes in bytes_by_device.items() if nbytes > SMALL}
 
     # --- changes that make it fit ---------------------------------------------------------------------------------
 
@@ -272,21 +272,21 @@ class Fit:
         return max(one.needed for one in self.programs(step))
 
     def _changed(self, change: str, step: Step, reason: str) -> Suggestion:
-        needed = self._needed(step)
-        return Suggestion(change, needed, self._executor_with_most_free_memory.fits(needed), reason)
+        bytes_needed = self._needed(step)
+        return Suggestion(change, bytes_needed, self._executor_with_most_free_memory.fits(bytes_needed), reason)
 
     def _smaller(self, name: str, step: Step, free: int) -> Iterator[Suggestion]:
         """Return the largest batch, or number of tokens, that fits; or else the smallest one, which does not."""
         now = int(getattr(step, name))
         if now == 1:
             return
-        changed: dict[str, Callable[[int], Step]] = {
+        variants: dict[str, Callable[[int], Step]] = {
             "batch": lambda size: attrs.evolve(step, batch=size),
             "tokens": lambda size: attrs.evolve(step, tokens=size),
         }
-        needed, size = _largest(lambda size: self._needed(changed[name](size)), now, free)
-        reason = "" if needed <= free else "not even that fits"
-        yield Suggestion(f"--{name} {size}", needed, needed <= free, reason)
+        bytes_needed, size = _largest(lambda size: self._needed(variants[name](size)), now, free)
+        reason = "" if bytes_needed <= free else "not even that fits"
+        yield Suggestion(f"--{name} {size}", bytes_needed, bytes_needed <= free, reason)
 
     def _spilling(self, fullest: Program, free: int) -> Suggestion:
         """Return a memory limit with spilling: it must hold the operands of the largest op."""
@@ -311,10 +311,12 @@ class Fit:
             if count <= len(self.executors) or count * (like.memory_free or 0) < fullest.needed:
                 continue
             devices = [attrs.evolve(like, id=f"{number}/{like.kind}:0") for number in range(count)]
-            held = self._divided(self.step, devices)
-            if held:
-                reason = f"at most {binary_size(max(held.values()))} on each of {len(held)}"
-                yield Suggestion(f"{count} executors with as much free memory", max(held.values()), True, reason)
+            bytes_by_device = self._divided(self.step, devices)
+            if bytes_by_device:
+                reason = f"at most {binary_size(max(bytes_by_device.values()))} on each of {len(bytes_by_device)}"
+                yield Suggestion(
+                    f"{count} executors with as much free memory", max(bytes_by_device.values()), True, reason
+                )
                 return
         yield Suggestion(
             f"{_SEVERAL[-1]} executors with as much free memory", fullest.needed, False, "no placement was found"
@@ -367,11 +369,11 @@ def _largest(needed: Callable[[int], int], now: int, free: int) -> tuple[int, in
         guess = min(high[0] - 1, max(low[0] + 1, int(low[0] + (free - low[1]) / slope))) if slope > 0 else low[0] + 1
         if guess <= low[0] or guess >= high[0]:
             break
-        found = guess, needed(guess)
-        if found[1] <= free:
-            low = found
+        best = guess, needed(guess)
+        if best[1] <= free:
+            low = best
         else:
-            high = found
+            high = best
     return low[1], low[0]
 
 

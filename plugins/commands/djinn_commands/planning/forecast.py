@@ -76,7 +76,7 @@ def forecast(result: PipelineResult, line: Timeline, first: Timeline, held: Mapp
     sizes, held = storage_sizes(result.graph, result.graph.inputs), Counter[str]()
     for storage, home in {storage_of(v): placement.values[v] for v in result.graph.inputs}.items():
         held[home] += sizes[storage]
-    told = tuple(
+    lines = tuple(
         DeviceForecast(
             device,
             modules_of(result.graph.nodes[n].module for n in nodes[device]),
@@ -90,7 +90,7 @@ def forecast(result: PipelineResult, line: Timeline, first: Timeline, held: Mapp
         for device in placement.devices
     )
     return Forecast(
-        told,
+        lines,
         line.seconds,
         line.interval,
         first.uploaded - line.uploaded,
@@ -108,9 +108,9 @@ def modules_of(paths: Iterable[str]) -> tuple[str, ...]:
     for path in paths:
         if not path:
             continue
-        found = _LAYER.match(path)
-        if found:
-            layers.setdefault(found[1], set()).add(int(found[2]))
+        match = _LAYER.match(path)
+        if match:
+            layers.setdefault(match[1], set()).add(int(match[2]))
         else:
             layers.setdefault(path, set())
     whole = {name for name, numbers in layers.items() if any(other.startswith(f"{name}.") for other in layers)}
@@ -134,16 +134,16 @@ def _spans(numbers: Sequence[int]) -> tuple[str, ...]:
 
 def _shares(result: PipelineResult, nodes: Mapping[str, Sequence[int]]) -> dict[str, float]:
     """Return fractions of device time by cause. Each op counts the larger of arithmetic and memory; the rest is its start."""
-    spent = dict.fromkeys(("arithmetic", "memory bandwidth", "starting ops"), 0.0)
+    shares = dict.fromkeys(("arithmetic", "memory bandwidth", "starting ops"), 0.0)
     for device_id, its_nodes in nodes.items():
         device = result.topology.device(device_id)
         row = result.costs.by_device[device_id] if result.costs else ()
         for node in its_nodes:
             kind, seconds = _longest(row[node], device)
-            spent[kind] += seconds
-            spent["starting ops"] += max(0.0, row[node].seconds - seconds)
-    whole = sum(spent.values()) or 1.0
-    return {kind: seconds / whole for kind, seconds in spent.items()}
+            shares[kind] += seconds
+            shares["starting ops"] += max(0.0, row[node].seconds - seconds)
+    whole = sum(shares.values()) or 1.0
+    return {kind: seconds / whole for kind, seconds in shares.items()}
 
 
 def _longest(estimate: CostEstimate, device: DeviceCapabilities) -> tuple[str, float]:

@@ -122,10 +122,10 @@ def built_model(target: str, step: Step) -> BuiltModel:
     Raises:
         ConfigurationError: the model cannot be built, or its inputs are unknown.
     """
-    built = _built(target, step)
-    built.model.to("meta")  # some models make tensors on the CPU despite the default device
-    click.echo(f"{built.name}, {built.parameters:,} parameters, without weights", err=True)
-    return built
+    model = _built(target, step)
+    model.model.to("meta")  # some models make tensors on the CPU despite the default device
+    click.echo(f"{model.name}, {model.parameters:,} parameters, without weights", err=True)
+    return model
 
 
 def captured_model(target: str, step: Step, until: str) -> PipelineResult:
@@ -139,23 +139,31 @@ def captured_model(target: str, step: Step, until: str) -> PipelineResult:
 
 
 def _dtype(step: Step) -> torch.dtype:
-    found = getattr(torch, step.dtype, None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    dtype = getattr(torch, step.dtype, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ConfigurationError(f"there is no floating-point dtype {step.dtype!r}; try bfloat16, float16 or float32")
-    return found
+    return dtype
 
 
 def _optimizer(step: Step, model: torch.nn.Module) -> torch.optim.Optimizer:
-    known = {name.lower(): found for name, found in vars(torch.optim).items() if isinstance(found, type)}
-    found = known.get(step.optimizer.lower())
-    if found is None or not issubclass(found, torch.optim.Optimizer) or found is torch.optim.Optimizer:
-        names = sorted(n for n, f in known.items() if issubclass(f, torch.optim.Optimizer) and n != "optimizer")
+    optimizers = {
+        name.lower(): optimizer_class
+        for name, optimizer_class in vars(torch.optim).items()
+        if isinstance(optimizer_class, type)
+    }
+    optimizer_class = optimizers.get(step.optimizer.lower())
+    if (
+        optimizer_class is None
+        or not issubclass(optimizer_class, torch.optim.Optimizer)
+        or optimizer_class is torch.optim.Optimizer
+    ):
+        names = sorted(n for n, f in optimizers.items() if issubclass(f, torch.optim.Optimizer) and n != "optimizer")
         raise ConfigurationError(f"torch.optim has no optimizer {step.optimizer!r}; it has {', '.join(names)}")
-    if inspect.signature(found.step).parameters["closure"].default is inspect.Parameter.empty:
+    if inspect.signature(optimizer_class.step).parameters["closure"].default is inspect.Parameter.empty:
         raise ConfigurationError(
-            f"{found.__name__} calls the model a variable number of times, so its step cannot be planned; name another optimizer"
+            f"{optimizer_class.__name__} calls the model a variable number of times, so its step cannot be planned; name another optimizer"
         )
-    return found(model.parameters())  # type: ignore[call-arg]
+    return optimizer_class(model.parameters())  # type: ignore[call-arg]
 
 
 def _called_model(target: str, mend: str, call: Callable[[], T]) -> T:
@@ -247,19 +255,19 @@ def _built(target: str, step: Step) -> BuiltModel:
         model = _from_configuration(path / "config.json" if path.is_dir() else path)
         _inputs_for(model, step, _OWN_INPUTS)  # raises if the inputs are unknown
         return BuiltModel(target, model, None, _OWN_INPUTS)
-    made = _called(_function(target), target)
-    model, given = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    result = _called(_function(target), target)
+    model, model_inputs = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(model, torch.nn.Module):
         raise ConfigurationError(
             f"{target} returned {type(model).__name__}; it should return a torch.nn.Module, or one and its inputs"
         )
-    if given is None:
+    if model_inputs is None:
         mend = f"Let {target} return the inputs, too: (model, {{'name': tensor}})"
         _inputs_for(model, step, mend)
         return BuiltModel(target, model, None, f"Its inputs were guessed. {mend}")
-    inputs = _as_inputs(given)
-    shown = [f"{name}={_look(value)}" for name, value in (*enumerate(inputs[0]), *inputs[1].items())]
-    mend = f"Correct the model, or the inputs that {target} returns with it: {', '.join(shown) or 'none'}"
+    inputs = _as_inputs(model_inputs)
+    descriptions = [f"{name}={_look(value)}" for name, value in (*enumerate(inputs[0]), *inputs[1].items())]
+    mend = f"Correct the model, or the inputs that {target} returns with it: {', '.join(descriptions) or 'none'}"
     return BuiltModel(target, model, inputs, mend)
 
 
@@ -345,9 +353,9 @@ def _from_configuration(file: Path) -> torch.nn.Module:
 def _model_class(transformers: Any, config: Any) -> Any:
     """Return the class in the configuration; without one, the model without a head."""
     for name in config.architectures or ():
-        found = getattr(transformers, name, None)
-        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
-            return found
+        model_class = getattr(transformers, name, None)
+        if isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel):
+            return model_class
     if config.architectures:
         raise ConfigurationError(
             f"transformers {transformers.__version__} has no model {config.architectures[0]!r}: the model is newer, "

@@ -49,22 +49,22 @@ def peak_of(result: PipelineResult, *, caches: bool = True) -> Peak:
     """
     if result.schedule is None or result.costs is None or len(result.schedule.steps) > 1:
         raise ValueError("the peak needs a schedule for one device: plan until='schedule'")
-    held = _Held(result, KINDS if caches else KINDS | {DataResidency.STATEFUL_KV_CACHE: ACTIVATIONS})
+    memory = _Held(result, KINDS if caches else KINDS | {DataResidency.STATEFUL_KV_CACHE: ACTIVATIONS})
     for value in result.graph.inputs:
-        held.hold(value)
-    held.note(0)
+        memory.hold(value)
+    memory.note(0)
     for device, steps in result.schedule.steps.items():
         costs, nodes = result.costs.by_device[device], result.graph.nodes
         for step in steps:
             if isinstance(step, Run):
                 for node in step.nodes:
                     for value in nodes[node].outputs:
-                        held.hold(value)
-                    held.note(costs[node].workspace, node)
+                        memory.hold(value)
+                    memory.note(costs[node].workspace, node)
             elif isinstance(step, Free):
                 for value in step.values:
-                    held.free(value)
-    return Peak(sum(held.fullest.values()), dict(held.fullest), dict(held.most), held.left(), held.largest)
+                    memory.free(value)
+    return Peak(sum(memory.fullest.values()), dict(memory.fullest), dict(memory.most), memory.left(), memory.largest)
 
 
 class _Held:
@@ -87,18 +87,20 @@ class _Held:
         storage, meta = storage_of(value), self._graph.meta(value)
         self._values.setdefault(storage, set()).add(value)
         kind = self._kinds.setdefault(storage, self._kind(value))
-        if kind == ACTIVATIONS and (found := self._kind(value)) != ACTIVATIONS:  # a view may have a more specific kind
+        if (
+            kind == ACTIVATIONS and (view_kind := self._kind(value)) != ACTIVATIONS
+        ):  # a view may have a more specific kind
             self._now[kind] -= self._sizes.get(storage, 0)
-            self._now[found] += self._sizes.get(storage, 0)
-            kind = self._kinds[storage] = found
+            self._now[view_kind] += self._sizes.get(storage, 0)
+            kind = self._kinds[storage] = view_kind
         size = meta.extent * meta.dtype.itemsize
         if (more := size - self._sizes.get(storage, 0)) > 0:
             self._sizes[storage] = size
             self._now[kind] += more
 
     def _kind(self, value: int) -> str:
-        known = self._residency.get(value)
-        return self._names.get(known, ACTIVATIONS) if known is not None else ACTIVATIONS
+        residency = self._residency.get(value)
+        return self._names.get(residency, ACTIVATIONS) if residency is not None else ACTIVATIONS
 
     def free(self, value: int) -> None:
         """Free a value, and its storage with the last value."""
@@ -118,8 +120,8 @@ class _Held:
     def note(self, beside: int, node: int | None = None) -> None:
         """Record an op that has run. `beside`: its workspace bytes."""
         if node is not None:
-            used = self._graph.nodes[node]
-            storages = {storage_of(v) for v in (*used.inputs, *used.outputs)}
+            node_row = self._graph.nodes[node]
+            storages = {storage_of(v) for v in (*node_row.inputs, *node_row.outputs)}
             self.largest = max(self.largest, beside + sum(self._sizes.get(storage, 0) for storage in storages))
         for kind, size in self._now.items():
             self.most[kind] = max(self.most[kind], size)

@@ -96,12 +96,12 @@ def plan(
 
     topology = read_cluster(file.read_text(encoding="utf-8"), str(file))
     with contextlib.redirect_stdout(sys.stderr):
-        captured = captured_model(model, step, "annotate")
-    result, told = _planned(captured, topology, policy, scheduler)
+        program = captured_model(model, step, "annotate")
+    result, expected = _planned(program, topology, policy, scheduler)
     if as_json:
-        click.echo(json.dumps(_described(result, told, step), indent=2))
+        click.echo(json.dumps(_described(result, expected, step), indent=2))
     else:
-        for line in _lines(result, told, step, file):
+        for line in _lines(result, expected, step, file):
             click.echo(line)
 
 
@@ -120,12 +120,12 @@ def _planned(
     from djinn_profiler.plans.cluster_plan import plan_for_cluster
 
     graph: Any = captured.graph  # the capture came from a program
-    made = plan_for_cluster(
+    plan = plan_for_cluster(
         graph, topology, policy=policy, scheduler=scheduler, profile=captured.profile, rewrite=rewrite
     )
-    held = bytes_held(made.result, made.resident, made.copies)
-    told = forecast(made.result, made.timeline, made.first_timeline, held)
-    return attrs.evolve(made.result, seconds=made.first.seconds), told
+    bytes_by_device = bytes_held(plan.result, plan.resident, plan.copies)
+    expected = forecast(plan.result, plan.timeline, plan.first_timeline, bytes_by_device)
+    return attrs.evolve(plan.result, seconds=plan.first.seconds), expected
 
 
 def _described(result: PipelineResult, told: Forecast, step: Step) -> dict[str, Any]:
@@ -144,9 +144,12 @@ def _described(result: PipelineResult, told: Forecast, step: Step) -> dict[str, 
 
 
 def _lines(result: PipelineResult, told: Forecast, step: Step, file: Path) -> list[str]:
-    used, there = len(told.devices), len(result.topology.devices)
-    counted = f"{step.batch} input{'s' if step.batch > 1 else ''}"
-    lines = [f"{step.kind} of {counted}, {step.tokens} tokens each, on {used} of {there:,} devices of {file}", ""]
+    used_count, there = len(told.devices), len(result.topology.devices)
+    input_count = f"{step.batch} input{'s' if step.batch > 1 else ''}"
+    lines = [
+        f"{step.kind} of {input_count}, {step.tokens} tokens each, on {used_count} of {there:,} devices of {file}",
+        "",
+    ]
     for device in told.devices:
         memory = f"{device.inputs / _GB:,.1f} GB of inputs, {device.peak / _GB:,.1f} of {device.memory / _GB:,.1f} GB at most"
         lines.append(f"{device.device}: {', '.join(device.modules) or 'no module'}")

@@ -143,9 +143,11 @@ def get_device_properties(device: Any = None) -> CudaProperties:
     Raises:
         RuntimeError: the device does not exist.
     """
-    found = memory.get_device_properties(device)
-    major, minor = (found.major, found.minor) if found.major else _CAPABILITY_OF_CPUS
-    return CudaProperties(found.name, found.total_memory, max(1, found.multi_processor_count), major, minor)
+    properties = memory.get_device_properties(device)
+    major, minor = (properties.major, properties.minor) if properties.major else _CAPABILITY_OF_CPUS
+    return CudaProperties(
+        properties.name, properties.total_memory, max(1, properties.multi_processor_count), major, minor
+    )
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -280,8 +282,8 @@ def _of_its_own(name: str, member: Any) -> Any:
     """Return a separate function object for a name, because `torch.compile` distinguishes functions by identity."""
     if not isinstance(member, FunctionType):
         return member
-    copied = FunctionType(member.__code__, member.__globals__, name, member.__defaults__, member.__closure__)
-    return functools.update_wrapper(copied, member, assigned=("__module__", "__doc__", "__kwdefaults__"))
+    copy = FunctionType(member.__code__, member.__globals__, name, member.__defaults__, member.__closure__)
+    return functools.update_wrapper(copy, member, assigned=("__module__", "__doc__", "__kwdefaults__"))
 
 
 def _refusal(name: str) -> Any:

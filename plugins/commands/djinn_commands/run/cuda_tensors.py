@@ -103,8 +103,8 @@ def _numpy(self: LazyTensor, *, force: bool = False) -> Any:
 def _renamed(device: property) -> property:
     """Return a property with the shown device of a generator, a stream or an event."""
     assert device.fget is not None
-    known: Callable[[Any], torch.device] = device.fget
-    return property(lambda self: shown(known(self).index))
+    own_device: Callable[[Any], torch.device] = device.fget
+    return property(lambda self: shown(own_device(self).index))
 
 
 _MEMBERS: dict[str, Any] = {
@@ -145,15 +145,15 @@ def _rename_storages() -> None:
     own_to, own_new = storage.to, storage.__new__
 
     def device(self: torch.UntypedStorage) -> torch.device:
-        found: torch.device = _own_device_of_storage(self)
-        return shown(found.index) if is_remote(found) else found
+        own_device: torch.device = _own_device_of_storage(self)
+        return shown(own_device.index) if is_remote(own_device) else own_device
 
     @functools.wraps(own_to)
     def to(self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
-        wanted = meant(device)
-        if _own_device_of_storage(self) == wanted:
+        target = meant(device)
+        if _own_device_of_storage(self) == target:
             return self
-        return own_to(self, device=wanted, non_blocking=non_blocking)  # type: ignore[no-any-return]
+        return own_to(self, device=target, non_blocking=non_blocking)  # type: ignore[no-any-return]
 
     def new(cls: type[torch.UntypedStorage], *args: Any, **kwargs: Any) -> torch.UntypedStorage:
         if kwargs.get("device") is not None:
@@ -221,19 +221,19 @@ def _typed(convert: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _name_of(tensor: LazyTensor) -> str:
-    found = (name for name, kind in _types.items() if kind.dtype is tensor.dtype)
-    return next(found, f"torch.cuda.{str(tensor.dtype).removeprefix('torch.')}")
+    names = (name for name, kind in _types.items() if kind.dtype is tensor.dtype)
+    return next(names, f"torch.cuda.{str(tensor.dtype).removeprefix('torch.')}")
 
 
 def _set_default(set_type: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(set_type)
     def set_default_tensor_type(kind: Any, /) -> None:
-        named = _named(kind)
-        if named is None:
+        tensor_type = _named(kind)
+        if tensor_type is None:
             set_type(kind)
             torch.set_default_device(None)
         else:
-            torch.set_default_dtype(named.dtype)
+            torch.set_default_dtype(tensor_type.dtype)
             torch.set_default_device("cuda")
 
     return set_default_tensor_type
@@ -248,8 +248,8 @@ _FACTORIES = (
 def _pinning(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(factory)
     def make(*args: Any, pin_memory: bool | None = None, **kwargs: Any) -> torch.Tensor:
-        made = factory(*args, **kwargs)
-        return made.pin_memory() if pin_memory else made
+        tensor = factory(*args, **kwargs)
+        return tensor.pin_memory() if pin_memory else tensor
 
     return make
 
@@ -267,7 +267,7 @@ def replace() -> None:
     torch.Tensor.type = _typed(torch.Tensor.type)  # type: ignore[method-assign]
     torch.set_default_tensor_type = _set_default(torch.set_default_tensor_type)
     for name in _FACTORIES:
-        made = getattr(torch, name)
-        pinning = _pinning(made)
-        pass_for(pinning, made)
+        original = getattr(torch, name)
+        pinning = _pinning(original)
+        pass_for(pinning, original)
         setattr(torch, name, pinning)

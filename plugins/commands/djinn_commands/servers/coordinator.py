@@ -91,6 +91,8 @@ def _server(url: str, reply: Status | DjinnError) -> ServerView:
 
 
 def _executor(one: ExecutorStatus) -> ExecutorView:
-    held = sum(session.memory for session in one.sessions)
+    session_bytes = sum(session.memory for session in one.sessions)
     sessions, device = len(one.sessions), one.device
-    return ExecutorView(device.id, one.process, one.state, sessions, held, one.load, device.memory, device.memory_free)
+    return ExecutorView(
+        device.id, one.process, one.state, sessions, session_bytes, one.load, device.memory, device.memory_free
+    )

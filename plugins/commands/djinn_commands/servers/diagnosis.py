@@ -106,8 +106,10 @@ def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
     servers = _caught(lambda: server_rows(resolved.settings, registry.transports), findings, mend) or ()
     findings += check_servers(servers)
     rows = tuple(_with_policy(row, resolved.settings, registry) for row in resolved.rows()) + registry.plugin_settings
-    known = {one.name: facts for one in registry.transports if (facts := _facts(one))}
-    return Diagnosis(versions(), registry.rows, rows, str(resolved.file or ""), tuple(servers), tuple(findings), known)
+    transport_facts = {one.name: facts for one in registry.transports if (facts := _facts(one))}
+    return Diagnosis(
+        versions(), registry.rows, rows, str(resolved.file or ""), tuple(servers), tuple(findings), transport_facts
+    )
 
 
 def _with_policy(row: SettingRow, settings: Settings, registry: Registry) -> SettingRow:
@@ -124,32 +126,32 @@ def _with_policy(row: SettingRow, settings: Settings, registry: Registry) -> Set
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, of Djinn and of its dependencies (empty if missing), and of installed optional packages."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in ("djinn", *(name for name in required_versions() if name != "python"), *_OPTIONAL):
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             if name not in _OPTIONAL:
-                found[name] = ""
-    return found
+                installed[name] = ""
+    return installed
 
 
 def required_versions() -> dict[str, str]:
     """Return Python and the required distributions of `djinn` with their minimum versions, without extras."""
     try:
-        described = metadata.metadata("djinn")
+        package = metadata.metadata("djinn")
     except metadata.PackageNotFoundError:  # a finding of its own
         return {}
-    lines = (line.partition(";") for line in described.get_all("Requires-Dist") or ())
+    lines = (line.partition(";") for line in package.get_all("Requires-Dist") or ())
     required = [requirement for requirement, _, marker in lines if "extra" not in marker]
-    return dict(_requirement(text) for text in (f"python{described['Requires-Python']}", *required))
+    return dict(_requirement(text) for text in (f"python{package['Requires-Python']}", *required))
 
 
 def _requirement(text: str) -> tuple[str, str]:
     """Return name and minimum version of `torch>=2.11`; an empty version if there is no minimum."""
-    found = re.match(r"([\w.-]+)(?:[^>]*>=\s*([\d.]+))?", text)
-    assert found is not None
-    return found[1], found[2] or ""
+    match = re.match(r"([\w.-]+)(?:[^>]*>=\s*([\d.]+))?", text)
+    assert match is not None
+    return match[1], match[2] or ""
 
 
 def check_versions(found: Mapping[str, str]) -> Iterator[Finding]:
@@ -159,8 +161,8 @@ def check_versions(found: Mapping[str, str]) -> Iterator[Finding]:
         if not version:
             yield Finding(f"{name} is not installed.", _INSTALL)
         elif _numbers(version) < _numbers(required.get(name, "")):
-            shown = "Python" if name == "python" else name
-            yield Finding(f"{shown} {version} is too old.", f"Install {shown} {required[name]} or newer.")
+            label = "Python" if name == "python" else name
+            yield Finding(f"{label} {version} is too old.", f"Install {label} {required[name]} or newer.")
         elif name.startswith("djinn-") and version != found["djinn"] and _is_ours(found["djinn"]):
             yield Finding(
                 f"{name} {version} does not fit djinn {found['djinn']}.",
@@ -190,10 +192,10 @@ def check_torch() -> Iterator[Finding]:
 def check_variables(environ: Mapping[str, str], plugins: Iterable[PluginRow]) -> Iterator[Finding]:
     """Find environment variables that resemble Djinn's but are unknown. Variables that begin with a plugin's name are ignored."""
     owned = tuple(f"{PREFIX}{row.name.upper()}_" for row in plugins if row.name.isidentifier())
-    for variable, meant in unknown_variables(environ).items():
-        if not meant and variable.startswith(owned):
+    for variable, suggestion in unknown_variables(environ).items():
+        if not suggestion and variable.startswith(owned):
             continue
-        hint = f"Did you mean {meant}?" if meant else "Unset it, or see docs/settings.md."
+        hint = f"Did you mean {suggestion}?" if suggestion else "Unset it, or see docs/settings.md."
         yield Finding(f"The environment sets {variable}, which means nothing to Djinn.", hint, fatal=False)
 
 
@@ -213,30 +215,30 @@ def check_file(resolved: ResolvedSettings) -> Iterator[Finding]:
 
 def load(resolved: ResolvedSettings) -> Registry:
     """Return the plugins in use; unusable plugins are among the rows."""
-    found, _ = survey(Selection.from_settings(resolved.settings), builtins=builtin_plugins())
-    return found
+    survey_result, _ = survey(Selection.from_settings(resolved.settings), builtins=builtin_plugins())
+    return survey_result
 
 
 def check_plugins(rows: tuple[PluginRow, ...], settings: Settings) -> Iterator[Finding]:
     """Find unusable plugins (fatal if requested by name, or if all must load) and plugins of another release."""
-    named = settings.plugins or ()
+    plugin_names = settings.plugins or ()
     for row in rows:
         if row.status == "active" and (advice := of_another_release(row.distribution, row.version)):
             yield Finding(f"{row.label} is in use.", f"{advice[0].upper()}{advice[1:]}.", fatal=False)
         if row.status != "failed":
             continue
-        if row.name in named:
+        if row.name in plugin_names:
             mend = "Install or mend it, or take it out of the setting `plugins`."
         else:
             mend = f"Update or uninstall it, or leave it out with DJINN_DISABLE={row.name}."
-        yield Finding(row.error or f"{row.label} failed.", mend, fatal=settings.strict or row.name in named)
+        yield Finding(row.error or f"{row.label} failed.", mend, fatal=settings.strict or row.name in plugin_names)
 
 
 def check_growth(registry: Registry, settings: Settings) -> Iterator[Finding]:
     """Find plugins in use that limit plans to fewer sizes."""
     policies = [policy_for(settings, registry.placement_policies, devices) for devices in (1, 2)]
-    found = (asked_by_size(registry, exact=settings.exact, policy=p, scheduler=settings.scheduler) for p in policies)
-    names = list(dict.fromkeys(name for asked in found for name in asked))
+    growing = (asked_by_size(registry, exact=settings.exact, policy=p, scheduler=settings.scheduler) for p in policies)
+    names = list(dict.fromkeys(name for names_of_policy in growing for name in names_of_policy))
     if names:
         yield Finding(
             f"Plans are made again where sizes change more than fourfold, because of {', '.join(names)}.",
@@ -300,15 +302,15 @@ def server_rows(settings: Settings, transports: Sequence[Transport]) -> tuple[Se
     if servers is None:
         return ()
     timeout = min(settings.connect_timeout, PATIENCE)
-    return tuple(_server_row(*found) for found in ask_each(servers, transports, timeout, ask_status))
+    return tuple(_server_row(*answer) for answer in ask_each(servers, transports, timeout, ask_status))
 
 
 def _server_row(url: str, status: Status | DjinnError) -> ServerRow:
     if isinstance(status, DjinnError):
         return ServerRow(url, reachable=False, detail=str(status), mend=_server_advice(status))
     several = len(status.executors) > 1
-    named = (f"{n} {e.device.id}" if several else e.device.id for n, e in enumerate(status.executors))
-    devices = ", ".join(named) or "no executor yet"
+    executor_names = (f"{n} {e.device.id}" if several else e.device.id for n, e in enumerate(status.executors))
+    devices = ", ".join(executor_names) or "no executor yet"
     return ServerRow(url, reachable=True, detail=f"djinn {status.version}, {devices}")
 
 

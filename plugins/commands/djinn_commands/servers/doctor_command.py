@@ -28,8 +28,8 @@ def doctor(as_json: bool, everything: bool, measure: bool) -> None:
     diagnosis = diagnose()
     costs = measure_steps() if measure and diagnosis.well else None
     if as_json:
-        measured = {"step_costs": attrs.asdict(costs)} if costs else {}
-        click.echo(json.dumps({**attrs.asdict(diagnosis), "well": diagnosis.well, **measured}, indent=2))
+        step_cost_rows = {"step_costs": attrs.asdict(costs)} if costs else {}
+        click.echo(json.dumps({**attrs.asdict(diagnosis), "well": diagnosis.well, **step_cost_rows}, indent=2))
     else:
         show(diagnosis, Console(), everything=everything)
         for line in describe(costs) if costs else ():

@@ -47,19 +47,21 @@ def login(server: str, name: str | None, token_file: Path | None, fingerprint: s
     else:
         raise ConfigurationError(f"there is no file {server!r}; an address begins with its scheme: tcps://{server}")
     host = urlsplit(content.urls[0]).hostname or "" if content.urls else ""
-    called = name or host
-    if not is_login_name(called):
-        raise ConfigurationError(f"the host name {called!r} cannot be the name of the log-in: give --name NAME")
+    login_name = name or host
+    if not is_login_name(login_name):
+        raise ConfigurationError(f"the host name {login_name!r} cannot be the name of the log-in: give --name NAME")
     try:
-        accepted = _check(content)
+        welcome = _check(content)
     except TransportError as error:
         if not _is_unknown_certificate(error):
             raise
         content = msgspec.structs.replace(content, fingerprint=_confirmed_fingerprint(content, error))
-        accepted = _check(content)
-    path = save_login(Login(called, content))
-    click.echo(f"Logged in to {accepted} as {called!r}: use it with --server {called} or DJINN_SERVERS={called}")
-    click.echo(f"The token is in {path}, which only you can read; `djinn logout {called}` removes it", err=True)
+        welcome = _check(content)
+    path = save_login(Login(login_name, content))
+    click.echo(
+        f"Logged in to {welcome} as {login_name!r}: use it with --server {login_name} or DJINN_SERVERS={login_name}"
+    )
+    click.echo(f"The token is in {path}, which only you can read; `djinn logout {login_name}` removes it", err=True)
 
 
 def _token(file: Path | None) -> str:
@@ -80,10 +82,10 @@ def _fingerprint(given: str) -> str:
     """Return a fingerprint in the form of connection files; by default the configured one."""
     from djinn_core.settings import resolve
 
-    found = resolve({"tls_fingerprints": given} if given else None).settings.tls_fingerprints
-    if len(found) > 1:
+    fingerprints = resolve({"tls_fingerprints": given} if given else None).settings.tls_fingerprints
+    if len(fingerprints) > 1:
         raise ConfigurationError("there are several fingerprints: give the one of this server with --fingerprint")
-    return found[0] if found else ""
+    return fingerprints[0] if fingerprints else ""
 
 
 def _check(content: ConnectionFile) -> str:
@@ -97,10 +99,10 @@ def _check(content: ConnectionFile) -> str:
     from djinn_client.runtime.connecting.servers import ask_servers
     from djinn_core.settings import resolve
 
-    given: dict[str, object] = {"servers": content.urls, "token": content.token}
+    options: dict[str, object] = {"servers": content.urls, "token": content.token}
     if content.fingerprint:
-        given["tls_fingerprints"] = content.fingerprint
-    settings = resolve(given).settings
+        options["tls_fingerprints"] = content.fingerprint
+    settings = resolve(options).settings
     patient = attrs.evolve(settings, connection_file=None, connect_timeout=min(settings.connect_timeout, PATIENCE))
     replies = ask_servers(patient)
     errors = [reply for reply in replies.values() if isinstance(reply, DjinnError)]
@@ -129,20 +131,20 @@ def _confirmed_fingerprint(content: ConnectionFile, error: TransportError) -> st
     Raises:
         TransportError: there is no terminal, or the user rejects the fingerprint.
     """
-    shown = _shown_fingerprint(content)
-    if not shown:
+    fingerprint = _shown_fingerprint(content)
+    if not fingerprint:
         raise error
     host = urlsplit(content.urls[0]).hostname
     if not has_terminal():
         raise TransportError(
-            f"{error}. {host} shows {shown}: if its operator sees the same `Certificate`, add --fingerprint {shown}"
+            f"{error}. {host} shows {fingerprint}: if its operator sees the same `Certificate`, add --fingerprint {fingerprint}"
         ) from error
     click.echo(
-        f"No authority that this machine knows has signed the certificate of {host}. Its fingerprint is\n  {shown}"
+        f"No authority that this machine knows has signed the certificate of {host}. Its fingerprint is\n  {fingerprint}"
     )
     if not click.confirm("`djinn serve` prints it as `Certificate`. Is it the same there?"):
         raise TransportError(f"the certificate of {host} was not accepted: nothing was sent or stored") from error
-    return shown
+    return fingerprint
 
 
 def _shown_fingerprint(content: ConnectionFile) -> str:
@@ -197,6 +199,6 @@ def servers(as_json: bool) -> None:
     else:
         table = Table("name", "addresses", "certificate", box=None, pad_edge=False)
         for one in logins:
-            shown = one.content.fingerprint[:23] + "..." if one.content.fingerprint else ""
-            table.add_row(one.name, Text(", ".join(one.content.urls)), shown)
+            fingerprint = one.content.fingerprint[:23] + "..." if one.content.fingerprint else ""
+            table.add_row(one.name, Text(", ".join(one.content.urls)), fingerprint)
         Console().print(table)

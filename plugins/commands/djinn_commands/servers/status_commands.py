@@ -28,14 +28,14 @@ def status(servers: tuple[str, ...], connection_file: Path | None, as_json: bool
     console = Console(highlight=False)
     with contextlib.suppress(KeyboardInterrupt):
         while True:
-            found = ask_named(servers, connection_file)
+            statuses = ask_named(servers, connection_file)
             if watch and console.is_terminal and not as_json:
                 console.clear()
-            show_all(console, found, as_json=as_json)
+            show_all(console, statuses, as_json=as_json)
             if not watch:
                 break
             time.sleep(WATCH_SECONDS)
-    if not watch and not any(isinstance(reply, Status) for reply in found.values()):
+    if not watch and not any(isinstance(reply, Status) for reply in statuses.values()):
         raise SystemExit(1)
 
 
@@ -91,16 +91,16 @@ def published(servers: tuple[str, ...], connection_file: Path | None, removed: t
         djinn.configure(connection_file=connection_file)
     for name in removed:
         djinn.weights.unpublish(name)
-    found = list(djinn.weights.published().values())
+    weights = list(djinn.weights.published().values())
     if as_json:
-        rows = [attrs.asdict(one) for one in found]
+        rows = [attrs.asdict(one) for one in weights]
         click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
         return
-    if not found:
+    if not weights:
         click.echo("nothing is published")
         return
     table = Table("name", "size", "published", "expires", box=None, pad_edge=False)
-    for one in found:
+    for one in weights:
         times = f"{_span(one.age)} ago", f"in {_span(one.seconds_left)}"
         table.add_row(Text(one.name), size_text(one.nbytes), *times)
     Console(highlight=False).print(table)

@@ -53,12 +53,12 @@ def _show_executor(console: Console, executor: ExecutorStatus, numbered: str) ->
         return
     names = ["owner", "memory", "values", "submissions", "phase", "age", "session"]
     idle = any(s.host or s.disk for s in executor.sessions)
-    shared = any(s.shared for s in executor.sessions)
-    others = [*(["shared"] if shared else []), *(["idle"] if idle else [])]
+    any_shared = any(s.shared for s in executor.sessions)
+    others = [*(["shared"] if any_shared else []), *(["idle"] if idle else [])]
     table = Table(*names, *others, box=None, pad_edge=True)
     for s in executor.sessions:
         counts = (size_text(s.memory), f"{s.values:,}", f"{s.submissions:,}", s.phase, f"{s.age:.0f} s")
-        more = [*([size_text(s.shared)] if shared else []), *([_aside(s)] if idle else [])]
+        more = [*([size_text(s.shared)] if any_shared else []), *([_aside(s)] if idle else [])]
         table.add_row(Text(s.client), *counts, s.session[:8], *more)
     console.print(Padding(table, (0, 0, 0, 3)))
 

@@ -96,10 +96,10 @@ def _times(step: Callable[[], object], elsewhere: Callable[[], float]) -> tuple[
     """Return a step's median seconds, without those spent `elsewhere`, and its median processor seconds."""
     walls, processor = [], []
     for number in range(WARM_STEPS + STEPS):
-        busy, began, used = elsewhere(), time.perf_counter(), time.process_time()
+        busy, began, processor_start = elsewhere(), time.perf_counter(), time.process_time()
         step()
         if number >= WARM_STEPS:
-            processor.append(time.process_time() - used)
+            processor.append(time.process_time() - processor_start)
             walls.append(time.perf_counter() - began - (elsewhere() - busy))
     return max(0.0, statistics.median(walls)), statistics.median(processor)
 

@@ -80,9 +80,9 @@ def _checksum(library: bytes) -> bytes:
 
 
 def _remove_oldest(directory: Path) -> None:
-    found = sorted([(path.stat().st_mtime, path.stat().st_size, path) for path in directory.glob("*.lib")])
-    total = sum(size for _, size, _ in found)
-    for _, size, path in found:
+    libraries = sorted([(path.stat().st_mtime, path.stat().st_size, path) for path in directory.glob("*.lib")])
+    total = sum(size for _, size, _ in libraries)
+    for _, size, path in libraries:
         if total <= BYTES_LIMIT:
             return
         path.unlink(missing_ok=True)

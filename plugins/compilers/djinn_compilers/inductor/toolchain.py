@@ -17,12 +17,12 @@ _PROGRAMS: Final = "COMPILER_PATH"  # folders that C++ compilers search first fo
 
 def missing_toolchain() -> str:
     """Return missing prerequisites with advice; empty if inductor can work."""
-    wanted = os.environ.get("CXX")
-    for name in (wanted,) if wanted else _COMPILERS:
+    compiler = os.environ.get("CXX")
+    for name in (compiler,) if compiler else _COMPILERS:
         if shutil.which(name):
             return ""
     return (
-        f"inductor needs a C++ compiler, and this machine has none of {', '.join((wanted,) if wanted else _COMPILERS)}: "
+        f"inductor needs a C++ compiler, and this machine has none of {', '.join((compiler,) if compiler else _COMPILERS)}: "
         "install one (`apt-get install g++`), or set CXX"
     )
 
@@ -30,12 +30,12 @@ def missing_toolchain() -> str:
 @contextmanager
 def quick_linker() -> Iterator[None]:
     """Have C++ compilers use a linker that takes a third of the default linker's time, if one is installed next to PyTorch."""
-    found = next(filter(None, map(shutil.which, _QUICK_LINKERS)), None)
-    if found is None or _PROGRAMS in os.environ:
+    linker = next(filter(None, map(shutil.which, _QUICK_LINKERS)), None)
+    if linker is None or _PROGRAMS in os.environ:
         yield
         return
     with tempfile.TemporaryDirectory(prefix="djinn-linker-") as folder:
-        (Path(folder) / "ld").symlink_to(found)
+        (Path(folder) / "ld").symlink_to(linker)
         os.environ[_PROGRAMS] = folder
         try:
             yield

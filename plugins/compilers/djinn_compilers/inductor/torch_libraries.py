@@ -32,8 +32,8 @@ def compile_library(
     `grows`: dynamic dimensions, by input. `options`: inductor options that differ from the defaults.
     """
     on_cpu = all(tensor.device.type == "cpu" for tensor in inputs)
-    made = _compile_extension(copy.deepcopy(module), inputs, grows, options) if on_cpu else None
-    return _compile_package(module, inputs, grows, options) if made is None else made
+    library = _compile_extension(copy.deepcopy(module), inputs, grows, options) if on_cpu else None
+    return _compile_package(module, inputs, grows, options) if library is None else library
 
 
 def prepare_to_compile() -> None:
@@ -133,21 +133,21 @@ def _compile_extension(
         return code
 
     before = set(sys.modules)
-    known = importlib.import_module("torch._inductor.config").get_config_copy()
-    quickly = {name: value for name, value in _QUICKLY_BUILT.items() if name in known}
+    inductor_config = importlib.import_module("torch._inductor.config").get_config_copy()
+    quickly = {name: value for name, value in _QUICKLY_BUILT.items() if name in inductor_config}
     with torch.no_grad(), _both_files_at_once():
         patches = {"cpp_wrapper": True, "fx_graph_cache": False, **quickly, **options}
         compiling.compile_fx(module, list(inputs), inner_compile=compile_graph, config_patches=patches)
-    made = [name for name in sys.modules.keys() - before if name.rpartition(".")[2] == _EXTENSION]
-    if constants or len(made) != 1:
+    extensions = [name for name in sys.modules.keys() - before if name.rpartition(".")[2] == _EXTENSION]
+    if constants or len(extensions) != 1:
         return None
-    extension = sys.modules.pop(made[0])
+    extension = sys.modules.pop(extensions[0])
     content = Path(str(extension.__file__)).read_bytes()
     if _THROUGH_PYTHON in content or not content.startswith(_ELF):
         return None
     with torch.inference_mode():
-        found = _runner(extension)(list(inputs))
-    return content if len(found) == outputs else None
+        results = _runner(extension)(list(inputs))
+    return content if len(results) == outputs else None
 
 
 def _compile_package(

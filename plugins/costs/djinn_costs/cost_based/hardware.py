@@ -38,14 +38,14 @@ class Hardware:
     def of(cls, context: PlacementContext) -> Hardware:
         """Return the devices of a context."""
         rows: list[Sequence[CostEstimate]] = []
-        known: dict[int, int] = {}
+        sizes: dict[int, int] = {}
         row_of: dict[str, int] = {}
         for device in context.topology.devices:
             row = context.costs.by_device[device.id]
-            if id(row) not in known:
-                known[id(row)] = len(rows)
+            if id(row) not in sizes:
+                sizes[id(row)] = len(rows)
                 rows.append(row)
-            row_of[device.id] = known[id(row)]
+            row_of[device.id] = sizes[id(row)]
         between = [k for k in context.topology.links if "client" not in {k.source, k.target}]
         hop = max(HOP, min((k.latency for k in between), default=0.0))
         rate = max((k.bandwidth for k in between), default=0.0) or math.inf

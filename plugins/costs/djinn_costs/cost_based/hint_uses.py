@@ -9,15 +9,17 @@ from djinn_costs.cost_based.options import Option, Options
 
 def hint_uses(context: PlacementContext, options: Options, best: Option) -> tuple[HintUse, ...]:
     """Return the decision that followed from each kind of hint in the plan that this policy reads."""
-    decided = {use.hint: use for use in best.uses}
-    told = {"colocate": _colocated(context, best), "tables": _tables(options, best)}
+    use_of_hint = {use.hint: use for use in best.uses}
+    notes = {"colocate": _colocated(context, best), "tables": _tables(options, best)}
     few = f"{len(best.listed.devices)} of {len(options.devices)} devices runs the program"
     for name in ("groups", "branches", "pipeline"):
-        told[name] = (
+        notes[name] = (
             f"nothing followed: {few}" if len(best.listed.devices) == 1 else "nothing followed: it is not faster"
         )
     hints = context.plan.hints
-    return tuple(decided.get(name) or HintUse(name, decision) for name, decision in told.items() if hints.get(name))
+    return tuple(
+        use_of_hint.get(name) or HintUse(name, decision) for name, decision in notes.items() if hints.get(name)
+    )
 
 
 def _colocated(context: PlacementContext, best: Option) -> str:

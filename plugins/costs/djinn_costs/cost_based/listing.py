@@ -110,17 +110,17 @@ class ListScheduler:
             unit = units[index]
             if unit.light and unit.storage is not None and self._home(unit) is None:
                 continue  # on the device of its first consumer
-            offered = self._candidate_devices(index, unit, choose)
-            if not offered:
+            candidates = self._candidate_devices(index, unit, choose)
+            if not candidates:
                 return None
-            bound = unit.storage is not None and self.work.blocks.leader(unit.storage) in self.resident
-            rated = sorted((self._done(unit, device, bound), turn) for turn, device in enumerate(offered))
-            done, turn = rated[0]
-            if math.isinf(done):
+            is_bound = unit.storage is not None and self.work.blocks.leader(unit.storage) in self.resident
+            rated = sorted((self._done(unit, device, is_bound), turn) for turn, device in enumerate(candidates))
+            end, turn = rated[0]
+            if math.isinf(end):
                 return None
             if len(rated) > 1:
-                result.second[index] = (offered[rated[1][1]], rated[1][0])
-            self._take(index, unit, offered[turn], done)
+                result.second[index] = (candidates[rated[1][1]], rated[1][0])
+            self._take(index, unit, candidates[turn], end)
         self._leave_no_light_unit(order)
         return result
 
@@ -136,22 +136,22 @@ class ListScheduler:
     def idle(self, near: str | None) -> list[str]:
         """Return the devices in use that become idle first, and unused devices: one per model, and one close to `near`."""
         busy = heapq.nsmallest(_CANDIDATES, self.free, key=self.free.__getitem__)
-        found = []
+        idle_devices = []
         for row, pool in self.first_idle.items():
             if near is not None:
                 beside = self.pools.get((row, self.group_of.get(near, "")), [])
                 while beside and beside[-1] in self.free:
                     beside.pop()
-                found += beside[-1:]
+                idle_devices += beside[-1:]
             while pool and pool[-1] in self.free:
                 pool.pop()
-            found += pool[-1:]
-        return [*busy, *found]
+            idle_devices += pool[-1:]
+        return [*busy, *idle_devices]
 
     def _done(self, unit: Unit, device: str, bound: bool) -> float:
         """Return the finish time of `unit` on `device`; infinite if its memory does not suffice, unless the unit is bound to it."""
         result, hardware = self.result, self.hardware
-        ready, moved = self.free.get(device, 0.0), 0.0
+        ready, transfer_end = self.free.get(device, 0.0), 0.0
         for maker, size in unit.needs.items():
             source = result.where[maker]
             if source:
@@ -165,13 +165,13 @@ class ListScheduler:
             elif home != device and device not in self.kept.get(storage, ()):
                 seconds = hardware.seconds(home, device, size)
                 if storage in self.work.weights:
-                    moved += seconds / RUNS
+                    transfer_end += seconds / RUNS
                     fresh += size
                 else:
                     ready = max(ready, seconds)
         if not bound and fresh > self.room.get(device, math.inf):
             return math.inf
-        return ready + moved + unit.seconds[hardware.row_of[device]]
+        return ready + transfer_end + unit.seconds[hardware.row_of[device]]
 
     def _take(self, index: int, unit: Unit, device: str, done: float) -> None:
         result, blocks = self.result, self.work.blocks
@@ -179,18 +179,18 @@ class ListScheduler:
         self.free[device] = done
         if unit.tokens and self.tokens is None:
             self.tokens = device
-        left = self.room.get(device, math.inf) - unit.kept
+        bytes_left = self.room.get(device, math.inf) - unit.kept
         for storage in unit.reads:
             leader = blocks.leader(storage)
             home = result.homes.get(leader)
             if home is None:
                 result.homes[leader] = device
-                left -= self.work.sizes[storage]
+                bytes_left -= self.work.sizes[storage]
             elif home != device and storage in self.work.weights and device not in self.kept.setdefault(storage, set()):
                 self.kept[storage].add(device)
                 result.copies.setdefault(storage, []).append(device)
-                left -= self.work.sizes[storage]
-        self.room[device] = left
+                bytes_left -= self.work.sizes[storage]
+        self.room[device] = bytes_left
         if unit.storage is not None:
             result.homes.setdefault(blocks.leader(unit.storage), device)
         for maker in unit.needs:  # light operands are placed here as well

@@ -24,13 +24,13 @@ def room(
     for storage, holders in copies.items():
         for holder in holders:
             there[holder] += work.sizes.get(storage, 0)
-    found: dict[str, float] = {}
+    bytes_free: dict[str, float] = {}
     for device in devices:
         whole = device.memory * (1 - SPARE) - there[device.id] if device.memory else math.inf
         free = math.inf if device.memory_free is None else device.memory_free
         if min(whole, free) < math.inf:
-            found[device.id] = max(0.0, min(whole, free) - transient)
-    return found
+            bytes_free[device.id] = max(0.0, min(whole, free) - transient)
+    return bytes_free
 
 
 def transient_bytes(context: PlacementContext, kept: frozenset[int], enough: float) -> int:
@@ -60,12 +60,12 @@ def _most_at_once(context: PlacementContext, kept: frozenset[int]) -> int:
     for storage in sizes:
         ending.setdefault(last[storage], []).append(storage)
     most = now = 0
-    made: set[int] = set()
+    produced: set[int] = set()
     for node_id in context.plan.nodes:
         for value in graph.nodes[node_id].outputs:
             storage = storage_of(value)
-            if storage in sizes and storage not in made:
-                made.add(storage)
+            if storage in sizes and storage not in produced:
+                produced.add(storage)
                 now += sizes[storage]
         most = max(most, now)
         now -= sum(sizes[s] for s in ending.get(node_id, ()))

@@ -70,13 +70,13 @@ class Options:
         pieces = _PIECES * stages if stages > 1 else 0
         self.work = work_of(context, blocks, self.hardware, heavy if len(self.devices) > 1 else math.inf, pieces)
         self.copies = {storage_of(v): holders for v, holders in context.copies.items()}
-        kept = frozenset(storage_of(v) for v in context.graph.outputs)
+        outputs = frozenset(storage_of(v) for v in context.graph.outputs)
         smallest = min(
             (min(d.memory, d.memory if d.memory_free is None else d.memory_free) for d in self.devices if d.memory),
             default=0,
         )
         enough = smallest * (1 - SPARE) - sum(self.work.sizes.values()) if smallest else math.inf
-        self.room = room(self.devices, self.work, self.copies, transient_bytes(context, kept, enough))
+        self.room = room(self.devices, self.work, self.copies, transient_bytes(context, outputs, enough))
         self._homes = resident_blocks(blocks, context.graph.inputs, context.resident)
         self._order = ranked(self.work, self.hardware)
         self._held = Counter[str]()
@@ -116,22 +116,22 @@ class Options:
     def _alone(self) -> list[DeviceCapabilities]:
         """Return one device per model with room for all inputs, fastest models first."""
         total = sum(self.work.sizes.values())
-        found: dict[int, DeviceCapabilities] = {}
+        candidates: dict[int, DeviceCapabilities] = {}
         for device in self.devices:
             row = self.hardware.row_of[device.id]
-            if row not in found and self.room.get(device.id, math.inf) >= total - self._held[device.id]:
-                found[row] = device
-        quick = {row: sum(unit.seconds[row] for unit in self.work.units) for row in found}
-        return [found[row] for row in sorted(found, key=quick.__getitem__)[:_TRIED]]
+            if row not in candidates and self.room.get(device.id, math.inf) >= total - self._held[device.id]:
+                candidates[row] = device
+        quick = {row: sum(unit.seconds[row] for unit in self.work.units) for row in candidates}
+        return [candidates[row] for row in sorted(candidates, key=quick.__getitem__)[:_TRIED]]
 
     def spread(self) -> Option | None:
         """Place each unit on the device with its earliest finish; None if there is no choice."""
         if len(self.devices) == 1:
             return None
-        listed = self.listed(_soonest)
-        if listed is None or len(listed.devices) == 1:
+        listing = self.listed(_soonest)
+        if listing is None or len(listing.devices) == 1:
             return None
-        return Option(listed, lambda index: self._why_soonest(listed, index))
+        return Option(listing, lambda index: self._why_soonest(listing, index))
 
     def main(self) -> str:
         """Return the device with most of the inputs; the first device if the inputs have no location."""
@@ -145,8 +145,8 @@ class Options:
     def in_parts(self) -> Option | None:
         """Return contiguous segments of the program on as few devices as hold it."""
         for where in itertools.islice(cuts(self.work, self.devices, self.room), _TRIED):
-            if (listed := self.listed(partial(_next_part, where))) is not None:
-                return self._part_option(listed, list(dict.fromkeys(where.values())))
+            if (listing := self.listed(partial(_next_part, where))) is not None:
+                return self._part_option(listing, list(dict.fromkeys(where.values())))
         return None
 
     def _part_option(self, listed: PlacedUnits, devices: Sequence[str]) -> Option:
@@ -172,8 +172,8 @@ class Options:
         return "its operands are there"
 
     def _why_alone(self, device: str) -> str:
-        refused = "".join(f" (not {other}: it lacks {what})" for other, what in self._refused.items())
-        return f"the only device{refused}" if len(self.devices) == 1 else f"all of it fits on {device}{refused}"
+        notes = "".join(f" (not {other}: it lacks {what})" for other, what in self._refused.items())
+        return f"the only device{notes}" if len(self.devices) == 1 else f"all of it fits on {device}{notes}"
 
     def _why_soonest(self, listed: PlacedUnits, index: int) -> str:
         if index in listed.second:
@@ -217,8 +217,8 @@ def _next_part(where: Mapping[int, str], index: int, unit: Unit, listing: ListSc
     """Return the part in `where` for units with new inputs. Other units follow their inputs and operands."""
     homes, leader = listing.result.homes, listing.work.blocks.leader
     fresh = unit.kept + sum(listing.work.sizes[s] for s in unit.reads if leader(s) not in homes)
-    found = unit.home or _settled(unit, listing, fresh) or (None if fresh else _made(unit, listing))
-    return [found or where[index]]
+    device = unit.home or _settled(unit, listing, fresh) or (None if fresh else _made(unit, listing))
+    return [device or where[index]]
 
 
 def _soonest(index: int, unit: Unit, listing: ListScheduler) -> Sequence[str]:

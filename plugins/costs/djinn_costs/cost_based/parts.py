@@ -20,14 +20,14 @@ def cuts(
     total = sum(fresh)
     roomy = sorted(range(len(devices)), key=lambda n: -room.get(devices[n].id, math.inf))
     rooms = [room.get(devices[n].id, float(total)) for n in roomy]
-    held = 0.0
+    cumulative = 0.0
     for count, one in enumerate(rooms, 1):
-        held += one
-        if held < total:
+        cumulative += one
+        if cumulative < total:
             continue
-        chosen = [devices[n].id for n in sorted(roomy[:count])]
-        rooms_of = [room.get(d, float(total)) for d in chosen]
-        yield _shared_out(work, fresh, chosen, rooms_of)
+        devices_used = [devices[n].id for n in sorted(roomy[:count])]
+        rooms_of = [room.get(d, float(total)) for d in devices_used]
+        yield _shared_out(work, fresh, devices_used, rooms_of)
 
 
 def stages(work: ProgramUnits, devices: Sequence[str]) -> dict[int, str]:
@@ -62,10 +62,10 @@ def _shared_out(
 
 def _fresh_bytes(work: ProgramUnits) -> list[int]:
     """Return by unit the bytes of unplaced inputs that it reads first, and of kept results."""
-    seen = set(work.homes)
-    found = []
+    storages = set(work.homes)
+    bytes_list = []
     for unit in work.units:
-        new = unit.reads - seen
-        seen |= new
-        found.append(unit.kept + sum(work.sizes[s] for s in new))
-    return found
+        new = unit.reads - storages
+        storages |= new
+        bytes_list.append(unit.kept + sum(work.sizes[s] for s in new))
+    return bytes_list

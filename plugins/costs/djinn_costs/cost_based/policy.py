@@ -57,30 +57,30 @@ def _best(options: Options) -> Option:
 
 
 def _placement(context: PlacementContext, options: Options, best: Option, policy: str) -> Placement:
-    graph, work, listed = context.graph, options.work, best.listed
-    homes = dict(listed.homes)
-    main = listed.where[0] if listed.where else options.devices[0].id
+    graph, work, listing = context.graph, options.work, best.listed
+    homes = dict(listing.homes)
+    main = listing.where[0] if listing.where else options.devices[0].id
     for value in graph.inputs:
         homes.setdefault(work.blocks.block(value), main)
-    placed: dict[int, tuple[str, str]] = {}
+    places: dict[int, tuple[str, str]] = {}
     for index, unit in enumerate(work.units):
-        placed.update(dict.fromkeys(unit.nodes, (listed.where[index], best.reason(index))))
+        places.update(dict.fromkeys(unit.nodes, (listing.where[index], best.reason(index))))
     for node in work.loose:
         block = work.blocks.node(node)
-        placed[node] = (main if block is None else homes[block], "what it looks at lives there")
+        places[node] = (main if block is None else homes[block], "what it looks at lives there")
     nodes = context.plan.nodes
-    decisions = tuple([PlacementDecision(node, *placed[node]) for node in nodes])
+    decisions = tuple([PlacementDecision(node, *places[node]) for node in nodes])
     values = homes_of_values(graph, nodes, work.blocks, homes)
     uses = hint_uses(context, options, best)
-    return Placement(decisions, values, policy, _copies(context, listed, values), uses=uses)
+    return Placement(decisions, values, policy, _copies(context, listing, values), uses=uses)
 
 
 def _copies(context: PlacementContext, listed: PlacedUnits, homes: dict[int, str]) -> dict[int, tuple[str, ...]]:
     """Return by value the devices with a copy of a weight: copies made for this program, and earlier ones."""
-    found: dict[int, tuple[str, ...]] = {}
+    copies: dict[int, tuple[str, ...]] = {}
     for value in context.graph.inputs if listed.copies or context.copies else ():
         holders: Iterable[str] = (*context.copies.get(value, ()), *listed.copies.get(storage_of(value), ()))
         others: Sequence[str] = [d for d in dict.fromkeys(holders) if d != homes[value]]
         if others:
-            found[value] = tuple(others)
-    return found
+            copies[value] = tuple(others)
+    return copies

@@ -27,22 +27,22 @@ class Rate:
 
 def for_successive(options: Options) -> Option | None:
     """Return the option with the highest throughput of successive inputs; None if no hint announces them or no option gains."""
-    wanted = max(options.context.plan.hints.get("pipeline", (0,)), default=0)
-    if min(wanted, len(options.devices)) < LEAST:
+    stage_count = max(options.context.plan.hints.get("pipeline", (0,)), default=0)
+    if min(stage_count, len(options.devices)) < LEAST:
         return None
     alone = min(_whole(options).values())
-    offered = [rate for rate in (_in_turns(options, wanted), _in_stages(options, wanted)) if rate is not None]
-    if not offered:
+    rates = [rate for rate in (_in_turns(options, stage_count), _in_stages(options, stage_count)) if rate is not None]
+    if not rates:
         return None
-    best = offered[-1] if offered[-1].interval < PAYS * offered[0].interval else offered[0]
+    best = rates[-1] if rates[-1].interval < PAYS * rates[0].interval else rates[0]
     # Taking turns compares no prediction of one device with a prediction of another.
     if best.interval > (PAYS if options.context.stream.turn else options.pays) * alone:
         return None
-    others = "".join(f", {_named(r)} every {shown(r.interval)}" for r in offered if r is not best)
-    told = f"; one every {shown(best.interval)}{others}, on one device every {shown(alone)}"
+    others = "".join(f", {_named(r)} every {shown(r.interval)}" for r in rates if r is not best)
+    note = f"; one every {shown(best.interval)}{others}, on one device every {shown(alone)}"
     why = best.option.why
     use = HintUse("pipeline", f"{_named(best)}: one input every {shown(best.interval)}", alone, best.interval)
-    return attrs.evolve(best.option, why=lambda index: why(index) + told, uses=(use, *best.option.uses))
+    return attrs.evolve(best.option, why=lambda index: why(index) + note, uses=(use, *best.option.uses))
 
 
 def _named(rate: Rate) -> str:
@@ -58,13 +58,13 @@ def _in_turns(options: Options, wanted: int) -> Rate | None:
     count = min(wanted, len(alike))
     if turn not in alike or count < LEAST:
         return None
-    listed = options.listed(lambda *_: [turn])
-    if listed is None or listed.devices != (turn,):
+    listing = options.listed(lambda *_: [turn])
+    if listing is None or listing.devices != (turn,):
         return None
     if _copying(options, dict.fromkeys(alike, options.work.weights)) / RUNS > took[turn] * (1 - 1 / count):
         return None
     why = f"the turn of this device: each of {count} takes a whole input, with weights of its own"
-    return Rate(Option(listed, lambda _: why), took[turn] / count)
+    return Rate(Option(listing, lambda _: why), took[turn] / count)
 
 
 def _whole(options: Options) -> dict[str, float]:
@@ -88,22 +88,25 @@ def _in_stages(options: Options, wanted: int) -> Rate | None:
     """Return stages of equal time, one per device, on the devices with most of the inputs."""
     devices = options.holding_most(wanted)
     where = stages(options.work, devices)
-    listed = options.listed(lambda index, *_: [where[index]])
-    if listed is None:
+    listing = options.listed(lambda index, *_: [where[index]])
+    if listing is None:
         return None
     took = Counter[str]()
-    for unit, device in zip(options.work.units, listed.where, strict=True):
+    for unit, device in zip(options.work.units, listing.where, strict=True):
         took[device] += unit.seconds[options.hardware.row_of[device]]  # type: ignore[assignment] # floats add up as well
     if len(took) < LEAST:
         return None
-    told = {d: f"stage {n} of {len(devices)} for successive inputs, {shown(took[d])}" for n, d in enumerate(devices, 1)}
-    interval = max(*took.values(), _travelling(options, listed))
+    notes = {
+        d: f"stage {n} of {len(devices)} for successive inputs, {shown(took[d])}" for n, d in enumerate(devices, 1)
+    }
+    interval = max(*took.values(), _travelling(options, listing))
     read = {
-        d: {s for u, at in zip(options.work.units, listed.where, strict=True) if at == d for s in u.reads} for d in took
+        d: {s for u, at in zip(options.work.units, listing.where, strict=True) if at == d for s in u.reads}
+        for d in took
     }
     if _copying(options, {d: read[d] & options.work.weights for d in took}) / RUNS > sum(took.values()) - interval:
         return None
-    return Rate(Option(listed, lambda index: told.get(listed.where[index], "what it writes lives there")), interval)
+    return Rate(Option(listing, lambda index: notes.get(listing.where[index], "what it writes lives there")), interval)
 
 
 def _travelling(options: Options, listed: PlacedUnits) -> float:

@@ -46,21 +46,21 @@ def calibrate(
         measure_beside_other_work(server_settings(servers, connection_file))
         return
     open_session(**server_settings(servers, connection_file))
-    with progress(as_json) as told:
-        done = calibrate_session(rounds, processor_time=processor_time, quick=quick, told=told)
+    with progress(as_json) as report:
+        result = calibrate_session(rounds, processor_time=processor_time, quick=quick, told=report)
     if as_json:
         row = {
-            "device": done.device.id,
-            "name": done.device.name,
-            "threads": done.device.threads,
-            "file": str(done.file),
+            "device": result.device.id,
+            "name": result.device.name,
+            "threads": result.device.threads,
+            "file": str(result.file),
         }
-        row |= {"models": done.models, "probes": done.probes, "failed": done.failed, "seconds": done.seconds}
+        row |= {"models": result.models, "probes": result.probes, "failed": result.failed, "seconds": result.seconds}
         click.echo(json.dumps(row))
         return
-    failed = f" ({done.failed} failed)" if done.failed else ""
-    click.echo(f"{done.device.id} {done.device.name}: {done.probes} probes{failed} in {done.seconds:.0f} s")
-    click.echo(f"{', '.join(done.models)}: kept in {done.file}")
+    failures = f" ({result.failed} failed)" if result.failed else ""
+    click.echo(f"{result.device.id} {result.device.name}: {result.probes} probes{failures} in {result.seconds:.0f} s")
+    click.echo(f"{', '.join(result.models)}: kept in {result.file}")
 
 
 def measure_beside_other_work(given: dict[str, Any]) -> None:
@@ -87,14 +87,14 @@ def measure_beside_other_work(given: dict[str, Any]) -> None:
         if calibration_of(device) is None:
             own = not (client.settings().servers or client.settings().connection_file)
             alone = own and device.kind == "cpu" and device.threads == 1
-            told = alone and processor_clock(client.executor_process()) is not None
-            calibrate_session(BACKGROUND_ROUNDS, processor_time=told, quick=True)
+            has_clock = alone and processor_clock(client.executor_process()) is not None
+            calibrate_session(BACKGROUND_ROUNDS, processor_time=has_clock, quick=True)
 
 
 def server_settings(servers: tuple[str, ...], connection_file: Path | None) -> dict[str, Any]:
     """Return the settings that the options give."""
-    given = {"servers": servers or None, "connection_file": connection_file}
-    return {name: value for name, value in given.items() if value is not None}
+    options = {"servers": servers or None, "connection_file": connection_file}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 @contextmanager

@@ -26,12 +26,12 @@ def fit_seconds(terms: Matrix, seconds: Vector) -> Vector:
     """
     weights = np.ones(len(seconds))
     relative = terms / seconds[:, None]
-    found = np.zeros(terms.shape[1])
+    coefficients = np.zeros(terms.shape[1])
     for _ in range(_ROUNDS):
-        found = non_negative(relative * weights[:, None], weights)
-        error = np.abs(np.log(np.maximum(relative @ found, 1e-9)))
+        coefficients = non_negative(relative * weights[:, None], weights)
+        error = np.abs(np.log(np.maximum(relative @ coefficients, 1e-9)))
         weights = np.sqrt(1.0 / np.maximum(error, _TOLERANCE))
-    return found
+    return coefficients
 
 
 def non_negative(matrix: Matrix, target: Vector) -> Vector:

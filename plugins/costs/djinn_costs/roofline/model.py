@@ -81,8 +81,8 @@ class MeasuredRoofline(CostModel):
 
     def probes(self) -> Iterable[Probe]:
         """Return probes of every family of ops at several sizes, and memory sweeps up to the size of usual programs."""
-        for made in (sized_probes(), shaped_probes(), swept_probes(), mixed_probes()):
-            yield from (attrs.evolve(one.probe, quick=one.probe.name in QUICK) for one in made)
+        for probes in (sized_probes(), shaped_probes(), swept_probes(), mixed_probes()):
+            yield from (attrs.evolve(one.probe, quick=one.probe.name in QUICK) for one in probes)
 
     def background_command(self) -> tuple[str, ...]:
         """Return the command of a low-priority process that times a fifth of the probes."""
@@ -92,7 +92,7 @@ class MeasuredRoofline(CostModel):
         """Return the coefficients of each family's terms, and the bandwidth by program size."""
         families = _shaped_coefficients([p for p in shaped_probes() if p.probe.name in seconds], seconds)
         sized = [p for p in sized_probes() if p.probe.name in seconds]
-        found = {
+        fitted = {
             "version": _VERSION,
             "between": 0.0,
             "families": families,
@@ -101,8 +101,8 @@ class MeasuredRoofline(CostModel):
             "view": _view_seconds({p.operation: seconds[p.probe.name] for p in sized if p.kind == "view"}),
             "bandwidth": _bandwidth([p for p in swept_probes() if p.probe.name in seconds], seconds, families),
         }
-        more = [seconds[m.probe.name] - _alone(found, m) for m in mixed_probes() if m.probe.name in seconds]
-        return {**found, "between": max(0.0, *more)} if more else found
+        more = [seconds[m.probe.name] - _alone(fitted, m) for m in mixed_probes() if m.probe.name in seconds]
+        return {**fitted, "between": max(0.0, *more)} if more else fitted
 
     def _cold_seconds(self, calibration: Calibration, graph: Graph, node: Node, work: Work) -> float:
         """Return the time to read the program's inputs, which are cold: the whole program ran since they were last read."""
@@ -114,8 +114,8 @@ class MeasuredRoofline(CostModel):
                 sizes[storage] = max(sizes.get(storage, 0), distinct_bytes(graph.meta(value)))
             bandwidth = _interpolated(calibration.models[self.name]["bandwidth"], sum(sizes.values()))
             footprint = self._footprint = (graph, calibration.digest, frozenset(sizes), bandwidth)
-        _, _, given, bandwidth = footprint
-        cold = [v for v in node.inputs if storage_of(v) in given]
+        _, _, operand_bytes, bandwidth = footprint
+        cold = [v for v in node.inputs if storage_of(v) in operand_bytes]
         if not cold:
             return 0.0
         return min(sum(distinct_bytes(graph.meta(v)) for v in dict.fromkeys(cold)), work.bytes_read) / bandwidth
@@ -126,8 +126,12 @@ def _variant(graph: Graph, node: Node, work: Work) -> str:
     if work.kind == "copy" and work.layout != "contiguous":
         return "clone heads" if work.layout == "permuted" else "clone transposed"
     if work.kind == "reduction" and node.inputs:
-        given, made = graph.meta(node.inputs[0]).shape, graph.meta((node.outputs or node.writes)[0]).shape
-        return f"{work.operation} outer" if len(given) > 1 and made[-1:] == given[-1:] else work.operation
+        input_shape, output_shape = graph.meta(node.inputs[0]).shape, graph.meta((node.outputs or node.writes)[0]).shape
+        return (
+            f"{work.operation} outer"
+            if len(input_shape) > 1 and output_shape[-1:] == input_shape[-1:]
+            else work.operation
+        )
     if work.operation == "native_batch_norm" and arguments(node).get("training"):
         return "native_batch_norm training"
     return work.operation
@@ -196,14 +200,14 @@ def _shaped_coefficients(probes: Sequence[ProductProbe], took: Mapping[str, floa
     by_family: dict[str, list[ProductProbe]] = defaultdict(list)
     for probe in probes:
         by_family[probe.family].append(probe)
-    found: dict[str, list[float]] = {}
+    coefficients: dict[str, list[float]] = {}
     for family, members in by_family.items():
-        terms = np.array([_shaped_terms(family, p.dims, found) for p in members])
-        measured = np.array([took[p.probe.name] for p in members])
+        terms = np.array([_shaped_terms(family, p.dims, coefficients) for p in members])
+        times = np.array([took[p.probe.name] for p in members])
         if family == "attention_backward":  # the timed backward probe includes a forward pass
-            measured = np.maximum(measured - terms @ np.array(found["attention"]), measured / 4)
-        found[family] = fit_seconds(terms, measured).tolist()
-    return found
+            times = np.maximum(times - terms @ np.array(coefficients["attention"]), times / 4)
+        coefficients[family] = fit_seconds(terms, times).tolist()
+    return coefficients
 
 
 def _alone(parameters: Mapping[str, Any], mixed: SmallOpsProbe) -> float:

@@ -292,7 +292,7 @@ def _cell(device: torch.device) -> Callable[[], object]:
 
     def turn() -> None:
         gate, into, candidate, out = (F.linear(x, w) + x).split(16, 1)
-        kept = torch.sigmoid(gate) * state + torch.sigmoid(into)
-        _ = torch.tanh(candidate), torch.tanh(kept) * out
+        result = torch.sigmoid(gate) * state + torch.sigmoid(into)
+        _ = torch.tanh(candidate), torch.tanh(result) * out
 
     return turn

@@ -49,11 +49,11 @@ def validate(
     if plot is not None:
         check_drawable()
     open_session(**server_settings(servers, connection_file))
-    with progress(as_json) as told:
-        found = validate_session(rounds, processor_time=processor_time, only=only, told=told)
+    with progress(as_json) as report:
+        validation = validate_session(rounds, processor_time=processor_time, only=only, told=report)
     if plot is not None:
-        draw(found, plot)
-    _print_json(found) if as_json else _print_table(found)
+        draw(validation, plot)
+    _print_json(validation) if as_json else _print_table(validation)
 
 
 def _print_json(found: Validation) -> None:

@@ -40,8 +40,8 @@ def adapt_modeling(module: Any) -> None:
     @functools.wraps(measured)
     def get_max_memory(max_memory: MemoryByDevice | None = None) -> MemoryByDevice:
         if max_memory is None:
-            found: MemoryByDevice = measured()
-            return found if set(found) != {"cpu"} else {0: _free_bytes(), **found}
+            memory: MemoryByDevice = measured()
+            return memory if set(memory) != {"cpu"} else {0: _free_bytes(), **memory}
         for device, size in max_memory.items():  # in place, as transformers expects
             max_memory[device] = module.convert_file_size_to_int(size) if isinstance(size, str) else size
         ours = {device: size for device, size in sorted(max_memory.items(), key=str) if _is_ours(device)}

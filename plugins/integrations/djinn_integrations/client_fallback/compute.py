@@ -56,10 +56,10 @@ class ClientFallback(OpHandler):
         if not operands or func.is_view or torch.Tag.nondeterministic_seeded in func.tags or _returns_list(func):
             return False
         kind = func, tuple((o.dtype, o.dim()) for o in operands), tuple(kwargs)
-        known = self._needed.get(kind)
-        if known is None:
-            known = self._needed[kind] = self._lacks_kernel(func, args, kwargs, operands, slots)
-        return known
+        is_needed = self._needed.get(kind)
+        if is_needed is None:
+            is_needed = self._needed[kind] = self._lacks_kernel(func, args, kwargs, operands, slots)
+        return is_needed
 
     def _lacks_kernel(
         self,
@@ -72,8 +72,8 @@ class ClientFallback(OpHandler):
         try:
             with torch.no_grad():
                 # Written operands are tried on copies: a failure must leave them intact, and success must not apply twice.
-                tried: Any = [o.detach().clone() for o in operands] if _written(func, args, kwargs) else operands
-            ask_executor(func, args, kwargs, tried, slots)
+                copies: Any = [o.detach().clone() for o in operands] if _written(func, args, kwargs) else operands
+            ask_executor(func, args, kwargs, copies, slots)
         except UnsupportedOperation as error:
             if isinstance(error, RemoteNotImplementedError) and error.op != func.name():
                 return False  # an earlier op failed, and reports its error when its result is used
@@ -130,11 +130,11 @@ class _CpuCopies:
         return self._pairs[0][0].remote.meta.device if self._named_device is None else self._named_device
 
     def _fetched(self, remote: LazyTensor) -> torch.Tensor:
-        known = next((here for there, here in self._pairs if there is remote), None)
-        if known is None:
-            known = fetch(remote).clone()
-            self._pairs.append((remote, known))
-        return known
+        local = next((here for there, here in self._pairs if there is remote), None)
+        if local is None:
+            local = fetch(remote).clone()
+            self._pairs.append((remote, local))
+        return local
 
     def send(self, out: Any) -> Any:
         """Upload the CPU tensors in `out`; operands that the op returns stay the same objects."""
@@ -159,5 +159,5 @@ def _returns_list(func: Any) -> bool:
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[LazyTensor]:
     operands = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, (LazyTensor, CGenerator))]
-    written = [operands[position] for position in written_operands(func, args, kwargs)]
-    return [operand for operand in written if isinstance(operand, LazyTensor)]
+    targets = [operands[position] for position in written_operands(func, args, kwargs)]
+    return [operand for operand in targets if isinstance(operand, LazyTensor)]

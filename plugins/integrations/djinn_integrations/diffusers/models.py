@@ -54,13 +54,13 @@ def adapt_models(module: Any) -> None:
     loading: ContextVar[_LoadingModel | None] = ContextVar("loading", default=None)
     module.ModelMixin.from_pretrained = classmethod(_noting_device(module.ModelMixin.from_pretrained, loading))
     module._fetch_index_file = _asking_server(module._fetch_index_file, loading)
-    found = module._get_model_file
+    model_file = module._get_model_file
 
-    @functools.wraps(found)
+    @functools.wraps(model_file)
     def get_model_file(*args: Any, **options: Any) -> Any:
         one = loading.get()
         if one is None or one.weights is None:
-            return found(*args, **options)
+            return model_file(*args, **options)
         checkpoint = _ServerCheckpoint(f"{one.weights.address}/{options['weights_name']}")
         checkpoint.weights = one.weights
         return checkpoint

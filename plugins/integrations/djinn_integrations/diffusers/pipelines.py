@@ -38,8 +38,10 @@ def adapt_pipelines(module: Any) -> None:
         return downloaded(*args, **options)
 
     module.snapshot_download = snapshot_download
-    loaded = module.DiffusionPipeline.from_pretrained
-    module.DiffusionPipeline.from_pretrained = classmethod(_loading(loaded, at_server, module.SUPPORTED_DEVICE_MAP))
+    from_pretrained = module.DiffusionPipeline.from_pretrained
+    module.DiffusionPipeline.from_pretrained = classmethod(
+        _loading(from_pretrained, at_server, module.SUPPORTED_DEVICE_MAP)
+    )
 
 
 def _loading(from_pretrained: Any, at_server: ContextVar[bool], supported: list[str]) -> Callable[..., Any]:
@@ -71,12 +73,12 @@ def _server_has_all(cls: Any, name: Any, device: str, options: Mapping[str, Any]
     except (OSError, ValueError):  # diffusers reports the error
         return False
     base = f"hf://{name}@{options.get('revision') or 'main'}"
-    found = [
+    present = [
         server_weights(f"{base}/{part}", device)
-        for part, described in components.items()
-        if part not in options and _has_weights(described)
+        for part, description in components.items()
+        if part not in options and _has_weights(description)
     ]
-    return bool(found) and all(one is not None for one in found)
+    return bool(present) and all(one is not None for one in present)
 
 
 def _has_weights(described: object) -> bool:

@@ -25,9 +25,9 @@ def _boxed(graph_module: torch.fx.GraphModule, _: Sequence[Any]) -> Compiled:
     graph = RecordedGraph(graph_module)
 
     def run(inputs: list[Any]) -> Any:
-        taken = list(inputs)
+        operands = list(inputs)
         inputs.clear()  # AOTAutograd donates its inputs
-        return graph(*taken)
+        return graph(*operands)
 
     run._boxed_call = True  # type: ignore[attr-defined] # noqa: SLF001 - AOTAutograd then hands over its inputs as one list
     return run

@@ -51,20 +51,20 @@ def record_call(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) ->
     result, or wrote to a tensor that is neither an input nor its own.
     """
     recorder = current()
-    sent = SentEntries()
+    entries = SentEntries()
     start, before = recorder.unsent, recorder.fixed
     uploads, recorder.constants = recorder.constants, []
-    recorder.captures.append(sent)
+    recorder.captures.append(entries)
     recorder.fixed = recorder.entries[-1] if start else None
     epoch = recorder.epoch
     try:
         outputs = function(*inputs)
-        disturbed = recorder.epoch != epoch or sent.entries or taps.recorded
+        disturbed = recorder.epoch != epoch or entries.entries or taps.recorded
         return outputs, None if disturbed else _recorded(recorder, start, inputs, outputs)
     finally:
         recorder.constants = uploads
         recorder.fixed = before
-        recorder.captures = [c for c in recorder.captures if c is not sent]
+        recorder.captures = [c for c in recorder.captures if c is not entries]
 
 
 def _recorded(recorder: Recorder, start: int, inputs: Sequence[torch.Tensor], outputs: Any) -> RecordedCall | None:

@@ -16,7 +16,7 @@ from djinn_integrations.weights.open_weights import hub_address, server_weights
 def adapt_adapters(module: Any) -> None:
     """Adapt `peft.peft_model`: `PeftModel.from_pretrained` and `load_adapter`."""
     loading: ContextVar[torch.device | None] = ContextVar("loading", default=None)
-    added, loaded = module.PeftModel.load_adapter, module.load_peft_weights
+    added, load_weights = module.PeftModel.load_adapter, module.load_peft_weights
 
     @functools.wraps(added)
     def load_adapter(self: Any, *args: Any, **options: Any) -> Any:
@@ -27,11 +27,11 @@ def adapt_adapters(module: Any) -> None:
         finally:
             loading.reset(before)
 
-    @functools.wraps(loaded)
+    @functools.wraps(load_weights)
     def load_peft_weights(model_id: Any, device: Any = None, key_mapping: Any = None, **options: Any) -> Any:
         remote, address = loading.get(), None if key_mapping else _address(model_id, **options)
         weights = server_weights(address, remote) if remote is not None and address is not None else None
-        return loaded(model_id, device, key_mapping, **options) if weights is None else weights.get_tensors()
+        return load_weights(model_id, device, key_mapping, **options) if weights is None else weights.get_tensors()
 
     module.PeftModel.load_adapter, module.load_peft_weights = load_adapter, load_peft_weights
 

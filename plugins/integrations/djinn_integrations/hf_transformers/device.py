@@ -15,16 +15,20 @@ _CPU = torch.device("cpu")
 
 def adapt_pipeline(module: Any) -> None:
     """Adapt `transformers.pipelines.base`: `device=0` and no device mean the remote device, like a GPU."""
-    made = module.Pipeline.__init__
+    initialize = module.Pipeline.__init__
 
-    @functools.wraps(made)
+    @functools.wraps(initialize)
     def make(self: Any, model: Any, *args: Any, device: Any = None, **kwargs: Any) -> None:
-        placed = device is None and getattr(model, "hf_device_map", None) is not None
-        if not placed and device is None and is_remote(model.device):
+        has_device_map = device is None and getattr(model, "hf_device_map", None) is not None
+        if not has_device_map and device is None and is_remote(model.device):
             device = model.device
-        elif not placed and (device is None or (isinstance(device, int) and device >= 0)) and is_the_only_accelerator():
+        elif (
+            not has_device_map
+            and (device is None or (isinstance(device, int) and device >= 0))
+            and is_the_only_accelerator()
+        ):
             device = logical_device(device or 0)
-        made(self, model, *args, device=device, **kwargs)
+        initialize(self, model, *args, device=device, **kwargs)
 
     module.Pipeline.__init__ = make
 
@@ -32,14 +36,14 @@ def adapt_pipeline(module: Any) -> None:
 def adapt_training_arguments(module: Any) -> None:
     """Adapt `transformers.training_args`: the trainer uses accelerate's device, which supports bfloat16."""
     name = "_setup_devices"
-    chosen, computes_bfloat16 = getattr(module.TrainingArguments, name), module.is_torch_bf16_gpu_available
+    device_property, computes_bfloat16 = getattr(module.TrainingArguments, name), module.is_torch_bf16_gpu_available
 
     def set_up(arguments: Any) -> torch.device:
-        device: torch.device = chosen.func(arguments)
+        device: torch.device = device_property.func(arguments)
         state = arguments.distributed_state
         return state.device if device == _CPU and state is not None and not arguments.use_cpu else device
 
-    kept = functools.cached_property(set_up)
-    kept.__set_name__(module.TrainingArguments, name)
-    setattr(module.TrainingArguments, name, kept)
+    cached = functools.cached_property(set_up)
+    cached.__set_name__(module.TrainingArguments, name)
+    setattr(module.TrainingArguments, name, cached)
     module.is_torch_bf16_gpu_available = lambda: computes_bfloat16() or is_the_only_accelerator()

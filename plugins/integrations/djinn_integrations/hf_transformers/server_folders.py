@@ -48,9 +48,9 @@ def local_folder(address: str) -> str:
 @functools.cache
 def _temporary() -> str:
     """Return a folder that is removed when the program ends."""
-    made = tempfile.TemporaryDirectory(prefix="djinn-models-")
-    atexit.register(made.cleanup)
-    return made.name
+    folder = tempfile.TemporaryDirectory(prefix="djinn-models-")
+    atexit.register(folder.cleanup)
+    return folder.name
 
 
 def _replaced(value: object) -> object:
@@ -77,9 +77,9 @@ def taking_addresses(*methods: tuple[str, str]) -> Callable[[Any], None]:
 
     def adapt(module: Any) -> None:
         for owner, name in methods:
-            found = getattr(module, owner, None)
-            if found is not None:
-                setattr(found, name, _taking_addresses(found.__dict__[name]))
+            owner_class = getattr(module, owner, None)
+            if owner_class is not None:
+                setattr(owner_class, name, _taking_addresses(owner_class.__dict__[name]))
 
     return adapt
 

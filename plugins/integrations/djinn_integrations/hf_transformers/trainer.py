@@ -30,11 +30,11 @@ def _rotating(rotate: Callable[..., Any]) -> Callable[..., Any]:
     def rotated(output_dir: Any, *args: Any, **options: Any) -> Any:
         files = list(Path(output_dir).rglob("*")) if address_in(output_dir) else []
         noted = {file: address for file in files if file.is_file() and (address := saved_at(file)) is not None}
-        done = rotate(output_dir, *args, **options)
+        result = rotate(output_dir, *args, **options)
         for file, address in noted.items():
             if not file.exists():
                 remove_weights(address)
-        return done
+        return result
 
     return rotated
 

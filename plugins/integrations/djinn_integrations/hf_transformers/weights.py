@@ -33,9 +33,9 @@ class _ServerCheckpoint(str):
 
 
 def _checkpoint(path: str, weights: RemoteWeights) -> _ServerCheckpoint:
-    found = _ServerCheckpoint(path)
-    found.weights = weights
-    return found
+    checkpoint = _ServerCheckpoint(path)
+    checkpoint.weights = weights
+    return checkpoint
 
 
 def adapt_loading(module: Any) -> None:
@@ -61,13 +61,17 @@ def adapt_pipelines(module: Any) -> None:
 
     @functools.wraps(plain)
     def pipeline(*args: Any, **options: Any) -> Any:
-        given = signature.bind(*args, **options).arguments
-        told = given.get("device_map") is not None or "device_map" in (given.get("model_kwargs") or {})
-        chosen = _chosen(given.get("device")) if isinstance(given.get("model"), str) and not told else None
-        if chosen is None:
+        arguments = signature.bind(*args, **options).arguments
+        has_device_map = arguments.get("device_map") is not None or "device_map" in (
+            arguments.get("model_kwargs") or {}
+        )
+        target = (
+            _chosen(arguments.get("device")) if isinstance(arguments.get("model"), str) and not has_device_map else None
+        )
+        if target is None:
             return plain(*args, **options)
-        others = given.pop("kwargs", {})
-        return plain(**given | {"device": None, "device_map": chosen}, **others)
+        others = arguments.pop("kwargs", {})
+        return plain(**arguments | {"device": None, "device_map": target}, **others)
 
     rebind(plain, pipeline, ("transformers",))
 

@@ -160,5 +160,5 @@ def _decoder(cache: Any) -> Any:
 
 def _name(thing: Any) -> str:
     """Return the class name if the class is transformers' own; empty for all others, including derived classes."""
-    made = type(thing)
-    return made.__name__ if made.__module__ == "transformers.cache_utils" else ""
+    cls = type(thing)
+    return cls.__name__ if cls.__module__ == "transformers.cache_utils" else ""

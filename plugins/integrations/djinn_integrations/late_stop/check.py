@@ -65,8 +65,8 @@ class LateStopCheck:
         self._tokens.append(tokens)
         random = keep_random_state()
         flag: Any = unfinished_sequences.max() == 0
-        wanted: list[Any] = [flag] if self._streamer is None else [flag, tokens]
-        self._asked.append(_Step(self.steps, fetch_later(wanted), random))
+        requests: list[Any] = [flag] if self._streamer is None else [flag, tokens]
+        self._asked.append(_Step(self.steps, fetch_later(requests), random))
         if self._max_length is not None and length >= self._max_length:
             return True
         self._take(self._pace.lateness() if self._may_go_on(length) else 0)
@@ -98,10 +98,10 @@ class LateStopCheck:
     def without_surplus(self, *recorded: Any) -> tuple[Any, ...]:
         """Return the sequences, and the loop's other collected outputs, without the surplus steps."""
         assert self._last is not None
-        kept = self._last.number
+        length = self._last.number
         # Not cut from the loop's last sequences, which are invalid if a surplus step failed.
-        sequences = torch.cat([self._prompt, torch.stack(self._tokens[:kept], dim=-1)], dim=-1)
-        return (sequences, *(record[:kept] if record else record for record in recorded))
+        sequences = torch.cat([self._prompt, torch.stack(self._tokens[:length], dim=-1)], dim=-1)
+        return (sequences, *(record[:length] if record else record for record in recorded))
 
     def _take(self, lateness: int) -> None:
         """Read the replies that have arrived, and wait for those later than `lateness` steps."""

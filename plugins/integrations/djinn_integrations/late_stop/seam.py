@@ -101,10 +101,10 @@ def _fits(module: Any) -> bool:
         for path, parameters in _EXPECTED.items():
             if tuple(inspect.signature(attrgetter(path)(module)).parameters) != parameters:
                 return False
-        used = inspect.unwrap(attrgetter("GenerationMixin._sample")(module)).__code__.co_names
+        names = inspect.unwrap(attrgetter("GenerationMixin._sample")(module)).__code__.co_names
     except AttributeError:
         return False
-    return {path.rpartition(".")[2] for path in _CHANGED if path != "GenerationMixin._sample"} <= set(used)
+    return {path.rpartition(".")[2] for path in _CHANGED if path != "GenerationMixin._sample"} <= set(names)
 
 
 def _known(sample: Any) -> Any:
@@ -113,11 +113,11 @@ def _known(sample: Any) -> Any:
 
     @functools.wraps(sample)
     def _sample(self: Any, *args: Any, **kwargs: Any) -> Any:
-        called = signature.bind(self, *args, **kwargs).arguments
-        generation = _Generation(self, called["generation_config"], late=False)
-        remote = isinstance(called["input_ids"], LazyTensor)
+        arguments = signature.bind(self, *args, **kwargs).arguments
+        generation = _Generation(self, arguments["generation_config"], late=False)
+        remote = isinstance(arguments["input_ids"], LazyTensor)
         if remote and not is_disabled("late_stop"):
-            generation.late = _can_be_late(called)
+            generation.late = _can_be_late(arguments)
         with _entered(generation, draws=remote and generation.config.do_sample):
             return sample(self, *args, **kwargs)
 
@@ -188,8 +188,8 @@ def _make_check(
     def may_go_on(length: int) -> bool:
         return length < longest and not (draws and _sampling.calls > 1)
 
-    kept = TruncatableCache(cache) if cache is not None and cache_is_returned else None
-    return LateStopCheck(input_ids, max_length, streamer, kept, StepTimes(round_trip_seconds()), may_go_on)
+    truncatable = TruncatableCache(cache) if cache is not None and cache_is_returned else None
+    return LateStopCheck(input_ids, max_length, streamer, truncatable, StepTimes(round_trip_seconds()), may_go_on)
 
 
 def _covered(optimize: Any) -> Any:

@@ -29,11 +29,11 @@ def adapt_fabric(module: ModuleType) -> None:
 def _adapt_connector(connector: Any, module: Any, precision: str) -> None:
     auto, strategy = connector._choose_auto_accelerator, connector._choose_strategy
     gpu = connector._choose_gpu_accelerator_backend
-    checked = connector._check_and_init_precision
+    check_precision = connector._check_and_init_precision
 
     def choose_auto_accelerator() -> str:
-        chosen: str = auto()
-        return DEVICE_NAME if chosen == "cpu" and is_the_only_accelerator() else chosen
+        accelerator: str = auto()
+        return DEVICE_NAME if accelerator == "cpu" and is_the_only_accelerator() else accelerator
 
     def choose_gpu_accelerator_backend() -> str:
         return DEVICE_NAME if is_the_only_accelerator() else gpu()
@@ -44,12 +44,12 @@ def _adapt_connector(connector: Any, module: Any, precision: str) -> None:
             return strategy(self)
         return module.SingleDeviceStrategy(device=self._parallel_devices[0])
 
-    @functools.wraps(checked)
+    @functools.wraps(check_precision)
     def check_and_init_precision(self: Any) -> Any:
-        wanted = getattr(self, precision)
-        if self.accelerator.name() != DEVICE_NAME or wanted not in _MIXED:
-            return checked(self)
-        return module.MixedPrecision(wanted, DEVICE_NAME)
+        attribute = getattr(self, precision)
+        if self.accelerator.name() != DEVICE_NAME or attribute not in _MIXED:
+            return check_precision(self)
+        return module.MixedPrecision(attribute, DEVICE_NAME)
 
     connector._choose_auto_accelerator = staticmethod(choose_auto_accelerator)
     connector._choose_gpu_accelerator_backend = staticmethod(choose_gpu_accelerator_backend)

@@ -44,9 +44,9 @@ class OnCpu:
 
     def get_tensors(self) -> dict[str, torch.Tensor]:
         """Fetch all tensors, by name, in one round trip."""
-        found = self._weights.get_tensors()
-        with fetched_together(found.values()):
-            return {name: tensor.cpu() for name, tensor in found.items()}
+        tensors = self._weights.get_tensors()
+        with fetched_together(tensors.values()):
+            return {name: tensor.cpu() for name, tensor in tensors.items()}
 
     def get_slice(self, name: str) -> _SliceOnCpu:
         """Return the tensor called `name` as a slice, of which rows can be read."""

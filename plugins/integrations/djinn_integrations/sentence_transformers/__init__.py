@@ -29,36 +29,36 @@ def djinn_register_integrations() -> Iterable[Integration]:
 
 def adapt_util(module: Any) -> None:
     """Adapt `sentence_transformers.util`: the default device is the remote device."""
-    chosen = module.get_device_name
+    device_name = module.get_device_name
 
-    @functools.wraps(chosen)
+    @functools.wraps(device_name)
     def get_device_name() -> str:
-        name: str = chosen()
+        name: str = device_name()
         return f"{DEVICE_NAME}:0" if name == "cpu" and is_the_only_accelerator() else name
 
-    rebind(chosen, get_device_name, ("sentence_transformers",))
+    rebind(device_name, get_device_name, ("sentence_transformers",))
 
 
 def adapt_models(module: Any) -> None:
     """Adapt `sentence_transformers.base.model`: remote models are loaded directly onto the device."""
     going_to: ContextVar[torch.device | None] = ContextVar("going_to", default=None)
-    made, loaded = module.BaseModel.__init__, module.Transformer._load_model
+    initialize, load_model = module.BaseModel.__init__, module.Transformer._load_model
 
-    @functools.wraps(made)
+    @functools.wraps(initialize)
     def make(self: Any, *args: Any, device: Any = None, **options: Any) -> None:
-        chosen = module.get_device_name() if device is None else device
+        target = module.get_device_name() if device is None else device
         # Without accelerate, transformers accepts no device map.
-        before = going_to.set(whole_device(chosen) if find_spec("accelerate") is not None else None)
+        before = going_to.set(whole_device(target) if find_spec("accelerate") is not None else None)
         try:
-            made(self, *args, device=device, **options)
+            initialize(self, *args, device=device, **options)
         finally:
             going_to.reset(before)
 
-    @functools.wraps(loaded)
+    @functools.wraps(load_model)
     def load(self: Any, path: Any, task: Any, config: Any, backend: str, *args: Any, **options: Any) -> Any:
         device = going_to.get()
         if device is not None and backend == "torch" and options.get("device_map") is None:
             options["device_map"] = device
-        return loaded(self, path, task, config, backend, *args, **options)
+        return load_model(self, path, task, config, backend, *args, **options)
 
     module.BaseModel.__init__, module.Transformer._load_model = make, load

@@ -86,8 +86,8 @@ class WeightSlice:
         if isinstance(first, slice) and self._stored.shape:
             start, stop, step = first.indices(rows)
             if step == 1:
-                found: torch.Tensor = _read_stored(self._stored.part(start, max(start, stop)), self._device)
-                return found[(slice(None), *index[1:])] if isinstance(index, tuple) else found
+                tensor: torch.Tensor = _read_stored(self._stored.part(start, max(start, stop)), self._device)
+                return tensor[(slice(None), *index[1:])] if isinstance(index, tuple) else tensor
         whole = _read_stored(self._stored, self._device)
         return whole if isinstance(index, EllipsisType) else whole[index]
 
@@ -214,16 +214,16 @@ def _not_opened(address: str) -> DeadlineExceeded:
 
 
 def _listed(address: str, reply: OpenWeightsReply) -> WeightListing:
-    found = WeightListing({}, dict(reply.metadata))
+    listing = WeightListing({}, dict(reply.metadata))
     for one in reply.tensors:
         try:
             dtype = dtype_from_name(one.dtype)
         except ProtocolError:  # a quantized format, or a dtype of a later PyTorch
-            found.unreadable[one.name] = one.dtype
+            listing.unreadable[one.name] = one.dtype
         else:
             there = reply.address or address
-            found.tensors[one.name] = StoredTensor(there, reply.version, one.name, dtype, one.shape)
-    return found
+            listing.tensors[one.name] = StoredTensor(there, reply.version, one.name, dtype, one.shape)
+    return listing
 
 
 def query(message: Message, kind: type[M], device: int) -> M:
@@ -235,8 +235,8 @@ def query(message: Message, kind: type[M], device: int) -> M:
     """
     with waiting_for(Cause.FILES):
         reply = current().query(message, kind, device)
-    if (refused := getattr(reply, "refused", "")) and not getattr(reply, "poisoned", ""):
-        raise WeightsUnavailable(refused)
+    if (reason := getattr(reply, "refused", "")) and not getattr(reply, "poisoned", ""):
+        raise WeightsUnavailable(reason)
     return reply
 
 
@@ -261,10 +261,10 @@ def index_of(device: torch.device | str | int) -> int:
     """
     if isinstance(device, int):
         return device
-    chosen = torch.device(device)
-    if not is_remote(chosen):
-        raise ConfigurationError(f"weights are opened on a remote device, not on {chosen}")
-    return chosen.index or 0
+    torch_device = torch.device(device)
+    if not is_remote(torch_device):
+        raise ConfigurationError(f"weights are opened on a remote device, not on {torch_device}")
+    return torch_device.index or 0
 
 
 def save_weights(tensors: Mapping[str, torch.Tensor], address: str, metadata: Mapping[str, str] | None = None) -> int:
@@ -297,8 +297,8 @@ def write_weights(
     """Write weights, as `save_weights`. Published weights expire after this many seconds."""
     devices = {tensor.device for tensor in tensors.values() if is_remote(tensor.device)}
     if len(devices) != 1:
-        found = ", ".join(sorted(map(str, devices))) or "none"
-        raise ConfigurationError(f"tensors are saved on the remote device that has them; these are on {found}")
+        names = ", ".join(sorted(map(str, devices))) or "none"
+        raise ConfigurationError(f"tensors are saved on the remote device that has them; these are on {names}")
     (device,) = devices
     saved: dict[str, LazyTensor] = {}
     for name, tensor in tensors.items():
@@ -373,18 +373,18 @@ def server_weights(address: str, device: torch.device | str | int = 0) -> Remote
         WeightsUnavailable: the server cannot read them, and the setting is `server`.
         SessionLost: the remote state is gone.
     """
-    chosen = settings().weights_from
-    if chosen == "client":
+    mode = settings().weights_from
+    if mode == "client":
         return None
     try:
-        found = open_weights(address, device)
+        weights = open_weights(address, device)
     except WeightsUnavailable as error:
-        if chosen == "server":
+        if mode == "server":
             raise
         _log.info("weights are loaded here and uploaded", address=address, reason=str(error))
         return None
-    _log.info("weights are read by the server", address=address, tensors=len(found), bytes=found.nbytes)
-    return found
+    _log.info("weights are read by the server", address=address, tensors=len(weights), bytes=weights.nbytes)
+    return weights
 
 
 @torch_dispatch.without_modes

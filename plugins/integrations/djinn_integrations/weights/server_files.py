@@ -72,8 +72,8 @@ def loading_stays_on(device: torch.device) -> Iterator[None]:
 
 def place_of(device: torch.device | str | int | None) -> torch.device | None:
     """Return the remote device for tensors from an address when a library asks for `device`; None: the client."""
-    chosen = _staying.get() or torch.device("cpu" if device is None else device)
-    return chosen if is_remote(chosen) else None
+    target = _staying.get() or torch.device("cpu" if device is None else device)
+    return target if is_remote(target) else None
 
 
 def save_at_addresses() -> None:
@@ -127,16 +127,16 @@ def _load(address: str, map_location: Any) -> object:
         raise ConfigurationError(f"{address!r} can be loaded to a remote device or the CPU, not to {device}")
     from djinn_integrations.weights.open_weights import open_weights
 
-    opened = open_weights(_file(address), device if device is not None and is_remote(device) else 0)
-    text = (opened.metadata() or {}).get(_STRUCTURE)
+    weights = open_weights(_file(address), device if device is not None and is_remote(device) else 0)
+    text = (weights.metadata() or {}).get(_STRUCTURE)
     if text is None:
         raise WeightsUnavailable(f"{address!r} was not written by torch.save: read its tensors with djinn.open_weights")
-    tree = _Decoder(opened, device)
+    tree = _Decoder(weights, device)
     try:
-        found = tree.decode(json.loads(text))
+        decoded = tree.decode(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ProtocolError) as error:
         raise WeightsUnavailable(f"the description of {address!r} is malformed: {error!r}") from error
-    return found
+    return decoded
 
 
 def _file(address: str) -> str:
@@ -202,12 +202,12 @@ class _Encoder(msgspec.Struct):
                 name += "'"
             self._known[id(value)] = name
             self.tensors[name] = value
-        told: dict[str, Any] = {"tensor": name}
+        description: dict[str, Any] = {"tensor": name}
         if not is_remote(value.device):
-            told["cpu"] = True
+            description["cpu"] = True
         if isinstance(value, torch.nn.Parameter):
-            told["parameter"] = value.requires_grad
-        return told
+            description["parameter"] = value.requires_grad
+        return description
 
 
 class _Decoder(msgspec.Struct):
@@ -220,9 +220,9 @@ class _Decoder(msgspec.Struct):
         """Return the object; tensors for the client are fetched in one round trip."""
         here: list[str] = []
         self._find(text, here)
-        fetched = {name: self._opened[name] for name in dict.fromkeys(here)}
-        with fetched_together(fetched.values()):
-            self._fetched = {name: tensor.cpu() for name, tensor in fetched.items()}
+        tensors = {name: self._opened[name] for name in dict.fromkeys(here)}
+        with fetched_together(tensors.values()):
+            self._fetched = {name: tensor.cpu() for name, tensor in tensors.items()}
         return self._decode(text)
 
     def _find(self, text: Any, here: list[str]) -> None:
@@ -255,10 +255,10 @@ class _Decoder(msgspec.Struct):
     def _tensor(self, text: Mapping[str, Any]) -> torch.Tensor:
         name = text["tensor"]
         if name not in self._made:
-            found = self._fetched[name] if name in self._fetched else self._opened[name]
+            tensor = self._fetched[name] if name in self._fetched else self._opened[name]
             if "parameter" in text:
-                found = torch.nn.Parameter(found, requires_grad=text["parameter"])
-            self._made[name] = found
+                tensor = torch.nn.Parameter(tensor, requires_grad=text["parameter"])
+            self._made[name] = tensor
         return self._made[name]
 
 

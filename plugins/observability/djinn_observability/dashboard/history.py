@@ -70,8 +70,8 @@ class History:
         with self._lock:
             self._number += 1
             for tenant in (ALL, *sorted(tenants)):
-                chosen = [one for one in view["executors"] if tenant is ALL or one["tenant"] == tenant]
-                _kept(self._points, tenant, Past).add(_point(self._number, at, chosen))
+                executors = [one for one in view["executors"] if tenant is ALL or one["tenant"] == tenant]
+                _kept(self._points, tenant, Past).add(_point(self._number, at, executors))
             for alarm in alarms(before.facts, now.facts):
                 for key in {ALL, alarm.tenant} - {""}:
                     _add_note(_kept(self._notes, key, partial(deque, maxlen=NOTES)), at, alarm)
@@ -93,20 +93,20 @@ class History:
 
 def _add_note(notes: deque[tuple[float, Alarm]], at: float, alarm: Alarm) -> None:
     """Add an alarm, or its count to an equal one of the last minute."""
-    for place, (since, known) in enumerate(notes):
-        if alarm.count and at - since < SAME_SECONDS and attrs.evolve(known, count=alarm.count) == alarm:
-            notes[place] = since, attrs.evolve(known, count=known.count + alarm.count)
+    for place, (since, note) in enumerate(notes):
+        if alarm.count and at - since < SAME_SECONDS and attrs.evolve(note, count=alarm.count) == alarm:
+            notes[place] = since, attrs.evolve(note, count=note.count + alarm.count)
             return
     notes.append((at, alarm))
 
 
 def _kept(table: dict[str | None, _T], key: str | None, make: Callable[[], _T]) -> _T:
     """Return the entry of a key, as the most recently used. The least recently used entry is evicted."""
-    found = table.pop(key, None)
-    table[key] = found = make() if found is None else found
+    value = table.pop(key, None)
+    table[key] = value = make() if value is None else value
     if len(table) > TENANTS:
         del table[next(iter(table))]
-    return found
+    return value
 
 
 def _newer(points: deque[Point], after: int) -> list[Point]:

@@ -187,16 +187,16 @@ class OperationsListener:
             await response.prepare(request)
             if (connection := self._connections.get(request.protocol)) is not None:
                 connection.is_feed.set_result(None)
-            loop, shown = asyncio.get_running_loop(), _credentials(request)
-            checked = loop.time()
+            loop, credentials = asyncio.get_running_loop(), _credentials(request)
+            checked_at = loop.time()
             while True:
                 data = await loop.run_in_executor(self._feed_threads, feed.next)
                 async with asyncio.timeout(_WRITE_SECONDS):
                     await response.write(b"data: " + data + b"\n\n")
                 await asyncio.sleep(feed.seconds)
-                if loop.time() - checked > _CHECK_SECONDS:
-                    checked = loop.time()
-                    if not await loop.run_in_executor(self._feed_threads, self._operations.admits, shown):
+                if loop.time() - checked_at > _CHECK_SECONDS:
+                    checked_at = loop.time()
+                    if not await loop.run_in_executor(self._feed_threads, self._operations.admits, credentials):
                         break
         except (OSError, TimeoutError) as error:
             _log.info("a feed broke off", peer=str(request.remote), error=repr(error))
@@ -215,12 +215,12 @@ class OperationsListener:
             return HttpResponse(
                 HTTPStatus.MISDIRECTED_REQUEST, b"the Host header is missing, or names another server\n"
             )
-        operations, shown = self._operations, _credentials(request)
+        operations, credentials = self._operations, _credentials(request)
         respond: Callable[[], HttpResponse | EventFeed]
         if request.method == "POST":
-            respond = partial(operations.act, path, shown)
+            respond = partial(operations.act, path, credentials)
         elif request.method == "GET":
-            respond = partial(operations.answer, path, shown, request.headers.get("Accept", ""))
+            respond = partial(operations.answer, path, credentials, request.headers.get("Accept", ""))
         else:
             return HttpResponse(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and POST are answered\n")
         # In a thread: files are read, and metrics of many executors take a while.

@@ -237,18 +237,18 @@ class MetricsPage(Collector):
         for one in DISTRIBUTIONS:
             family = HistogramMetricFamily(f"djinn_executor_{one.name}", one.text, labels=(*_LABELS, *one.labels))
             for own, metered in now.executors.items():
-                for seen in self._limited(own[-1], metered.distributions.get(one.name, ())):
-                    family.add_metric((*own, *seen.labels), _buckets(seen), seen.total)
+                for row in self._limited(own[-1], metered.distributions.get(one.name, ())):
+                    family.add_metric((*own, *row.labels), _buckets(row), row.total)
             yield family
 
     def _limited(self, tenant: str, found: Sequence[Distribution]) -> Sequence[Distribution]:
         """Return histograms with a limited number of models, which are their only labels."""
-        known = self._models.setdefault(tenant, set())
+        models = self._models.setdefault(tenant, set())
         merged: dict[Labels, Distribution] = {}
         for one in found:
-            if len(known) < _MODELS_LIMIT:
-                known.update({*one.labels} - {_OTHER_MODELS})
-            labels = one.labels if known.issuperset(one.labels) else (_OTHER_MODELS,)
+            if len(models) < _MODELS_LIMIT:
+                models.update({*one.labels} - {_OTHER_MODELS})
+            labels = one.labels if models.issuperset(one.labels) else (_OTHER_MODELS,)
             merged[labels] = _sum(labels, [one, *filter(None, [merged.get(labels)])])
         return [*merged.values()]
 

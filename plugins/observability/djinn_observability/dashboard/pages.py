@@ -75,11 +75,11 @@ class _Feed:
         first = not self._seen
         self._seen, *points = self._watcher.history.points(self._tenant, self._seen)
         hour, day = [[_numbers(point) for point in some] for some in points]
-        said: dict[str, object] = {"tenant": self._tenant, "live": self._watcher.view(self._tenant)}
-        said |= {"points": hour, "day": day}
+        message: dict[str, object] = {"tenant": self._tenant, "live": self._watcher.view(self._tenant)}
+        message |= {"points": hour, "day": day}
         if first:
-            said |= {"fields": FIELDS, "may_end": self._may_end}
-        return json.dumps(said, separators=(",", ":")).encode()
+            message |= {"fields": FIELDS, "may_end": self._may_end}
+        return json.dumps(message, separators=(",", ":")).encode()
 
 
 def _numbers(point: Point) -> list[float]:

@@ -37,13 +37,13 @@ def make_screen(
 
 
 def _heading(view: Mapping[str, Any], points: Sequence[Sequence[float]], fields: Sequence[str]) -> Text:
-    found = Text(f"djinn {view['version']}, up {duration(view['uptime'])}", style="bold")
+    text = Text(f"djinn {view['version']}, up {duration(view['uptime'])}", style="bold")
     column = fields.index("execute")
     devices = max(1, len(view["executors"]))
     busy = [point[column] / devices for point in points][-60:]
     if len(busy) > 1:
-        found.append(f"   busy {_sparkline(busy)} {busy[-1]:.0%}", style="default")
-    return found
+        text.append(f"   busy {_sparkline(busy)} {busy[-1]:.0%}", style="default")
+    return text
 
 
 def _executors(executors: Iterable[Mapping[str, Any]], width: int) -> RenderableType:
@@ -113,8 +113,8 @@ def _table(
 
 def _by_kind(kinds: Mapping[str, int]) -> str:
     """Format bytes by kind; empty if no kind is known."""
-    told = [f"{kind} {size(kinds[kind])}" for kind in KINDS if kinds.get(kind)]
-    return "" if set(kinds) <= {OTHER} else ", ".join(told)
+    parts = [f"{kind} {size(kinds[kind])}" for kind in KINDS if kinds.get(kind)]
+    return "" if set(kinds) <= {OTHER} else ", ".join(parts)
 
 
 def _rate(number: float) -> str:

@@ -39,17 +39,17 @@ def executors_of(facts: Facts) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def memory_by_kind(executor: Mapping[str, Any]) -> dict[str, int]:
     """Return the bytes of an executor's sessions by kind, without empty kinds."""
-    found = dict.fromkeys(KINDS, 0)
+    by_kind = dict.fromkeys(KINDS, 0)
     for session in executor["sessions"]:
         for kind, nbytes in _kinds(session).items():
-            found[kind] += nbytes
-    return {kind: nbytes for kind, nbytes in found.items() if nbytes}
+            by_kind[kind] += nbytes
+    return {kind: nbytes for kind, nbytes in by_kind.items() if nbytes}
 
 
 def _kinds(session: Mapping[str, Any]) -> dict[str, int]:
-    found = {kind: nbytes for kind, nbytes in session.get("kinds", {}).items() if kind in KINDS}
-    rest = session["memory"] - sum(found.values())
-    return found | {OTHER: rest} if rest > 0 else found
+    by_kind = {kind: nbytes for kind, nbytes in session.get("kinds", {}).items() if kind in KINDS}
+    rest = session["memory"] - sum(by_kind.values())
+    return by_kind | {OTHER: rest} if rest > 0 else by_kind
 
 
 def make_view(before: Sample, now: Sample) -> dict[str, Any]:
@@ -68,9 +68,9 @@ def make_view(before: Sample, now: Sample) -> dict[str, Any]:
 def shorten(view: Mapping[str, Any], most: int) -> dict[str, Any]:
     """Return the view with only the `most` sessions with the largest device shares; `left_out`: number of other sessions."""
     sessions = [session for executor in view["executors"] for session in executor["sessions"]]
-    kept = {id(one) for one in sorted(sessions, key=lambda one: (-float(one["busy"]), one["session"]))[:most]}
-    executors = [{**one, "sessions": [s for s in one["sessions"] if id(s) in kept]} for one in view["executors"]]
-    return {**view, "executors": executors, "left_out": len(sessions) - len(kept)}
+    ids = {id(one) for one in sorted(sessions, key=lambda one: (-float(one["busy"]), one["session"]))[:most]}
+    executors = [{**one, "sessions": [s for s in one["sessions"] if id(s) in ids]} for one in view["executors"]]
+    return {**view, "executors": executors, "left_out": len(sessions) - len(ids)}
 
 
 def _executor(
@@ -217,17 +217,17 @@ def alarms(before: Facts, now: Facts) -> Iterator[Alarm]:
 def merge(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge the statuses of several servers. Servers without an answer become events."""
     several = len(rows) > 1
-    answered = [row for row in rows if not row.get("error")]
+    answers = [row for row in rows if not row.get("error")]
     missing = [
         {"seconds": 0.0, "name": "no answer", "tenant": "", "text": f"{row['url']}: {row['error']}"}
         for row in rows
         if row.get("error")
     ]
     return {
-        "version": answered[0]["version"] if answered else "",
-        "uptime": min((row["uptime"] for row in answered), default=0.0),
+        "version": answers[0]["version"] if answers else "",
+        "uptime": min((row["uptime"] for row in answers), default=0.0),
         "executors": [
-            {**executor, "server": row["url"] if several else ""} for row in answered for executor in row["executors"]
+            {**executor, "server": row["url"] if several else ""} for row in answers for executor in row["executors"]
         ],
-        "events": [*(event for row in answered for event in row.get("events", ())), *missing],
+        "events": [*(event for row in answers for event in row.get("events", ())), *missing],
     }

@@ -40,9 +40,9 @@ class Watcher:
         """Return the current view of a tenant; None: the operator, who sees all."""
         with self._lock:
             scope = self._scopes.setdefault(tenant, _Scope())
-        seen = scope.view(self._server, tenant)
-        notes = [*seen["events"], *self.history.notes(tenant)]
-        return {**shorten(seen, SESSIONS), "events": sorted(notes, key=lambda one: float(one["seconds"]))[-50:]}
+        view = scope.view(self._server, tenant)
+        notes = [*view["events"], *self.history.notes(tenant)]
+        return {**shorten(view, SESSIONS), "events": sorted(notes, key=lambda one: float(one["seconds"]))[-50:]}
 
     def _run(self) -> None:
         while not self._ended.is_set():

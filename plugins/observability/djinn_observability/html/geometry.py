@@ -77,8 +77,8 @@ def place(box: Box, opened: frozenset[int]) -> PlacedBox:
         top += height + GAP
     bottom = top - GAP + (0 if layout.boxes + 1 in layout.rows[-1] else PAD)
     wires = tuple(_way(wire, boxes, points) for wire in layout.wires)
-    placed = tuple(boxes[c] for c in sorted(boxes))
-    return PlacedBox(box, 0, 0, 2 * middle, bottom, is_open=True, inner=placed, wires=wires)
+    boxes_in_order = tuple(boxes[c] for c in sorted(boxes))
+    return PlacedBox(box, 0, 0, 2 * middle, bottom, is_open=True, inner=boxes_in_order, wires=wires)
 
 
 def _span(row: Sequence[int], widths: Mapping[int, float], boxes: int) -> tuple[float, float]:

@@ -52,8 +52,8 @@ def layered(
     for cell in sorted(graph):
         rows[ranks[cell]].append(cell)
     wires = _wires(sorted(graph.edges), ranks, rows, boxes + 2)
-    ordered = _ordered([rows[r] for r in sorted(rows)], wires)
-    return LayeredRows(boxes, tuple(map(tuple, ordered)), tuple(wires))
+    rows_in_order = _ordered([rows[r] for r in sorted(rows)], wires)
+    return LayeredRows(boxes, tuple(map(tuple, rows_in_order)), tuple(wires))
 
 
 def _ranks(graph: nx.DiGraph[int], entry: int, leave: int) -> dict[int, int]:

@@ -63,9 +63,9 @@ def scene(result: PipelineResult) -> Box:
 
 def shown_open(whole: Box, most: int = BOXES) -> frozenset[int]:
     """Return the `id` of initially open boxes: the slowest, up to `most` visible boxes. Of equal boxes, only the first is open."""
-    chosen = _Chosen(most)
-    chosen.take(whole)
-    return frozenset(chosen.opened)
+    choice = _Chosen(most)
+    choice.take(whole)
+    return frozenset(choice.opened)
 
 
 @attrs.define
@@ -178,12 +178,12 @@ class _Maker:
             if any(user not in sample and self._stays(node, user) for user in self._users[node]):
                 flow.add_edge(place[node], leave)
         flow.remove_edges_from(list(nx.selfloop_edges(flow)))
-        shown = self._shown(part, flow)
-        number = {old: new for new, old in enumerate(shown)}
+        children = self._shown(part, flow)
+        number = {old: new for new, old in enumerate(children)}
         edges = [(number[a], number[b]) for a, b in flow.edges if a in number and b in number]
         entering = [number[b] for a, b in flow.edges if a == entry and b in number]
         leaving = [number[a] for a, b in flow.edges if b == leave and a in number]
-        return [part.parts[i] for i in shown], sorted(edges), entering, leaving
+        return [part.parts[i] for i in children], sorted(edges), entering, leaving
 
     def _stays(self, source: int, user: int) -> bool:
         """Return True if data stays in one part of a training step. Arrows of activations for the backward pass would hide all others."""
@@ -211,14 +211,14 @@ def _title(part: Part, facts: Facts) -> str:
 
 
 def _phase(facts: Facts) -> str:
-    known = {phase: count for phase, count in facts.phases.items() if phase != ExecutionPhase.UNKNOWN.value}
-    if not known or max(known.values()) >= _MOST * sum(known.values()):
+    counts = {phase: count for phase, count in facts.phases.items() if phase != ExecutionPhase.UNKNOWN.value}
+    if not counts or max(counts.values()) >= _MOST * sum(counts.values()):
         return facts.phase
     return MIXED
 
 
 def _chips(facts: Facts, inner: Sequence[Box]) -> tuple[str, ...]:
     """Return the patterns of a box, followed by those of inner boxes."""
-    names = [found.pattern for found in facts.patterns]
+    names = [pattern.pattern for pattern in facts.patterns]
     names += [chip for box in inner for chip in box.chips]
     return tuple(dict.fromkeys(names))[:_CHIPS]

@@ -32,18 +32,18 @@ def bars(result: PipelineResult) -> str:
     """Return the text of the bars."""
     if result.costs is None:
         return "share of the ops"
-    known = {device.id: device.calibration for device in result.topology.devices}
-    assumed = any(known.get(device) is None for device in result.costs.by_device)
+    calibrations = {device.id: device.calibration for device in result.topology.devices}
+    assumed = any(calibrations.get(device) is None for device in result.costs.by_device)
     return f"share of the predicted time{' (assumed speeds)' if assumed else ''}"
 
 
 def drawn(whole: Box, opened: frozenset[int], title: str, bar: str) -> str:
     """Return the picture of a box, with the boxes in `opened` (by `id`) open."""
-    placed = place(whole, opened)
+    layout = place(whole, opened)
     key, key_width = legend(whole, bar)
-    width = max(placed.width, key_width, len(title) * 8) + 2 * MARGIN
-    height = placed.height + 2 * MARGIN + _TITLE + _LEGEND
-    left = (width - placed.width) / 2
+    width = max(layout.width, key_width, len(title) * 8) + 2 * MARGIN
+    height = layout.height + 2 * MARGIN + _TITLE + _LEGEND
+    left = (width - layout.width) / 2
     return "\n".join([
         (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="Helvetica, Arial, sans-serif" font-size="12">'),
@@ -53,7 +53,7 @@ def drawn(whole: Box, opened: frozenset[int], title: str, bar: str) -> str:
         f'<text x="{MARGIN}" y="{MARGIN + 12}" font-size="15" font-weight="bold" fill="#222">{text(title)}</text>',
         f'<g transform="translate({MARGIN},{MARGIN + _TITLE - 6})">{key}</g>',
         f'<g transform="translate({left:.1f},{MARGIN + _TITLE + _LEGEND})">',
-        *_box(placed),
+        *_box(layout),
         "</g>",
         "</svg>",
     ])  # fmt: skip

@@ -84,9 +84,9 @@ class _Says:
                 error=error,
                 ended=event.seconds,
             )
-        measured = _about(fields, _MEASURED)
-        self._queue.record(queue, measured)
-        self._calls.record(whole, {**SUBMIT, **measured, **({"error.type": error} if error else {})})
+        measurements = _about(fields, _MEASURED)
+        self._queue.record(queue, measurements)
+        self._calls.record(whole, {**SUBMIT, **measurements, **({"error.type": error} if error else {})})
 
     def transferred(self, event: Event) -> None:
         """Record the arrival, or the failure, of values from another executor."""
@@ -129,5 +129,5 @@ def _parent(fields: Mapping[str, Any]) -> Context | None:
 
 
 def _about(fields: Mapping[str, Any], wanted: tuple[str, ...] = tuple(_NAMES.values())) -> dict[str, Any]:
-    found = {name: fields[field] for field, name in _NAMES.items() if fields.get(field) is not None}
-    return {name: value for name, value in found.items() if name in wanted}
+    attributes = {name: fields[field] for field, name in _NAMES.items() if fields.get(field) is not None}
+    return {name: value for name, value in attributes.items() if name in wanted}

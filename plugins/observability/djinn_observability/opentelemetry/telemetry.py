@@ -84,10 +84,10 @@ def check_exporter() -> None:
     """
     for name in ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.trace_exporter"):
         try:
-            found = find_spec(name)
+            spec = find_spec(name)
         except ImportError:  # of a package around it
-            found = None
-        if found is None:
+            spec = None
+        if spec is None:
             raise ConfigurationError(
                 f"the environment names a collector of OpenTelemetry, and {name} is not installed: "
                 "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http, or set OTEL_SDK_DISABLED=true"
@@ -104,14 +104,14 @@ def for_collector(service: str) -> Telemetry:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": service}
-    resource = Resource.create({**named, "process.pid": os.getpid()})
+    attributes = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": service}
+    resource = Resource.create({**attributes, "process.pid": os.getpid()})
     traces = TracerProvider(resource=resource)
     traces.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    measured = MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())], resource=resource)
+    metrics = MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())], resource=resource)
 
     def flush() -> None:
         traces.force_flush()
-        measured.force_flush()
+        metrics.force_flush()
 
-    return Telemetry(traces.get_tracer(_SCOPE), measured.get_meter(_SCOPE), flush)
+    return Telemetry(traces.get_tracer(_SCOPE), metrics.get_meter(_SCOPE), flush)

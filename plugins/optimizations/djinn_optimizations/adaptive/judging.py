@@ -43,10 +43,10 @@ class Adaptive(Judge):
 
         The optimization stays if it saves time or the last look is undecided.
         """
-        counted = min(len(trial.with_it), len(trial.without))
-        if counted < LOOKS[0]:
-            return True if counted >= LOOKS[0] // 2 and _clearly_less(trial.with_it, trial.without) else None
-        looks = [look for look in LOOKS if look <= counted]
+        rounds = min(len(trial.with_it), len(trial.without))
+        if rounds < LOOKS[0]:
+            return True if rounds >= LOOKS[0] // 2 and _clearly_less(trial.with_it, trial.without) else None
+        looks = [look for look in LOOKS if look <= rounds]
         ours, other = trial.with_it[: looks[-1]], trial.without[: looks[-1]]
         if chance_of_being_less(ours, other) < CHANCE:
             return True

@@ -11,18 +11,18 @@ def dead_nodes(graph: Graph, plan: OptimizationPlan, kept: frozenset[int]) -> fr
     A node is live if it is random, has a side effect, computes a value that is kept or that a live node uses, or writes memory that
     outlives the program or that a live node reads later.
     """
-    needed = set(kept)
+    live = set(kept)
     storages = {storage_of(v) for v in (*kept, *graph.inputs)}
     dead: set[int] = set()
     for node_id in reversed(plan.nodes):
         node = graph.nodes[node_id]
-        if not _lives(node, needed, storages):
+        if not _lives(node, live, storages):
             dead.add(node_id)
             continue
         for value in node.inputs:
-            used = plan.replace.get(value, value)
-            needed.add(used)
-            storages.add(storage_of(used))
+            source = plan.replace.get(value, value)
+            live.add(source)
+            storages.add(storage_of(source))
     return frozenset(dead)
 
 

@@ -88,9 +88,9 @@ class _Search:
         return own not in self.kept_storages and own not in self.written and other not in self.written
 
     def _merge(self, first: Node, second: Node) -> None:
-        replaced = dict(zip(second.outputs, first.outputs, strict=True))
-        self.replace.update(replaced)
-        self.merged.replace.update(replaced)
+        replacements = dict(zip(second.outputs, first.outputs, strict=True))
+        self.replace.update(replacements)
+        self.merged.replace.update(replacements)
         self.merged.drop.add(second.id)
         pairs = zip(self.positions[first.id], self.positions[second.id], strict=True)
         self.merged.equal_slots += pairs

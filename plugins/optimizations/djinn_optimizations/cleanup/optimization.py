@@ -40,14 +40,14 @@ class CommonSubexpressions(_Cleanup):
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Replace each repeated computation by the first."""
-        if refused := self._refused(context):
-            return refused
+        if reason := self._refused(context):
+            return reason
         merged = merge(context.graph, context.plan, context.kept)
         if not merged.drop:
             return OptimizationResult(self.name, applied=False, reason="no op repeats another")
         rewrite = Rewrite(frozenset(merged.drop), merged.replace, equal_slots=tuple(merged.equal_slots))
-        held = f", while {len(merged.equal_slots)} pairs of scalars are equal" if merged.equal_slots else ""
-        return OptimizationResult(self.name, True, f"{len(merged.drop)} ops repeat others{held}", rewrite)
+        condition = f", while {len(merged.equal_slots)} pairs of scalars are equal" if merged.equal_slots else ""
+        return OptimizationResult(self.name, True, f"{len(merged.drop)} ops repeat others{condition}", rewrite)
 
 
 class DeadCode(_Cleanup):
@@ -57,8 +57,8 @@ class DeadCode(_Cleanup):
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Drop every op that leads to no kept value and has no effect."""
-        if refused := self._refused(context):
-            return refused
+        if reason := self._refused(context):
+            return reason
         dead = dead_nodes(context.graph, context.plan, context.kept)
         if not dead:
             return OptimizationResult(self.name, applied=False, reason="every op leads to something that is kept")

@@ -32,40 +32,42 @@ class FoldBatchNorms(Optimization):
         """Return substitutions for all convolutions whose result only a norm reads."""
         running = frozenset(context.plan.nodes)
         norms = [context.graph.nodes[n] for op in _NORMS for n in context.graph.by_op.get(op, ()) if n in running]
-        found = [s for norm in norms if (s := _folded(context, norm)) is not None]
-        if not found:
+        substitutions = [s for norm in norms if (s := _folded(context, norm)) is not None]
+        if not substitutions:
             return OptimizationResult(self.name, applied=False, reason="no batch norm follows a convolution alone")
-        reason = f"{len(found)} batch norms become part of the convolutions before them"
-        return OptimizationResult(self.name, applied=True, reason=reason, rewrite=Rewrite(substitutions=tuple(found)))
+        reason = f"{len(substitutions)} batch norms become part of the convolutions before them"
+        return OptimizationResult(
+            self.name, applied=True, reason=reason, rewrite=Rewrite(substitutions=tuple(substitutions))
+        )
 
 
 def _folded(context: OptimizationContext, norm: Node) -> Substitution | None:
     graph = context.graph
-    given = arguments(norm)
-    convolution = graph.producer(given["input"])
-    if convolution is None or convolution.operation != "convolution" or given.get("training"):
+    options = arguments(norm)
+    convolution = graph.producer(options["input"])
+    if convolution is None or convolution.operation != "convolution" or options.get("training"):
         return None
     if not _alone(context, convolution, norm):
         return None
     how = arguments(convolution)
-    statistics = [given[name] for name in ("running_mean", "running_var", "weight", "bias")]
+    statistics = [options[name] for name in ("running_mean", "running_var", "weight", "bias")]
     weights = [how["weight"], how["bias"]]
-    used = [v for v in (*weights, *statistics) if v is not None]
-    if None in statistics[:2] or not all(_is_constant(context, v) for v in used):
+    operands = [v for v in (*weights, *statistics) if v is not None]
+    if None in statistics[:2] or not all(_is_constant(context, v) for v in operands):
         return None
     return Substitution(
         nodes=frozenset({convolution.id, norm.id}),
-        inputs=(how["input"], *used),
+        inputs=(how["input"], *operands),
         outputs=norm.outputs[:1],
-        compute=_computing(how, given, [v is not None for v in (*weights, *statistics)]),
+        compute=_computing(how, options, [v is not None for v in (*weights, *statistics)]),
     )
 
 
 def _alone(context: OptimizationContext, convolution: Node, norm: Node) -> bool:
     """Return True if only the norm reads the convolution's result, and the norm's other results are unused."""
-    graph, made = context.graph, (*convolution.outputs, *norm.outputs[1:])
-    users = {user.id for value in made for user in graph.consumers(value)}
-    return users <= {norm.id} and context.kept.isdisjoint(made) and not norm.writes
+    graph, outputs = context.graph, (*convolution.outputs, *norm.outputs[1:])
+    users = {user.id for value in outputs for user in graph.consumers(value)}
+    return users <= {norm.id} and context.kept.isdisjoint(outputs) and not norm.writes
 
 
 def _is_constant(context: OptimizationContext, value: int) -> bool:

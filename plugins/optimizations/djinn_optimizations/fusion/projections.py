@@ -48,9 +48,9 @@ def _groups(context: OptimizationContext) -> list[list[Node]]:
     for node_id in context.graph.by_op.get("linear", ()):
         node = context.graph.nodes[node_id]
         if node_id in running and _fusible(context, node):
-            given = arguments(node)
-            weight = context.graph.meta(given["weight"])
-            alike[given["input"], weight.dtype, weight.shape[1], given["bias"] is None].append(node)
+            options = arguments(node)
+            weight = context.graph.meta(options["weight"])
+            alike[options["input"], weight.dtype, weight.shape[1], options["bias"] is None].append(node)
     return [group for group in alike.values() if len(group) > 1 and _is_small(context, group)]
 
 
@@ -60,23 +60,23 @@ def _is_small(context: OptimizationContext, group: Sequence[Node]) -> bool:
 
 
 def _fusible(context: OptimizationContext, node: Node) -> bool:
-    given = arguments(node)
-    if not isinstance(given["input"], int) or not isinstance(given["weight"], int) or len(node.outputs) != 1:
+    options = arguments(node)
+    if not isinstance(options["input"], int) or not isinstance(options["weight"], int) or len(node.outputs) != 1:
         return False
-    rows = context.graph.meta(given["input"])
-    weights = [v for v in (given["weight"], given["bias"]) if v is not None]
+    rows = context.graph.meta(options["input"])
+    weights = [v for v in (options["weight"], options["bias"]) if v is not None]
     constant = all(
         context.profile.residency.get(w) is DataResidency.PERSISTENT_WEIGHT and context.graph.producer(w) is None
         for w in weights
     )
     one = len(rows.shape) > 0 and rows.numel <= rows.shape[-1]
-    return constant and one and len(context.graph.meta(given["weight"]).shape) == 2
+    return constant and one and len(context.graph.meta(options["weight"]).shape) == 2
 
 
 def _substitution(context: OptimizationContext, group: Sequence[Node]) -> Substitution:
-    given = [arguments(node) for node in group]
-    weights = [g["weight"] for g in given]
-    biases = [g["bias"] for g in given if g["bias"] is not None]
+    options = [arguments(node) for node in group]
+    weights = [g["weight"] for g in options]
+    biases = [g["bias"] for g in options if g["bias"] is not None]
     sizes = [context.graph.meta(w).shape[0] for w in weights]
 
     def compute(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -90,7 +90,7 @@ def _substitution(context: OptimizationContext, group: Sequence[Node]) -> Substi
 
     return Substitution(
         nodes=frozenset(node.id for node in group),
-        inputs=(given[0]["input"], *weights, *biases),
+        inputs=(options[0]["input"], *weights, *biases),
         outputs=tuple(node.outputs[0] for node in group),
         compute=compute,
     )

@@ -31,20 +31,20 @@ class PoolFirst(Optimization):
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Return substitutions for all poolings that should come first."""
-        graph, running, taken = context.graph, frozenset(context.plan.nodes), set(context.plan.substituted)
-        found: list[tuple[Substitution, str]] = []
+        graph, running, substituted = context.graph, frozenset(context.plan.nodes), set(context.plan.substituted)
+        pairs: list[tuple[Substitution, str]] = []
         for node in (graph.nodes[n] for n in context.plan.nodes):
             pooling = pooling_of(graph, node)
             pair = pair_of(graph, pooling) if pooling is not None else None
-            if pair is None or not pair.nodes <= running or taken & pair.nodes or not _is_alone(context, pair):
+            if pair is None or not pair.nodes <= running or substituted & pair.nodes or not _is_alone(context, pair):
                 continue
-            taken |= pair.nodes
+            substituted |= pair.nodes
             substitution = Substitution(pair.nodes, pair.inputs, pair.pooling.node.outputs[:1], pair.compute)
-            found.append((substitution, f"{pair.name} ({_saved(graph, pair)} of the elements)"))
-        if not found:
+            pairs.append((substitution, f"{pair.name} ({_saved(graph, pair)} of the elements)"))
+        if not pairs:
             return OptimizationResult(self.name, applied=False, reason="no pooling would save what is done before it")
-        substitutions = tuple(substitution for substitution, _ in found)
-        reason = f"{len(found)} poolings come first: {', '.join(dict.fromkeys(told for _, told in found))}"
+        substitutions = tuple(substitution for substitution, _ in pairs)
+        reason = f"{len(pairs)} poolings come first: {', '.join(dict.fromkeys(note for _, note in pairs))}"
         return OptimizationResult(self.name, True, reason, Rewrite(substitutions=substitutions))
 
 
@@ -52,12 +52,12 @@ def _is_alone(context: OptimizationContext, pair: Pair) -> bool:
     """Return True if the intermediate values and the argmax positions are unused elsewhere, and neither is written meanwhile."""
     graph = context.graph
     nodes: list[Node] = [graph.nodes[n] for n in sorted(pair.nodes)]
-    gone = {v for node in nodes for v in node.outputs} - {pair.pooling.node.outputs[0]}
-    memory = {storage_of(v) for v in (*gone, *pair.inputs)}
+    removed = {v for node in nodes for v in node.outputs} - {pair.pooling.node.outputs[0]}
+    memory = {storage_of(v) for v in (*removed, *pair.inputs)}
     others = [n for n in graph.nodes[nodes[0].id : nodes[-1].id] if n.id not in pair.nodes]
     return (
-        context.kept.isdisjoint(gone)
-        and all(user.id in pair.nodes for value in gone for user in graph.consumers(value))
+        context.kept.isdisjoint(removed)
+        and all(user.id in pair.nodes for value in removed for user in graph.consumers(value))
         and not any(storage_of(v) in memory for node in others for v in node.writes)
     )
 

@@ -64,8 +64,8 @@ def _after_activation(graph: Graph, pooling: Pooling) -> Pair | None:
         return None
 
     def compute(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        made = _pooled(pooling, call_again(maker, given, {})[0])
-        return [call_again(before, made, {})[0]]
+        pooled = _pooled(pooling, call_again(maker, given, {})[0])
+        return [call_again(before, pooled, {})[0]]
 
     nodes = frozenset({maker.id, before.id, pooling.node.id})
     return Pair("activations of the largest elements", pooling, nodes, maker.inputs, compute)
@@ -76,9 +76,9 @@ def _after_convolution(graph: Graph, pooling: Pooling) -> Pair | None:
     before = _last_change(graph, pooling)
     if before is None or before.operation != "convolution" or pooling.kind != "average" or not pooling.inside:
         return None
-    given = arguments(before)
-    plain = set(given["stride"]) == {1} and not any(given["padding"]) and not given["transposed"]
-    if not plain or set(graph.meta(given["weight"]).shape[2:]) != {1}:
+    options = arguments(before)
+    plain = set(options["stride"]) == {1} and not any(options["padding"]) and not options["transposed"]
+    if not plain or set(graph.meta(options["weight"]).shape[2:]) != {1}:
         return None
 
     def compute(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -97,10 +97,10 @@ def _after_pooling(graph: Graph, pooling: Pooling) -> Pair | None:
         return None
     window = [a * b for a, b in zip(first.window, pooling.window, strict=True)]
     step = [a * b for a, b in zip(first.step, pooling.step, strict=True)]
-    changed = {"kernel_size": window, "stride": step}
+    options = {"kernel_size": window, "stride": step}
     nodes = frozenset({first.node.id, pooling.node.id})
     return Pair("two poolings at once", pooling, nodes, first.node.inputs,
-                lambda given: call_again(pooling.node, given, changed)[:1])  # fmt: skip
+                lambda given: call_again(pooling.node, given, options)[:1])  # fmt: skip
 
 
 def _pooled(pooling: Pooling, tensor: torch.Tensor) -> list[torch.Tensor]:

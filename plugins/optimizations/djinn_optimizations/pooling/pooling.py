@@ -38,18 +38,18 @@ def pooling_of(graph: Graph, node: Node) -> Pooling | None:
         return None
     if not node.inputs or not node.outputs or len(graph.meta(node.inputs[0]).shape) != 4:
         return None
-    given, source = arguments(node), node.inputs[0]
+    options, source = arguments(node), node.inputs[0]
     if graph.meta(node.outputs[0]).numel >= graph.meta(source).numel:
         return None
     if node.operation in {_ADAPTIVE, "mean"}:
-        dims = sorted(d % 4 for d in given.get("dim") or ()) if node.operation == "mean" else [2, 3]
-        whole = dims == [2, 3] and given.get("dtype") is None and given.get("keepdim", True)
+        dims = sorted(d % 4 for d in options.get("dim") or ()) if node.operation == "mean" else [2, 3]
+        whole = dims == [2, 3] and options.get("dtype") is None and options.get("keepdim", True)
         return Pooling(node, source, "average", (), (), inside=True) if whole else None
-    window = _pair(given["kernel_size"])
-    plain = not any(_pair(given.get("padding", 0))) and not given.get("ceil_mode")
-    plain = plain and set(_pair(given.get("dilation", 1))) == {1} and given.get("divisor_override") is None
+    window = _pair(options["kernel_size"])
+    plain = not any(_pair(options.get("padding", 0))) and not options.get("ceil_mode")
+    plain = plain and set(_pair(options.get("dilation", 1))) == {1} and options.get("divisor_override") is None
     kind: Literal["largest", "average"] = "largest" if node.operation.startswith("max") else "average"
-    return Pooling(node, source, kind, window, _pair(given.get("stride") or window), inside=plain)
+    return Pooling(node, source, kind, window, _pair(options.get("stride") or window), inside=plain)
 
 
 def _pair(given: object) -> tuple[int, ...]:

@@ -38,8 +38,8 @@ class _Times:
 
     def between(self, start: float, end: float) -> float:
         """Return the seconds of a chunk between two shares of the rows. With a mask, attention also computes masked scores."""
-        seen = end * end if not start else 2 * end * (end - start)
-        return self.linear * (end - start) + self.attention * seen
+        pairs = end * end if not start else 2 * end * (end - start)
+        return self.linear * (end - start) + self.attention * pairs
 
     @property
     def alone(self) -> float:
@@ -54,14 +54,14 @@ def choose(context: OptimizationContext, rows: Rows) -> ChunkChoice:
         Refused: no number of chunks is enough faster than one device.
     """
     times = _times(context, rows)
-    offered = [
-        found
+    candidates = [
+        divided
         for count in range(2, len(context.topology.devices) + 1)
-        if (found := _divided(context, rows, times, count))
+        if (divided := _divided(context, rows, times, count))
     ]
-    if not offered:
+    if not candidates:
         raise NotDivisible(f"{rows.rows} rows are too few to split, or the weights are too large to copy")
-    seconds, ends = min(offered)
+    seconds, ends = min(candidates)
     alone = times.alone
     planning = PLANNING * len(context.graph.nodes) * len(ends) / RUNS
     if seconds + planning > min(PAYS, 1 - context.margin) * alone:
@@ -94,10 +94,10 @@ def _divided(
     ends = _ends(rows.rows, times, count)
     shares = [0.0, *(end / rows.rows for end in ends)]
     busiest = max(times.between(start, end) for start, end in itertools.pairwise(shares))
-    sent = _bytes_of_keys_and_values(rows) * ends[-2] / rows.rows
+    bytes_sent = _bytes_of_keys_and_values(rows) * ends[-2] / rows.rows
     bandwidth, latency = _slowest(context)
     layers = max(1, len(rows.attention))
-    sending = sent / bandwidth if bandwidth else 0.0
+    sending = bytes_sent / bandwidth if bandwidth else 0.0
     behind = (sending + latency) / layers + latency  # waiting time of the last chunk in the last layer
     handing = PART * 2 * layers * (count - 1)
     return max(busiest, sending) + behind + handing + times.whole, ends
@@ -148,6 +148,6 @@ def _weights_fit(context: OptimizationContext, count: int) -> bool:
         if context.profile.residency.get(value) is DataResidency.PERSISTENT_WEIGHT:
             storage = storage_of(value)
             weights[storage] = max(weights.get(storage, 0), context.graph.meta(value).nbytes)
-    needed = sum(weights.values())
-    roomy = [d for d in context.topology.devices if not d.memory or needed <= FULL * d.memory]
+    nbytes = sum(weights.values())
+    roomy = [d for d in context.topology.devices if not d.memory or nbytes <= FULL * d.memory]
     return len(roomy) >= count

@@ -58,8 +58,8 @@ class ChunkedRun:
             elif node.id in self.cut:
                 self.whole[node.outputs[0]] = self._cut_out(node)
             else:
-                made = call_again(node, [self.all_of(v) for v in node.inputs], {})
-                self.whole.update(zip(node.outputs, made, strict=True))
+                results = call_again(node, [self.all_of(v) for v in node.inputs], {})
+                self.whole.update(zip(node.outputs, results, strict=True))
 
     def all_of(self, value: int) -> torch.Tensor:
         """Return all rows of a value, on the last chunk's device."""
@@ -88,17 +88,17 @@ class ChunkedRun:
             self.parts[node.outputs[0]] = [self.part(before, chunk) for chunk in self._numbers]
             return
         shape = list(graph.meta(node.outputs[0]).shape)
-        made: list[list[torch.Tensor]] = []
+        parts: list[list[torch.Tensor]] = []
         for chunk in self._numbers:
-            changed: dict[str, Any] = {}
+            options: dict[str, Any] = {}
             if split.sizes:
                 sizes = [*shape[: split.dims[0]], self.chunks.length(chunk), *shape[split.dims[0] + 1 :]]
-                changed = {split.sizes: sizes}
+                options = {split.sizes: sizes}
             operands = [self._operand(node, v, split.dims[0], chunk) for v in node.inputs]
             with group(chunk):
-                made.append(call_again(node, operands, changed))
+                parts.append(call_again(node, operands, options))
         for index, value in enumerate(node.outputs):
-            self.parts[value] = [results[index] for results in made]
+            self.parts[value] = [results[index] for results in parts]
 
     def _operand(self, node: Node, value: int, dim: int, chunk: int) -> torch.Tensor:
         """Return an op's operand for a chunk: slice operands with rows, and operands that broadcast against them."""
@@ -117,10 +117,10 @@ class ChunkedRun:
         for chunk, query in enumerate(names):
             with group(chunk):
                 key, value = (self._up_to(v, chunk) for v in (attention.key, attention.value))
-                changed: Mapping[str, Any] = (
+                options: Mapping[str, Any] = (
                     {} if not chunk else {"is_causal": False, "attn_mask": self._mask(chunk, query)}
                 )
-                results += call_again(node, [query, key, value], changed)
+                results += call_again(node, [query, key, value], options)
         self.parts[node.outputs[0]] = results
 
     def _up_to(self, value: int, chunk: int) -> torch.Tensor:

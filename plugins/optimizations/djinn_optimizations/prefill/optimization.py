@@ -57,31 +57,31 @@ class DivideSequences(Optimization):
 
 def _substitution(context: OptimizationContext, rows: Rows, choice: ChunkChoice) -> Substitution:
     graph, chunks = context.graph, Chunks(choice.ends)
-    cut = frozenset(n for n in rows.whole if _is_cut_from(context, rows, chunks, graph.nodes[n]))
-    run = _with_dependencies(rows, cut)
-    gone = _exclusively_used(context, run, _dependents(rows, run))
-    if gone & context.plan.substituted or not gone <= frozenset(context.plan.nodes):
+    slice_nodes = frozenset(n for n in rows.whole if _is_cut_from(context, rows, chunks, graph.nodes[n]))
+    run = _with_dependencies(rows, slice_nodes)
+    removed = _exclusively_used(context, run, _dependents(rows, run))
+    if removed & context.plan.substituted or not removed <= frozenset(context.plan.nodes):
         raise NotDivisible("another optimization has changed the program")
-    outputs = tuple(v for n in sorted(gone) for v in graph.nodes[n].outputs if _is_needed(context, v, gone))
+    outputs = tuple(v for n in sorted(removed) for v in graph.nodes[n].outputs if _is_needed(context, v, removed))
     _check_memory(context, outputs)
     made = frozenset(v for node in run for v in node.outputs)
     inputs = tuple(dict.fromkeys(v for node in run for v in node.inputs if v not in made))
 
     def compute(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        computing = ChunkedRun(rows, chunks, cut, dict(zip(inputs, tensors, strict=True)))
+        computing = ChunkedRun(rows, chunks, slice_nodes, dict(zip(inputs, tensors, strict=True)))
         computing.run(run)
         return [computing.all_of(value) for value in outputs]
 
-    return Substitution(gone, inputs, outputs, compute, frozenset(node.id for node in run) - gone)
+    return Substitution(removed, inputs, outputs, compute, frozenset(node.id for node in run) - removed)
 
 
 def _is_cut_from(context: OptimizationContext, rows: Rows, chunks: Chunks, node: Node) -> bool:
     """Return True if a node selects rows of the last chunk only, such as the last token's, and neither it nor its input is kept."""
     if node.operation != "slice" or any(v in context.kept for v in (*node.inputs, *node.outputs)):
         return False
-    value, given = node.inputs[0], arguments(node)
-    along = given["dim"] % len(context.graph.meta(value).shape) == rows.dims[value]
-    return along and given["step"] == 1 and first_row(rows, node) >= chunks.start(len(chunks) - 1)
+    value, options = node.inputs[0], arguments(node)
+    along = options["dim"] % len(context.graph.meta(value).shape) == rows.dims[value]
+    return along and options["step"] == 1 and first_row(rows, node) >= chunks.start(len(chunks) - 1)
 
 
 def _check_memory(context: OptimizationContext, outputs: Sequence[int]) -> None:
@@ -98,12 +98,12 @@ def _check_memory(context: OptimizationContext, outputs: Sequence[int]) -> None:
 def _with_dependencies(rows: Rows, cut: frozenset[int]) -> list[Node]:
     """Return the divided nodes and their dependencies among them: a substitution's inputs must exist before its first node."""
     graph, first = rows.graph, rows.nodes[0]
-    needed = {*rows.nodes, *cut}
+    required = {*rows.nodes, *cut}
     for node in reversed(graph.nodes[first:]):
-        if node.id in needed:
+        if node.id in required:
             makers = [graph.producer(value) for value in node.inputs]
-            needed.update(maker.id for maker in makers if maker is not None and maker.id > first)
-    run = [graph.nodes[n] for n in sorted(needed)]
+            required.update(maker.id for maker in makers if maker is not None and maker.id > first)
+    run = [graph.nodes[n] for n in sorted(required)]
     for node in run:
         if node.writes or node.random:
             raise NotDivisible(f"{node.op} writes or draws random numbers during the prefill")
@@ -113,21 +113,21 @@ def _with_dependencies(rows: Rows, cut: frozenset[int]) -> list[Node]:
 def _dependents(rows: Rows, run: Sequence[Node]) -> frozenset[int]:
     """Return the nodes that depend on divided values."""
     divided, values = frozenset(rows.nodes), set(rows.dims)
-    found = set()
+    dependents = set()
     for node in run:
         if node.id in divided or any(v in values for v in node.inputs):
-            found.add(node.id)
+            dependents.add(node.id)
             values.update(node.outputs)
-    return frozenset(found)
+    return frozenset(dependents)
 
 
 def _exclusively_used(context: OptimizationContext, run: Sequence[Node], divided: frozenset[int]) -> frozenset[int]:
     """Return the divided nodes, and the nodes whose results only they use."""
-    gone = set(divided)
+    removed = set(divided)
     for node in reversed(run):
-        if node.id not in gone and not any(_is_needed(context, v, gone) for v in node.outputs):
-            gone.add(node.id)
-    return frozenset(gone)
+        if node.id not in removed and not any(_is_needed(context, v, removed) for v in node.outputs):
+            removed.add(node.id)
+    return frozenset(removed)
 
 
 def _is_needed(context: OptimizationContext, value: int, gone: frozenset[int] | set[int]) -> bool:

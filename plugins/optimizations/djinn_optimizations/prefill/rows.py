@@ -51,11 +51,11 @@ class Rows:
         """Propagate the row dimension through a node."""
         if not any(v in self.dims for v in node.inputs):
             return
-        given = arguments(node)
+        options = arguments(node)
         if node.operation == _ATTENTION:
-            self._attend(node, given)
+            self._attend(node, options)
             return
-        split = split_of(Case(self.graph, node, given, self.dims, self.rows)) if not _has_effects(node) else None
+        split = split_of(Case(self.graph, node, options, self.dims, self.rows)) if not _has_effects(node) else None
         if split is None:
             self.whole.append(node.id)
             return
@@ -89,17 +89,17 @@ def rows_of(context: OptimizationContext) -> Rows:
     first = next((n for n in nodes if n.operation == _ATTENTION and arguments(n).get("is_causal")), None)
     if first is None:
         raise NotDivisible("there is no causal attention over a prompt")
-    found = Rows(graph, graph.meta(first.inputs[0]).shape[-2])
+    rows = Rows(graph, graph.meta(first.inputs[0]).shape[-2])
     for node in nodes:
-        if node.operation == "embedding" and not any(v in found.dims for v in node.inputs):
+        if node.operation == "embedding" and not any(v in rows.dims for v in node.inputs):
             indices = arguments(node)["indices"]
-            if graph.meta(indices).shape[-1:] == (found.rows,):
-                found.dims[indices] = len(graph.meta(indices).shape) - 1
-        found.take(node)
-    if first.id not in found.attention:
+            if graph.meta(indices).shape[-1:] == (rows.rows,):
+                rows.dims[indices] = len(graph.meta(indices).shape) - 1
+        rows.take(node)
+    if first.id not in rows.attention:
         raise NotDivisible(f"the rows of attention{inside(first)} do not come from embeddings")
-    _check(context, found)
-    return found
+    _check(context, rows)
+    return rows
 
 
 def _check(context: OptimizationContext, found: Rows) -> None:

@@ -76,8 +76,8 @@ def _is_elementwise(op: str) -> bool:
     namespace, _, rest = op.partition("::")
     name, _, overload = rest.partition(".")
     packet = getattr(getattr(torch.ops, namespace, None), name, None)
-    found = getattr(packet, overload or "default", None)
-    return found is not None and torch.Tag.pointwise in found.tags
+    overload_op = getattr(packet, overload or "default", None)
+    return overload_op is not None and torch.Tag.pointwise in overload_op.tags
 
 
 def aligned_dim(shape: Sequence[int], made: int, dim: int, rows: int) -> int | None:
@@ -126,8 +126,8 @@ def _normalised(case: Case) -> Split | None:
     dim = case.dim(case.given["input"])
     if dim is None or not case.others_are_whole("weight", "bias"):
         return None
-    kept = len(case.shape(case.given["input"])) - len(case.given["normalized_shape"])
-    return Split((dim,) * len(case.node.outputs)) if dim < kept else None
+    leading = len(case.shape(case.given["input"])) - len(case.given["normalized_shape"])
+    return Split((dim,) * len(case.node.outputs)) if dim < leading else None
 
 
 def _reduced(case: Case) -> Split | None:
@@ -136,10 +136,10 @@ def _reduced(case: Case) -> Split | None:
     dim, count, over = case.dim(value), len(case.shape(value)), case.given.get("dim")
     if dim is None or over is None:
         return None
-    gone = {d % count for d in (over if isinstance(over, Sequence) else [over])}
-    if dim in gone or not gone:
+    reduced_dims = {d % count for d in (over if isinstance(over, Sequence) else [over])}
+    if dim in reduced_dims or not reduced_dims:
         return None
-    return Split((dim if case.given.get("keepdim") else dim - sum(d < dim for d in gone),))
+    return Split((dim if case.given.get("keepdim") else dim - sum(d < dim for d in reduced_dims),))
 
 
 def _within(case: Case) -> Split | None:
@@ -189,9 +189,9 @@ def _unsqueezed(case: Case) -> Split | None:
 def _squeezed(case: Case) -> Split | None:
     value = case.node.inputs[0]
     dim, shape, over = case.dims[value], case.shape(value), case.given.get("dim")
-    asked = range(len(shape)) if over is None else over if isinstance(over, Sequence) else [over]
-    gone = {d % len(shape) for d in asked if shape[d] == 1}
-    return Split((dim - sum(d < dim for d in gone),))
+    requested_dims = range(len(shape)) if over is None else over if isinstance(over, Sequence) else [over]
+    squeezed_dims = {d % len(shape) for d in requested_dims if shape[d] == 1}
+    return Split((dim - sum(d < dim for d in squeezed_dims),))
 
 
 def _sliced(case: Case) -> Split | None:
@@ -212,8 +212,8 @@ def _parted(case: Case) -> Split | None:
     dim = case.dims[value]
     if case.given["dim"] % len(case.shape(value)) == dim:
         return None
-    lost = len(case.shape(value)) - len(case.made)
-    return Split((dim - (lost and case.given["dim"] % len(case.shape(value)) < dim),) * len(case.node.outputs))
+    dims_removed = len(case.shape(value)) - len(case.made)
+    return Split((dim - (dims_removed and case.given["dim"] % len(case.shape(value)) < dim),) * len(case.node.outputs))
 
 
 def _joined(case: Case) -> Split | None:

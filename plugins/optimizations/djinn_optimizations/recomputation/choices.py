@@ -41,7 +41,7 @@ class ReplicaChoice:
 
 def choices(context: OptimizationContext, placement: Placement, found: Sequence[Cone]) -> list[ReplicaChoice]:
     """Return the choices, the one without replicas first."""
-    made, seen = [_simulated(context, placement, ())], set[frozenset[tuple[int, str]]]()
+    simulated, seen = [_simulated(context, placement, ())], set[frozenset[tuple[int, str]]]()
     for weight in WEIGHTS:
         runs = [(cone, nodes) for cone in found if (nodes := cheapest(cone, weight))]
         key = frozenset((n, cone.device) for cone, nodes in runs for n in nodes)
@@ -56,14 +56,14 @@ def choices(context: OptimizationContext, placement: Placement, found: Sequence[
         sending = sum(cone.sending[v] for cone, v in spared)
         nbytes = sum(context.graph.meta(v).nbytes for _, v in spared)
         choice = _simulated(context, placement, replicas)
-        made.append(attrs.evolve(choice, computing=computing, sending=sending, nbytes=nbytes))
-    return made
+        simulated.append(attrs.evolve(choice, computing=computing, sending=sending, nbytes=nbytes))
+    return simulated
 
 
 def _spared(cone: Cone, nodes: frozenset[int]) -> list[int]:
     """Return the values that need not be sent if the nodes run."""
-    made = {v for n in nodes for v in cone.makes[n]}
-    return [v for v in cone.wanted if v in made]
+    outputs = {v for n in nodes for v in cone.makes[n]}
+    return [v for v in cone.wanted if v in outputs]
 
 
 def _replicas(context: OptimizationContext, cone: Cone, nodes: frozenset[int]) -> Iterator[PlacementDecision]:
@@ -90,8 +90,8 @@ def _simulated(
     """Simulate the program in order, from its second run on: uploads, which no choice changes, have finished."""
     graph, program = context.graph, context.graph.program  # type: ignore[attr-defined]
     plan = attrs.evolve(context.plan, replicas=replicas)
-    placed = with_replicas(graph, placement, plan, context.profile)
-    stay = placed.copies
+    replicated = with_replicas(graph, placement, plan, context.profile)
+    stay = replicated.copies
     copies = {v: tuple(dict.fromkeys((*context.copies.get(v, ()), *stay.get(v, ())))) for v in {*context.copies, *stay}}
     there = {v: context.resident.get(v, placement.values[v]) for v in graph.inputs} | {
         v: placement.values[v] for v in stay
@@ -100,8 +100,8 @@ def _simulated(
     takes = sum(
         context.topology.link(placement.values[v], d).transfer_seconds(graph.meta(v).nbytes) for v, d in brought
     )
-    known = (program, graph, plan, placed, context.costs, context.topology)
-    scheduling = SchedulingContext(*known, there, (), copies)
+    arguments = (program, graph, plan, replicated, context.costs, context.topology)
+    scheduling = SchedulingContext(*arguments, there, (), copies)
     steps = write_steps(scheduling, plan.nodes)
     line = simulate(scheduling, ExecutionSchedule(program, (), steps, plan.replace))
     return ReplicaChoice(replicas, line.seconds + takes / RUNS, line.interval)
@@ -111,11 +111,11 @@ def _fits(context: OptimizationContext, placement: Placement, replicas: Sequence
     """Return True if the devices have room for the replicas' inputs in addition to their resident values."""
     graph = context.graph
     plan = attrs.evolve(context.plan, replicas=tuple(replicas))
-    placed = with_replicas(graph, placement, plan, context.profile)
+    replicated = with_replicas(graph, placement, plan, context.profile)
     held, more = Counter[str](), Counter[str]()
     for value in graph.inputs:
         held[placement.values[value]] += graph.meta(value).nbytes
-        for device in placed.copies.get(value, ()):
+        for device in replicated.copies.get(value, ()):
             more[device] += graph.meta(value).nbytes
     room = {d.id: d.memory * (1 - SPARE) for d in context.topology.devices if d.memory}
     return all(held[d] + nbytes <= room.get(d, float("inf")) for d, nbytes in more.items())

@@ -69,8 +69,8 @@ class _Fixed:
 
     @written.default
     def _written(self) -> frozenset[int]:
-        nodes, used = self.context.graph.nodes, self.used
-        return frozenset([storage_of(used(v)) for n in self.context.plan.nodes for v in nodes[n].writes])
+        nodes, source_of = self.context.graph.nodes, self.used
+        return frozenset([storage_of(source_of(v)) for n in self.context.plan.nodes for v in nodes[n].writes])
 
     @inputs.default
     def _inputs(self) -> frozenset[int]:
@@ -82,23 +82,23 @@ class _Fixed:
 
     def wanted(self) -> dict[str, tuple[int, ...]]:
         """Return by device the values that it uses and that nodes on other devices compute."""
-        found: dict[str, dict[int, None]] = defaultdict(dict)
+        wanted_on: dict[str, dict[int, None]] = defaultdict(dict)
         home, replace = self.placement.values, self.context.plan.replace
         for node_id in self.context.plan.nodes:
             device = self.device_of[node_id]
             for value in self.context.graph.nodes[node_id].inputs:
-                used = replace.get(value, value) if replace else value
-                if home[used] != device and used not in self.inputs:
-                    found[device][used] = None
-        return {device: tuple(values) for device, values in found.items()}
+                source = replace.get(value, value) if replace else value
+                if home[source] != device and source not in self.inputs:
+                    wanted_on[device][source] = None
+        return {device: tuple(values) for device, values in wanted_on.items()}
 
     def maker(self, value: int) -> Node | None:
         """Return the node that computes a value and may run on any device of the same model."""
         node = self.context.graph.producer(value)
         if node is None or not repeatable(node):
             return None
-        touched = (*map(self.used, node.inputs), *node.outputs)
-        return None if any(storage_of(v) in self.written for v in touched) else node
+        values = (*map(self.used, node.inputs), *node.outputs)
+        return None if any(storage_of(v) in self.written for v in values) else node
 
 
 class _Search:
@@ -115,10 +115,10 @@ class _Search:
         for value in self.wanted:
             self.sending[value] = self._sent(value)
         budget = DEPTH * sum(self.sending.values())
-        left = list(self.wanted)
-        seen = set(left)
-        while left and len(self.needs) < SIZE:
-            node = self.fixed.maker(left.pop())
+        pending = list(self.wanted)
+        seen = set(pending)
+        while pending and len(self.needs) < SIZE:
+            node = self.fixed.maker(pending.pop())
             if node is None or node.id in self.needs or not self._may_run(node, budget):
                 continue
             self.needs[node.id] = needed = tuple(v for v in map(self.fixed.used, node.inputs) if not self._is_there(v))
@@ -126,7 +126,7 @@ class _Search:
                 if value not in seen:
                     seen.add(value)
                     self.sending[value] = self._sent(value)
-                    left.append(value)
+                    pending.append(value)
         if not self.needs:
             return None
         nodes, row = self.fixed.context.graph.nodes, self.row
@@ -140,8 +140,8 @@ class _Search:
 
     def _is_there(self, value: int) -> bool:
         fixed = self.fixed
-        copied = value in fixed.inputs and self.device in fixed.context.copies.get(value, ())
-        return copied or fixed.placement.values[value] == self.device
+        is_copied = value in fixed.inputs and self.device in fixed.context.copies.get(value, ())
+        return is_copied or fixed.placement.values[value] == self.device
 
     def _sent(self, value: int) -> float:
         context, home = self.fixed.context, self.fixed.placement.values[value]

@@ -24,9 +24,9 @@ def cheapest(cone: Cone, weight: float) -> frozenset[int]:
         flow.add_edge(("node", node_id), _SINK, capacity=_whole(cone.seconds[node_id] * weight))
         for value in needed:
             flow.add_edge(("node", node_id), ("value", value))  # no capacity: the edge must not be cut
-    made = {v: node_id for node_id, values in cone.makes.items() for v in values}
+    maker_of = {v: node_id for node_id, values in cone.makes.items() for v in values}
     for value, seconds in cone.sending.items():
-        maker: Any = ("node", made[value]) if value in made else _SINK
+        maker: Any = ("node", maker_of[value]) if value in maker_of else _SINK
         flow.add_edge(("value", value), maker, capacity=_whole(seconds))
     for value in cone.wanted:
         flow.add_edge(_SOURCE, ("value", value))

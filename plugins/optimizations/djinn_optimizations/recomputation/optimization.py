@@ -22,8 +22,8 @@ def quickest(found: Sequence[ReplicaChoice], streaming: bool) -> ReplicaChoice:
     """Return the choice with the shortest time; the one without replicas if no other saves enough."""
     takes = [choice.interval if streaming else choice.seconds for choice in found]
     best = min(range(len(found)), key=lambda i: (takes[i], found[i].computing))
-    saved = takes[0] - takes[best]
-    return found[best] if saved > max((1 - PAYS) * takes[0], WORTH * found[best].computing) else found[0]
+    seconds_saved = takes[0] - takes[best]
+    return found[best] if seconds_saved > max((1 - PAYS) * takes[0], WORTH * found[best].computing) else found[0]
 
 
 class Recomputation(Optimization):
@@ -53,23 +53,23 @@ class Recomputation(Optimization):
             return self._not_applied("what runs beside each other was divided with what is sent in mind")
         if not hasattr(context.graph, "program") or any(n.op == _MARK for n in context.graph.nodes):
             return self._not_applied("the program records events, or none was recorded: it runs as it was written")
-        found = cones(context, placement)
-        sending = sum(cone.sending[v] for cone in found for v in cone.wanted)
-        if not found or sending < MATTERS * _lower_bound_seconds(context):
+        cone_list = cones(context, placement)
+        sending = sum(cone.sending[v] for cone in cone_list for v in cone.wanted)
+        if not cone_list or sending < MATTERS * _lower_bound_seconds(context):
             return self._not_applied(
-                f"what could be computed again takes {duration(sending)} to send" if found else _NOTHING
+                f"what could be computed again takes {duration(sending)} to send" if cone_list else _NOTHING
             )
-        thought = choices(context, placement, found)
+        thought = choices(context, placement, cone_list)
         streaming = context.stream.following > 0 and not context.stream.carried
-        chosen = self._judge(thought, streaming)
-        if not chosen.replicas:
+        choice = self._judge(thought, streaming)
+        if not choice.replicas:
             return self._not_applied(_sent(thought, sending))
-        kinds = f"{len(chosen.replicas)} ops run on a further device as well"
+        kinds = f"{len(choice.replicas)} ops run on a further device as well"
         spared = (
-            f"{duration(chosen.computing)} of computing against {duration(chosen.sending)} for {size(chosen.nbytes)}"
+            f"{duration(choice.computing)} of computing against {duration(choice.sending)} for {size(choice.nbytes)}"
         )
-        reason = f"{kinds}: {spared}; {duration(chosen.seconds)} in all, {duration(thought[0].seconds)} with it sent"
-        return OptimizationResult(self.name, True, reason, Rewrite(replicas=chosen.replicas))
+        reason = f"{kinds}: {spared}; {duration(choice.seconds)} in all, {duration(thought[0].seconds)} with it sent"
+        return OptimizationResult(self.name, True, reason, Rewrite(replicas=choice.replicas))
 
     def _not_applied(self, reason: str) -> OptimizationResult:
         return OptimizationResult(self.name, applied=False, reason=reason)

@@ -132,13 +132,13 @@ class _OutlineBuilder:
 
     def _signature(self, part: Part) -> int:
         """Return a number that is equal for parts with equal ops."""
-        known = self._of_part.get(id(part))
-        if known is None:
+        signature = self._of_part.get(id(part))
+        if signature is None:
             inner: tuple[Hashable, ...] = tuple([self._signature(p) for p in part.parts])
             inner = inner or tuple([self._ops[n] for n in part.nodes])
             key = (part.kind, part.count, inner)
-            known = self._of_part[id(part)] = part, self._known.setdefault(key, len(self._known))
-        return known[1]
+            signature = self._of_part[id(part)] = part, self._known.setdefault(key, len(self._known))
+        return signature[1]
 
     @cached_property
     def _ops(self) -> list[Hashable]:
@@ -185,20 +185,20 @@ class _Router:
         run = self.names.runs.get(node, -1) if self.names is not None else -1
         if run < 0 and not path:
             return ()
-        known = self._known.get((run, path))
-        if known is None:
-            known = self._known[run, path] = self._steps(run, path)
-        return known
+        route = self._known.get((run, path))
+        if route is None:
+            route = self._known[run, path] = self._steps(run, path)
+        return route
 
     def _steps(self, run: int, path: str) -> tuple[_PathStep, ...]:
-        called = self.names.called if self.names is not None and run >= 0 else {}
-        steps = [_PathStep(called.get((run, ""), "model"), "", called.get((run, ""), ""), run)]
+        value_names = self.names.called if self.names is not None and run >= 0 else {}
+        steps = [_PathStep(value_names.get((run, ""), "model"), "", value_names.get((run, ""), ""), run)]
         names, start = path.split(".") if path else [], 0
         for end in range(1, len(names) + 1):
             reached = ".".join(names[:end])
             last = end == len(names)
-            if last or ((run, reached) in called if called else not names[end].isdigit()):
-                steps.append(_PathStep(".".join(names[start:end]), reached, called.get((run, reached), ""), run))
+            if last or ((run, reached) in value_names if value_names else not names[end].isdigit()):
+                steps.append(_PathStep(".".join(names[start:end]), reached, value_names.get((run, reached), ""), run))
                 start = end
         return tuple(steps)
 
@@ -277,11 +277,11 @@ class FoldedRounds(Generic[T]):
 def fold(parts: Sequence[T], signature: Callable[[T], int], name: Callable[[T], str]) -> list[FoldedRounds[T]]:
     """Fold repeated parts. Parts are equal if their signatures are, and if their names differ only in numbers."""
     marks = [(signature(part), _NUMBER.sub("#", name(part))) for part in parts]
-    numbered = [bool(_NUMBER.search(name(part))) for part in parts]
+    has_number = [bool(_NUMBER.search(name(part))) for part in parts]
     found: list[FoldedRounds[T]] = []
     at = 0
     while at < len(parts):
-        period, count = _repeat(marks, numbered, at)
+        period, count = _repeat(marks, has_number, at)
         rounds = [tuple(parts[at + r * period : at + (r + 1) * period]) for r in range(count)]
         found.append(FoldedRounds(tuple(rounds)))
         at += period * count

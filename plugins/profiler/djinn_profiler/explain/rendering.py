@@ -35,15 +35,15 @@ def renderer_for(file: Path, registry: Registry) -> Renderer:
         ConfigurationError: no plugin has a renderer, or the folder does not exist.
     """
     suffix = file.suffix.lower()
-    found = next((renderer for renderer in registry.renderers if suffix in renderer.suffixes), None)
-    if found is None:
+    matching = next((renderer for renderer in registry.renderers if suffix in renderer.suffixes), None)
+    if matching is None:
         there = ", ".join(sorted(s for renderer in registry.renderers for s in renderer.suffixes)) or "none"
         raise ConfigurationError(
             f"{file}: no renderer writes files that end in {suffix or 'nothing'} (available: {there}). {_INSTALL}"
         )
     if not file.parent.is_dir():
         raise ConfigurationError(f"{file}: there is no folder {file.parent}; make it first")
-    return found
+    return matching
 
 
 def render(result: PipelineResult, renderer: Renderer, registry: Registry) -> bytes:
@@ -53,12 +53,12 @@ def render(result: PipelineResult, renderer: Renderer, registry: Registry) -> by
         PluginError: the renderer raised an exception that is not a `DjinnError`.
     """
     try:
-        made = renderer.render(result)
+        document = renderer.render(result)
     except DjinnError:
         raise
     except Exception as error:
         raise PluginError(_failed(renderer, registry, error)) from error
-    return made.encode() if isinstance(made, str) else made
+    return document.encode() if isinstance(document, str) else document
 
 
 def _failed(renderer: Renderer, registry: Registry, error: Exception) -> str:

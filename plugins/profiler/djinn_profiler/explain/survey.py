@@ -162,22 +162,22 @@ class Survey:
         return min(meta.nbytes, meta.extent * meta.dtype.itemsize)  # an expanded dimension takes no memory
 
     def _dearest(self, part: Part) -> tuple[str, ...]:
-        graph, spent = self.result.graph, dict[str, float]()
+        graph, seconds_by_op = self.result.graph, dict[str, float]()
         looks = graph.flow.looks
         computing = [n for n in part.nodes if not looks[n]] or part.nodes
         for node in computing:
             name, estimate = graph.nodes[node].operation, self._estimates.get(node)
-            spent[name] = spent.get(name, 0.0) + (estimate.seconds if estimate is not None else 1.0)
-        return tuple(sorted(spent, key=lambda name: -spent[name]))
+            seconds_by_op[name] = seconds_by_op.get(name, 0.0) + (estimate.seconds if estimate is not None else 1.0)
+        return tuple(sorted(seconds_by_op, key=lambda name: -seconds_by_op[name]))
 
     def _held(self, part: Part) -> dict[str, int]:
         nodes, kinds = self.result.graph.nodes, self._kinds
         storages = {storage_of(v) for n in part.nodes for v in (*nodes[n].inputs, *nodes[n].outputs)}
-        held: dict[str, int] = {}
+        bytes_by_kind: dict[str, int] = {}
         for storage in sorted(storages & kinds.keys()):
             kind, nbytes = kinds[storage]
-            held[kind] = held.get(kind, 0) + nbytes
-        return dict(sorted(held.items(), key=lambda item: -item[1]))
+            bytes_by_kind[kind] = bytes_by_kind.get(kind, 0) + nbytes
+        return dict(sorted(bytes_by_kind.items(), key=lambda item: -item[1]))
 
     @cached_property
     def _matches(self) -> dict[int, list[PatternMatch]]:
@@ -193,14 +193,14 @@ class Survey:
             return ()
         uses = {use.hint: use for use in placement.uses}
         policy, measured = placement.policy, self.result.measured.get(placement.policy)
-        found = []
+        rows = []
         for name in dict.fromkeys(name for match in matches for name, facts in match.hints.items() if facts):
             use = uses.get(name) or HintUse(name, "nothing followed: this policy does not read it")
             trials = measured if use.seconds_before else None
-            found.append(Decision(name, policy, use.decision, use.seconds_before, use.seconds_after, trials))
+            rows.append(Decision(name, policy, use.decision, use.seconds_before, use.seconds_after, trials))
         if any(DataResidency.STATEFUL_KV_CACHE in match.residency.values() for match in matches):
-            found.append(Decision("memory", "executor", "`kv_session` finds these values as a KV cache"))
-        return tuple(found) or (Decision("", "", "nothing follows from it"),)
+            rows.append(Decision("memory", "executor", "`kv_session` finds these values as a KV cache"))
+        return tuple(rows) or (Decision("", "", "nothing follows from it"),)
 
 
 def _smallest(part: Part, nodes: Sequence[int]) -> Part:

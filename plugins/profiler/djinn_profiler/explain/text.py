@@ -48,15 +48,15 @@ def explain(result: PipelineResult, *, unfold: bool = False, depth: int | None =
         unfold: True to list equal layers one by one.
         depth: number of listed module levels; None: all.
     """
-    described = describe(result, unfold=unfold)
+    description = describe(result, unfold=unfold)
     lines: list[str] = []
     for stage, tell in _TELLERS.items():
-        if stage in described:
-            seconds = described["seconds"].get(stage)
+        if stage in description:
+            seconds = description["seconds"].get(stage)
             lines.append(f"{stage}{f'  ({duration(seconds)})' if seconds else ''}")
-            lines += [f"  {line}" for line in tell(described[stage])]
-    lines += ["modules", *(f"  {line}" for line in tree(described["modules"], depth))]
-    return Explanation("\n".join(lines), described)
+            lines += [f"  {line}" for line in tell(description[stage])]
+    lines += ["modules", *(f"  {line}" for line in tree(description["modules"], depth))]
+    return Explanation("\n".join(lines), description)
 
 
 @attrs.frozen
@@ -85,7 +85,7 @@ def tree(whole: dict[str, Any], depth: int | None = None) -> Iterator[str]:
 
 def _rows(part: dict[str, Any], whole: dict[str, Any], depth: int | None, head: str, under: str) -> Iterator[_TreeRow]:
     inner = part["parts"] if depth != 0 else []
-    notes = tuple(note for found in part["patterns"] for note in _note(found))
+    notes = tuple(note for match in part["patterns"] for note in _note(match))
     yield _TreeRow(head + _label(part), _cells(part, whole), notes, f"{under}{'│  ' if inner else '   '}")
     below = None if depth is None else depth - 1
     for child in inner:
@@ -106,25 +106,27 @@ def _label(part: dict[str, Any]) -> str:
 def _cells(part: dict[str, Any], whole: dict[str, Any]) -> tuple[str, ...]:
     cost: tuple[str, ...] = ()
     if "seconds" in part:
-        spent = share(part["seconds"], whole["seconds"])
+        share_of_time = share(part["seconds"], whole["seconds"])
         worked = work(part["flops"]) if part["flops"] else "-"
-        cost = (worked, size(part["bytes_moved"]), duration(part["seconds"]), spent)
+        cost = (worked, size(part["bytes_moved"]), duration(part["seconds"]), share_of_time)
     phase = next((p for p in part["phases"] if p != "unknown"), "")
     more = "+" if len([p for p in part["phases"] if p != "unknown"]) > 1 else ""
-    held = [f"{size(nbytes)} {_WORDS.get(kind, kind)}" for kind, nbytes in part["bytes_by_residency"].items() if nbytes]
+    memory = [
+        f"{size(nbytes)} {_WORDS.get(kind, kind)}" for kind, nbytes in part["bytes_by_residency"].items() if nbytes
+    ]
     where = [f"on {', '.join(part['devices'])}"] if len(whole["devices"]) > 1 else []
-    return (phase + more, f"{part['ops']:,}", *cost, ", ".join([*held, *where]))
+    return (phase + more, f"{part['ops']:,}", *cost, ", ".join([*memory, *where]))
 
 
 def _note(found: dict[str, Any]) -> Iterator[str]:
     times = f" x{found['count']}" if found["count"] > 1 else ""
-    said = {n: f for n, f in found["details"].items() if f is not None and not isinstance(f, dict | list)}
-    facts = ", ".join(f"{name} {fact}" for name, fact in said.items())
+    fields = {n: f for n, f in found["details"].items() if f is not None and not isinstance(f, dict | list)}
+    facts = ", ".join(f"{name} {fact}" for name, fact in fields.items())
     yield f"{found['pattern']}{times} ({found['confidence']:.2f}): {found['reason']}{f'; {facts}' if facts else ''}"
-    for made in found["decisions"]:
-        about = f"{made['about']} ({made['by']}): " if made["about"] else ""
-        gain = f", predicted {duration(made['seconds_before'])} to {duration(made['seconds_after'])}"
-        yield f"→ {about}{made['decision']}{gain + measured(made['measured']) if made['seconds_before'] else ''}"
+    for decision in found["decisions"]:
+        about = f"{decision['about']} ({decision['by']}): " if decision["about"] else ""
+        gain = f", predicted {duration(decision['seconds_before'])} to {duration(decision['seconds_after'])}"
+        yield f"→ {about}{decision['decision']}{gain + measured(decision['measured']) if decision['seconds_before'] else ''}"
 
 
 def measured(trials: dict[str, Any] | None) -> str:
@@ -136,9 +138,9 @@ def measured(trials: dict[str, Any] | None) -> str:
 
 def listed(counts: dict[str, int]) -> str:
     """Return names with their counts, cut to the length of a line."""
-    shown = [f"{name} {count:,}" for name, count in list(counts.items())[:_SHOWN]]
+    counts_shown = [f"{name} {count:,}" for name, count in list(counts.items())[:_SHOWN]]
     rest = sum(list(counts.values())[_SHOWN:])
-    return ", ".join([*shown, f"others {rest:,}"] if rest else shown) or "none"
+    return ", ".join([*counts_shown, f"others {rest:,}"] if rest else counts_shown) or "none"
 
 
 def _tell_graph(part: dict[str, Any]) -> Iterator[str]:
@@ -157,7 +159,7 @@ def _tell_profile(part: dict[str, Any]) -> Iterator[str]:
     sure: dict[str, list[float]] = {}
     for match in part["patterns"]:
         sure.setdefault(match["pattern"], []).append(match["confidence"])
-    patterns = [f"{name} {len(found)} ({_range(found)})" for name, found in sure.items()]
+    patterns = [f"{name} {len(matches)} ({_range(matches)})" for name, matches in sure.items()]
     yield f"patterns, and how sure they are: {', '.join(patterns) or 'none'}"
 
 
@@ -169,9 +171,9 @@ def _range(numbers: Sequence[float]) -> str:
 def _tell_costs(part: dict[str, Any]) -> Iterator[str]:
     yield f"{work(part['flops'])} of products, convolutions and attention"
     for device, cost in part["devices"].items():
-        moved = size(cost["bytes_read"] + cost["bytes_written"])
+        bytes_moved = size(cost["bytes_read"] + cost["bytes_written"])
         by = f"predicted by {listed(cost['models'])}"
-        yield f"{device}: {duration(cost['seconds'])}, {moved} moved, {by} ({cost['speeds']})"
+        yield f"{device}: {duration(cost['seconds'])}, {bytes_moved} moved, {by} ({cost['speeds']})"
     if part["dearest"]:
         yield "dearest: " + ", ".join(f"{d['op']} {duration(d['seconds'])}" for d in part["dearest"])
 
@@ -179,17 +181,19 @@ def _tell_costs(part: dict[str, Any]) -> Iterator[str]:
 def _tell_plan(part: dict[str, Any]) -> Iterator[str]:
     yield f"{part['nodes']:,} of {part['nodes_before']:,} nodes run"
     for r in part["optimizations"]:
-        saved = f", predicted {duration(r['seconds_before'])} to {duration(r['seconds_after'])}" if r["applied"] else ""
-        saved += measured(r["measured"]) if r["applied"] or r["measured"] else ""
-        yield f"{r['optimization']} {'applied' if r['applied'] else 'not applied'}: {r['reason']}{saved}"
+        prediction = (
+            f", predicted {duration(r['seconds_before'])} to {duration(r['seconds_after'])}" if r["applied"] else ""
+        )
+        prediction += measured(r["measured"]) if r["applied"] or r["measured"] else ""
+        yield f"{r['optimization']} {'applied' if r['applied'] else 'not applied'}: {r['reason']}{prediction}"
     if part["hints"]:
         yield f"hints: {listed(part['hints'])}"
 
 
 def _tell_placement(part: dict[str, Any]) -> Iterator[str]:
     yield f"policy {part['policy']}"
-    for refused in part["refused"][:_SHOWN]:
-        yield f"not {refused}"
+    for refusal in part["refused"][:_SHOWN]:
+        yield f"not {refusal}"
     for decision in part["decisions"][:_SHOWN]:
         yield f"{decision['nodes']:,} nodes on {decision['device']}: {decision['reason']}"
     if len(part["decisions"]) > _SHOWN:

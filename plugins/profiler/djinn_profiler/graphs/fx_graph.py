@@ -124,35 +124,35 @@ class _FxReader:
             self.values[node] = _number(_value(node))  # arithmetic on sizes
 
     def _op(self, node: fx.Node, func: OpOverload) -> None:
-        made = _value(node)
-        if isinstance(made, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)):
-            self.values[node] = _number(made)
+        value = _value(node)
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)):
+            self.values[node] = _number(value)
             return
-        taken = _CallScalars(self.values)
-        args = tuple(taken.argument(a) for a in node.args)
-        kwargs = tuple((n, taken.argument(v)) for n, v in node.kwargs.items() if n != "pin_memory")
-        sequence = isinstance(made, (tuple, list))
-        results = [self._outcome(func, i, r, taken.handles) for i, r in enumerate(made if sequence else [made])]
+        scalars = _CallScalars(self.values)
+        args = tuple(scalars.argument(a) for a in node.args)
+        kwargs = tuple((n, scalars.argument(v)) for n, v in node.kwargs.items() if n != "pin_memory")
+        sequence = isinstance(value, (tuple, list))
+        results = [self._outcome(func, i, r, scalars.handles) for i, r in enumerate(value if sequence else [value])]
         new = [r.handle for r in results if r.kind == "new" and r.handle is not None]
         form = Form(func.name(), args, kwargs, tuple(r.kind for r in results), sequence)
         self.modules[len(self.calls)] = _module_path(node)
         self.calls.append(
             Call(
                 signature=self.forms.setdefault(form, Signature(form, ())),
-                operands=tuple(self.metas[h] for h in taken.handles),
+                operands=tuple(self.metas[h] for h in scalars.handles),
                 results=tuple(r.meta for r in results),
                 aliases=tuple(r.alias for r in results),
                 inplace=tuple(r.inplace for r in results),
                 writes=tuple(_written_operands(func, node, self.values)),
                 random=_is_random(func, node),
-                operand_count=len(taken.handles),
-                slot_count=len(taken.slots),
+                operand_count=len(scalars.handles),
+                slot_count=len(scalars.slots),
                 new_count=len(new),
                 nbytes=tuple(r.nbytes for r in results),
             )
         )
-        self.operands += [*taken.handles, *new]
-        self.slots += taken.slots
+        self.operands += [*scalars.handles, *new]
+        self.slots += scalars.slots
         self.made += new
         self.values[node] = tuple(r.handle for r in results) if sequence else results[0].handle
 
@@ -263,10 +263,10 @@ def _meta(tensor: torch.Tensor) -> TensorMeta:
 
 
 def _attribute(owner: fx.GraphModule, path: str) -> Any:
-    found: Any = owner
+    target: Any = owner
     for part in path.split("."):
-        found = getattr(found, part)
-    return found
+        target = getattr(target, part)
+    return target
 
 
 def _storage_key(tensor: torch.Tensor) -> int:
@@ -292,8 +292,8 @@ def _schema(func: OpOverload) -> torch.FunctionSchema:
 def _arguments(func: OpOverload, node: fx.Node) -> Iterator[tuple[torch.Argument, Any]]:
     schema = _schema(func).arguments
     yield from zip(schema, node.args, strict=False)
-    named = {a.name: a for a in schema}
-    yield from ((named[n], v) for n, v in node.kwargs.items())
+    by_name = {a.name: a for a in schema}
+    yield from ((by_name[n], v) for n, v in node.kwargs.items())
 
 
 def _tensor_nodes(argument: Any, values: Mapping[fx.Node, Any]) -> int:
@@ -306,8 +306,8 @@ def _tensor_nodes(argument: Any, values: Mapping[fx.Node, Any]) -> int:
 def _written_operands(func: OpOverload, node: fx.Node, values: Mapping[fx.Node, Any]) -> Iterator[int]:
     """Return the positions of the operands that the schema marks as written."""
     position = 0
-    for argument, given in _arguments(func, node):
-        count = _tensor_nodes(given, values)
+    for argument, value in _arguments(func, node):
+        count = _tensor_nodes(value, values)
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from range(position, position + count)
         position += count
@@ -328,9 +328,11 @@ def _written_result(func: OpOverload, index: int, operands: list[int]) -> int:
 def _is_random(func: OpOverload, node: fx.Node) -> bool:
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
-    given = {a.name: v for a, v in _arguments(func, node)}
-    dropout = given.get("dropout_p", given.get("p"))
-    return not (given.get("train") is False or given.get("training") is False or ("dropout_p" in given and not dropout))
+    values = {a.name: v for a, v in _arguments(func, node)}
+    dropout = values.get("dropout_p", values.get("p"))
+    return not (
+        values.get("train") is False or values.get("training") is False or ("dropout_p" in values and not dropout)
+    )
 
 
 def _module_path(node: fx.Node) -> str:

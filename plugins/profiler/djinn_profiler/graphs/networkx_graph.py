@@ -29,17 +29,17 @@ def to_networkx(
     """
     import networkx as nx  # importing takes a quarter of a second, and few programs export graphs
 
-    made: nx.DiGraph[int] = nx.DiGraph()
-    made.add_nodes_from((node.id, _of_node(graph, node)) for node in graph.nodes)
-    made.add_edges_from((edge.source, edge.target, {"kind": edge.kind}) for edge in graph.edges)
+    digraph: nx.DiGraph[int] = nx.DiGraph()
+    digraph.add_nodes_from((node.id, _of_node(graph, node)) for node in graph.nodes)
+    digraph.add_edges_from((edge.source, edge.target, {"kind": edge.kind}) for edge in graph.edges)
     if profile is not None:
-        for node, facts in made.nodes.items():
+        for node, facts in digraph.nodes.items():
             names = dict.fromkeys(match.pattern for match in profile.patterns if node in match.nodes)
             facts["phase"], facts["modality"] = profile.phases[node].value, profile.modalities[node].value
             facts["role"], facts["patterns"] = profile.roles.get(node, ""), ",".join(names)
     if plan is not None:
-        _keep_running(made, graph, plan)
-    return made
+        _keep_running(digraph, graph, plan)
+    return digraph
 
 
 def _keep_running(made: nx.DiGraph[int], graph: Graph, plan: OptimizationPlan) -> None:

@@ -31,16 +31,24 @@ def planned(
     mark = fingerprint(graph.program)
     profile_key = (mark.topology, mark.shapes, graph.module_names.key, _identity(plugins))
     plan_key = (*profile_key, _circumstances(request, mark.values), _content(known_plan, mark.values))
-    if (found := cache.find_plan(plan_key)) is not None:
-        if found.values == mark.values and _still_fits(found.result, request):  # the same program object again
-            return attrs.evolve(found.result, seconds={})
-        if found.result.recorded is None:  # the plan of a rewritten program uses the names of the rewritten program
-            rebound = rebind(found.result, graph, found.values, mark.values)
+    if (cached_plan := cache.find_plan(plan_key)) is not None:
+        if cached_plan.values == mark.values and _still_fits(
+            cached_plan.result, request
+        ):  # the same program object again
+            return attrs.evolve(cached_plan.result, seconds={})
+        if (
+            cached_plan.result.recorded is None
+        ):  # the plan of a rewritten program uses the names of the rewritten program
+            rebound = rebind(cached_plan.result, graph, cached_plan.values, mark.values)
             if _still_fits(rebound, request):
                 return rebound
-    known = cache.find_profile(profile_key)
-    recorded = known.result.recorded or known.result.profile if known is not None else None
-    profile = rebind_profile(recorded, known.names(mark.values)) if known is not None and recorded is not None else None
+    cached_profile = cache.find_profile(profile_key)
+    recorded = cached_profile.result.recorded or cached_profile.result.profile if cached_profile is not None else None
+    profile = (
+        rebind_profile(recorded, cached_profile.names(mark.values))
+        if cached_profile is not None and recorded is not None
+        else None
+    )
     result = plan(graph, plugins, request, profile=profile, known_plan=known_plan)
     cache.store(profile_key, plan_key, CachedAnalysis(result, mark.values))
     return result
@@ -68,8 +76,8 @@ _identities: dict[int, tuple[Plugins, Hashable]] = {}
 
 def _identity(plugins: Plugins) -> Hashable:
     """Return the plugins that take part, with their versions. Registries never change."""
-    found = _identities.get(id(plugins))
-    if found is None or found[0] is not plugins:
+    identity = _identities.get(id(plugins))
+    if identity is None or identity[0] is not plugins:
         rows = tuple((row.name, row.distribution, row.version) for row in getattr(plugins, "rows", ()))
         objects: list[Any] = [
             *plugins.patterns, *plugins.cost_models, *plugins.optimizations, *plugins.placement_policies, *plugins.schedulers
@@ -78,8 +86,8 @@ def _identity(plugins: Plugins) -> Hashable:
         key = _Key((rows, tuple((type(o).__module__, type(o).__qualname__, o.name, _Same(o)) for o in objects)))
         if len(_identities) >= _IDENTITIES:
             _identities.clear()
-        found = _identities[id(plugins)] = (plugins, key)
-    return found[1]
+        identity = _identities[id(plugins)] = (plugins, key)
+    return identity[1]
 
 
 class _Key:

@@ -55,8 +55,8 @@ def planning_plugins(**settings: Any) -> Registry:
     Args:
         **settings: as `djinn.configure` takes them, such as `plugin_settings={"cleanup": {"on": True}}`.
     """
-    found = resolve(settings).settings
-    return open_registry(Selection.from_settings(found), builtins=builtin_plugins(), kinds=_KINDS)
+    resolved = resolve(settings).settings
+    return open_registry(Selection.from_settings(resolved), builtins=builtin_plugins(), kinds=_KINDS)
 
 
 def plan_for_cluster(
@@ -87,18 +87,18 @@ def plan_for_cluster(
     plugins = plugins or planning_plugins()
     policy = policy or preferred(plugins.placement_policies, "single")
     scheduler = scheduler or preferred(plugins.schedulers, "sequential")
-    asked = Request(topology, placement_policy=policy, scheduler=scheduler, **request)
-    first = plan(graph, plugins, asked, profile=profile)
+    plan_request = Request(topology, placement_policy=policy, scheduler=scheduler, **request)
+    first = plan(graph, plugins, plan_request, profile=profile)
     placement, known = first.placement, first.profile
     if placement is None or known is None:
         raise ValueError("a plan for a cluster needs until='schedule'")
     coming = {v for v in first.graph.inputs if known.residency.get(v) is DataResidency.INPUT}
     resident = {v: placement.values[v] for v in first.graph.inputs if v not in coming}
-    copies = {v: held for v, held in placement.copies.items() if v in resident}
+    copies = {v: devices for v, devices in placement.copies.items() if v in resident}
     results, hints = (first.plan.results, first.plan.hints) if first.plan is not None else ((), {})
-    done = {result.optimization for result in results if result.rewrite.substitutions}
-    rest = PluginOverrides(plugins, optimizations=tuple(o for o in plugins.optimizations if o.name not in done))
-    groups = {"groups": hints["groups"]} if done and "groups" in hints else asked.hints
-    warm = attrs.evolve(asked, resident=resident, copies=copies, hints=groups)
+    applied = {result.optimization for result in results if result.rewrite.substitutions}
+    rest = PluginOverrides(plugins, optimizations=tuple(o for o in plugins.optimizations if o.name not in applied))
+    groups = {"groups": hints["groups"]} if applied and "groups" in hints else plan_request.hints
+    warm = attrs.evolve(plan_request, resident=resident, copies=copies, hints=groups)
     program: Any = first.graph  # with the replacements that those optimizations made
     return ClusterPlan(first, plan(program, rest, warm, profile=known), resident, copies)

@@ -63,8 +63,8 @@ def rebind(result: PipelineResult, graph: ProgramGraph, old: tuple[int, ...], ne
     rebound = ReboundResult.__new__(ReboundResult)
     rebound.__dict__.update(_made=result, _values=(old, new))
     same = {name: getattr(result, name) for name in ("topology", "costs", "recorded")}
-    for name, known in ({"graph": graph, "seconds": {}} | same).items():
-        object.__setattr__(rebound, name, known)
+    for name, part in ({"graph": graph, "seconds": {}} | same).items():
+        object.__setattr__(rebound, name, part)
     return rebound
 
 
@@ -98,8 +98,8 @@ def rebind_plan(plan: OptimizationPlan, names: Names) -> OptimizationPlan:
 
 def _result(result: OptimizationResult, names: Names) -> OptimizationResult:
     rewrite = result.rewrite
-    named = attrs.evolve(rewrite, replace=_both(rewrite.replace, names), hints=_anything(rewrite.hints, names))
-    return attrs.evolve(result, rewrite=attrs.evolve(named, substitutions=()))
+    renamed = attrs.evolve(rewrite, replace=_both(rewrite.replace, names), hints=_anything(rewrite.hints, names))
+    return attrs.evolve(result, rewrite=attrs.evolve(renamed, substitutions=()))
 
 
 def _placement(placement: Placement, names: Names) -> Placement:

@@ -72,8 +72,8 @@ class Scheduler:
 
     def add_optimization_strategy(self, optimization: Optimization) -> None:
         """Add an optimization that runs after those of the plugins, for later schedules."""
-        added = (*self._plugins.optimizations, optimization)
-        self._plugins = PluginOverrides(self._plugins, optimizations=added)
+        optimizations = (*self._plugins.optimizations, optimization)
+        self._plugins = PluginOverrides(self._plugins, optimizations=optimizations)
 
     def clear_cache(self) -> None:
         """Drop all cached schedules."""
@@ -126,14 +126,14 @@ class Scheduler:
         return _scheduled(plan(graph, Registry(), Request(self.network_topology), known_plan=optimization_plan))
 
     def _minimal(self, graph: ProgramGraph, optimization_plan: OptimizationPlan | None) -> ExecutionSchedule:
-        chosen = optimization_plan or OptimizationPlan(tuple(node.id for node in graph.nodes))
+        plan = optimization_plan or OptimizationPlan(tuple(node.id for node in graph.nodes))
         device = next((d.id for d in self.network_topology.devices), _ALONE.devices[0].id)
         return ExecutionSchedule(
             program=graph.program,
-            groups=(SchedulingGroup(0, device, chosen.nodes),),
-            steps={device: (Run(chosen.nodes),)},
-            replace=chosen.replace,
-            equal_slots=chosen.equal_slots,
+            groups=(SchedulingGroup(0, device, plan.nodes),),
+            steps={device: (Run(plan.nodes),)},
+            replace=plan.replace,
+            equal_slots=plan.equal_slots,
             scheduler="minimal",
             reasons=("program order in one step, nothing freed before the end",),
         )

@@ -91,27 +91,34 @@ def assemble(recording: Recording) -> AssembledTimeline:
     for span in (span for thread in recording.threads for span in thread.spans if span.kind == WAIT):
         waits[span.executor].append(span)
     phases = {e: phases_of(records, recording.clocks, waits[e]) for e, records in sorted(by_executor.items())}
-    incoming = {e: _incoming(found, recording) for e, found in phases.items()}
+    incoming = {e: _incoming(phases_of_executor, recording) for e, phases_of_executor in phases.items()}
     builder = _Builder(recording)
     threads = tuple([_thread_time(recording, record, phases, incoming) for record in recording.threads])
     for one in threads:
         builder.add_thread(one)
     runs: list[OpRun] = []
-    for executor, found in phases.items():
-        runs += builder.add_executor(executor, found)
+    for executor, phases_of_executor in phases.items():
+        runs += builder.add_executor(executor, phases_of_executor)
     events = tuple(sorted(builder.events, key=lambda event: (event.start, -event.seconds)))
-    return AssembledTimeline(events, threads, tuple([one for found in phases.values() for one in found]), tuple(runs))
+    return AssembledTimeline(
+        events,
+        threads,
+        tuple([one for phases_of_executor in phases.values() for one in phases_of_executor]),
+        tuple(runs),
+    )
 
 
 def _incoming(phases: Sequence[Phases], recording: Recording) -> list[tuple[float, float]]:
     """Return the times in which an executor waited for values of others, ordered and disjoint."""
-    found: list[tuple[float, float]] = []
-    for begun, ended in sorted((begun, ended) for begun, ended, told in _transfers(phases, recording) if told.incoming):
-        if found and begun <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], ended)
+    intervals: list[tuple[float, float]] = []
+    for begun, ended in sorted(
+        (begun, ended) for begun, ended, transfer in _transfers(phases, recording) if transfer.incoming
+    ):
+        if intervals and begun <= intervals[-1][1]:
+            intervals[-1] = intervals[-1][0], max(intervals[-1][1], ended)
         else:
-            found.append((begun, ended))
-    return found
+            intervals.append((begun, ended))
+    return intervals
 
 
 def _transfers(phases: Sequence[Phases], recording: Recording) -> Iterator[tuple[float, float, Any]]:
@@ -120,8 +127,8 @@ def _transfers(phases: Sequence[Phases], recording: Recording) -> Iterator[tuple
         times = one.record.times
         clock = recording.clocks.get((one.record.executor, times.instance)) if times is not None else None
         if times is not None and clock is not None:
-            for told in times.transfers:
-                yield clock.at_client(told.begun), clock.at_client(told.ended), told
+            for transfer in times.transfers:
+                yield clock.at_client(transfer.begun), clock.at_client(transfer.ended), transfer
 
 
 def _thread_time(
@@ -140,12 +147,12 @@ def _thread_time(
         begun = max(begun, min(moments, default=ended))
         ended = min(ended, max(moments, default=ended))
     parts = divided(record, module_spans(record, recording.ended), begun, ended)
-    numbered = {(e, one.record.number): one for e, found in phases.items() for one in found}
+    by_number = {(e, one.record.number): one for e, phases_of_executor in phases.items() for one in phases_of_executor}
     waits = []
     for part in parts:
         if part.kind == WAIT and part.span is not None:
             span = attrs.evolve(part.span, begun=part.begun, ended=part.ended)
-            of = numbered.get((span.executor, span.number))
+            of = by_number.get((span.executor, span.number))
             waits.append(WaitParts(span, part.modules, tuple(parts_of_wait(span, of, incoming.get(span.executor, ())))))
     return ThreadTime(record, tuple(parts), tuple(waits))
 
@@ -202,7 +209,7 @@ class _Builder:
 
     def add_executor(self, number: int, phases: Sequence[Phases]) -> list[OpRun]:
         """Add the lanes of an executor and of its link, and the runs of its instructions."""
-        name, found = executor_name(number), []
+        name, rows = executor_name(number), []
         lanes = _Lanes()
         for one in phases:
             self._add_way(name, one, lanes)
@@ -214,15 +221,15 @@ class _Builder:
                 of = {"executor": number, "submission": one.record.number, "line": run.line}
                 self._add(OP, run.op, name, "instructions", run.begun, ended, args=where, **of)
             self._add_ranges(name, one, runs)
-            found += runs
-        for begun, ended, told in _transfers(phases, self._recording):
-            peer, facts = executor_name(told.peer), {"bytes": told.nbytes, "transfer": told.transfer}
-            lane, label = ("transfers in", f"from {peer}") if told.incoming else ("transfers out", f"to {peer}")
+            rows += runs
+        for begun, ended, transfer in _transfers(phases, self._recording):
+            peer, facts = executor_name(transfer.peer), {"bytes": transfer.nbytes, "transfer": transfer.transfer}
+            lane, label = ("transfers in", f"from {peer}") if transfer.incoming else ("transfers out", f"to {peer}")
             lane = lanes.free(lane, begun, ended)
             self._add(TRANSFER, label, name, lane, begun, ended, executor=number, args=facts)
         self._add_counters(name, phases)
         self._add_replacements(name, phases)
-        return found
+        return rows
 
     def _add_way(self, name: str, one: Phases, lanes: _Lanes) -> None:
         record = one.record
@@ -281,8 +288,8 @@ class _Builder:
 
     def _add_replacements(self, name: str, phases: Sequence[Phases]) -> None:
         """Add events for recoveries: the first submission to a new process reports one."""
-        told = [one for one in phases if one.record.times is not None]
-        for before, one in itertools.pairwise(told):
+        timed = [one for one in phases if one.record.times is not None]
+        for before, one in itertools.pairwise(timed):
             if before.record.times.instance != one.record.times.instance:  # type: ignore[union-attr] # as told
                 self._add("replaced", "another process goes on", name, "execute", before.done, one.taken)
 
@@ -315,11 +322,11 @@ def _together(parts: Iterable[Part]) -> Iterator[Part]:
     """Merge consecutive Python parts and device calls of one module into one part each. Sums stay equal."""
     small = {PYTHON, CAPTURE}
     for key, group in itertools.groupby(parts, lambda part: (part.kind in small, part.modules)):
-        found = list(group)
-        if not key[0] or len(found) <= 2:
-            yield from found
+        members = list(group)
+        if not key[0] or len(members) <= 2:
+            yield from members
             continue
-        calls = [part for part in found if part.kind == CAPTURE]
-        middle = found[0].begun + sum(part.seconds for part in calls)
-        yield Part(CAPTURE, f"{len(calls)} calls", found[0].begun, middle, key[1])
-        yield Part(PYTHON, PYTHON, middle, found[-1].ended, key[1])
+        calls = [part for part in members if part.kind == CAPTURE]
+        middle = members[0].begun + sum(part.seconds for part in calls)
+        yield Part(CAPTURE, f"{len(calls)} calls", members[0].begun, middle, key[1])
+        yield Part(PYTHON, PYTHON, middle, members[-1].ended, key[1])

@@ -32,8 +32,8 @@ class ModulePaths:
 
     def name(self, root: _Reference, reference: _Reference) -> str:
         """Return a module's name below the outermost one; its class if it has no name there, empty if it no longer exists."""
-        known = self._tables.get(root)
-        if known is not None and (name := known.get(reference)) is not None:
+        table = self._tables.get(root)
+        if table is not None and (name := table.get(reference)) is not None:
             return name
         module = reference()
         return type(module).__name__ if module is not None else ""

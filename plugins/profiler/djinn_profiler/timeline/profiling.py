@@ -95,12 +95,12 @@ class Timeline:
         """Return the block's seconds and the shares of the causes."""
         if not self._recording.ended:
             return "<Timeline: the block has not ended>"
-        found = self.totals
+        totals = self.totals
         shares = ", ".join(
-            f"{spent / (found.seconds or 1):.0%} {cause}"
-            for cause, spent in sorted(found.causes.items(), key=lambda one: -one[1])
+            f"{seconds / (totals.seconds or 1):.0%} {cause}"
+            for cause, seconds in sorted(totals.causes.items(), key=lambda one: -one[1])
         )
-        return f"<Timeline of {duration(found.seconds)}: {shares}; {found.round_trips} round trips; see .table() and .save(path)>"
+        return f"<Timeline of {duration(totals.seconds)}: {shares}; {totals.round_trips} round trips; see .table() and .save(path)>"
 
     def _repr_html_(self) -> str | None:
         return f"<pre>{escape(self.table())}</pre>" if self._recording.ended else None

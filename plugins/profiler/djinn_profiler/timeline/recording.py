@@ -68,14 +68,14 @@ def span_of(noted: Noted, lines: UserLines) -> Span:
 
 def of_submissions(records: Iterable[SubmissionRecord], spans: Sequence[Span], lines: UserLines) -> None:
     """Set the lines of submissions and of the spans that sent them: the line of the wait if there was one."""
-    awaited: dict[tuple[int, int], UserLine] = {}
+    awaited_lines: dict[tuple[int, int], UserLine] = {}
     for span in spans:
         if span.kind == WAIT and span.number:
-            awaited.setdefault((span.executor, span.number), span.line)
+            awaited_lines.setdefault((span.executor, span.number), span.line)
     found: dict[tuple[int, int], UserLine] = {}
     for record in records:
         key = record.executor, record.number
-        line = awaited.get(key) if record.answered else None
+        line = awaited_lines.get(key) if record.answered else None
         found[key] = record.line = line or lines.find((*record.site, Cause.OTHER))[0]
     for span in spans:
         if span.kind == SEND:
@@ -293,11 +293,11 @@ class Recording(Tap, Observer):
         if instructions:
             self._taken.append((record, record.sent, instructions))
             record.sent += instructions
-        kept = 0
+        count = 0
         record.take_times()
         for one in self.threads:
-            kept += max(one.count, len(one.moments) // 4)
-        if kept > OPS_LIMIT and not self.ops_end:
+            count += max(one.count, len(one.moments) // 4)
+        if count > OPS_LIMIT and not self.ops_end:
             self.ops_end = time.perf_counter()
             self._stop_ops()
 
@@ -318,9 +318,9 @@ class Recording(Tap, Observer):
         """Return the thread that recorded the next `instructions`, and the number of the first."""
         if not instructions or not self._taken:
             return None
-        record, first, left = self._taken.popleft()
-        if left > instructions:
-            self._taken.appendleft((record, first + instructions, left - instructions))
+        record, first, remaining = self._taken.popleft()
+        if remaining > instructions:
+            self._taken.appendleft((record, first + instructions, remaining - instructions))
         return record, first
 
     def _add(self, record: ThreadRecord, noted: Noted) -> None:
@@ -381,8 +381,8 @@ class Recording(Tap, Observer):
             self.connected()
         finally:
             self._asking = False
-        told = f"connect to {event.fields['server']}"
-        self._add(self.mine(), ("connect", told, begun, time.perf_counter(), None, 0, 0))
+        name = f"connect to {event.fields['server']}"
+        self._add(self.mine(), ("connect", name, begun, time.perf_counter(), None, 0, 0))
 
 
 def _nothing() -> None:

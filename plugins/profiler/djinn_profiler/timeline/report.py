@@ -182,43 +182,46 @@ def label(modules: Sequence[str]) -> str:
 
 
 def _kinds(thread: ThreadTime) -> dict[str, float]:
-    found: dict[str, float] = defaultdict(float)
+    seconds_by_kind: dict[str, float] = defaultdict(float)
     for part in thread.parts:
         if part.kind != WAIT:
-            found[part.kind] += part.seconds
+            seconds_by_kind[part.kind] += part.seconds
     for wait in thread.waits:
         for kind, begun, ended in wait.parts:
-            found[kind] += ended - begun
-    return found
+            seconds_by_kind[kind] += ended - begun
+    return seconds_by_kind
 
 
 def _modules(assembled: AssembledTimeline) -> list[ModuleTime]:
-    spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    seconds_by_module: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     device: dict[str, float] = defaultdict(float)
     for thread in assembled.threads:
         for part in thread.parts:
             if part.kind != WAIT:
-                spent[label(part.modules)][CAUSES[part.kind]] += part.seconds
+                seconds_by_module[label(part.modules)][CAUSES[part.kind]] += part.seconds
         for wait in thread.waits:
             for kind, begun, ended in wait.parts:
-                spent[label(wait.modules)][CAUSES[kind]] += ended - begun
+                seconds_by_module[label(wait.modules)][CAUSES[kind]] += ended - begun
     for run in assembled.runs:
         device[label(run.modules)] += run.seconds
-    found = [ModuleTime(path, spent.get(path, {}), device.get(path, 0.0)) for path in {**spent, **device}]
-    return sorted(found, key=lambda one: -max(one.seconds, one.device))
+    rows = [
+        ModuleTime(path, seconds_by_module.get(path, {}), device.get(path, 0.0))
+        for path in {**seconds_by_module, **device}
+    ]
+    return sorted(rows, key=lambda one: -max(one.seconds, one.device))
 
 
 def _lines(assembled: AssembledTimeline) -> list[LineTime]:
     times: Counter[tuple[str, str, str]] = Counter()
-    spent: dict[tuple[str, str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    seconds_by_line: dict[tuple[str, str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for wait in (wait for thread in assembled.threads for wait in thread.waits):
         line = wait.span.line
         key = str(line), linecache.getline(line.file, line.line).strip() if line.file else "", wait.span.cause
         times[key] += 1
         for kind, begun, ended in wait.parts:
-            spent[key][CAUSES[kind]] += ended - begun
-    found = [LineTime(*key, times[key], sum(causes.values()), causes) for key, causes in spent.items()]
-    return sorted(found, key=lambda one: -one.seconds)
+            seconds_by_line[key][CAUSES[kind]] += ended - begun
+    rows = [LineTime(*key, times[key], sum(causes.values()), causes) for key, causes in seconds_by_line.items()]
+    return sorted(rows, key=lambda one: -one.seconds)
 
 
 def _executors(assembled: AssembledTimeline) -> Iterator[ExecutorTime]:
@@ -228,10 +231,10 @@ def _executors(assembled: AssembledTimeline) -> Iterator[ExecutorTime]:
         told = [one for one in mine if one.record.prepared is not None and one.record.prepared.predicted is not None]
         predicted = sum(one.record.prepared.predicted or 0.0 for one in told if one.record.prepared is not None)
         seconds, measured = (sum(one.executed - one.begun for one in some) for some in (mine, told))
-        calibrated = bool(told) and all(
+        is_calibrated = bool(told) and all(
             one.record.prepared is not None and one.record.prepared.calibrated for one in told
         )
-        yield ExecutorTime(executor_name(number), len(mine), seconds, len(told), predicted, measured, calibrated)
+        yield ExecutorTime(executor_name(number), len(mine), seconds, len(told), predicted, measured, is_calibrated)
 
 
 def advice(found: TimeTotals) -> list[str]:
@@ -239,38 +242,38 @@ def advice(found: TimeTotals) -> list[str]:
     whole = found.seconds or 1.0
     share = {cause: found.causes.get(cause, 0.0) / whole for cause in _CAUSES}
     kinds = {kind: spent / whole for kind, spent in found.kinds.items()}
-    said: list[tuple[float, str]] = []
+    advice_rows: list[tuple[float, str]] = []
     if share[NETWORK_BOUND] > 0.25 and found.lines and kinds.get(REQUEST, 0.0) + kinds.get(ANSWER, 0.0) > 0.2:
         line = found.lines[0]
         what = f"wait less often: {found.round_trips} round trips were waited for, {line.times} of them at {line.line or 'one line'} ({line.cause})"
-        said.append((share[NETWORK_BOUND], f"{what}; {ADVICE[line.cause]}"))
+        advice_rows.append((share[NETWORK_BOUND], f"{what}; {ADVICE[line.cause]}"))
     if kinds.get(UPLOAD, 0.0) > 0.15:
-        said.append(
+        advice_rows.append(
             (
                 kinds[UPLOAD],
                 "upload less: keep on the device what is used again, make tensors there, or have the server read weights itself (djinn.open_weights)",
             )
         )
     if kinds.get(CONNECT, 0.0) > 0.15:
-        said.append(
+        advice_rows.append(
             (kinds[CONNECT], "connecting is a part of the block: call djinn.init() before it to see the rest better")
         )
     slow = [one.surprise for one in found.executors if one.surprise and one.measured > one.predicted]
     if share[DEVICE_BOUND] > 0.4 and slow:
-        said.append(
+        advice_rows.append(
             (share[DEVICE_BOUND], f"the device takes more than {SURPRISING:g} times as long as predicted: {slow[0]}")
         )
     elif share[DEVICE_BOUND] > 0.4:
         cure = "a smaller dtype, larger batches, compiled programs or a second executor help; djinn.profile(ops=True) shows which ops"
         if not any(one.planned for one in found.executors):
             cure += ". No time was predicted, so see first that its machine does no other work"
-        said.append((share[DEVICE_BOUND], f"the device is what takes long: {cure}"))
+        advice_rows.append((share[DEVICE_BOUND], f"the device is what takes long: {cure}"))
     if share[SHARED] > 0.1:
-        said.append(
+        advice_rows.append(
             (share[SHARED], "other sessions use the device: another server, or a larger share, helps (djinn status)")
         )
     if kinds.get(PLAN, 0.0) > 0.2:
-        said.append(
+        advice_rows.append(
             (
                 kinds[PLAN],
                 "plans are made: let a few steps pass before the block, or keep sizes the same from step to step",
@@ -280,13 +283,13 @@ def advice(found: TimeTotals) -> list[str]:
         return ["nothing was done on the device in this block: are the model and its inputs on `remote_accelerator`?"]
     if found.calls and kinds.get(PYTHON, 0.0) + kinds.get(CAPTURE, 0.0) > 0.4:
         calls = f"{found.calls:,} calls on the device were made"
-        said.append(
+        advice_rows.append(
             (
                 kinds.get(PYTHON, 0.0) + kinds.get(CAPTURE, 0.0),
                 f"the client is what takes long ({calls}): fewer and larger ops, fused ones, or torch.compile",
             )
         )
-    return [text for _, text in sorted(said, key=lambda one: -one[0])]
+    return [text for _, text in sorted(advice_rows, key=lambda one: -one[0])]
 
 
 def table(found: TimeTotals, *, complete: bool) -> str:
@@ -333,8 +336,8 @@ def table(found: TimeTotals, *, complete: bool) -> str:
         lines.append(f"{one.seconds * many:10.3f} {one.submissions:7}  {one.name}")
         if one.planned:
             speeds = "" if one.calibrated else " (assumed speeds)"
-            told = f"predicted for {one.planned} of them: {duration(one.predicted)}{speeds}; measured: {duration(one.measured)}"
-            lines += [f"{'':20}{told}", *([f"{'':20}{one.surprise}"] if one.surprise else [])]
+            prediction = f"predicted for {one.planned} of them: {duration(one.predicted)}{speeds}; measured: {duration(one.measured)}"
+            lines += [f"{'':20}{prediction}", *([f"{'':20}{one.surprise}"] if one.surprise else [])]
     for name, seconds in found.other_threads.items():
         lines.append(f"{seconds * many:10.3f} {unit} of thread {name}, beside this one")
     if hints := advice(found):

@@ -78,7 +78,7 @@ def phases_of(
 ) -> list[Phases]:
     """Return the phases of one executor's answered submissions, in sending order."""
     awaited = {span.number for span in waits}
-    found: list[Phases] = []
+    phases: list[Phases] = []
     before, process = 0.0, ""  # end of the executor's previous work
     for record in records:
         if not record.received:
@@ -86,14 +86,14 @@ def phases_of(
         times = record.times
         clock = clocks.get((record.executor, times.instance)) if times is not None else None
         if times is None or clock is None:
-            found.append(_assumed(record))
+            phases.append(_assumed(record))
         else:
             transfers = [clock.at_client(told.ended) for told in times.transfers]
             recovered = bool(process) and process != times.instance
             process = times.instance
-            found.append(_measured(record, times, clock, max(before, *transfers, 0.0), awaited, recovered))
-        before = found[-1].done
-    return found
+            phases.append(_measured(record, times, clock, max(before, *transfers, 0.0), awaited, recovered))
+        before = phases[-1].done
+    return phases
 
 
 def _measured(
@@ -119,9 +119,9 @@ def _measured(
 def _assumed(record: SubmissionRecord) -> Phases:
     """Place the durations of an executor's reply in the middle of the round trip."""
     timing, whole = record.timing, record.received - record.sending
-    spent = timing.decode + timing.queue + timing.execute + timing.encode
-    shrink = min(1.0, whole / spent) if spent else 1.0
-    taken = record.sending + max(0.0, whole - spent) / 2
+    executor_seconds = timing.decode + timing.queue + timing.execute + timing.encode
+    shrink = min(1.0, whole / executor_seconds) if executor_seconds else 1.0
+    taken = record.sending + max(0.0, whole - executor_seconds) / 2
     bounds = [taken]
     for seconds in (timing.decode, timing.queue, timing.execute, timing.encode):
         bounds.append(bounds[-1] + seconds * shrink)
@@ -139,27 +139,27 @@ def parts_of_wait(
     """
     if phases is None:  # a request that the executor answers after all earlier work
         return [(REQUEST, wait.begun, wait.ended)]
-    found: list[tuple[str, float, float]] = []
+    parts: list[tuple[str, float, float]] = []
     for kind, first, last in phases.parts():
         begun, ended = max(first, wait.begun), wait.ended if kind == READ else min(last, wait.ended)
         if ended > begun:
-            found += _split(begun, ended, incoming) if kind == EARLIER else [(kind, begun, ended)]
-    return found or [(READ, wait.begun, wait.ended)]
+            parts += _split(begun, ended, incoming) if kind == EARLIER else [(kind, begun, ended)]
+    return parts or [(READ, wait.begun, wait.ended)]
 
 
 def _split(begun: float, ended: float, incoming: Sequence[tuple[float, float]]) -> list[tuple[str, float, float]]:
     """Split earlier work into computing and transfers from other executors."""
-    found: list[tuple[str, float, float]] = []
+    parts: list[tuple[str, float, float]] = []
     at = bisect_right(
         incoming, begun, key=lambda one: one[1]
     )  # binary search, because a pool may have as many transfers as ops
     for first, last in incoming[at : bisect_left(incoming, ended, at, key=lambda one: one[0])]:
         start, stop = max(first, begun), min(last, ended)
         if stop > start:
-            found += [(EARLIER, begun, start)] if start > begun else []
-            found.append((TRANSFER, start, stop))
+            parts += [(EARLIER, begun, start)] if start > begun else []
+            parts.append((TRANSFER, start, stop))
             begun = stop
-    return [*found, (EARLIER, begun, ended)] if ended > begun else found
+    return [*parts, (EARLIER, begun, ended)] if ended > begun else parts
 
 
 def op_runs(phases: Phases, modules: Mapping[int, tuple[str, ...]], lines: dict[int, str]) -> Iterator[OpRun]:

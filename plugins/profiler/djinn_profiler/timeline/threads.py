@@ -45,14 +45,14 @@ class ModuleSpan:
 
 def module_spans(record: ThreadRecord, ended: float) -> list[ModuleSpan]:
     """Return calls of modules, outer calls first; open calls last until `ended`."""
-    found: list[ModuleSpan | None] = []
+    spans: list[ModuleSpan | None] = []
     open_: list[tuple[object, int, float, tuple[str, ...]]] = []  # key, index in `found`, start, names
     begins = [record.calls[3 * op] for op in _outermost(record)]
 
     def close(depth: int, moment: float) -> None:
         while len(open_) > depth:
             _, place, begun, names = open_.pop()
-            found[place] = ModuleSpan(names, begun, moment, bisect_left(begins, moment) - bisect_left(begins, begun))
+            spans[place] = ModuleSpan(names, begun, moment, bisect_left(begins, moment) - bisect_left(begins, begun))
 
     for moment, keys, names in record.changes:
         same = 0
@@ -60,21 +60,21 @@ def module_spans(record: ThreadRecord, ended: float) -> list[ModuleSpan]:
             same += 1
         close(same, moment)
         for depth in range(same, len(keys)):
-            open_.append((keys[depth], len(found), moment, names[: depth + 1]))
-            found.append(None)
+            open_.append((keys[depth], len(spans), moment, names[: depth + 1]))
+            spans.append(None)
     close(0, ended)
-    return [one for one in found if one is not None]
+    return [one for one in spans if one is not None]
 
 
 def _outermost(record: ThreadRecord) -> list[int]:
     """Return device calls that are not nested. Inner calls end, and are noted, before outer ones."""
-    found: list[int] = []
+    outermost: list[int] = []
     calls = record.calls
     for op in range(record.count):
-        while found and calls[3 * found[-1]] >= calls[3 * op]:
-            found.pop()
-        found.append(op)
-    return found
+        while outermost and calls[3 * outermost[-1]] >= calls[3 * op]:
+            outermost.pop()
+        outermost.append(op)
+    return outermost
 
 
 def divided(record: ThreadRecord, modules: Sequence[ModuleSpan], begun: float, ended: float) -> list[Part]:

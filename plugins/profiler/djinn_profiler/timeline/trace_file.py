@@ -114,14 +114,14 @@ def _flow(
     lanes: Mapping[tuple[str, str], int],
 ) -> Iterator[dict[str, Any]]:
     """Return arrows from the line that sent a submission to its run, and from there to the line that waited."""
-    found = [chain[kind] for kind in _CHAIN if kind in chain]
-    if len(found) < 2:
+    links = [chain[kind] for kind in _CHAIN if kind in chain]
+    if len(links) < 2:
         return
-    for event in found:
+    for event in links:
         begun, length = _nanoseconds(event)
-        last = event is found[-1]
+        last = event is links[-1]
         # A reply ends the wait for it, which may have begun long before the reply arrived.
         moment = begun + max(0, length - 1) if last and event.kind == WAIT else begun
-        phase = {"ph": "s"} if event is found[0] else {"ph": "f", "bp": "e"} if last else {"ph": "t"}
+        phase = {"ph": "s"} if event is links[0] else {"ph": "f", "bp": "e"} if last else {"ph": "t"}
         place = {"pid": processes[event.process], "tid": lanes[event.process, event.lane], "ts": moment / 1e3}
         yield {**phase, "name": "submission", "cat": "submission", "id": identity, **place}

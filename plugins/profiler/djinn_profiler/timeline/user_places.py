@@ -54,11 +54,11 @@ class UserPlaces:
 
         PyTorch fetches numbers to print a tensor: the reason of such a wait is the printing.
         """
-        library, known = None, self._known
+        library, places = None, self._known
         while frame is not None:
             code = frame.f_code
-            found = known.get(id(code))
-            _, owner, prints = self._learn(code, frame) if found is None else found
+            place = places.get(id(code))
+            _, owner, prints = self._learn(code, frame) if place is None else place
             if owner is _USER:
                 return code, frame.f_lasti, cause
             if prints:

@@ -63,14 +63,14 @@ class WaitReport(Tap):
         """Return lines that waited, the longest first."""
         with self._lock:
             places = list(self._found.values())
-        found: dict[tuple[str, int, str, str], tuple[int, float]] = {}
+        totals: dict[tuple[str, int, str, str], tuple[int, float]] = {}
         for place, count, spent in places:  # a line may have several places
             key = line_of(place)
-            times, seconds = found.get(key, (0, 0.0))
-            found[key] = times + count, seconds + spent
+            times, seconds = totals.get(key, (0, 0.0))
+            totals[key] = times + count, seconds + spent
         return tuple(
             Wait(file, line, function, linecache.getline(file, line).strip(), cause, ADVICE[cause], times, seconds)
-            for (file, line, function, cause), (times, seconds) in sorted(found.items(), key=lambda one: -one[1][1])
+            for (file, line, function, cause), (times, seconds) in sorted(totals.items(), key=lambda one: -one[1][1])
         )
 
     @property

@@ -25,15 +25,15 @@ class CpuCopies:
     def load(self, looks: Iterable[Look]) -> None:
         """Fetch the storages of `looks` that are not cached."""
         wanted: dict[int, Look] = {}
-        kept: set[int] = set()
+        unchanged: set[int] = set()
         for value, meta in looks:
             storage = value.storage.id
             here = self._bytes.get(storage)
             if here is not None and here.nbytes >= _end(meta):
-                kept.add(storage)
+                unchanged.add(storage)
             elif storage not in wanted or _end(wanted[storage][1]) < _end(meta):
                 wanted[storage] = value, meta
-        self._trim(kept)
+        self._trim(unchanged)
         flat = [memory_between(value, 0, _end(meta)) for value, meta in wanted.values()]
         for storage, fetched in zip(wanted, fetch_all(flat), strict=True):
             self._bytes[storage] = fetched.clone()

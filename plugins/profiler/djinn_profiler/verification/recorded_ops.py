@@ -30,8 +30,8 @@ def place_of_op() -> tuple[Site, ModuleCall | None]:
 
 def module_in_words(module: ModuleCall | None) -> str:
     """Return the module that issued an op, or the backward pass; empty for neither."""
-    found = module_path(module)
-    return str(found) if found is not None else "a backward pass" if is_backward(module) else ""
+    path = module_path(module)
+    return str(path) if path is not None else "a backward pass" if is_backward(module) else ""
 
 
 def is_own(call: Call) -> bool:

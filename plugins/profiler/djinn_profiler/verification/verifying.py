@@ -133,13 +133,13 @@ class _Checker(Tap):
         self._before = {}
         if not call.writes:
             return
-        written = {operands[i].remote.storage.id for i in call.writes}
-        if not written.isdisjoint(self._used):
+        targets = {operands[i].remote.storage.id for i in call.writes}
+        if not targets.isdisjoint(self._used):
             self.check()
-        used = [(o.remote, o.remote.meta) for o in operands if o.remote.storage.id in written]
-        if not _reason_to_skip(call) and not (len(used) == 1 and _named(call.op, _OVERWRITE)):
-            self._load(used)
-        for value, meta in used:
+        operand_metas = [(o.remote, o.remote.meta) for o in operands if o.remote.storage.id in targets]
+        if not _reason_to_skip(call) and not (len(operand_metas) == 1 and _named(call.op, _OVERWRITE)):
+            self._load(operand_metas)
+        for value, meta in operand_metas:
             if value.storage.id not in self._before:
                 copy = self._copies.pop(value.storage.id)
                 if copy is None:  # all of the memory is overwritten, or it is not compared
@@ -189,10 +189,10 @@ class _Checker(Tap):
         Raises:
             RemoteError: an op failed on the executor.
         """
-        gathered, self._gathered = self._gathered, []
+        pending, self._gathered = self._gathered, []
         self._used, self._nbytes = set(), 0
-        self._load(look for op in gathered for look in op.looks())
-        for op in gathered:
+        self._load(look for op in pending for look in op.looks())
+        for op in pending:
             self._check_one(op)
 
     def _check_one(self, op: _UncheckedOp) -> None:
@@ -209,8 +209,8 @@ class _Checker(Tap):
             self.report.unchecked["cannot run here"] += 1
             return
         self.report.checked += 1
-        made = list(out) if call.sequence else [out]
-        for index, (here, remote) in enumerate(zip(made, op.results, strict=True)):
+        results = list(out) if call.sequence else [out]
+        for index, (here, remote) in enumerate(zip(results, op.results, strict=True)):
             if isinstance(here, torch.Tensor) and remote is not None and self._compare(op, index, here, remote):
                 return
         for index, look in zip(call.writes, op.written, strict=True):

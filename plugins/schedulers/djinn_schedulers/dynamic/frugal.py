@@ -15,15 +15,15 @@ _LOOKED_AT = 64  # oldest ready nodes to compare
 def frugal_order(context: SchedulingContext, nodes: Sequence[int], found: Dependences) -> list[int]:
     """Return the nodes in an order that greedily holds the fewest bytes; ties keep program order."""
     graph, replace = context.graph, context.plan.replace
-    used = {n: {storage_of(replace.get(v, v)) for v in graph.nodes[n].inputs} for n in nodes}
-    made = {n: {storage_of(v) for v in graph.nodes[n].outputs} - used[n] for n in nodes}
-    left = Counter(storage for node in nodes for storage in (*used[node], *made[node]))
-    kept = {storage_of(v) for v in (*graph.inputs, *graph.outputs, *context.fetch)}
+    inputs = {n: {storage_of(replace.get(v, v)) for v in graph.nodes[n].inputs} for n in nodes}
+    outputs = {n: {storage_of(v) for v in graph.nodes[n].outputs} - inputs[n] for n in nodes}
+    uses_left = Counter(storage for node in nodes for storage in (*inputs[node], *outputs[node]))
+    pinned = {storage_of(v) for v in (*graph.inputs, *graph.outputs, *context.fetch)}
     sizes = storage_sizes(graph, [v for n in nodes for v in graph.nodes[n].outputs])
 
     def growth(node: int) -> int:
-        freed = sum(sizes.get(s, 0) for s in used[node] if left[s] == 1 and s not in kept)
-        return sum(sizes[s] for s in made[node]) - freed
+        freed = sum(sizes.get(s, 0) for s in inputs[node] if uses_left[s] == 1 and s not in pinned)
+        return sum(sizes[s] for s in outputs[node]) - freed
 
     missing = {node: len(found.before.get(node, ())) for node in nodes}
     ready = [node for node in nodes if not missing[node]]
@@ -32,7 +32,7 @@ def frugal_order(context: SchedulingContext, nodes: Sequence[int], found: Depend
         node = min(sorted(ready)[:_LOOKED_AT], key=growth)
         ready.remove(node)
         order.append(node)
-        left.subtract((*used[node], *made[node]))
+        uses_left.subtract((*inputs[node], *outputs[node]))
         for after in found.after.get(node, ()):
             missing[after] -= 1
             if not missing[after]:

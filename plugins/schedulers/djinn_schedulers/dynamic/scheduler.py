@@ -28,10 +28,10 @@ class Dynamic(Scheduler):
         Raises:
             DoesNotFit: no order meets the memory limits.
         """
-        tried = [_TriedOrder.of(context, name, order) for name, order in _orders(context).items()]
-        allowed = [t for t in tried if t.excess <= 0]
+        orders = [_TriedOrder.of(context, name, order) for name, order in _orders(context).items()]
+        allowed = [t for t in orders if t.excess <= 0]
         if not allowed:
-            best = min(tried, key=lambda t: t.excess)
+            best = min(orders, key=lambda t: t.excess)
             raise DoesNotFit(
                 f"no order keeps to the limits of memory: {best.told()}, {best.excess:,} bytes more than allowed; "
                 "recompute or move what is kept, or use more devices"
@@ -40,20 +40,20 @@ class Dynamic(Scheduler):
         in_time = [t for t in allowed if t.line.seconds <= target]
         chosen = min(in_time, key=lambda t: t.peak) if in_time else min(allowed, key=lambda t: t.line.seconds)
         why = "the least memory of those in time" if in_time else "the quickest that keeps to the limits"
-        others = "; ".join(t.told() for t in tried if t is not chosen)
+        others = "; ".join(t.told() for t in orders if t is not chosen)
         positions = {node: position for position, node in enumerate(chosen.order)}
         reason = f"{chosen.told()}: {why} (tried as well: {others})"
         return NodePriority(positions.__getitem__, reason, strict=True)
 
 
 def _orders(context: SchedulingContext) -> Mapping[str, Sequence[int]]:
-    nodes, found = context.plan.nodes, Dependences.of(context)
-    left = found.remaining(nodes)
+    nodes, dependences = context.plan.nodes, Dependences.of(context)
+    remaining = dependences.remaining(nodes)
     return {
         "program order": nodes,
-        "most still depends on it": ready_order(nodes, found, lambda node: -left[node]),
-        "oldest first": ready_order(nodes, found, lambda node: node),
-        "least memory": frugal_order(context, nodes, found),
+        "most still depends on it": ready_order(nodes, dependences, lambda node: -remaining[node]),
+        "oldest first": ready_order(nodes, dependences, lambda node: node),
+        "least memory": frugal_order(context, nodes, dependences),
     }
 
 

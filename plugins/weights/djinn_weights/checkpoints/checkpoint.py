@@ -39,11 +39,11 @@ def read_pytorch(file: WeightFile) -> FileHeader:
         ValueError: the file is not such an archive, or has unsupported contents.
     """
     archive = _archive(file)
-    described = _described(file, archive)
-    keys = dict.fromkeys(tensor.storage.key for tensor in described.values())
+    tensors = _described(file, archive)
+    keys = dict.fromkeys(tensor.storage.key for tensor in tensors.values())
     places = _places(file, {key: archive.record(f"data/{key}") for key in keys})
     return FileHeader(
-        {name: _entry(name, one, *places[one.storage.key]) for name, one in described.items()}, {"format": "pt"}
+        {name: _entry(name, one, *places[one.storage.key]) for name, one in tensors.items()}, {"format": "pt"}
     )
 
 
@@ -55,14 +55,14 @@ class _Archive:
 
     def record(self, name: str) -> zipfile.ZipInfo:
         """Return an uncompressed, unencrypted record; raise `ValueError` otherwise."""
-        found = self.records.get(name)
-        if found is None:
+        record = self.records.get(name)
+        if record is None:
             raise ValueError(f"its archive has no record {name[:200]!r}")
-        if found.compress_type != zipfile.ZIP_STORED or found.compress_size != found.file_size:
+        if record.compress_type != zipfile.ZIP_STORED or record.compress_size != record.file_size:
             raise ValueError(f"the record {name[:200]!r} is compressed: save it with torch.save")
-        if found.flag_bits & _ENCRYPTED:
+        if record.flag_bits & _ENCRYPTED:
             raise ValueError(f"the record {name[:200]!r} is encrypted")
-        return found
+        return record
 
 
 def _archive(file: WeightFile) -> _Archive:
@@ -118,15 +118,15 @@ def _places(file: WeightFile, records: dict[str, zipfile.ZipInfo]) -> dict[str, 
         ValueError: two records overlap, or one exceeds the file.
     """
     with ThreadPoolExecutor(READERS, "djinn-archive") as readers:
-        found = list(readers.map(partial(_place, file), records.values()))
+        places = list(readers.map(partial(_place, file), records.values()))
     end = 0
     for record, (start, size) in sorted(
-        zip(records.values(), found, strict=True), key=lambda item: item[0].header_offset
+        zip(records.values(), places, strict=True), key=lambda item: item[0].header_offset
     ):
         if record.header_offset < end:
             raise ValueError(f"its record {record.filename[:200]!r} overlaps another")
         end = start + size
-    return dict(zip(records, found, strict=True))
+    return dict(zip(records, places, strict=True))
 
 
 def _place(file: WeightFile, record: zipfile.ZipInfo) -> tuple[int, int]:
@@ -158,11 +158,11 @@ def _entry(name: str, tensor: PickledTensor, start: int, size: int) -> HeaderEnt
 
 
 def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    expected = 1
+    stride_expected = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size > 1 and stride != expected:
+        if size > 1 and stride != stride_expected:
             return False
-        expected *= size
+        stride_expected *= size
     return True
 
 

@@ -409,10 +409,10 @@ def _known(path: str) -> _Global:
 
 def _result(function: _Global, arguments: tuple[Any, ...]) -> Any:
     """Return the value of a call of `function` in the pickle, without calling it."""
-    made = _FUNCTIONS.get(function.path)
-    if made is None:
+    function_result = _FUNCTIONS.get(function.path)
+    if function_result is None:
         raise ValueError(f"its pickle calls {function.path}, which is not allowed")
-    return made(*arguments)
+    return function_result(*arguments)
 
 
 def _dtype(value: Any) -> torch.dtype:

@@ -35,20 +35,20 @@ class StridedElements(Decoding):
         begin, end = first // row, min(rows, -(-(first + len(buffer)) // row))
         whole = torch.empty((end - begin, *self.shape[1:]), dtype=self.dtype)
         self._fill(whole, file, begin * self.strides[0])
-        found = whole.view(torch.uint8).flatten() if whole.dim() else whole
-        torch.frombuffer(buffer, dtype=torch.uint8).copy_(found[first - begin * row :][: len(buffer)])
+        flat = whole.view(torch.uint8).flatten() if whole.dim() else whole
+        torch.frombuffer(buffer, dtype=torch.uint8).copy_(flat[first - begin * row :][: len(buffer)])
 
     def _fill(self, to: torch.Tensor, file: WeightFile, first: int) -> None:
         """Fill `to` with the elements of its shape and these strides from element `first` on. Divide a large range into halves."""
         reach = reach_of(to.shape, self.strides)
         if reach * to.itemsize > PIECE:
             # Halves along the largest stride do not overlap, so no byte is read twice.
-            split = max(range(to.dim()), key=lambda d: self.strides[d] if to.shape[d] > 1 else -1)
-            half = to.shape[split] // 2
+            split_dim = max(range(to.dim()), key=lambda d: self.strides[d] if to.shape[d] > 1 else -1)
+            half = to.shape[split_dim] // 2
             if half:
-                self._fill(to.narrow(split, 0, half), file, first)
-                rest = to.narrow(split, half, to.shape[split] - half)
-                self._fill(rest, file, first + half * self.strides[split])
+                self._fill(to.narrow(split_dim, 0, half), file, first)
+                rest = to.narrow(split_dim, half, to.shape[split_dim] - half)
+                self._fill(rest, file, first + half * self.strides[split_dim])
                 return
         data = torch.empty(reach * to.itemsize, dtype=torch.uint8)
         file.read_into(self.start + first * to.itemsize, data.numpy().data)

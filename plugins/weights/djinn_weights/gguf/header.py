@@ -116,17 +116,17 @@ def read_gguf(file: WeightFile) -> FileHeader:
             alignment = value if isinstance(value, int) else 0
     if tensors > MOST_TENSORS or not 0 < alignment <= HEADER_LIMIT:
         raise ValueError("it has too many tensors, or an invalid alignment")
-    described = [_described(reader) for _ in range(tensors)]
+    infos = [_described(reader) for _ in range(tensors)]
     begin = -(-reader.position // alignment) * alignment
-    found = dict[str, HeaderEntry]()
-    stored = dict[str, HeaderEntry]()  # tensors as stored in the file, to find overlaps
-    for name, shape, kind, offset in described:
-        if name in found:
+    entries = dict[str, HeaderEntry]()
+    stored_entries = dict[str, HeaderEntry]()  # tensors as stored in the file, to find overlaps
+    for name, shape, kind, offset in infos:
+        if name in entries:
             raise ValueError(f"it has the tensor {name!r} twice")
-        found[name], size = _entry(name, shape, kind, begin + offset, file.size)
-        stored[name] = HeaderEntry(None, shape, begin + offset, size)
-    refuse_overlaps(stored)
-    return FileHeader(found, metadata)
+        entries[name], size = _entry(name, shape, kind, begin + offset, file.size)
+        stored_entries[name] = HeaderEntry(None, shape, begin + offset, size)
+    refuse_overlaps(stored_entries)
+    return FileHeader(entries, metadata)
 
 
 def _described(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
@@ -220,8 +220,8 @@ class _Reader:
         form = _NUMBERS.get(kind)
         if form is None:
             raise ValueError(f"its header has a value of an unknown type (number {kind})")
-        found: int | float = form.unpack(self.take(form.size))[0]
-        return found
+        number: int | float = form.unpack(self.take(form.size))[0]
+        return number
 
     def _skip_list(self, depth: int) -> None:
         kind, count = self.number(_U32), self.number(_U64)

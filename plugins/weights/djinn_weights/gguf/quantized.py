@@ -29,15 +29,15 @@ class Q8_0(Decoding):  # noqa: N801 - its name
 
     def read_into(self, file: WeightFile, first: int, buffer: memoryview) -> None:
         """As `Decoding.read_into`."""
-        made = self.elements * 4  # bytes of a block's results
-        begin, end = first // made, -(-(first + len(buffer)) // made)
+        block_bytes = self.elements * 4  # bytes of a block's results
+        begin, end = first // block_bytes, -(-(first + len(buffer)) // block_bytes)
         to = torch.frombuffer(buffer, dtype=torch.uint8)
         for block in range(begin, end, _BLOCKS):
             count = min(_BLOCKS, end - block)
-            stored = torch.empty(count, self.nbytes, dtype=torch.uint8)
-            file.read_into(self.start + block * self.nbytes, stored.flatten().numpy().data)
-            scales = stored[:, :2].contiguous().view(torch.float16).float()
-            numbers = stored[:, 2:].view(torch.int8).float().mul_(scales).view(torch.uint8).flatten()
-            at = block * made - first  # offset of these results in the buffer
+            blocks = torch.empty(count, self.nbytes, dtype=torch.uint8)
+            file.read_into(self.start + block * self.nbytes, blocks.flatten().numpy().data)
+            scales = blocks[:, :2].contiguous().view(torch.float16).float()
+            numbers = blocks[:, 2:].view(torch.int8).float().mul_(scales).view(torch.uint8).flatten()
+            at = block * block_bytes - first  # offset of these results in the buffer
             part = numbers[max(0, -at) : len(buffer) - at]
             to[max(0, at) :][: len(part)] = part

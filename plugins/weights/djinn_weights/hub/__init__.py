@@ -46,18 +46,18 @@ class HubSource(WeightSource):
         """As `WeightSource.download`."""
         name, revision, path = parse(address)
         for cache in self._caches(permissions.folders):
-            found = self._cached(cache, name, revision, path, permissions)
-            if found and is_whole(found):
-                return found
+            cached_path = self._cached(cache, name, revision, path, permissions)
+            if cached_path and is_whole(cached_path):
+                return cached_path
         try:
             return self._downloads.open(name, revision, path, permissions.suffixes, report)
         except WeightsUnavailable:
             # a cached copy, if the hub does not answer
             repository = repository_in(self._own, name)
             own = WeightPermissions((repository,), suffixes=permissions.suffixes)
-            found = self._cached(self._own, name, revision, path, own)
-            if found and is_whole(found):
-                return found
+            cached_path = self._cached(self._own, name, revision, path, own)
+            if cached_path and is_whole(cached_path):
+                return cached_path
             raise
 
     def _caches(self, folders: Sequence[Path]) -> Sequence[Path]:

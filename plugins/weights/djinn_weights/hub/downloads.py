@@ -49,8 +49,8 @@ class _Progress:
         """Add received bytes. Raises the exceptions of the report."""
         with self._lock:
             self._done += int(nbytes)
-            done = self._done
-        self._report(done, self._expected)
+            bytes_done = self._done
+        self._report(bytes_done, self._expected)
 
 
 def _bars(progress: _Progress) -> type[Any]:
@@ -133,10 +133,10 @@ class Downloads:
             beside = {shard for one in _shards(self._get(name, commit, index)) if (shard := folder + one) in sizes}
             files = [index, *sorted(beside)]
         missing = [file for file in files if not isinstance(self._cached(name, commit, file), str)]
-        needed = sum(sizes[file] for file in missing)
-        if missing and needed + RESERVE > shutil.disk_usage(self.cache).free:
-            raise WeightsUnavailable(f"the server's disk has no {needed:,} bytes free for {name!r}")
-        progress = _Progress(needed, report)
+        nbytes = sum(sizes[file] for file in missing)
+        if missing and nbytes + RESERVE > shutil.disk_usage(self.cache).free:
+            raise WeightsUnavailable(f"the server's disk has no {nbytes:,} bytes free for {name!r}")
+        progress = _Progress(nbytes, report)
         with ThreadPoolExecutor(_AT_A_TIME, "djinn-hub") as threads:
             for _ in threads.map(lambda file: self._get(name, commit, file, progress), missing):
                 pass
@@ -149,7 +149,7 @@ class Downloads:
     def _get(self, name: str, commit: str, file: str, progress: _Progress | None = None) -> Path:
         from huggingface_hub import hf_hub_download
 
-        got = hf_hub_download(
+        path = hf_hub_download(
             name,
             file,
             revision=commit,
@@ -157,7 +157,7 @@ class Downloads:
             endpoint=self.endpoint,
             tqdm_class=_bars(progress or _Progress(0, unheard)),
         )
-        return Path(str(got))
+        return Path(str(path))
 
 
 def chosen(files: Collection[str], path: str, suffixes: tuple[str, ...]) -> tuple[str, str, list[str]]:
@@ -173,14 +173,14 @@ def chosen(files: Collection[str], path: str, suffixes: tuple[str, ...]) -> tupl
     folder = f"{path.rstrip('/')}/" if path else ""
     here = [file.removeprefix(folder) for file in files if file.startswith(folder)]
     for kind in (one for one in _KINDS if one in suffixes):
-        found = sorted(file for file in here if file.endswith(kind) and "/" not in file)
-        named = [file for file in here if file.endswith(kind + _INDEX) and "/" not in file]
-        if len(named) == 1 and named[0].removesuffix(_INDEX) not in found:
-            return folder, folder + named[0], []
-        if kind == ".bin" and len(found) > 1:
-            found = [file for file in found if file in _WHOLE]
-        if found:
-            return folder, "", [folder + file for file in found]
+        weight_files = sorted(file for file in here if file.endswith(kind) and "/" not in file)
+        index_files = [file for file in here if file.endswith(kind + _INDEX) and "/" not in file]
+        if len(index_files) == 1 and index_files[0].removesuffix(_INDEX) not in weight_files:
+            return folder, folder + index_files[0], []
+        if kind == ".bin" and len(weight_files) > 1:
+            weight_files = [file for file in weight_files if file in _WHOLE]
+        if weight_files:
+            return folder, "", [folder + file for file in weight_files]
     raise WeightsUnavailable("it has no weights, or several files: name one of them")
 
 

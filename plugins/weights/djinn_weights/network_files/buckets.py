@@ -91,12 +91,12 @@ class BucketSource(WeightSource):
         """As `WeightSource.open`."""
         path = address.removeprefix(f"{self.name}://").rstrip("/")
         try:
-            found = self._found(path, permissions)
+            entry = self._found(path, permissions)
         except FileNotFoundError:
             raise WeightsUnavailable(f"there is no {address!r}") from None
-        if not found or len(found) > _MOST_FILES:
-            raise WeightsUnavailable(f"{address!r} has {len(found) or 'no'} files with weights")
-        return [BucketFile(self._system(), one, self._pieces) for one in found]
+        if not entry or len(entry) > _MOST_FILES:
+            raise WeightsUnavailable(f"{address!r} has {len(entry) or 'no'} files with weights")
+        return [BucketFile(self._system(), one, self._pieces) for one in entry]
 
     def _system(self) -> Any:
         with self._lock:
@@ -121,9 +121,9 @@ class BucketSource(WeightSource):
         return [info, *(one for one in shards if allows(permissions, f"{self.name}://{self._key(one)}"))]
 
     def _weights(self, folder: str, suffixes: tuple[str, ...]) -> list[Mapping[str, Any]]:
-        listed = self._system().ls(folder, detail=True)
-        found = (one for one in listed if one["type"] == "file" and self._key(one).endswith(suffixes))
-        return sorted(found, key=self._key)
+        entries = self._system().ls(folder, detail=True)
+        weight_files = (one for one in entries if one["type"] == "file" and self._key(one).endswith(suffixes))
+        return sorted(weight_files, key=self._key)
 
     @staticmethod
     def _key(found: Mapping[str, Any]) -> str:

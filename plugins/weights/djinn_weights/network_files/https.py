@@ -65,9 +65,9 @@ class Connections:
         """Return a connection to the pool after its response was read completely."""
         with self._lock:
             self._idle.append((host, connection))
-            dropped = self._idle[:-_IDLE]
+            surplus = self._idle[:-_IDLE]
             del self._idle[:-_IDLE]
-        for _, one in dropped:
+        for _, one in surplus:
             one.close()
 
     def __del__(self) -> None:
@@ -119,10 +119,10 @@ class HttpsFile(WeightFile):
 
     def _follow(self, start: int, buffer: memoryview) -> None:
         for _ in range(_REDIRECTS):
-            moved = self._request(start, buffer)
-            if not moved:
+            location = self._request(start, buffer)
+            if not location:
                 return
-            self._place = self._permitted(urljoin(self._place, moved))
+            self._place = self._permitted(urljoin(self._place, location))
         raise OSError("its server redirects too often")
 
     def _permitted(self, address: str) -> str:
@@ -140,8 +140,8 @@ class HttpsFile(WeightFile):
             last = start + len(buffer) - 1
             connection.request("GET", target, headers={"Range": f"bytes={start}-{last}", "Accept-Encoding": "identity"})
             with connection.getresponse() as response:
-                moved = self._read_response(response, start, buffer)
-                whole = not moved and response.length == 0
+                location = self._read_response(response, start, buffer)
+                whole = not location and response.length == 0
         except BaseException:
             connection.close()
             raise
@@ -149,7 +149,7 @@ class HttpsFile(WeightFile):
             self._connections.give(parts.netloc, connection)
         else:
             connection.close()
-        return moved
+        return location
 
     def _read_response(self, response: http.client.HTTPResponse, start: int, buffer: memoryview) -> str:
         if response.status in _MOVED:
@@ -157,14 +157,18 @@ class HttpsFile(WeightFile):
         if response.status in _BUSY or (response.status >= 400 and self._place != self._address):
             raise _TransientError(f"its server answers {response.status}")
         if response.status != http.client.PARTIAL_CONTENT:
-            told = "does not read ranges of it" if response.status == http.client.OK else f"answers {response.status}"
-            raise OSError(f"its server {told}")
-        given = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
-        if given is None or (int(given[1]), int(given[2])) != (start, start + len(buffer) - 1):
+            problem = (
+                "does not read ranges of it" if response.status == http.client.OK else f"answers {response.status}"
+            )
+            raise OSError(f"its server {problem}")
+        content_range = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        if content_range is None or (int(content_range[1]), int(content_range[2])) != (start, start + len(buffer) - 1):
             raise OSError("its server returned another range than requested")
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise OSError("its server returned compressed data")
-        self._compare(f"{response.headers.get('ETag', '')} {response.headers.get('Last-Modified', '')}", int(given[3]))
+        self._compare(
+            f"{response.headers.get('ETag', '')} {response.headers.get('Last-Modified', '')}", int(content_range[3])
+        )
         _fill(response, buffer)
         return ""
 
@@ -219,11 +223,11 @@ def _is_safe(address: str) -> bool:
     try:
         parts = urlsplit(address)
         plain = address.isascii() and address.isprintable() and " " not in address and "\\" not in address
-        named = parts.scheme == "https" and bool(parts.hostname) and parts.port != 0
+        is_named = parts.scheme == "https" and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
     path = unquote(parts.path).split("/")
-    return plain and named and "@" not in parts.netloc and "#" not in address and not {"..", "."} & set(path)
+    return plain and is_named and "@" not in parts.netloc and "#" not in address and not {"..", "."} & set(path)
 
 
 def _shards(index: HttpsFile) -> list[str]:

@@ -124,15 +124,19 @@ class Bench:
             times = {name: times for (owner, name), times in self.seconds.items() if owner == model.name}
             rest = statistics.median(self.idle) if self.idle else 0.0
             fitted[model.name] = model.fit(
-                {name: _median_seconds(found, rest / repeats[name]) for name, found in times.items() if name in repeats}
+                {
+                    name: _median_seconds(op_times, rest / repeats[name])
+                    for name, op_times in times.items()
+                    if name in repeats
+                }
             )
         return fitted
 
 
 def _median_seconds(times: Sequence[float], rest: float) -> float:
     """Return the median, minus the cost of an empty submission."""
-    found = statistics.median(times)
-    return max(found - rest, found / 4)
+    median = statistics.median(times)
+    return max(median - rest, median / 4)
 
 
 def calibrated_models(models: Sequence[CostModel]) -> list[CostModel]:

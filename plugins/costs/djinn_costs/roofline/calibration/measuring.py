@@ -102,10 +102,10 @@ def seconds_of(run: Callable[[], object], clock: Clock) -> float:
     """Return the time that the executor takes for the ops that `run` records."""
     djinn.synchronize()
     began = clock.read()
-    kept = run()
+    result = run()
     djinn.synchronize()
     took = clock.read() - began
-    del kept
+    del result
     return took
 
 

@@ -21,7 +21,7 @@ def open_session(**overrides: Any) -> None:
     rewriting = {
         registry.owners[kind, o.name].name for kind in ("patterns", "optimizations") for o in getattr(registry, kind)
     }
-    needed = {registry.owners["cost_models", o.name].name for o in registry.cost_models}
-    if unwanted := rewriting - needed:
+    plugin_names = {registry.owners["cost_models", o.name].name for o in registry.cost_models}
+    if unwanted := rewriting - plugin_names:
         djinn.configure(**{**overrides, "disable": (*client.settings().disable, *sorted(unwanted))})
     djinn.init()

@@ -58,9 +58,9 @@ class Validation:
     def r2_log(self) -> float:
         """Return R² of the logarithm of time."""
         measured = np.log([c.measured for c in self.comparisons])
-        left = measured - np.log([c.predicted for c in self.comparisons])
+        residuals = measured - np.log([c.predicted for c in self.comparisons])
         spread = float(np.sum((measured - measured.mean()) ** 2))
-        return 1.0 - float(np.sum(left**2)) / spread if spread else math.nan
+        return 1.0 - float(np.sum(residuals**2)) / spread if spread else math.nan
 
 
 @attrs.define
@@ -103,19 +103,19 @@ def validate_session(
     Raises:
         ConfigurationError: no program is left to validate, or no cost model can be calibrated.
     """
-    chosen = [w for w in workloads() if not only or any(part in w.name for part in only)]
+    selected = [w for w in workloads() if not only or any(part in w.name for part in only)]
     models = calibrated_models(client.registry().cost_models)
-    if not chosen or not models:
+    if not selected or not models:
         raise ConfigurationError(
             "no cost model in use can be calibrated: see `djinn plugins`"
-            if chosen
+            if selected
             else f"no program of `djinn validate` has any of {', '.join(only)} in its name"
         )
     device = torch.device(DEVICE)
     with measuring(processor_time=processor_time) as clock:
         bench = Bench(clock, device, models, told=told)
         running = []
-        for workload in chosen:
+        for workload in selected:
             told(workload.name)
             running.append(_start(workload, device, clock))
         for _ in range(rounds):
@@ -132,9 +132,9 @@ def _start(workload: Workload, device: torch.device, clock: Clock) -> _Running:
     """Build a workload, run it once, and plan its second run."""
     step = workload.build(device)
     seconds_of(step, clock)
-    with djinn.capture() as recorded:
+    with djinn.capture() as program:
         kept = step()
-    result = djinn.plan(recorded, until="place")
+    result = djinn.plan(program, until="place")
     djinn.synchronize()
     del kept
     repeats = max(1, min(_REPEATS, int(_ENOUGH / max(seconds_of(step, clock), 1e-6))))
@@ -150,5 +150,5 @@ def _compared(one: _Running, calibration: Calibration, idle: float) -> Compariso
     costs = estimate(result.graph, client.registry().cost_models, topology).by_device[device.id]
     nodes = result.plan.nodes if result.plan is not None else range(len(result.graph.nodes))
     predicted, flops = sum(costs[node].seconds for node in nodes), sum(costs[node].flops for node in nodes)
-    measured = statistics.median(one.seconds)
-    return Comparison(one.workload.name, predicted, max(measured - idle, measured / 4), len(nodes), flops)
+    median = statistics.median(one.seconds)
+    return Comparison(one.workload.name, predicted, max(median - idle, median / 4), len(nodes), flops)

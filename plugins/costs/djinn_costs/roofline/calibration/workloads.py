@@ -64,11 +64,11 @@ def _vision_models() -> Iterator[Workload]:
 
 def _inferring(model: nn.Module, device: torch.device, **inputs: torch.Tensor) -> Step:
     model = model.eval().to(device)
-    given = {name: tensor.to(device) for name, tensor in inputs.items()}
+    arguments = {name: tensor.to(device) for name, tensor in inputs.items()}
 
     def step() -> object:
         with torch.no_grad():
-            return model(**given)
+            return model(**arguments)
 
     return step
 
