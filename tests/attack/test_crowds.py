@@ -30,7 +30,7 @@ from djinn_server.shared_device import SharedDevice
 SMALL = Limits(head=1000, body=0, buffers=0)
 
 
-def test_a_handshake_that_never_comes_makes_room_for_others(transports, tls, dial, closes, monkeypatch):
+def test_stalled_handshake_is_evicted(transports, tls, dial, closes, monkeypatch):
     monkeypatch.setattr("djinn_tcp.transport._HANDSHAKE_SECONDS", 60.0)
     (secure,) = [way for way in under_tls(transports, tls) if way.name == "tcps"]
     listener = secure.listen("tcps://127.0.0.1:0", SMALL, lambda connection: None)
@@ -44,7 +44,7 @@ def test_a_handshake_that_never_comes_makes_room_for_others(transports, tls, dia
         listener.close()
 
 
-def test_an_executor_has_few_unauthenticated_connections_too(monkeypatch, wait_for):
+def test_executor_bounds_unauthenticated_connections(monkeypatch, wait_for):
     limit = UnauthenticatedLimit(1)
     monkeypatch.setattr(attach, "ATTACH_SECONDS", 3600.0)
     context = ExecutorContext(SharedDevice(CpuRuntime()), unauthenticated=limit)
@@ -81,7 +81,7 @@ HEAD = b"POST /djinn/v1/%s HTTP/1.1\r\nHost: localhost\r\nContent-Type: applicat
 @pytest.mark.parametrize(
     "request_", [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", HEAD % b"send" + b"Content-Length: 0\r\n\r\n", b"\0\r\n"]
 )
-def test_nobody_stays_after_a_refused_request(web, dial, closes, request_):
+def test_refused_request_ends_connection(web, dial, closes, request_):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pace, "UNAUTHENTICATED_SECONDS", 60.0)
         sock = dial(web.url)
@@ -89,13 +89,13 @@ def test_nobody_stays_after_a_refused_request(web, dial, closes, request_):
         assert closes(sock)
 
 
-def test_nobody_stays_idle_who_has_shown_nothing(web, dial, closes):
+def test_idle_unauthenticated_connection_is_closed(web, dial, closes):
     sock = dial(web.url)
     sock.sendall(HEAD % b"open" + b"Content-Length: 0\r\n\r\n")
     assert closes(sock)
 
 
-def test_too_many_http_connections_make_room(web, dial, closes, monkeypatch):
+def test_excess_http_connections_are_evicted(web, dial, closes, monkeypatch):
     monkeypatch.setattr(pace, "UNAUTHENTICATED_SECONDS", 60.0)
     monkeypatch.setattr(http_server, "_MOST_UNAUTHENTICATED", 2)
     oldest = dial(web.url)
@@ -104,7 +104,7 @@ def test_too_many_http_connections_make_room(web, dial, closes, monkeypatch):
     assert closes(oldest)
 
 
-def test_what_is_no_http_makes_one_line_of_log(web, dial, closes, caplog, wait_for):
+def test_invalid_http_logs_one_line(web, dial, closes, caplog, wait_for):
     caplog.set_level("INFO")
     sock = dial(web.url)
     sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX\x1b[2J: forged\r\n\r\n")
@@ -126,13 +126,13 @@ def watched(tls, request):
 
 
 @pytest.mark.parametrize("watched", ["plain", "tls"], indirect=True)
-def test_who_says_nothing_to_the_operations_listener_is_cut_off(watched, dial, closes, monkeypatch):
+def test_silent_operations_connection_is_closed(watched, dial, closes, monkeypatch):
     monkeypatch.setattr(operations_listener, "REQUEST_SECONDS", 0.2)
     assert closes(dial(watched.url))
 
 
 @pytest.mark.parametrize("watched", ["tls"], indirect=True)
-def test_half_a_handshake_is_cut_off_as_well(watched, dial, closes, monkeypatch):
+def test_partial_handshake_is_closed(watched, dial, closes, monkeypatch):
     monkeypatch.setattr(operations_listener, "REQUEST_SECONDS", 0.2)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -144,7 +144,7 @@ def test_half_a_handshake_is_cut_off_as_well(watched, dial, closes, monkeypatch)
     assert closes(sock)
 
 
-def test_the_operations_listener_reads_few_headers(watched, dial):
+def test_operations_listener_bounds_headers(watched, dial):
     sock = dial(watched.url)
     sock.sendall(
         b"GET /livez HTTP/1.0\r\nHost: localhost\r\n" + b"".join(b"X-%d: %s\r\n" % (n, b"a" * 4000) for n in range(5))
@@ -152,7 +152,7 @@ def test_the_operations_listener_reads_few_headers(watched, dial):
     assert b" 431 " in sock.recv(200)
 
 
-def test_too_many_connections_for_operations_make_room(watched, dial, closes, monkeypatch):
+def test_excess_operations_connections_are_evicted(watched, dial, closes, monkeypatch):
     monkeypatch.setattr(operations_listener, "REQUEST_SECONDS", 60.0)
     watched._unauthenticated = UnauthenticatedLimit(2)
     oldest = dial(watched.url)
@@ -173,9 +173,7 @@ def test_too_many_connections_for_operations_make_room(watched, dial, closes, mo
         (b"GET / HTTP/1.1\r\nHost: localhost\r\nX\x1b[2J: forged\r\n\r\n", b" 400 "),
     ],
 )
-def test_the_operations_listener_answers_once_and_hangs_up(
-    watched, dial, closes, caplog, monkeypatch, request_, status
-):
+def test_operations_listener_closes_after_one_reply(watched, dial, closes, caplog, monkeypatch, request_, status):
     monkeypatch.setattr(operations_listener, "REQUEST_SECONDS", 60.0)
     sock = dial(watched.url)
     sock.sendall(request_)

@@ -51,18 +51,18 @@ def ways(transports, reached, *urls, fingerprint=""):
     return [url for url, _ in direct_ways(Gateway(None, reached, welcome), known)]
 
 
-def test_a_server_sends_clients_nowhere_else(transports):
+def test_server_cannot_redirect_to_other_hosts(transports):
     elsewhere = ("tcp://10.0.0.1:22", "tcp://metadata.internal:80", "tcp://127.0.0.1:6379", "tcp://[::1", "nothing")
     found = ways(transports, "tcp://gpu-box:5556", *elsewhere)
     assert found == ["tcp://gpu-box:22", "tcp://gpu-box:80", "tcp://gpu-box:6379"]
 
 
-def test_a_server_talks_no_client_out_of_tls(transports):
+def test_server_cannot_downgrade_tls(transports):
     assert ways(transports, "tcps://gpu-box:5556", "tcp://gpu-box:1", "tcps://gpu-box:2") == ["tcps://gpu-box:2"]
     assert ways(transports, "tcp://gpu-box:5556", "tcp://gpu-box:1") == ["tcp://gpu-box:1"]
 
 
-def test_another_machine_is_followed_with_its_certificate_alone(transports, tmp_path):
+def test_other_host_needs_known_certificate(transports, tmp_path):
     """One that the gateway has named over TLS, or on its own machine: an executor that an engine has started elsewhere."""
     own = tmp_path / f"{DIRECTORY_PREFIX}x"
     own.mkdir(mode=0o700)
@@ -89,7 +89,7 @@ def tcps_listener(transports, tmp_path):
         listener.close()
 
 
-def test_sockets_on_this_machine_are_followed_where_they_are_an_executors(transports, tmp_path):
+def test_only_executor_sockets_are_followed(transports, tmp_path):
     own = tmp_path / f"{DIRECTORY_PREFIX}x"
     own.mkdir(mode=0o700)
     good = f"unix://{own}/executor.sock"
@@ -105,7 +105,7 @@ def test_sockets_on_this_machine_are_followed_where_they_are_an_executors(transp
     assert not is_own_socket(good)
 
 
-def test_an_executor_is_sent_to_no_other_socket(transports, tmp_path):
+def test_executor_connects_to_executor_sockets_only(transports, tmp_path):
     path = tmp_path / "agent.sock"
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
@@ -120,13 +120,13 @@ def test_an_executor_is_sent_to_no_other_socket(transports, tmp_path):
 
 
 @pytest.mark.parametrize("ticket", ["x\r\nFLUSHALL\r\n", "x\n", "GET / HTTP/1.1"])
-def test_a_ticket_says_nothing_to_whoever_it_is_shown(ticket):
+def test_ticket_reveals_no_secret(ticket):
     for message in (Attach(ticket, ""), ConnectPeer(1, 2, ticket, ())):
         with pytest.raises(ProtocolError):
             decode(encode(message))
 
 
-def test_terminals_obey_nobody():
+def test_control_characters_are_escaped():
     for kind in (Refused, ProtocolClose):
         (said,) = {decode(encode(kind("\x1b]0;owned\x07gone\x9b2J\u202e\nso there"))).reason}
         assert said == "\\x1b]0;owned\\x07gone\\x9b2J\\u202e\nso there"
@@ -164,7 +164,7 @@ def served(answer):
         (b"HTTP/1.1 201 Created\r\nX: ", b"a" * 4000, "headers take more"),
     ],
 )
-def test_an_answer_over_http_that_never_ends(transports, begin, more, says):
+def test_endless_http_response_is_bounded(transports, begin, more, says):
     parts = iter([begin])
     with served(lambda: next(parts, more)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -172,7 +172,7 @@ def test_an_answer_over_http_that_never_ends(transports, begin, more, says):
             transport_for(url, transports).connect(url, Limits(), 0.5)
 
 
-def test_who_never_stops_talking_is_not_listened_to_for_ever():
+def test_endless_exchange_is_bounded():
     class Chatty(HttpExchange):
         waiting = True
 
@@ -183,7 +183,7 @@ def test_who_never_stops_talking_is_not_listened_to_for_ever():
     assert not Chatty(endpoint, FrameDecoder(Limits()), 1.0).read(time.monotonic() - 1)
 
 
-def test_nobody_has_a_client_set_memory_aside_before_it_was_let_in(transports):
+def test_no_allocation_before_authentication(transports):
     def accept(connection):
         connection.send(Frame(encode(Refused("no")), [bytes(1 << 20)]))
 
@@ -205,12 +205,12 @@ def test_nobody_has_a_client_set_memory_aside_before_it_was_let_in(transports):
         ValueDescription("no_such_dtype", (1,), (1,), 0),
     ],
 )
-def test_descriptions_that_no_tensor_has(described):
+def test_invalid_descriptions_are_refused(described):
     with pytest.raises(ProtocolError):
         ReplyReader(Failures(), 1).described(Completed(1, described=(described,)))
 
 
-def test_answers_that_bring_less_than_they_say():
+def test_short_replies_are_refused():
     header = TensorHeader("float32", (2,), (1,))
     reader = ReplyReader(Failures(), 1)
     for results, body in (((header, header), [bytes(8)]), ((header,), [bytes(4)]), ((header,), [])):
@@ -223,13 +223,13 @@ def test_answers_that_bring_less_than_they_say():
         decode(msgspec.msgpack.encode(raw))
 
 
-def test_what_tls_is_spoken_with_keeps_secrets_afterwards(tls):
+def test_tls_has_forward_secrecy(tls):
     for context in (server_context(tls), client_context(tls)):
         assert context.minimum_version == ssl.TLSVersion.TLSv1_2
         assert all(cipher["aead"] and cipher["kea"] in {"kx-ecdhe", "kx-any"} for cipher in context.get_ciphers())
 
 
-def test_who_knows_the_certificate_goes_nowhere_without_tls(transports):
+def test_pinned_certificate_requires_tls(transports):
     settings = Settings(servers=("tcp://gpu-box:5556",), token="t" * 32, tls_fingerprints=("sha256:" + "0" * 64,))
     with pytest.raises(ConfigurationError, match="this address has no TLS"):
         find_servers(settings).transports(transports)

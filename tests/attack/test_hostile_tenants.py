@@ -104,7 +104,7 @@ def say(transports):
         connection.close()
 
 
-def test_nobody_takes_an_executor_that_waits_for_its_first_tenant(start, say):
+def test_reserved_executor_cannot_be_taken(start, say):
     alice = Badge("alice")
     first = start()
     attached = say(first, Attach(first.issue_ticket(badge=alice), ""))
@@ -124,7 +124,7 @@ def test_nobody_takes_an_executor_that_waits_for_its_first_tenant(start, say):
 
 
 @pytest.mark.parametrize("op", ["aten::unbind_copy.int", "aten::sort"])
-def test_what_a_list_holds_is_counted(op):
+def test_list_results_count_towards_quota(op):
     listed = Form(op, (Operand(),), (), ("new",), False)
     own = own_operators(CpuRuntime(), DeviceTimer(CpuRuntime()), DeviceRandomness(CPU))
     with pytest.raises(UnsupportedOperation, match="several results"):
@@ -161,7 +161,7 @@ def upload(number):
     return Frame(encode(UploadPart(number << 32 | number, "float32", (1,), (1,), 4)), [bytearray(4)])
 
 
-def test_values_that_are_uploaded_count_at_once(context):
+def test_uploaded_values_count_towards_quota(context):
     context.usage.quota = Quota(values=5)
     session = ExecutorSession(context)
     with pytest.raises(QuotaExceeded, match="6 live tensors, of 5"):
@@ -169,7 +169,7 @@ def test_values_that_are_uploaded_count_at_once(context):
     session.close()
 
 
-def test_uploads_that_a_program_waits_for_are_slowed_as_well(context, monkeypatch):
+def test_awaited_uploads_are_rate_limited(context, monkeypatch):
     context.usage.quota = Quota(requests_a_second=10)
     waited = []
     clock = SimpleNamespace(sleep=waited.append, process_time=time.process_time)  # other threads sleep by the real one
@@ -184,7 +184,7 @@ def test_uploads_that_a_program_waits_for_are_slowed_as_well(context, monkeypatc
     assert max(waited) > 1.0
 
 
-def test_random_numbers_come_from_the_generator_alone():
+def test_invalid_generator_state_is_refused():
     state = torch.Generator().manual_seed(7).get_state()
     for made_up in (struct.pack("<iiQ", 624, 1, 624), struct.pack("<iiQ", 2, 1, 624)):
         wrong = state.clone()
@@ -197,14 +197,14 @@ def test_random_numbers_come_from_the_generator_alone():
                 own[op](wrong)
 
 
-def test_every_state_of_a_generator_is_good():
+def test_valid_generator_states_are_accepted():
     one, other = torch.Generator().manual_seed(7), torch.Generator()
     for _ in range(1300):
         set_state(other, one.get_state())
         assert torch.equal(torch.rand(1, generator=one), torch.rand(1, generator=other))
 
 
-def test_one_tenant_does_not_have_all_threads_of_the_gateway():
+def test_relay_threads_are_shared_among_tenants():
     relays = Relays(2)
     with relays.reserve("alice") as first, relays.reserve("alice") as second:
         with relays.reserve("alice") as third, relays.reserve("bob") as other:
@@ -215,7 +215,7 @@ def test_one_tenant_does_not_have_all_threads_of_the_gateway():
         assert afterwards
 
 
-def test_who_has_too_many_connections_passed_on_is_told_so(start, transports, tmp_path):
+def test_excess_relays_are_refused_with_reason(start, transports, tmp_path):
     executor = start()
     pool = SimpleNamespace(assign=lambda *_, **__: (0, executor), devices=(executor.ready.device.id,))
     tenants = SimpleNamespace(start_pool=lambda tenant, memory: pool, others=lambda tenant: [])
@@ -251,7 +251,7 @@ QUOTED = 'no"), 0)); std::system("id"); (true ? 0 : (throw std::runtime_error("y
 
 
 @pytest.mark.parametrize(("message", "taken"), [("all are positive", 8), (QUOTED, 4), ("a\\", 4), ("a\n", 4)])
-def test_no_text_of_a_program_becomes_code(message, taken):
+def test_program_text_is_not_compiled_as_code(message, taken):
     """Inductor writes the text of an assertion into C++ as it is, which then ran in the executor."""
     relu = Form("aten::relu", (Operand(),), (), ("new",), False)
     check = Form("aten::_assert_async.msg", (Operand(), Constant(message)), (), (), False)
@@ -262,7 +262,7 @@ def test_no_text_of_a_program_becomes_code(message, taken):
     assert region.stop - region.start == taken
 
 
-def test_no_such_text_is_packed_for_a_compiler_either():
+def test_program_text_is_not_packed_for_compiler():
     graph = fx.Graph()
     x = graph.placeholder("x")
     graph.call_function(torch.ops.aten._assert_async.msg, (x, QUOTED))
@@ -272,7 +272,7 @@ def test_no_such_text_is_packed_for_a_compiler_either():
         pack(context)
 
 
-def test_many_who_come_at_once_are_not_all_the_last_one():
+def test_concurrent_admissions_respect_limit():
     made = []
 
     def slowly(*_):
@@ -311,7 +311,7 @@ def test_many_who_come_at_once_are_not_all_the_last_one():
     assert executor._inside == 0
 
 
-def test_uploads_that_never_end_take_no_more_than_the_limit():
+def test_unfinished_uploads_respect_memory_limit():
     runtime = LimitedRuntime(CpuRuntime(), 4 << 20, DiskQuota())
     values = ValueTable()
     uploads = UploadAssembly(runtime, values, None)
@@ -324,7 +324,7 @@ def test_uploads_that_never_end_take_no_more_than_the_limit():
     assert 9 not in values, "there is room again"
 
 
-def test_what_is_said_of_values_takes_little_memory(monkeypatch):
+def test_value_descriptions_are_bounded(monkeypatch):
     monkeypatch.setattr(value_kinds, "LETTERS_LIMIT", 1000)
     kinds = value_kinds.ValueKinds(ValueTable())
     for number in range(50):

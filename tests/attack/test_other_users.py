@@ -26,7 +26,7 @@ from djinn_server.rlimits import leave_no_cores
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
-def test_a_connection_file_that_others_can_write_is_not_believed(tmp_path, mode):
+def test_writable_connection_file_is_refused(tmp_path, mode):
     path = tmp_path / "connection.json"
     write_connection_file(path, ConnectionFile(("tcp://127.0.0.1:1",), "t" * 32))
     path.chmod(mode)
@@ -35,7 +35,7 @@ def test_a_connection_file_that_others_can_write_is_not_believed(tmp_path, mode)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
-def test_what_belongs_to_somebody_else_is_not_believed(tmp_path):
+def test_file_of_other_user_is_refused(tmp_path):
     path = tmp_path / "connection.json"
     write_connection_file(path, ConnectionFile(("tcp://127.0.0.1:1",), "t" * 32))
     os.chown(path, 12345, -1)
@@ -46,7 +46,7 @@ def test_what_belongs_to_somebody_else_is_not_believed(tmp_path):
         private_directory(tmp_path, "journals")
 
 
-def test_a_configuration_that_others_can_write_is_not_followed(tmp_path):
+def test_writable_configuration_is_refused(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text('servers = ["tcp://127.0.0.1:1"]')
     environ = {"DJINN_CONFIG": str(path)}
@@ -56,7 +56,7 @@ def test_a_configuration_that_others_can_write_is_not_followed(tmp_path):
         resolve(environ=environ)
 
 
-def test_directories_that_others_can_write_to_are_refused(tmp_path):
+def test_writable_directories_are_refused(tmp_path):
     for use in (lambda: private_directory(tmp_path, "weights"), lambda: self_signed(tmp_path)):
         tmp_path.chmod(0o777)
         with pytest.raises(ConfigurationError, match="chmod 700"):
@@ -65,7 +65,7 @@ def test_directories_that_others_can_write_to_are_refused(tmp_path):
     assert private_directory(tmp_path / "new", "weights").stat().st_mode & 0o777 == 0o700
 
 
-def test_no_journal_is_written_through_a_link(tmp_path):
+def test_journal_refuses_symbolic_link(tmp_path):
     (tmp_path / "victim").write_text("keep")
     link = tmp_path / "x.journal"
     link.symlink_to(tmp_path / "victim")
@@ -74,7 +74,7 @@ def test_no_journal_is_written_through_a_link(tmp_path):
     assert (tmp_path / "victim").read_text() == "keep"
 
 
-def test_a_server_leaves_no_core_dumps():
+def test_server_disables_core_dumps():
     before = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (before[1], before[1]))
     try:
@@ -85,7 +85,7 @@ def test_a_server_leaves_no_core_dumps():
 
 
 @pytest.mark.parametrize("style", ["console", "json"])
-def test_nobody_writes_lines_of_the_log(capfd, style):
+def test_log_lines_cannot_be_forged(capfd, style):
     forged = "mallory\n2026-01-01T00:00:00Z [info     ] audit: admitted tenant=root \x1b[2J\x1b]0;owned\x07\x9b"
     logs.show("info", environ={"DJINN_LOG_FORMAT": style})
     try:
@@ -105,7 +105,7 @@ def test_nobody_writes_lines_of_the_log(capfd, style):
         assert json.loads(written.splitlines()[0])["client"] == one_line(forged)
 
 
-def test_no_message_shows_its_secrets():
+def test_message_reprs_hide_secrets():
     secret = "s3cr3t" * 6
     for kind in typing.get_args(AnyMessage):
         hints = typing.get_type_hints(kind)

@@ -55,24 +55,24 @@ def assert_met(found, *names):
         assert value <= bar, f"{name}: {value}, at most {bar}"
 
 
-def test_capture(run, embedded):
+def test_capture_benchmark(run, embedded):
     assert_met(run("bench_capture", "instruction_bytes", "capture_decode_step", "capture_add"), "instruction_bytes")
 
 
-def test_bytes(run):
+def test_bytes_benchmark(run):
     names = ("decode_bytes_sent", "element_bytes_received")
     assert_met(run("bench_bytes", *names), *names)
 
 
-def test_tensors(run):
+def test_tensors_benchmark(run):
     assert_met(run("bench_tensors"), "copies")
 
 
-def test_transports(run):
+def test_transports_benchmark(run):
     run("bench_transports", "tcp_64_mib", "http_64_mib", "local_64_mib", "submission", "submission_with_an_op")
 
 
-def test_weights_that_the_server_reads(run, module, python, tmp_path, monkeypatch):
+def test_server_weights_benchmark(run, module, python, tmp_path, monkeypatch):
     @contextmanager
     def forked(*arguments, threads=1, environment=None):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
@@ -86,17 +86,17 @@ def test_weights_that_the_server_reads(run, module, python, tmp_path, monkeypatc
     assert_met(run("bench_weights", "second_session", "bytes"), "bytes")
 
 
-def test_models(run):
+def test_models_benchmark(run):
     run("bench_models", "toy_decode", "toy_own_loop")
 
 
-def test_varying_sizes(run, module):
+def test_varying_sizes_benchmark(run, module):
     run("bench_varying", "convolution_new_over_known", "convolution_plans", "convolution_fixed_over_local")
     found = module("bench_varying").varied
     assert found.cache_info().misses == 1, "the cases of one program share its run"
 
 
-def test_a_skeleton_is_installed_as_pip_does_it(module):
+def test_skeleton_is_installed_as_by_pip(module):
     from djinn_core.registry.discovery import installed
 
     varying = module("bench_varying")
@@ -106,7 +106,7 @@ def test_a_skeleton_is_installed_as_pip_does_it(module):
     assert "bench_placement_policies" not in {plugin.name for plugin in installed()}
 
 
-def test_a_pool_runs_thirty_programs_twice(module):
+def test_pool_benchmark_runs_programs_twice(module):
     script = module("bench_pool_defaults")
     names = [case.name for case in script.CASES]
     assert len(names) == len(set(names)) == 60
@@ -115,7 +115,7 @@ def test_a_pool_runs_thirty_programs_twice(module):
         assert programs[name].build(torch.device("cpu"))().isfinite().all()
 
 
-def test_sizes_that_are_new_were_not_met_before(module):
+def test_varying_programs_have_new_sizes(module):
     programs = module("varying_programs")
     for program in programs.PROGRAMS:
         known, unseen = program.halves(40)
@@ -124,7 +124,7 @@ def test_sizes_that_are_new_were_not_met_before(module):
         assert not {*known} & {*unseen}
 
 
-def test_the_beginning_of_names_means_all_of_them(module, capsys):
+def test_name_prefix_selects_cases(module, capsys):
     measuring = module("measuring")
     cases = [
         measuring.Case(name, 1, lambda _: measuring.Outcome(1.0)) for name in ("one_a", "one_b", "two_a", "oneself")
@@ -135,7 +135,7 @@ def test_the_beginning_of_names_means_all_of_them(module, capsys):
     assert "no case is called three" in capsys.readouterr().err
 
 
-def test_a_relay_delays(module):
+def test_relay_delays_frames(module):
     links = module("links")
     with links.ExitStack() as stack:
         way = links.partial(links.relayed, stack, links.Conditions(round_trip=0.01))
@@ -143,7 +143,7 @@ def test_a_relay_delays(module):
             assert seconds >= 0.01
 
 
-def test_a_bridge_between_namespaces_delays(module):
+def test_namespace_bridge_delays_frames(module):
     links = module("links")
     if not links.permitted():
         pytest.skip("network namespaces are not permitted here")
@@ -154,13 +154,13 @@ def test_a_bridge_between_namespaces_delays(module):
         assert seconds >= 0.01
 
 
-def test_every_op_a_call(module):
+def test_one_rpc_per_op(module):
     step = module("peers").rpc(beside=threading.Thread)
     here = module("peers").local()
     assert [step() for _ in range(3)] == [here() for _ in range(3)]
 
 
-def test_rows_of_scheduling_have_the_keys_that_were_promised(module):
+def test_scheduling_rows_have_promised_keys(module):
     promised = {
         "kv_bytes_ours", "kv_bytes_blind", "kv_time_ratio", "cnn_pipeline_speedup", "multimodal_latency_ratio",
         "prefill_latency_ratio", "recompute_choices_right", "fusion_time_ratio", "memory_peak_within_limit",
@@ -172,7 +172,7 @@ def test_rows_of_scheduling_have_the_keys_that_were_promised(module):
     assert len(keys) == len(set(keys)), "two rows have the same key"
 
 
-def test_a_case_that_breaks_is_told_and_the_others_go_on(module, capsys):
+def test_failing_case_does_not_stop_others(module, capsys):
     measuring = module("measuring")
 
     def breaks(_):
@@ -198,7 +198,7 @@ def test_a_case_that_breaks_is_told_and_the_others_go_on(module, capsys):
     assert said == {"three": 2.0, "of_three": 0.5, **nothing, measuring.NOT_MEASURED: why}
 
 
-def test_the_picture_and_the_table(module, tmp_path, monkeypatch):
+def test_plot_and_table(module, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     measuring, plot = module("measuring"), module("plot")
     monkeypatch.setattr("sys.argv", ["bench_things.py"])

@@ -19,7 +19,7 @@ def history():
     return importlib.import_module("evaluation.benchmarks.history")
 
 
-def test_what_got_slower_beyond_noise(history, tmp_path):
+def test_slowdown_beyond_noise_is_reported(history, tmp_path):
     file = tmp_path / "history.jsonl"
     assert history.read(file) == []
     old = history.BenchRun("a", "26.10.0", "2026-10-30", "two processors", "", {"a.steady": 1.0, "a.noisy": 1.0})
@@ -36,7 +36,7 @@ def test_what_got_slower_beyond_noise(history, tmp_path):
 
 
 @pytest.mark.parametrize(("deviation", "runs"), [(0.02, 1), (0.02, 8), (0.05, 2), (0.1, 3), (0.3, 5)])
-def test_made_up_histories_raise_few_false_alarms_and_show_what_is_twice_the_noise(history, deviation, runs):
+def test_synthetic_histories_have_few_false_alarms(history, deviation, runs):
     chance = random.Random(deviation)
     names = [str(number) for number in range(300)]
 
@@ -51,7 +51,7 @@ def test_made_up_histories_raise_few_false_alarms_and_show_what_is_twice_the_noi
     assert len(history.slower(before, made(by=1 + 2 * middle))) > 0.8 * len(names)
 
 
-def test_runs_are_compared_with_the_last_release_and_not_with_what_came_after_it(history):
+def test_runs_are_compared_with_last_release(history):
     releases = ("26.10.0", "after 26.10.0", "26.11.0", "26.11.0", "after 26.11.0", "after 26.11.0")
     runs = [history.BenchRun(str(at), one, "2026-10-30", "two processors", "", {}) for at, one in enumerate(releases)]
     for release in ("after 26.11.0", "26.12.0"):
@@ -60,7 +60,7 @@ def test_runs_are_compared_with_the_last_release_and_not_with_what_came_after_it
     assert [one.commit for one in history.last_release(runs[:4], runs[3])] == ["0"]
 
 
-def test_what_comes_after_a_tag_is_told_from_what_leads_to_it(history, monkeypatch, tmp_path):
+def test_commits_after_tag_are_recognised(history, monkeypatch, tmp_path):
     monkeypatch.setattr(history, "HERE", tmp_path)
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     git = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
@@ -78,7 +78,7 @@ def test_what_comes_after_a_tag_is_told_from_what_leads_to_it(history, monkeypat
     assert not history.this_run("26.11.0", "", {}).commit.endswith("+"), "a run that was kept is no change"
 
 
-def test_results_of_an_earlier_run_are_not_this_ones(history, tmp_path, monkeypatch):
+def test_results_of_earlier_run_are_ignored(history, tmp_path, monkeypatch):
     run_all = importlib.import_module("evaluation.benchmarks.run_all")
     for name, text in (("kept", ""), ("new", "import sys; sys.exit()")):
         (tmp_path / f"bench_{name}.py").write_text(text)
@@ -97,7 +97,7 @@ def test_results_of_an_earlier_run_are_not_this_ones(history, tmp_path, monkeypa
     assert kept.values == {"new.a": 3}
 
 
-def test_a_run_names_its_commit_and_machine(history):
+def test_run_names_commit_and_machine(history):
     run = history.this_run("26.11.0", "--quick", {"a.b": 1.0})
     assert run.commit
     assert "torch" in run.machine

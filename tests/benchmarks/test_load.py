@@ -21,14 +21,14 @@ def test_many_clients_get_right_results(python, served_environment, url_of):
     assert found["requests"] > 0
 
 
-def test_a_wrong_result_is_counted():
+def test_wrong_result_is_counted():
     one = {"requests": 10, "wrong": 0, "seconds": [0.1] * 10, "failure": ""}
     assert figures_of([one, one], {}, {}, 1.0)["many_clients_fair_and_right"] == 1
     for other in ({"wrong": 1}, {"requests": 3}, {"failure": "it broke"}):
         assert figures_of([one, one | other], {}, {}, 1.0)["many_clients_fair_and_right"] == 0, other
 
 
-def test_rows_are_there_and_what_they_print_decides(monkeypatch, capsys):
+def test_load_rows_and_verdicts(monkeypatch, capsys):
     options = argparse.Namespace(
         clients=1, tenants=1, minutes=1, crashes=1, seconds=1, connections=1, sessions=1, steps=10
     )

@@ -12,7 +12,7 @@ from evaluation.chaos.run_device_faults import KINDS, draw, suffer_all
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
 
-def test_faults_are_told_to_the_right_sessions_and_leave_no_memory(python, plain_environment, tmp_path):
+def test_faults_reach_their_sessions_and_free_memory(python, plain_environment, tmp_path):
     chance = random.Random(3)
     faults = [draw(kind, chance) for kind in (*KINDS, *KINDS)]
     tallies = suffer_all(python, plain_environment, tmp_path, faults)

@@ -7,7 +7,7 @@ from servers import start_server
 from evaluation.chaos.run_endings import OPTIONS, endings
 
 
-def test_ended_program_frees_its_place_for_the_next(python, plain_environment, tmp_path):
+def test_ended_program_frees_its_slot(python, plain_environment, tmp_path):
     server = start_server(python.start, tmp_path, *OPTIONS, env=plain_environment)
     try:
         seen = list(endings(python, server, plain_environment, 6, seed=4))

@@ -89,7 +89,7 @@ def trained(device, at_step_12=lambda: None):
     return losses
 
 
-def test_training_goes_on_elsewhere_where_the_server_does_not_know_the_session_any_more(remote, serving):
+def test_training_fails_over_to_standby(remote, serving):
     expected = trained(remote)
     assert trained(remote, kill_executor) == expected
     assert open_connections()[0].connection.server in serving.urls
@@ -113,7 +113,7 @@ class Killer:
         pass
 
 
-def test_generation_goes_on_elsewhere_from_the_last_state_when_a_server_is_killed(remote, doomed, serving, monkeypatch):
+def test_generation_fails_over_from_last_state(remote, doomed, serving, monkeypatch):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     monkeypatch.setattr(snapshot_schedule, "SNAPSHOT_SECONDS", 0.0)
@@ -136,7 +136,7 @@ def test_generation_goes_on_elsewhere_from_the_last_state_when_a_server_is_kille
     assert talk._kept.base > 0  # states were taken
 
 
-def test_stopped_program_is_stopped_at_the_same_op_elsewhere(remote, serving):
+def test_cancelled_program_fails_over_at_same_op(remote, serving):
     whole, product = torch.ones(4, device=remote), torch.rand(512, 512, device=remote)
     djinn.synchronize()
     with pytest.raises(djinn.errors.DeadlineExceeded), djinn.deadline(0.5):

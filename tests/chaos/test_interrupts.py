@@ -19,7 +19,7 @@ def interruptible():
     signal.signal(signal.SIGINT, previous)
 
 
-def test_ctrl_c_is_raised_at_once_and_costs_nothing_that_was_finished(embedded, interruptible):
+def test_ctrl_c_keeps_finished_work(embedded, interruptible):
     seen = set()
     for trial in trials(5, seed=11, longest=1.0):
         seen.add(trial.work)

@@ -32,7 +32,7 @@ def breaking(request, connect, url_of):
     network.close()
 
 
-def test_connections_may_break_at_any_time(breaking):
+def test_connection_breaks_at_any_time(breaking):
     total, one = torch.zeros(3, device=REMOTE), torch.ones(3).to(REMOTE)
     for i in range(200):
         total.add_(one)
@@ -43,7 +43,7 @@ def test_connections_may_break_at_any_time(breaking):
     assert total.tolist() == [200.0] * 3
 
 
-def test_a_network_that_stops_for_a_while_loses_nothing(breaking):
+def test_stalled_network_loses_nothing(breaking):
     total = torch.zeros(3, device=REMOTE)
     for i in range(20):
         total += 1
@@ -65,7 +65,7 @@ def test_updates_are_applied_exactly_once(network, fate):
     assert total.tolist() == [600.0] * 3
 
 
-def test_an_upload_that_is_interrupted_again_and_again_goes_on_where_it_was(network):
+def test_interrupted_upload_resumes(network):
     source = torch.randn(12 << 20)  # 48 MiB
     network.sent = 0
     network.up = lambda n: HALF if n % 9 == 0 else PASS  # of frames of 4 MiB
@@ -76,7 +76,7 @@ def test_an_upload_that_is_interrupted_again_and_again_goes_on_where_it_was(netw
     assert network.sent < 1.6 * source.nbytes
 
 
-def test_what_was_sent_is_the_callers_again_although_it_may_travel_twice(network):
+def test_upload_source_may_change_after_send(network):
     network.up = lambda n: BREAK if n % 7 == 0 else PASS
     source = torch.arange(1 << 18)
     remotes = []
@@ -87,7 +87,7 @@ def test_what_was_sent_is_the_callers_again_although_it_may_travel_twice(network
     assert [r[-1].item() for r in remotes] == list(range(6))
 
 
-def test_a_large_result_arrives_as_it_was_when_it_was_asked_for(network):
+def test_large_result_is_a_snapshot(network):
     values = torch.zeros(1 << 19, device=REMOTE)
     djinn.synchronize()
     network.down = lambda n: HALF if n % 6 == 1 else PASS

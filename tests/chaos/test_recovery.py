@@ -93,7 +93,7 @@ def trained(device, killed_after=None):
     return losses
 
 
-def test_training_goes_on_as_if_nothing_had_happened(remote):
+def test_training_survives_kills(remote):
     expected = trained(remote)
     assert trained(remote, killed_after=0.03) == expected
 
@@ -116,11 +116,11 @@ def attended(device, process=None):
     return found
 
 
-def test_a_loop_that_runs_ahead_goes_on(remote):
+def test_loop_running_ahead_survives_kill(remote):
     assert attended(remote, executor_process()) == attended("cpu")
 
 
-def test_updates_in_place_are_done_once(remote):
+def test_in_place_updates_run_once(remote):
     total, one = torch.zeros(1000, device=remote), torch.ones(1000).to(remote)
     killer = None
     for i in range(400):
@@ -134,7 +134,7 @@ def test_updates_in_place_are_done_once(remote):
     assert total.tolist() == [400.0] * 1000
 
 
-def test_what_was_uploaded_comes_back(remote, journals):
+def test_uploads_are_recovered(remote, journals):
     large, small = torch.randn(1 << 20), torch.randn(10)
     held, other = large.to(remote), small.to(remote)
     held += 1
@@ -148,7 +148,7 @@ def test_what_was_uploaded_comes_back(remote, journals):
     assert torch.equal(held.cpu(), large + 1)
 
 
-def test_values_of_a_session_that_left_nothing_are_gone_and_say_so(journals, remote):
+def test_values_without_journal_are_lost(journals, remote):
     value = torch.ones(3, device=remote)
     djinn.synchronize()
     process = executor_process()
@@ -160,7 +160,7 @@ def test_values_of_a_session_that_left_nothing_are_gone_and_say_so(journals, rem
 
 
 @pytest.mark.filterwarnings("ignore:(Sparse|.*functions that produce)")
-def test_tensors_of_other_layouts_come_back(remote):
+def test_sparse_and_nested_tensors_are_recovered(remote):
     expected = [plain(one_of_each("cpu")), plain(used(one_of_each("cpu")))]
     held = one_of_each(remote)
     values = held[0].values() if held[0].is_coalesced() else held[0]._values()
@@ -172,7 +172,7 @@ def test_tensors_of_other_layouts_come_back(remote):
     assert equal(plain(used(held)), expected[1])
 
 
-def test_a_growing_cache_survives_its_executor(remote):
+def test_growing_cache_survives_kill(remote):
     def decoded(device, after=None):
         torch.manual_seed(0)
         cache, rows = torch.randn(2, 4, 300, 64).to(device), torch.randn(16, 2, 4, 1, 64).to(device)

@@ -57,7 +57,7 @@ def test_program_continues_after_a_restart(server, name, moment, number):
     wait_for(lambda: not exists(victim), "the end of the executor of a server that was ended")
 
 
-def test_session_of_another_version_is_lost_and_says_what_to_do(server):
+def test_session_of_other_version_is_lost_with_advice(server):
     value = torch.ones(3, device=REMOTE)
     djinn.synchronize()
     server.kill(*executors())
@@ -78,7 +78,7 @@ def test_session_of_another_version_is_lost_and_says_what_to_do(server):
     djinn.init()
 
 
-def test_damaged_journal_ends_the_session_with_the_reason(server):
+def test_damaged_journal_ends_session_with_reason(server):
     value = torch.arange(1000.0).to(REMOTE)
     assert value.sum().item() == 499500.0
     server.kill(*executors())
@@ -97,7 +97,7 @@ def test_damaged_journal_ends_the_session_with_the_reason(server):
     djinn.init()
 
 
-def test_revoked_token_is_refused_after_a_restart_and_its_session_ends(python, tmp_path):
+def test_revoked_token_ends_session_after_restart(python, tmp_path):
     table = tmp_path / "tokens.json"
     with change_table(table) as change:
         change.table, _, token = create(change.table, "one", 0.0)

@@ -7,7 +7,7 @@ from long_forms import long_or
 from evaluation.conformance.module_database import check_module, check_optimizer, modules, optimizers
 
 
-def test_every_module_is_right(embedded_for_all):
+def test_modules_equal_local(embedded_for_all):
     part = list(modules())[:: long_or(8, 4)]  # `python -m evaluation conformance` takes all, with every sample
     verdicts = [check_module(module, samples=1) for module in part]
     assert {v.name: v.reason for v in verdicts if v.outcome != "passed"} == {}
@@ -15,7 +15,7 @@ def test_every_module_is_right(embedded_for_all):
     assert sum(v.refused < v.samples for v in verdicts) > long_or(12, 25)
 
 
-def test_every_optimizer_is_right(embedded_for_all):
+def test_optimizers_equal_local(embedded_for_all):
     verdicts = [check_optimizer(optimizer, samples=1) for optimizer in optimizers()]
     assert {v.name: v.reason for v in verdicts if v.outcome != "passed"} == {}
     assert len(verdicts) > 10

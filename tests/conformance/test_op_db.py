@@ -22,14 +22,14 @@ PARTS = {
 
 
 @pytest.mark.parametrize("way", PARTS)
-def test_entries_are_right_except_those_left_out(embedded_for_all, way):
+def test_op_entries_equal_local(embedded_for_all, way):
     first = list(PARTS).index(way)  # so that the ways take different entries
     verdicts = [check(op, way, samples=1) for op in list(entries())[first :: PARTS[way] * long_or(2, 1)]]
     assert {v.name: v.reason for v in verdicts if v.outcome == "failed"} == {}
     assert sum(v.samples for v in verdicts) > 10, "hardly anything is compared"
 
 
-def test_what_is_left_out_is_refused_with_a_clear_error(embedded_for_all):
+def test_excluded_ops_are_refused_with_reason(embedded_for_all):
     verdicts = {name_of(op): check(op, "op_db forward", samples=1) for op in entries() if name_of(op) in LEFT_OUT}
     assert verdicts.keys() == LEFT_OUT.keys()
     for name, verdict in verdicts.items():
@@ -37,12 +37,12 @@ def test_what_is_left_out_is_refused_with_a_clear_error(embedded_for_all):
         assert isinstance(verdict.error, UnsupportedOperation), name
 
 
-def test_less_than_one_in_a_hundred_is_left_out():
+def test_excluded_ops_are_under_one_percent():
     assert len(LEFT_OUT) < 0.01 * len(list(entries()))
 
 
 @pytest.mark.parametrize(("way", "part"), [("op_db forward", 16), ("op_db gradient", 24), ("op_db in-place", 16)])
-def test_operators_are_right_when_every_value_travels(blind_pool, way, part):
+def test_ops_equal_local_with_transferred_values(blind_pool, way, part):
     """A sample of `python -m evaluation conformance-pool`."""
     taken = [op for op in entries() if op.get_inplace() or way != "op_db in-place"]
     verdicts = [check(op, way, samples=1) for op in taken[5 :: part * long_or(2, 1)]]

@@ -15,12 +15,12 @@ CASES = {path.stem: split(path.read_text()) for path in sorted((Path(__file__).p
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_case_is_as_on_the_cpu(embedded, case):
+def test_case_equals_cpu(embedded, case):
     found = first_difference(CASES[case])
     assert found is None, str(found)
 
 
-def test_cases_are_as_on_the_cpu_on_two_executors(cache_directory):
+def test_cases_equal_cpu_on_two_executors(cache_directory):
     with configured(threads=1, executors=2, placement_policy="round_robin"):
         djinn.init()
         found = {name: first_difference(statements) for name, statements in CASES.items()}

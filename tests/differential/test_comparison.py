@@ -56,19 +56,19 @@ def noticed(faulty, right=lambda t: t, program=PROGRAM):
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_fault_is_noticed(embedded, name):
+def test_fault_is_detected(embedded, name):
     assert name in noticed(FAULTS[name])
 
 
-def test_every_look_has_a_fault():
+def test_every_compared_property_has_fault():
     assert LOOKS.keys() - FAULTS.keys() == {"idle stride"}  # known to differ
 
 
-def test_right_device_is_not_accused(embedded):
+def test_correct_device_has_no_differences(embedded):
     assert noticed(lambda t: t) == set()
 
 
-def test_memory_that_is_shared_on_one_side_is_noticed(embedded):
+def test_one_sided_memory_sharing_is_detected(embedded):
     program = ("a = torch.ones(3, device=D)", "b = faulty(a)")
     assert "shares" in noticed(lambda t: t.clone(), lambda t: t, program)
 
@@ -77,7 +77,7 @@ def test_text_of_an_error_is_compared(embedded):
     assert noticed(lambda t: _raise("other"), lambda t: _raise("text")) == {"error text"}
 
 
-def test_write_that_is_lost_is_noticed_and_shrunk_to_it(embedded):
+def test_lost_write_is_detected_and_shrunk(embedded):
     statements, _ = generated(7)
     statements[9:9] = ["x = torch.ones(3, device=D)", "faulty(x)"]
     extra = {"faulty": lambda device: (lambda t: t.mul_(2)) if device == "cpu" else lambda t: t.mul_(3)}
@@ -90,14 +90,14 @@ def _properties(statements, extra):
     return {d.property for d in differences(statements, here, run(statements, REMOTE, extra))}
 
 
-def test_wrong_stride_of_the_product_is_noticed(embedded, monkeypatch):
+def test_wrong_stride_is_detected(embedded, monkeypatch):
     monkeypatch.delitem(meta_overrides._RULES, torch.ops.aten.poisson.default)
     found = first_difference(["a = torch.rand(4, 3, device=D).t()", "b = torch.poisson(a)"])
     assert found is not None
     assert found.difference.property == "stride"
 
 
-def test_version_that_the_product_does_not_raise_is_noticed(embedded):
+def test_missing_version_increment_is_detected(embedded):
     def write_unnoticed(tensor):
         tensor.detach().data.add_(1)
         return tensor

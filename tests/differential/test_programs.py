@@ -20,30 +20,30 @@ def check(seeds):
     assert {seed: str(one) for seed, one in found.items() if one} == {}
 
 
-def test_random_programs_are_as_on_the_cpu(embedded):
+def test_random_programs_equal_cpu(embedded):
     check(range(long_or(6, 100)))
 
 
-def test_random_programs_in_pieces_are_as_on_the_cpu(embedded, monkeypatch):
+def test_random_programs_in_pieces_equal_cpu(embedded, monkeypatch):
     monkeypatch.setattr(port, "checkpoint_instructions", 16)
     recorders.limit_programs()
     check(range(1000, long_or(1003, 1020)))
 
 
-def test_random_programs_on_two_executors_are_as_on_the_cpu(cache_directory):
+def test_random_programs_on_two_executors_equal_cpu(cache_directory):
     with configured(threads=1, executors=2, placement_policy="round_robin"):
         djinn.init()
         check(range(2000, long_or(2003, 2020)))
 
 
 @pytest.mark.parametrize("first", [0, 45])
-def test_ops_are_as_on_the_cpu_for_inputs_of_any_layout(embedded, first):
+def test_ops_equal_cpu_for_any_layout(embedded, first):
     tried = [one for op in entries()[first :: long_or(90, 10)] for one in programs(op, count=1)]
     found = {one.name: first_difference(one.statements, extra=one.names, close=one.close) for one in tried}
     assert {name: str(one) for name, one in found.items() if one} == {}
     assert len(tried) > 40, "hardly anything is compared"
 
 
-def test_known_differences_have_names_of_their_own():
+def test_known_differences_have_unique_names():
     names = [entry.name for entry in known_differences.KNOWN]
     assert len(set(names)) == len(names)

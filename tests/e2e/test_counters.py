@@ -75,7 +75,7 @@ def settled(relay):
         time.sleep(0.02)
 
 
-def test_bytes_are_counted_where_they_meet_the_socket(relay):
+def test_byte_counts_equal_socket_traffic(relay):
     weight = torch.randn(300, 1000)
     remote = weight.to(REMOTE)
     result = (remote @ remote.T).relu()

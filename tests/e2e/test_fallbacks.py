@@ -31,7 +31,7 @@ def computes():
     return (torch.arange(3.0).to(REMOTE) * 2).tolist() == [0, 2, 4]
 
 
-def test_from_tcp_that_is_refused_to_http(configure, unreachable, url_of, caplog):
+def test_refused_tcp_falls_back_to_http(configure, unreachable, url_of, caplog):
     configure(unreachable, url_of("http"), disable=("local",))
     assert computes()
     assert open_connections()[0].url == url_of("http")
@@ -39,7 +39,7 @@ def test_from_tcp_that_is_refused_to_http(configure, unreachable, url_of, caplog
     assert url_of("http") in caplog.text
 
 
-def test_from_a_transport_that_is_not_there(configure, url_of, caplog):
+def test_missing_transport_falls_back(configure, url_of, caplog):
     configure(url_of("tcp"), url_of("http"), disable=("local", "tcp"))
     assert computes()
     assert open_connections()[0].url == url_of("http")
@@ -47,7 +47,7 @@ def test_from_a_transport_that_is_not_there(configure, url_of, caplog):
     assert "no transport for tcp:// is in use here (known: " in caplog.text
 
 
-def test_to_nothing_else_when_all_refuse(configure, unreachable):
+def test_all_transports_refused_raises(configure, unreachable):
     configure(unreachable, unreachable.replace("tcp", "http"), disable=("local",))
     with pytest.raises(djinn.errors.TransportError, match="cannot reach a server") as error:
         computes()
@@ -55,7 +55,7 @@ def test_to_nothing_else_when_all_refuse(configure, unreachable):
     assert unreachable.replace("tcp", "http") in str(error.value)
 
 
-def test_silently_where_the_first_way_works(configure, url_of, caplog):
+def test_first_transport_works_without_log(configure, url_of, caplog):
     configure(url_of("http"), url_of("tcp"))
     assert computes()
     assert open_connections()[0].url.startswith("unix://"), "the fastest way on one machine"

@@ -54,7 +54,7 @@ def applied(run):
 
 @on_cpu
 @torch.no_grad()
-def test_products_of_one_input_become_one():
+def test_products_of_one_input_are_fused():
     torch.manual_seed(0)
     theirs = Gated().eval()
     ours = copy.deepcopy(theirs).to(REMOTE)
@@ -68,7 +68,7 @@ def test_products_of_one_input_become_one():
 
 @on_cpu
 @torch.no_grad()
-def test_weights_are_put_together_once_and_again_when_they_change():
+def test_fused_weights_are_cached_until_change():
     theirs = Gated().eval()
     ours = copy.deepcopy(theirs).to(REMOTE)
 
@@ -91,7 +91,7 @@ def test_weights_are_put_together_once_and_again_when_they_change():
 
 
 @torch.no_grad()
-def test_many_rows_stay_as_they_are():
+def test_many_rows_are_not_fused():
     ours = Gated().eval().to(REMOTE)
     rows = torch.randn(2, 16).to(REMOTE)
     _, names, _ = applied(lambda: [made.cpu() for made in ours(rows)])
@@ -99,7 +99,7 @@ def test_many_rows_stay_as_they_are():
 
 
 @torch.no_grad()
-def test_norms_become_part_of_convolutions():
+def test_batch_norms_are_folded_into_convolutions():
     theirs = Convolutions()
     for _ in range(3):
         theirs(torch.randn(4, 3, 8, 8))  # so that the statistics are some
@@ -116,7 +116,7 @@ def test_norms_become_part_of_convolutions():
 
 
 @torch.no_grad()
-def test_other_sizes_are_other_plans():
+def test_other_sizes_have_other_plans():
     theirs = Convolutions().eval()
     ours = copy.deepcopy(theirs).to(REMOTE)
     for size in (8, 11, 8):
@@ -124,7 +124,7 @@ def test_other_sizes_are_other_plans():
         torch.testing.assert_close(ours(pictures.to(REMOTE)).cpu(), theirs(pictures))
 
 
-def test_training_stays_as_it_is():
+def test_training_is_not_fused():
     ours = Convolutions().to(REMOTE)
 
     def step():
@@ -136,7 +136,7 @@ def test_training_stays_as_it_is():
 
 
 @torch.no_grad()
-def test_what_was_put_together_goes_with_its_weights():
+def test_fused_weights_are_freed_with_weights():
     gc.collect()
     djinn.synchronize()
     before = executor_figures()["values"]
@@ -150,7 +150,7 @@ def test_what_was_put_together_goes_with_its_weights():
 
 
 @torch.no_grad()
-def test_a_program_that_is_part_of_one_that_was_rewritten_is_rewritten_too():
+def test_prefix_of_rewritten_program_is_rewritten():
     ours = Convolutions().eval().to(REMOTE)
     pictures = torch.randn(2, 3, 8, 8).to(REMOTE)
 
@@ -168,7 +168,7 @@ def test_a_program_that_is_part_of_one_that_was_rewritten_is_rewritten_too():
 
 @on_cpu
 @torch.no_grad()
-def test_what_comes_after_fused_products_stays_as_it_is():
+def test_ops_after_fused_products_are_unchanged():
     ours, rows = Gated().eval().to(REMOTE), torch.randn(1, 1, 16).to(REMOTE)
     cache = torch.zeros(1, 30, 8, device=REMOTE)
 

@@ -92,7 +92,7 @@ def ask(connection, message, body=()):
 
 @pytest.mark.parametrize("scheme", ["tcp", "http"])
 @pytest.mark.parametrize("token", ["wrong" * 8, "x"])
-def test_a_wrong_token_gets_nothing_but_a_refusal(healthy, url_of, serving, scheme, token):
+def test_wrong_token_is_refused(healthy, url_of, serving, scheme, token):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DJINN_CONFIG", "")
         djinn.shut_down()
@@ -151,7 +151,7 @@ REFUSED_UPLOADS = {
 
 
 @pytest.mark.parametrize("frame", REFUSED.values(), ids=REFUSED)
-def test_a_program_that_cannot_run_is_answered_and_the_session_goes_on(session, frame):
+def test_invalid_program_keeps_session(session, frame):
     session.send(frame)
     answer = decode(session.receive(SECONDS).head)
     assert isinstance(answer, Completed)
@@ -161,7 +161,7 @@ def test_a_program_that_cannot_run_is_answered_and_the_session_goes_on(session, 
 
 
 @pytest.mark.parametrize("frame", REFUSED_UPLOADS.values(), ids=REFUSED_UPLOADS)
-def test_an_upload_that_fits_nothing_is_poison_and_the_session_goes_on(session, frame):
+def test_invalid_upload_poisons_value(session, frame):
     session.send(frame)
     answer = ask(session, Submit(1, fetch=pack_handles((HANDLE,))))
     assert [failure.kind for failure in answer.results] == ["ProtocolError"]
@@ -170,7 +170,7 @@ def test_an_upload_that_fits_nothing_is_poison_and_the_session_goes_on(session, 
 
 
 @pytest.mark.parametrize("frame", BROKEN.values(), ids=BROKEN)
-def test_what_breaks_the_rules_ends_that_session_with_a_reason(session, frame):
+def test_protocol_violation_ends_session_with_reason(session, frame):
     session.send(frame)
     answer = decode(session.receive(SECONDS).head)
     assert isinstance(answer, ProtocolClose)
@@ -179,7 +179,7 @@ def test_what_breaks_the_rules_ends_that_session_with_a_reason(session, frame):
         session.receive(SECONDS)
 
 
-def test_an_oversized_frame_ends_that_session(session):
+def test_oversized_frame_ends_session(session):
     session.limits = Limits(head=1 << 30)  # this end would not let it pass
     # A proper message, which would be answered if it were read.
     form = Form("aten::no_such_op", (Constant("x" * Limits().head),), (), (), False)
@@ -199,7 +199,7 @@ FORBIDDEN = {
 
 
 @pytest.mark.parametrize("form", FORBIDDEN.values(), ids=FORBIDDEN)
-def test_an_op_that_is_not_allowed_is_answered_and_the_session_goes_on(session, form):
+def test_disallowed_op_keeps_session(session, form):
     session.send(Frame(encode(UploadPart(HANDLE, "float32", (4,), (1,), 16)), [bytes(16)]))
     takes, makes = form.operand_count, form.new_count
     references, outputs = tuple(range(takes + makes)), tuple(range(takes, takes + makes))
@@ -215,14 +215,14 @@ def test_an_op_that_is_not_allowed_is_answered_and_the_session_goes_on(session, 
     session.send(Frame(encode(Goodbye())))
 
 
-def test_an_upload_without_end_fails_alone(session):
+def test_oversized_upload_fails_alone(session):
     session.send(Frame(encode(UploadPart(HANDLE, "float32", (1,), (1,), 1 << 60)), [bytes(16)]))
     answer = ask(session, Submit(1, fetch=pack_handles((HANDLE,))))
     assert [failure.kind for failure in answer.results] == ["OutOfMemoryError"]
     assert isinstance(ask(session, StatsRequest()), StatsReply)
 
 
-def test_the_user_of_a_broken_session_is_told_and_can_begin_anew(over, healthy):
+def test_broken_session_raises_and_restarts(over, healthy):
     values = torch.arange(4.0).to(REMOTE)
     only_executor().link.channel.send(Frame(b"\xc1"))
     with pytest.raises(SessionLost, match=r"cannot read a message[^$]*djinn\.init\(\)"):
@@ -234,7 +234,7 @@ def test_the_user_of_a_broken_session_is_told_and_can_begin_anew(over, healthy):
     healthy()
 
 
-def test_the_reason_is_found_where_nothing_can_be_sent_any_more(over):
+def test_reason_is_read_after_failed_send(over):
     values = torch.arange(4.0).to(REMOTE)
     djinn.synchronize()
     connection = only_executor().link.channel

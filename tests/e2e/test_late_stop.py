@@ -83,7 +83,7 @@ def waits(model, count):
     return tokens.shape[1] - 3, djinn.stats()["round_trips"] - before
 
 
-def test_answers_that_are_waited_for(connect, slow, small):
+def test_generation_waits_for_few_replies(connect, slow, small):
     with connect(slow):
         model = copy.deepcopy(small).to(REMOTE)
         assert waits(model, TOKENS)[0] == TOKENS

@@ -75,7 +75,7 @@ async def with_server(example, model, tokenizer, use):
     return found
 
 
-def test_concurrent_requests_get_the_tokens_of_the_local_model(example, model, tokenizer, monkeypatch):
+def test_concurrent_requests_get_local_tokens(example, model, tokenizer, monkeypatch):
     batches = []
     asked = [("xyz", 3), ("zzzzzz", 5), ("Q", 4)]
     expected = [(200, local(model, tokenizer, *one)) for one in asked]
@@ -94,7 +94,7 @@ def test_concurrent_requests_get_the_tokens_of_the_local_model(example, model, t
     assert max(batches) >= 2
 
 
-def test_a_prompt_ends_at_its_eos_while_its_neighbour_goes_on(example, model):
+def test_prompt_ends_at_eos_within_batch(example, model):
     tokenizer, prompts = ByT5Tokenizer(), ("xyz", "a longer prompt")
     short, long = (local(model, tokenizer, prompt, 8) for prompt in prompts)
     eos = short[2]
@@ -124,7 +124,7 @@ def test_a_prompt_ends_at_its_eos_while_its_neighbour_goes_on(example, model):
         ({"data": '{"prompt": "a", "tokens": 3}'}, 415),
     ],
 )
-def test_a_request_that_cannot_be_served_is_refused(example, model, tokenizer, body, status):
+def test_invalid_request_is_refused(example, model, tokenizer, body, status):
     async def use(post):
         return await post(**body), await post(json={"prompt": "a", "tokens": 2})
 
@@ -133,7 +133,7 @@ def test_a_request_that_cannot_be_served_is_refused(example, model, tokenizer, b
     assert (served[0], len(served[1])) == (200, 2)
 
 
-def test_a_batch_that_fails_ends_its_answers_and_no_others(example, model, tokenizer, monkeypatch, caplog):
+def test_failed_batch_fails_its_requests_only(example, model, tokenizer, monkeypatch, caplog):
     run = example.Batch.run
 
     def fail_once(batch, model, tokenizer):

@@ -42,7 +42,7 @@ def connected(connect, url_of):
     return lambda number, scheme="tcp": connect(url_of(scheme), parallel_connections=number)
 
 
-def test_large_tensors_go_over_several_connections(connected):
+def test_large_tensors_use_parallel_connections(connected):
     with connected(3):
         open_parallel(3)
         before = [one.bytes_sent for one in carriers()], [one.bytes_received for one in carriers()]
@@ -59,7 +59,7 @@ def test_large_tensors_go_over_several_connections(connected):
     assert not [thread for thread in threading.enumerate() if thread.name == "djinn-connections"]
 
 
-def test_a_session_on_this_machine_has_one_connection_unless_more_were_asked_for(connected):
+def test_local_session_has_one_connection_by_default(connected):
     for number in (0, 1):
         with connected(number):
             there_and_back(0)
@@ -67,7 +67,7 @@ def test_a_session_on_this_machine_has_one_connection_unless_more_were_asked_for
             assert carriers() == []
 
 
-def test_a_session_outlives_the_end_of_any_of_its_connections(connected):
+def test_session_survives_loss_of_any_connection(connected):
     with connected(2):
         kept = torch.ones(3, device=REMOTE)
         open_parallel(2)
@@ -94,7 +94,7 @@ def test_breaks_during_uploads_lose_nothing(connected):
             timer.join()
 
 
-def test_a_relayed_session_has_one_connection(connected):
+def test_relayed_session_has_one_connection(connected):
     with connected(4, "http"):
         there_and_back(0)
         there_and_back(1)

@@ -58,7 +58,7 @@ def atoms(kind):
     return set(re.sub(r"Optional|List|[\[\]]", " ", str(kind)).split())
 
 
-def test_every_overload_is_allowed_or_refused_with_a_reason():
+def test_every_overload_is_allowed_or_has_refusal():
     known = torch_private.dispatched_operators()
     reasons = {name: refusal(name) for name in known}
     assert sum(name.startswith("aten::") for name in known) > 2000
@@ -66,14 +66,14 @@ def test_every_overload_is_allowed_or_refused_with_a_reason():
     assert all(len(reason) > 20 for reason in reasons.values() if reason)
 
 
-def test_nothing_but_atens_own_namespace_is_reached():
+def test_only_aten_namespace_is_reached():
     assert {name.partition("::")[0] for name in allowed_operators()} == {"aten", "djinn"}
     assert {name for name in allowed_operators() if name.startswith("djinn::")} == OWN_OPERATORS
     runtime = CpuRuntime()
     assert set(own_operators(runtime, DeviceTimer(runtime), DeviceRandomness(runtime.device))) == OWN_OPERATORS
 
 
-def test_what_is_allowed_takes_tensors_and_numbers():
+def test_allowed_ops_take_tensors_and_numbers():
     for name in allowed_operators() - OWN_OPERATORS:
         schema = schema_of(name)
         for argument in (*schema.arguments, *schema.returns):
@@ -83,7 +83,7 @@ def test_what_is_allowed_takes_tensors_and_numbers():
 
 
 @pytest.mark.parametrize("name", KNOWN_TO_TRUST)
-def test_what_is_known_to_trust_its_arguments_is_refused_or_checked(name):
+def test_unsafe_ops_are_refused_or_checked(name):
     overloads = [
         n for n in torch_private.dispatched_operators() if n.removeprefix("aten::") == name or split_name(n)[0] == name
     ]
@@ -92,29 +92,29 @@ def test_what_is_known_to_trust_its_arguments_is_refused_or_checked(name):
         assert refusal(overload) or split_name(overload)[0] in RULES
 
 
-def test_nothing_makes_a_tensor_without_its_memory():
+def test_no_op_creates_tensor_without_memory():
     with pytest.raises(RuntimeError, match="invalid python storage"):
         torch._efficientzerotensor((3,)).untyped_storage().data_ptr()
     assert refusal("aten::_efficientzerotensor")
 
 
-def test_rules_are_about_ops_that_there_are():
+def test_rules_name_existing_ops():
     packets = {split_name(name)[0] for name in allowed_operators()}
     assert set(RULES) - packets == set()
 
 
 @pytest.mark.parametrize("kind", ["Storage", "Stream", "AnyEnumType", "Dict", "Any", "Future", "__torch__"])
-def test_kinds_of_arguments_that_cannot_travel(kind):
+def test_argument_kinds_that_cannot_be_sent(kind):
     reached = [n for n in torch_private.dispatched_operators() if n.startswith("aten::") and kind in str(schema_of(n))]
     assert all(refusal(name) for name in reached)
 
 
-def test_an_op_is_found_by_its_name_alone():
+def test_op_resolves_by_name():
     assert resolve("aten::relu") is torch.ops.aten.relu.default
 
 
 @pytest.mark.parametrize("name", [SET_RANDOM_STATE, EXCHANGE_RANDOM_STATE, RESTORED_GENERATOR, GENERATOR_STATE])
-def test_operators_of_our_own_say_what_they_expect(name):
+def test_own_operators_name_expected_types(name):
     runtime = CpuRuntime()
     with pytest.raises(TypeError, match="not int"):
         own_operators(runtime, DeviceTimer(runtime), DeviceRandomness(runtime.device))[name](5)

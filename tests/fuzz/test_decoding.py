@@ -24,7 +24,7 @@ TERABYTE = 1 << 40
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_no_reader_is_surprised(name):
+def test_readers_survive_random_input(name):
     found = run_at_random(name, 600, seed=5)
     assert found["bugs"] == []
     assert found["inputs"] == 600
@@ -32,12 +32,12 @@ def test_no_reader_is_surprised(name):
 
 
 @pytest.mark.parametrize("path", SEEDS, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_what_was_a_bug_once_is_refused(path):
+def test_regression_inputs_are_refused(path):
     target = TARGETS[path.parent.name]()
     assert Trial(target.read, target.allowed).give(path.read_bytes()) is None
 
 
-def test_every_message_is_tried():
+def test_fuzzer_covers_every_message():
     """The types come from the decoder itself."""
     import random
 
@@ -86,7 +86,7 @@ class _nothing:
 
 
 @pytest.mark.parametrize("claim", [claim_in_frame, claim_in_upload, claim_in_compression], ids=lambda c: c.__name__)
-def test_who_claims_a_terabyte_gets_no_memory(claim):
+def test_large_claims_allocate_no_memory(claim):
     before = resident()
     kept = claim()
     assert resident() - before < GROWTH_BYTES

@@ -19,7 +19,7 @@ from evaluation.fuzz.hostile_ops import PROGRAM_EVERY, REMOTE, run
 
 
 @pytest.mark.timeout(900)  # a machine that does other things besides
-def test_no_op_costs_a_session(embedded):
+def test_hostile_ops_keep_session(embedded):
     found = run(count := long_or(60, 160), seed=1, first=(PROGRAM_EVERY - count) // 2)
     assert found["raised"] > count * 0.6
     assert found["programs"] == 1
@@ -38,7 +38,7 @@ def descend(levels, work):
     ],
     ids=["fetch", "upload", "synchronize"],
 )
-def test_programs_near_the_limit_of_recursion_keep_their_session(embedded, monkeypatch, work):
+def test_programs_near_recursion_limit_keep_session(embedded, monkeypatch, work):
     witness = torch.arange(4.0).to(REMOTE)
     session = open_session()
     work(witness, 0.5)
@@ -60,7 +60,7 @@ def test_programs_near_the_limit_of_recursion_keep_their_session(embedded, monke
     assert open_session() is session
 
 
-def test_texts_that_no_message_carries_are_shown_all_the_same(embedded):
+def test_unencodable_texts_are_escaped(embedded):
     assert printable("a\ud800b") == "a\\ud800b"
     assert len(encode(Submit(1, refused=printable("\udfff")))) > 0
 
@@ -79,7 +79,7 @@ def test_texts_that_no_message_carries_are_shown_all_the_same(embedded):
     ],
     ids=["factory", "view", "upload", "repeat", "text", "roll", "split", "degree"],
 )
-def test_what_is_beyond_a_limit_is_refused_at_the_op(embedded, make):
+def test_arguments_over_limits_raise_at_op(embedded, make):
     witness = torch.arange(4.0).to(REMOTE)
     session = open_session()
     with pytest.raises(UnsupportedOperation, match=r"\d"):
@@ -89,14 +89,14 @@ def test_what_is_beyond_a_limit_is_refused_at_the_op(embedded, make):
 
 
 @pytest.mark.parametrize("shape", [(0, (1 << 63) - 1), (1 << 62, 0, 3)])
-def test_huge_shapes_without_elements_are_fetched(embedded, shape):
+def test_huge_empty_shapes_are_fetched(embedded, shape):
     one = torch.arange(4.0).to(REMOTE)
     for made in (one[:0].reshape(shape), one[:1].expand(shape), torch.zeros(shape, device=REMOTE)):
         assert made.cpu().shape == shape
     assert one.cpu().tolist() == [0, 1, 2, 3]
 
 
-def test_a_program_larger_than_a_message_goes_in_parts(embedded, monkeypatch):
+def test_large_program_is_sent_in_parts(embedded, monkeypatch):
     monkeypatch.setattr(limits, "ARGUMENTS_SENT", 64)
     ones = [torch.ones(2, device=REMOTE) for _ in range(200)]
     djinn.reset_stats()
@@ -107,7 +107,7 @@ def test_a_program_larger_than_a_message_goes_in_parts(embedded, monkeypatch):
     assert djinn.stats()["submissions"] > 4
 
 
-def test_values_are_freed_in_parts(embedded, monkeypatch):
+def test_many_values_are_freed_in_parts(embedded, monkeypatch):
     ones = [torch.ones(2, device=REMOTE) for _ in range(300)]
     djinn.synchronize()
     before = torch.remote_accelerator.memory_allocated()
@@ -117,7 +117,7 @@ def test_values_are_freed_in_parts(embedded, monkeypatch):
     assert torch.remote_accelerator.memory_allocated() <= before - 300 * 8
 
 
-def test_a_part_that_cannot_be_planned_costs_no_other_part(embedded, monkeypatch):
+def test_unplannable_part_keeps_other_parts(embedded, monkeypatch):
     """Later parts run, and what they free is freed."""
     ones = [torch.ones(1000, device=REMOTE) for _ in range(20)]
     kept = torch.ones(4, device=REMOTE)
@@ -148,7 +148,7 @@ def test_a_part_that_cannot_be_planned_costs_no_other_part(embedded, monkeypatch
     assert torch.remote_accelerator.memory_allocated() <= before - 20 * 4000 + last.nbytes
 
 
-def test_a_program_that_cannot_be_sent_is_poison_and_nothing_else(embedded, monkeypatch):
+def test_unsendable_program_poisons_its_results_only(embedded, monkeypatch):
     session = open_session()
     written, kept = torch.zeros(4, device=REMOTE), torch.ones(4, device=REMOTE)
     djinn.synchronize()
@@ -165,7 +165,7 @@ def test_a_program_that_cannot_be_sent_is_poison_and_nothing_else(embedded, monk
     assert open_session() is session
 
 
-def test_many_tensors_come_back_in_several_answers(embedded, monkeypatch):
+def test_many_tensors_are_fetched_in_parts(embedded, monkeypatch):
     monkeypatch.setattr(limits, "BUFFERS", 16)
     model = torch.nn.ParameterList(torch.nn.Parameter(torch.full((2,), float(n))) for n in range(50)).to(REMOTE)
     assert [p[0].item() for p in model.cpu()] == list(range(50))

@@ -8,7 +8,7 @@ from evaluation.fuzz.live import run
 from evaluation.fuzz.recording import indexing, views
 
 
-def test_a_live_executor_takes_what_it_is_sent():
+def test_live_executor_survives_mutations():
     found = run(count := long_or(120, 250), 2, seed=1, programs=(views, indexing))
     assert found["bugs"] == []
     assert found["mutations"] >= count

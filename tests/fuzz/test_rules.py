@@ -128,7 +128,7 @@ class Reached(Exception):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_the_call_that_crashed_does_not_reach_its_kernel(name):
+def test_crashing_call_does_not_reach_kernel(name):
     def kernel(*_, **__):
         raise Reached
 
@@ -145,7 +145,7 @@ def test_the_call_that_crashed_does_not_reach_its_kernel(name):
 
 @pytest.mark.parametrize("name", ["native_batch_norm", "_native_batch_norm_legit"])
 @pytest.mark.parametrize("size", [0, 1, 7])
-def test_statistics_given_by_out_are_resized_by_the_kernel(name, size):
+def test_out_statistics_are_resized_by_kernel(name, size):
     overload = resolve(f"aten::{name}.out")
     look = checked(f"aten::{name}.out", overload, torch_private.kernel_of(overload))
     given, weight, mean, variance = F(2, 3, 4), F(3), F(3), F(3)
@@ -158,7 +158,7 @@ def test_statistics_given_by_out_are_resized_by_the_kernel(name, size):
         look(given, weight, None, F(size), variance, True, 0.5, 1e-5, **outs)
 
 
-def test_what_is_left_out_has_its_default():
+def test_omitted_arguments_have_defaults():
     look = checked("aten::segment_reduce", resolve("aten::segment_reduce"), lambda *_, **__: "called")
     assert look(F(5), "max", lengths=ints(2, 3)) == "called"
     with pytest.raises(RuntimeError, match="lengths must not sum"):
@@ -166,13 +166,13 @@ def test_what_is_left_out_has_its_default():
     assert look(F(5), "max", lengths=ints(2, 2), unsafe=True) == "called"
 
 
-def test_arguments_of_other_kinds_are_refused():
+def test_wrong_argument_kinds_are_refused():
     look = checked("aten::gelu_backward", resolve("aten::gelu_backward"), lambda *_: pytest.fail("called"))
     with pytest.raises((RuntimeError, TypeError), match="aten::gelu_backward"):
         look(3, F(2))
 
 
-def test_ops_without_a_rule_are_called_as_they_are():
+def test_ops_without_rule_are_called_directly():
     kernel = torch_private.kernel_of(resolve("aten::relu"))
     assert checked("aten::relu", resolve("aten::relu"), kernel) is kernel
 
@@ -194,14 +194,14 @@ DENSE = Enumerated("memory_format", "contiguous_format")
         ("aten::sum.dim_IntList", "dtype", DTYPE, ListArg((DTYPE,))),
     ],
 )
-def test_what_is_no_dtype_layout_memory_format_or_device_of_the_executors_is_refused(op, name, right, wrong):
+def test_invalid_dtype_layout_or_device_is_refused(op, name, right, wrong):
     arguments = (Operand(), ListArg((Constant(0),))) if op.startswith("aten::sum") else (Operand(),)
     check_kinds(Form(op, arguments, ((name, right),), ("new",), False), resolve(op))
     with pytest.raises(UnsupportedOperation, match=f"{op} takes a .* for {name}"):
         check_kinds(Form(op, arguments, ((name, wrong),), ("new",), False), resolve(op))
 
 
-def test_kinds_are_looked_at_in_positional_arguments():
+def test_positional_argument_kinds_are_checked():
     form = Form("aten::view.dtype", (Operand(), Constant(46)), (), ("new",), False)
     with pytest.raises(UnsupportedOperation, match="takes a dtype for dtype"):
         check_kinds(form, resolve("aten::view.dtype"))

@@ -47,12 +47,12 @@ def part(code, seconds=60, *, gpu=False):
         ("import time; time.sleep(600)", 1, {"result": "TIMED OUT", "why": "it took more than 1 s"}),
     ],
 )
-def test_each_end_of_a_part_is_a_row(tmp_path, code, seconds, expected):
+def test_each_outcome_of_part_is_a_row(tmp_path, code, seconds, expected):
     row = run_gpu.tried(part(code), "cpu", tmp_path, seconds)
     assert row | expected == row
 
 
-def test_the_report_says_what_failed_and_names_no_one(tmp_path, monkeypatch):
+def test_report_names_failures_and_no_person(tmp_path, monkeypatch):
     monkeypatch.setattr(run_gpu.socket, "gethostname", lambda: "gpubox17")
     monkeypatch.setattr(run_gpu.getpass, "getuser", lambda: "alice")
     name = "test_weights_are_read_where_they_lie_and_recorded_anew"
@@ -71,7 +71,7 @@ def test_the_report_says_what_failed_and_names_no_one(tmp_path, monkeypatch):
     assert "not run: 1 (one)" in summary
 
 
-def test_without_a_gpu_all_is_listed_and_nothing_run(tmp_path, monkeypatch, capsys):
+def test_without_gpu_parts_are_listed_only(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run_gpu, "facts", lambda: WITHOUT)
     assert run_gpu.main(["--to", str(tmp_path)]) == 0
     said = capsys.readouterr().out
@@ -79,13 +79,13 @@ def test_without_a_gpu_all_is_listed_and_nothing_run(tmp_path, monkeypatch, caps
     assert "there is no GPU: nvidia-smi does not run" in said
 
 
-def test_short_form_stops_when_its_time_is_over(tmp_path, monkeypatch, capsys):
+def test_short_form_stops_at_time_limit(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run_gpu, "facts", lambda: WITHOUT)
     assert run_gpu.main(["--quick", "--seconds", "0", "--device", "cpu", "--to", str(tmp_path)]) == 0
     assert "no time was left" in capsys.readouterr().out
 
 
-def test_short_form_leaves_out_parts_of_clients_without_the_native_library(tmp_path, monkeypatch):
+def test_short_form_skips_client_parts_without_library(tmp_path, monkeypatch):
     to = 'import sys; open(sys.argv[1], "w").write(\'{"result": "not run", "why": "no compiler"}\')'
     missing = run_gpu.Part("native_library", "", (sys.executable, "-c", to, "{to}"), quick=60)
     client = run_gpu.Part("client", "", (sys.executable, "-c", "raise SystemExit(3)"), quick=60, client=True)
@@ -103,7 +103,7 @@ def test_smallest_part_runs_on_an_executor(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="fakegpu needs Linux")
-def test_wait_for_the_device_inside_an_op_is_found():
+def test_device_wait_inside_op_is_found():
     def add(state):
         state[0].add_(1)
 
@@ -140,7 +140,7 @@ def names_in(module):
     return {(f"evaluation.gpu.{module}", name.id) for name in table.value.generators[0].iter.elts}
 
 
-def test_every_part_is_there_and_every_test_that_needs_a_gpu_is_run():
+def test_parts_cover_every_gpu_test():
     commands = [one.command for one in run_gpu.ALL]
     run = {command[2:4] for command in commands if command[2].startswith("evaluation.gpu.")}
     assert run == names_in("parts") | names_in("executor_parts")

@@ -156,7 +156,7 @@ def test_torchmetrics(same):
     same(program)
 
 
-def test_peft_with_an_adapter_and_merged(same, tmp_path):
+def test_peft_adapter_and_merge(same, tmp_path):
     peft = pytest.importorskip("peft")
 
     def program(device):
@@ -180,7 +180,7 @@ def test_peft_with_an_adapter_and_merged(same, tmp_path):
     same(program)
 
 
-def test_trl_supervised(same, tmp_path):
+def test_trl_supervised_training(same, tmp_path):
     trl = pytest.importorskip("trl")
     from datasets import Dataset
 
@@ -198,7 +198,7 @@ def test_trl_supervised(same, tmp_path):
     same(program)
 
 
-def test_trl_preferences(same, tmp_path):
+def test_trl_preference_training(same, tmp_path):
     trl = pytest.importorskip("trl")
     from datasets import Dataset
 

@@ -49,7 +49,7 @@ def fresh():
 
 
 @pytest.mark.parametrize("generator", [pytest.param("cpu", marks=pytest.mark.long), REMOTE])
-def test_a_pipeline_with_a_generator_of_either_device(generator):
+def test_pipeline_with_generator_of_either_device(generator):
     expected = images(fresh())
     pipeline = fresh().to(REMOTE)
     pipeline.enable_attention_slicing()
@@ -58,7 +58,7 @@ def test_a_pipeline_with_a_generator_of_either_device(generator):
     torch.testing.assert_close(images(pipeline, generator), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_a_pipeline_whose_models_are_on_the_device_while_they_are_used():
+def test_pipeline_with_cpu_offload():
     expected, pipeline = images(fresh()), fresh()
     pipeline.enable_model_cpu_offload()
     assert pipeline._execution_device == torch.device(REMOTE)
@@ -68,7 +68,7 @@ def test_a_pipeline_whose_models_are_on_the_device_while_they_are_used():
 
 
 @pytest.mark.long  # plugins/integrations loads pipelines, and saves them
-def test_a_pipeline_saved_and_loaded_onto_the_device(tmp_path):
+def test_pipeline_saved_and_loaded(tmp_path):
     from diffusers import StableDiffusionPipeline
 
     pipeline = fresh().to(REMOTE)
@@ -80,7 +80,7 @@ def test_a_pipeline_saved_and_loaded_onto_the_device(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["DDPMScheduler", "DDIMScheduler", "DPMSolverMultistepScheduler"])
-def test_schedulers(name):
+def test_schedulers_equal_local(name):
     import diffusers
 
     found = []
@@ -95,7 +95,7 @@ def test_schedulers(name):
     torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-3)
 
 
-def test_training_with_an_average_of_the_weights():
+def test_training_with_ema_weights():
     from diffusers import DDPMScheduler
     from diffusers.training_utils import EMAModel
 

@@ -37,7 +37,7 @@ def test_embeddings_equal_local_ones(over, local):
     torch.testing.assert_close(embeddings.cpu(), expected, rtol=0, atol=1e-5)
 
 
-def test_similarity_is_computed_where_the_embeddings_are(over_tcp, local):
+def test_similarity_is_computed_remotely(over_tcp, local):
     remote = copy.deepcopy(local).to(REMOTE)
     scores = remote.similarity(embed(remote, REMOTE), embed(remote, REMOTE))
     assert scores.device == torch.device(REMOTE)

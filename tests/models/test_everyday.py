@@ -43,7 +43,7 @@ def gradients(model):
     return [parameter.grad for parameter in model.parameters()]
 
 
-def test_clipping(remote, model):
+def test_gradient_clipping(remote, model):
     def work(model, data):
         model(data).square().sum().backward()
         return nn.utils.clip_grad_norm_(model.parameters(), 0.1), gradients(model)
@@ -52,7 +52,7 @@ def test_clipping(remote, model):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_activation_checkpointing_drops_the_same_elements_again(remote, model, reentrant):
+def test_checkpoint_repeats_dropout(remote, model, reentrant):
     from torch.utils.checkpoint import checkpoint
 
     def work(model, data):
@@ -86,7 +86,7 @@ def test_per_sample_gradients(remote, model):
     both(work, model.eval())
 
 
-def test_channels_last_stays(remote):
+def test_channels_last_is_kept(remote):
     torch.manual_seed(0)
     layer = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     image = torch.randn(2, 3, 8, 8)
@@ -95,7 +95,7 @@ def test_channels_last_stays(remote):
     torch.testing.assert_close(result.cpu(), expected.detach())
 
 
-def test_saved_and_loaded_on_either_side(remote, model):
+def test_state_dict_saved_and_loaded(remote, model):
     there, here = copy.deepcopy(model).to(REMOTE), model.state_dict()
     file = io.BytesIO()
     torch.save(there.state_dict(), file)
@@ -106,7 +106,7 @@ def test_saved_and_loaded_on_either_side(remote, model):
         torch.testing.assert_close({k: t.cpu() for k, t in loaded.items()}, here)
 
 
-def test_a_file_of_cpu_tensors_loads_to_the_remote_device(remote):
+def test_cpu_file_loads_to_remote_device(remote):
     base = torch.arange(12.0)
     file = io.BytesIO()
     torch.save({"base": base, "view": base.view(3, 4)[1:, ::2], "again": base, "empty": torch.empty(0)}, file)
@@ -120,7 +120,7 @@ def test_a_file_of_cpu_tensors_loads_to_the_remote_device(remote):
     assert loaded["base"][0].item() == 50
 
 
-def test_storages_tell_tied_weights_from_equal_ones(remote):
+def test_storages_identify_tied_weights(remote):
     first, second = torch.ones(4, device=REMOTE), torch.ones(4, device=REMOTE)
     assert first.untyped_storage().data_ptr() == first[2:].untyped_storage().data_ptr()
     assert first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr()
@@ -129,7 +129,7 @@ def test_storages_tell_tied_weights_from_equal_ones(remote):
     assert first.untyped_storage().tolist() == torch.ones(4).untyped_storage().tolist()
 
 
-def test_transformers_save_a_remote_model(remote, tmp_path):
+def test_transformers_save_remote_model(remote, tmp_path):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     settings = {"vocab_size": 50, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8}
@@ -140,7 +140,7 @@ def test_transformers_save_a_remote_model(remote, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_compiled_model_runs_as_it_is_and_says_so(remote, model, caplog):
+def test_compiled_model_runs_eagerly_with_message(remote, model, caplog):
     from djinn_integrations import eager
 
     def work(model, data):
@@ -154,14 +154,14 @@ def test_a_compiled_model_runs_as_it_is_and_says_so(remote, model, caplog):
     assert caplog.text.count("torch.compile has no effect on remote tensors") == 1
 
 
-def test_numbers_print_and_format(remote):
+def test_scalars_print_and_format(remote):
     loss = torch.tensor(1.25, device=REMOTE)
     assert f"{loss:.1f} {loss:>6} {loss}" == "1.2   1.25 1.25"
     assert torch.tensor([loss, loss + 1], device=REMOTE).tolist() == [1.25, 2.25]
     assert "remote_accelerator:0" in repr(loss)
 
 
-def test_memory_that_is_not_here_is_not_handed_out(remote):
+def test_remote_memory_access_raises(remote):
     tensor = torch.ones(2, device=REMOTE)
     for reach in (tensor.numpy, lambda: np.asarray(tensor)):
         with pytest.raises(TypeError, match=r"Use Tensor\.cpu\(\)"):
@@ -171,7 +171,7 @@ def test_memory_that_is_not_here_is_not_handed_out(remote):
     assert tensor.numpy(force=True).tolist() == [1, 1]
 
 
-def test_batches_of_a_data_loader(remote):
+def test_data_loader_batches(remote):
     from torch.utils.data import DataLoader, TensorDataset
 
     data = TensorDataset(torch.arange(6.0))
@@ -181,7 +181,7 @@ def test_batches_of_a_data_loader(remote):
     assert total.item() == 15
 
 
-def test_a_learning_rate_schedule_and_the_optimizers_state(remote, model):
+def test_learning_rate_schedule_and_optimizer_state(remote, model):
     def work(model, data):
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=6)
@@ -197,7 +197,7 @@ def test_a_learning_rate_schedule_and_the_optimizers_state(remote, model):
     both(work, model)
 
 
-def test_statistics_are_updated_by_a_forward_pass_whose_result_nobody_wants(remote):
+def test_unused_forward_updates_statistics(remote):
     def work(_, data):
         torch.manual_seed(3)
         layer = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)).to(data.device)
@@ -212,7 +212,7 @@ def test_statistics_are_updated_by_a_forward_pass_whose_result_nobody_wants(remo
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("norm", [None, nn.LayerNorm(4)], ids=["plain", "norm"])
 @pytest.mark.parametrize("rows", [[4, 2], [2, 2]], ids=["one row", "all rows"])
-def test_an_encoder_returns_zeros_for_padding_where_pytorch_does(remote, norm, rows):
+def test_encoder_padding_is_zero(remote, norm, rows):
     def work(_, data):
         torch.manual_seed(3)
         layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0, batch_first=True)
@@ -230,7 +230,7 @@ def test_an_encoder_returns_zeros_for_padding_where_pytorch_does(remote, norm, r
 
 
 @pytest.mark.parametrize("lengths", ["cpu", REMOTE])
-def test_lengths_of_a_ctc_loss_on_either_device(remote, lengths):
+def test_ctc_loss_lengths_on_either_device(remote, lengths):
     def work(_, data):
         place = lengths if data.device.type != "cpu" else "cpu"
         scores = data.view(5, 2, 4).log_softmax(2)
@@ -250,7 +250,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers(remote, model, name):
+def test_optimizers_equal_local(remote, model, name):
     def work(model, data):
         optimizer = OPTIMIZERS[name](model.parameters())
 
@@ -265,7 +265,7 @@ def test_optimizers(remote, model, name):
     both(work, model.eval())
 
 
-def test_distributions(remote):
+def test_distributions_equal_local(remote):
     def work(_, data):
         scale = data[:, :2].exp()
         kinds = [
@@ -280,7 +280,7 @@ def test_distributions(remote):
     both(work, nn.Identity())
 
 
-def test_a_recurrent_net_on_packed_sequences(remote):
+def test_recurrent_net_on_packed_sequences(remote):
     from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
     def work(_, data):
@@ -299,7 +299,7 @@ def test_a_recurrent_net_on_packed_sequences(remote):
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 1}, {"pin_memory": True}])
-def test_batches_that_other_processes_and_threads_make(remote, options):
+def test_data_loader_with_workers_and_threads(remote, options):
     from torch.utils.data import DataLoader, TensorDataset
 
     total = torch.zeros((), device=REMOTE)

@@ -37,7 +37,7 @@ def generate(model, prompt, count, **options):
     )
 
 
-def test_greedy_tokens_are_the_same(over, small, prompt):
+def test_greedy_tokens_equal_local(over, small, prompt):
     expected = generate(small, prompt, 24)
     assert len(set(expected[0, 12:].tolist())) > 8, "the model says the same thing all the time: nothing is shown"
     tokens = generate(copy.deepcopy(small).to(REMOTE), prompt.to(REMOTE), 24)
@@ -45,12 +45,12 @@ def test_greedy_tokens_are_the_same(over, small, prompt):
     assert tokens.tolist() == expected.tolist()
 
 
-def test_beam_search_is_the_same(over_tcp, small, prompt):
+def test_beam_search_equals_local(over_tcp, small, prompt):
     expected = generate(small, prompt, 8, num_beams=3)
     assert generate(copy.deepcopy(small).to(REMOTE), prompt.to(REMOTE), 8, num_beams=3).tolist() == expected.tolist()
 
 
-def test_sampled_tokens_are_the_same_for_the_same_seed(over_tcp, small, prompt):
+def test_sampled_tokens_equal_local(over_tcp, small, prompt):
     torch.manual_seed(5)
     expected = generate(small, prompt, 12, do_sample=True, top_k=20)
     torch.manual_seed(5)
@@ -58,7 +58,7 @@ def test_sampled_tokens_are_the_same_for_the_same_seed(over_tcp, small, prompt):
     assert sampled.tolist() == expected.tolist()
 
 
-def test_a_gpt2_with_all_its_words_says_the_same(over_tcp):
+def test_gpt2_with_full_vocabulary_equals_local(over_tcp):
     """Half of GPT-2 small's layers and width, and all of its words: more shows nothing else."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -99,12 +99,12 @@ def steps(over, small, prompt):
     return runs
 
 
-def test_a_decode_step_takes_one_round_trip(steps):
+def test_decode_step_takes_one_round_trip(steps):
     for run in steps:
         assert set(run.per_step("round_trips")[2:]) == {1}
 
 
-def test_later_decode_steps_plan_nothing_and_reuse_templates(steps):
+def test_decode_steps_reuse_plans_and_templates(steps):
     first, second = steps
     for name in ("plans_made", "templates_sent"):
         assert set(first.per_step(name)[2:]) == {0}, f"{name}: prefill and the first two steps differ"
@@ -113,7 +113,7 @@ def test_later_decode_steps_plan_nothing_and_reuse_templates(steps):
         assert set(first.per_step(name)[2:]) == {1}, name
 
 
-def test_a_decode_step_sends_little(steps, over):
+def test_decode_step_uploads_nothing(steps, over):
     _, run = steps
     assert set(run.per_step("bytes_uploaded")) == {0}
     # Over HTTP most of it are the headers of requests, whose number depends on who waits when.

@@ -63,7 +63,7 @@ def text_of(outputs) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(shown))
 
 
-def test_a_tensor_says_where_it_is_and_prints_as_pytorch_prints_it(outputs):
+def test_tensor_display(outputs):
     (shown,) = outputs["tensor"]
     assert shown.data["text/plain"].startswith("tensor([[ 0.,  1.,  2.,  3.],")
     assert "remote_accelerator:0: cpu:0 of this program's own executor" in shown.data["text/html"].replace(
@@ -76,19 +76,19 @@ def test_a_tensor_says_where_it_is_and_prints_as_pytorch_prints_it(outputs):
     assert parameter.data["text/plain"].startswith("Parameter containing:\ntensor(")
 
 
-def test_errors_are_the_lines_of_the_cells(outputs):
+def test_errors_show_cell_lines(outputs):
     mistake, (failed,) = text_of(outputs["wrong shapes"]), outputs["wrong index"]
     assert mistake.count("\n") < 15
     assert "djinn_core" not in mistake + text_of([failed])
     assert re.search(r"issued at Cell In\[\d+\]:1 in <module>", failed.evalue), failed.evalue
 
 
-def test_status_shows_the_executor_of_the_program(outputs):
+def test_status_shows_executor(outputs):
     assert "the first use of the device starts one" in text_of(outputs["none yet"])
     assert re.search(r"own executor: cpu:0 .*\n +[1-9]\d* values, ", text_of(outputs["status"]))
 
 
-def test_a_cell_is_profiled(outputs):
+def test_profile_magic_profiles_cell(outputs):
     shown = text_of(outputs["profile"])
     assert "1134.0" in shown
     (table,) = [o.data["text/html"] for o in outputs["profile"] if "text/html" in o.get("data", ())]
@@ -97,7 +97,7 @@ def test_a_cell_is_profiled(outputs):
     assert "ipykernel_" not in table
 
 
-def test_a_cell_that_fails_is_profiled_and_one_with_await_or_no_folder_for_its_trace_is_not_run(outputs):
+def test_profile_magic_of_failing_and_refused_cells(outputs):
     refused = text_of(outputs["profile nowhere"]) + text_of(outputs["profile with await"])
     assert "there can be no folder '/dev/null' for the trace" in refused
     assert "`with djinn.profile() as prof:`" in refused
@@ -107,25 +107,25 @@ def test_a_cell_that_fails_is_profiled_and_one_with_await_or_no_folder_for_its_t
     assert any("1 round trips" in o.data.get("text/html", "") for o in failed if "data" in o)
 
 
-def test_an_upload_shows_its_progress_and_takes_it_away(outputs):
+def test_upload_progress_is_shown_and_removed(outputs):
     (bar,) = outputs["progress"]
     assert bar.output_type == "display_data"
     assert not bar.data["text/html"], "it goes when the upload has ended"
     assert bar.data.keys() == {"text/plain", "text/html"}
 
 
-def test_what_is_not_large_is_shown_in_a_few_lines(outputs):
+def test_small_state_is_shown_briefly(outputs):
     assert len(text_of(outputs["state"])) < 1000
 
 
-def test_ipython_is_no_part_of_the_core(python, plain_environment):
+def test_core_does_not_import_ipython(python, plain_environment):
     program = "import sys, torch, djinn; torch.ones(2, device='remote_accelerator:0').sum().item(); print('IPython' in sys.modules)"
     ran = python.run("-c", program, env=plain_environment, capture_output=True, text=True)
     assert ran.stdout == "False\n", ran.stderr
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_was_run_from_top_to_bottom_without_an_error(path):
+def test_example_notebooks_ran_without_error(path):
     cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     assert {output["output_type"] for cell in cells for output in cell["outputs"]} <= {

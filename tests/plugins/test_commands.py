@@ -83,7 +83,7 @@ def djinn(python: Any, site: Path, plain_environment: dict[str, str]) -> Djinn:
     return djinn
 
 
-def test_a_command_is_listed_without_pytorch_and_run(offer: Any, djinn: Djinn) -> None:
+def test_command_is_listed_without_pytorch(offer: Any, djinn: Djinn) -> None:
     offer("world", COMMAND.format(name="world"))
     helped = djinn("--help")
     assert re.search(r"^  world +Greet the world\.$", helped.stdout, re.MULTILINE)
@@ -93,7 +93,7 @@ def test_a_command_is_listed_without_pytorch_and_run(offer: Any, djinn: Djinn) -
     assert "Did you mean 'world'?" in djinn("wrld").stderr
 
 
-def test_an_error_names_the_plugin_unless_it_is_djinns_own(offer: Any, djinn: Djinn) -> None:
+def test_command_error_names_plugin(offer: Any, djinn: Djinn) -> None:
     offer("world", COMMAND.format(name="world"))
     failed = djinn("world", "--fail")
     assert failed.returncode == 1
@@ -114,7 +114,7 @@ def test_an_error_names_the_plugin_unless_it_is_djinns_own(offer: Any, djinn: Dj
     assert "No such option" in unknown.stderr
 
 
-def test_a_name_that_is_taken_twice_is_refused(offer: Any, found: Any) -> None:
+def test_duplicate_command_name_is_refused(offer: Any, found: Any) -> None:
     offer("ant", COMMAND.format(name="greet"))
     offer("bee", COMMAND.format(name="greet"))
     offer("cow", COMMAND.format(name="serve"))
@@ -128,7 +128,7 @@ def test_a_name_that_is_taken_twice_is_refused(offer: Any, found: Any) -> None:
     assert taken in messages[1]
 
 
-def test_a_clash_is_told_when_the_first_one_runs(offer: Any, djinn: Djinn) -> None:
+def test_command_conflict_is_reported(offer: Any, djinn: Djinn) -> None:
     offer("ant", COMMAND.format(name="greet"))
     offer("bee", COMMAND.format(name="greet"))
     done = djinn("greet")
@@ -136,7 +136,7 @@ def test_a_clash_is_told_when_the_first_one_runs(offer: Any, djinn: Djinn) -> No
     assert "plugin 'bee' (dist-bee 1.0) is refused" in done.stderr
 
 
-def test_plugins_that_fail_are_named_and_the_others_are_there(offer: Any, djinn: Djinn) -> None:
+def test_failing_command_plugin_is_named(offer: Any, djinn: Djinn) -> None:
     offer("world", COMMAND.format(name="world"))
     offer("broken", "raise OSError('no wings')")
     offer("vague", COMMAND.format(name="vague").replace("return [command]", "return [command.callback]"))
@@ -149,26 +149,26 @@ def test_plugins_that_fail_are_named_and_the_others_are_there(offer: Any, djinn:
     assert "importing it raised OSError: no wings" in missing
 
 
-def test_the_setting_disable_leaves_commands_out_and_plugins_does_not(offer: Any, djinn: Djinn) -> None:
+def test_disable_setting_removes_commands(offer: Any, djinn: Djinn) -> None:
     offer("world", COMMAND.format(name="world"))
     refused = djinn("world", DJINN_DISABLE="world").stderr
     assert "The setting `disable` leaves out the commands of world." in refused
     assert djinn("world", DJINN_PLUGINS="").stdout == "hello, world\n"
 
 
-def test_modules_that_the_settings_name_may_have_commands(site: Path, djinn: Djinn) -> None:
+def test_configured_modules_may_have_commands(site: Path, djinn: Djinn) -> None:
     (site / "here_only.py").write_text(COMMAND.format(name="here"))
     assert djinn("here", DJINN_PLUGINS="here_only,missing_one").stdout == "hello, here\n"
 
 
-def test_other_plugins_are_not_imported(offer: Any, djinn: Djinn) -> None:
+def test_plugins_without_commands_are_not_imported(offer: Any, djinn: Djinn) -> None:
     offer("world", COMMAND.format(name="world"))
     offer("heavy", "print('imported')", groups=("djinn.patterns",))
     assert djinn("world").stdout == "hello, world\n"
     assert "imported" not in djinn("--help").stdout
 
 
-def test_help_is_given_whatever_is_set(offer: Any, djinn: Djinn) -> None:
+def test_help_ignores_invalid_settings(offer: Any, djinn: Djinn) -> None:
     offer("world", COMMAND.format(name="world"))
     assert "Greet the world." in djinn("--help", DJINN_THREADS="x").stdout
     assert "must be a whole number" in djinn("world", DJINN_THREADS="x").stderr

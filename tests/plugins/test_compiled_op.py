@@ -57,7 +57,7 @@ def package(tmp_path_factory):
 
 
 @pytest.mark.skipif(shutil.which("ninja") is None or shutil.which("c++") is None, reason="no ninja, or no C++ compiler")
-def test_the_compiled_op_does_what_the_guide_says(run, package):
+def test_compiled_op_of_guide_runs(run, package):
     chosen = {"DJINN_PLUGINS": "tcp,djinn_my_kernels"}  # as if it were installed
     (expected,) = re.findall(r"^```text\n(.+?)^```", TEXT, re.MULTILINE | re.DOTALL)
     assert run(package, "-W", "ignore", "use.py", **chosen) == expected
@@ -65,7 +65,7 @@ def test_the_compiled_op_does_what_the_guide_says(run, package):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_the_triton_kernel_runs_on_an_executor(run, tmp_path):
+def test_triton_kernel_of_guide_runs(run, tmp_path):
     write(tmp_path / "scaling.py", FILES["scaling.py"])
     write(
         tmp_path / "use.py",

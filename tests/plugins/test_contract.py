@@ -25,7 +25,7 @@ def pattern(**members: Any) -> Any:
     return made(Pattern, **(sound | members))
 
 
-def test_a_sound_object_passes() -> None:
+def test_valid_object_passes() -> None:
     assert complaint(pattern(), KIND["patterns"]) == ""
     assert complaint(pattern(match=lambda self, graph, candidates, deep=False: []), KIND["patterns"]) == ""
 
@@ -40,11 +40,11 @@ def test_a_sound_object_passes() -> None:
         ({"name": ""}, "returned a Made with an empty `name`"),
     ],
 )
-def test_the_member_at_fault_is_named(members: dict[str, Any], message: str) -> None:
+def test_invalid_member_is_named(members: dict[str, Any], message: str) -> None:
     assert message in complaint(pattern(**members), KIND["patterns"])
 
 
-def test_an_attribute_may_have_one_of_several_types() -> None:
+def test_attribute_of_union_type() -> None:
     def policy(**members: Any) -> Any:
         return made(PlacementPolicy, name="made", place=lambda self, context: None, **members)
 
@@ -55,22 +55,22 @@ def test_an_attribute_may_have_one_of_several_types() -> None:
     )
 
 
-def test_a_method_that_is_missing_is_named_when_the_object_is_made() -> None:
+def test_missing_method_is_named_at_construction() -> None:
     with pytest.raises(TypeError, match=r"abstract method '?match"):
         pattern(match=None)
 
 
-def test_a_class_is_no_instance() -> None:
+def test_class_instead_of_instance_is_refused() -> None:
     assert complaint(type(pattern()), KIND["patterns"]).endswith("must return instances: Made()")
 
 
-def test_commands_are_those_of_click() -> None:
+def test_commands_must_be_click_commands() -> None:
     assert complaint(click.Command("sound"), KIND["commands"]) == ""
     assert "derive its class from click.Command" in complaint(pattern(), KIND["commands"])
     assert "with an empty `name`" in complaint(click.Command(None), KIND["commands"])
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_an_object_of_no_class_of_djinn_is_told_which_one_to_derive_from(kind: Kind) -> None:
+def test_foreign_object_names_base_class(kind: Kind) -> None:
     package = "click" if kind.name == "commands" else "djinn.hooks"
     assert f"derive its class from {package}.{kind.base_name}" in complaint(object(), kind)

@@ -22,12 +22,12 @@ assert 0 < after["free"] <= after["total"]
 """
 
 
-def test_memory_figures_follow_what_a_process_holds(python, plain_environment) -> None:
+def test_memory_figures_follow_process_memory(python, plain_environment) -> None:
     """In a process of its own: what the suite freed before would be handed out again."""
     done = python.run("-c", MEMORY, env=plain_environment)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_device_that_is_not_there() -> None:
+def test_missing_cpu_device_index_raises() -> None:
     with pytest.raises(StartupError, match="no device cpu:1"):
         CpuDevice().open(1)

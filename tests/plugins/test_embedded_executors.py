@@ -18,14 +18,14 @@ def test_installed_server_package_starts_executors():
     check_starter()
 
 
-def test_without_server_package_the_error_names_how_to_install_it(monkeypatch):
+def test_missing_server_package_is_named(monkeypatch):
     monkeypatch.setattr(embedded_executors, "STARTER", "no_such_package.embedded")
     check_starter()  # a client needs none
     with pytest.raises(StartupError, match=r"djinn-server.*pip install \./djinn_server.*djinn\.configure\(servers="):
         find_starter()
 
 
-def test_server_package_that_cannot_be_imported_is_named(monkeypatch, tmp_path):
+def test_broken_server_package_is_named(monkeypatch, tmp_path):
     (tmp_path / "broken_server").mkdir()
     (tmp_path / "broken_server" / "embedded.py").write_text("def (")
     monkeypatch.syspath_prepend(tmp_path)
@@ -42,7 +42,7 @@ def test_client_uses_no_built_in_plugin_of_the_server():
     assert not kinds & CLIENT_KINDS
 
 
-def test_built_in_plugin_that_cannot_be_imported_is_a_failed_row():
+def test_broken_built_in_plugin_is_a_failed_row():
     registry, _ = survey(Selection(), builtins={"broken": "no_such_module_of_djinn"})
     (row,) = [row for row in registry.rows if row.name == "broken"]
     assert row.status == "failed"

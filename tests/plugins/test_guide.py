@@ -22,21 +22,21 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_plugin_recognises_what_the_guide_says(python, plain_environment, written: Path) -> None:
+def test_guide_plugin_recognises_pattern(python, plain_environment, written: Path) -> None:
     done = python.run(written / "use.py", cwd=written, env=plain_environment)
     assert done.returncode == 0, done.stderr
     (expected,) = re.findall(r"^```text\n(.+?)^```", TEXT, flags=re.MULTILINE | re.DOTALL)
     assert done.stdout == expected
 
 
-def test_its_tests_pass(python, plain_environment, written: Path) -> None:
+def test_guide_plugin_passes_its_tests(python, plain_environment, written: Path) -> None:
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:asyncio", "-W", "error", "-W", QUIET]
     done = python.run("-m", "pytest", *options, cwd=written, env=plain_environment)
     assert done.returncode == 0, done.stdout
     assert "8 passed" in done.stdout
 
 
-def test_the_plugin_with_settings_has_them(python, plain_environment, written: Path) -> None:
+def test_guide_plugin_has_settings(python, plain_environment, written: Path) -> None:
     (script := written / "count.py").write_text(
         "import djinn\n"
         "from djinn_client.runtime import client\n"
@@ -49,7 +49,7 @@ def test_the_plugin_with_settings_has_them(python, plain_environment, written: P
     assert (done.stdout, done.returncode) == ("10 json\n", 0), done.stderr
 
 
-def test_the_wrapper_of_channels_sees_all_frames(python, plain_environment, written: Path) -> None:
+def test_guide_channel_wrapper_sees_all_frames(python, plain_environment, written: Path) -> None:
     (script := written / "frames.py").write_text(
         "import djinn, torch\n"
         "from djinn_client.runtime import client\n"
@@ -62,7 +62,7 @@ def test_the_wrapper_of_channels_sees_all_frames(python, plain_environment, writ
     assert done.returncode == 0, done.stderr
 
 
-def test_hints_have_a_writer_and_a_reader_and_are_listed() -> None:
+def test_hints_are_listed_with_writer_and_reader() -> None:
     root = Path(__file__).parents[2]
     sources = [path.read_text() for path in (root / "plugins").rglob("djinn_*/**/*.py")]
     read = {name for source in sources for name in re.findall(r"""plan\.hints\.get\("(\w+)\"""", source)}

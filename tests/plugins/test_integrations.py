@@ -67,18 +67,18 @@ def run(python, plain_environment, tmp_path):
     return run
 
 
-def test_it_is_told_when_the_program_imports_it(install, run):
+def test_integration_runs_at_import(install, run):
     install()
     assert run().splitlines() == ["remote"]
 
 
-def test_it_is_told_where_it_was_imported_before(install, run):
+def test_integration_runs_for_imported_library(install, run):
     install()
     said = run("import a_library.part, djinn, sys\nprint(a_library.part.device, file=sys.stderr)")
     assert said.splitlines() == ["remote"]
 
 
-def test_what_it_raises_names_the_plugin_and_the_import_goes_on(install, run):
+def test_raising_integration_does_not_stop_import(install, run):
     install("raise RuntimeError('no wings')")
     said = run()
     assert said.splitlines()[-1] == "cpu"
@@ -86,7 +86,7 @@ def test_what_it_raises_names_the_plugin_and_the_import_goes_on(install, run):
     assert "plugin 'teller' (djinn-teller 1.0)" in said
 
 
-def test_a_plugin_that_cannot_be_loaded_ends_no_import(install, run):
+def test_broken_integration_does_not_stop_import(install, run):
     install(source="raise RuntimeError('no feet')")
     said = run()
     assert said.splitlines()[-1] == "cpu"
@@ -94,25 +94,25 @@ def test_a_plugin_that_cannot_be_loaded_ends_no_import(install, run):
     assert "no feet" in said
 
 
-def test_one_that_is_disabled_tells_nothing(install, run):
+def test_disabled_integration_does_not_run(install, run):
     install()
     assert run(DJINN_DISABLE="teller").splitlines() == ["cpu"]
     # Also between the import of the library, which loads the plugin, and that of the part that it is about.
     assert run(before="import a_library; djinn.configure(disable=('teller',))").splitlines() == ["cpu"]
 
 
-def test_a_selection_of_plugins_leaves_it_alone(install, run):
+def test_plugin_selection_keeps_integrations(install, run):
     install()
     assert run(DJINN_PLUGINS="").splitlines() == ["remote"]
     assert run(before="djinn.configure(plugins=[])").splitlines() == ["remote"]
 
 
-def test_settings_that_are_malformed_are_no_matter_of_the_import(install, run):
+def test_invalid_settings_do_not_stop_integration(install, run):
     install()
     assert run(DJINN_THREADS="many").splitlines() == ["remote"]
 
 
-def test_one_that_is_configured_as_an_object_is_told_from_then_on(install, run):
+def test_configured_integration_object_runs(install, run):
     install(library="never_imported")
     said = run("""
         import a_library.part, djinn, plugin_teller, sys
@@ -124,7 +124,7 @@ def test_one_that_is_configured_as_an_object_is_told_from_then_on(install, run):
     assert said.splitlines() == ["cpu remote"]
 
 
-def test_a_library_that_the_client_imports_itself_is_told_once_the_client_is_there(monkeypatch):
+def test_library_imported_by_client_is_integrated_later(monkeypatch):
     from djinn_client.runtime import attaching
 
     told = []

@@ -60,7 +60,7 @@ def names(objects):
     return {one.name for one in objects}
 
 
-def test_a_kind_is_loaded_when_it_is_asked_for(install, offered, pattern):
+def test_kinds_are_loaded_lazily(install, offered, pattern):
     install("late", pattern("late"))
     install("watching", BOTH.replace("both", "watching"))
     registry = opened(offered)
@@ -75,7 +75,7 @@ def test_a_kind_is_loaded_when_it_is_asked_for(install, offered, pattern):
     assert registry.patterns is registry.patterns
 
 
-def test_a_plugin_that_fails_late_is_warned_of_once_and_harms_no_other(install, offered, pattern, logged):
+def test_late_failure_warns_once(install, offered, pattern, logged):
     install("both", BOTH.replace("return [Nothing()]", "raise ValueError('no patterns today')"))
     install("sound", pattern("sound"))
     registry = opened(offered)
@@ -92,13 +92,13 @@ def test_a_plugin_that_fails_late_is_warned_of_once_and_harms_no_other(install, 
 
 
 @pytest.mark.parametrize("selection", [{"plugins": ("both",)}, {"strict": True}], ids=str)
-def test_what_was_asked_for_fails_at_once(install, offered, selection):
+def test_requested_plugin_fails_at_once(install, offered, selection):
     install("both", BOTH.replace("return [Nothing()]", "raise ValueError('no patterns today')"))
     with pytest.raises(PluginError, match="no patterns today"):
         opened(offered, **selection)
 
 
-def test_a_name_selects_and_disables_all_kinds_of_its_plugin(install, offered, pattern):
+def test_plugin_name_selects_all_its_kinds(install, offered, pattern):
     install("both", BOTH)
     install("other", pattern("other"))
     chosen = opened(offered, plugins=("both",))
@@ -108,7 +108,7 @@ def test_a_name_selects_and_disables_all_kinds_of_its_plugin(install, offered, p
     assert {row.name: row.status for row in left.rows if row.name == "both"} == {"both": "disabled"}
 
 
-def test_a_name_of_two_distributions_is_refused_although_their_kinds_differ(install, offered, pattern):
+def test_name_of_two_distributions_is_refused(install, offered, pattern):
     install("twice", pattern("twice"), distribution="ant")
     install("twice", BOTH.replace("djinn_register_patterns", "nothing"), distribution="bee")
     registry = opened(offered)
@@ -130,7 +130,7 @@ def test_a_name_of_two_distributions_is_refused_although_their_kinds_differ(inst
         ),
     ],
 )
-def test_groups_and_hooks_of_a_module_must_agree(install, offered, site, groups, said):
+def test_entry_point_groups_must_match_hooks(install, offered, site, groups, said):
     install("both", BOTH)
     (site / "djinn_both-1.0.dist-info" / "entry_points.txt").write_text(groups)
     registry = load_registry(Selection(), builtins={}, entry_points=offered())
@@ -138,7 +138,7 @@ def test_groups_and_hooks_of_a_module_must_agree(install, offered, site, groups,
     assert said in error
 
 
-def test_other_groups_of_entry_points_are_no_plugins(install, offered, site):
+def test_other_entry_point_groups_are_ignored(install, offered, site):
     install("both", BOTH)
     (site / "djinn_both-1.0.dist-info" / "entry_points.txt").write_text(
         "[djinn]\nboth = x\n[djinn.unknown]\nboth = x\n[djinning.patterns]\nboth = x\n"
@@ -164,7 +164,7 @@ def loaded(module, kind):
     return getattr(registry, kind.name)
 
 
-def test_a_member_with_a_default_breaks_no_plugin(example, monkeypatch):
+def test_new_member_with_default_keeps_plugins_valid(example, monkeypatch):
     module, kind = example
     monkeypatch.setattr(kind.base, "came_later", 3, raising=False)
     monkeypatch.setattr(
@@ -175,7 +175,7 @@ def test_a_member_with_a_default_breaks_no_plugin(example, monkeypatch):
     assert (one.came_later, one.asked_later()) == (3, "as before")
 
 
-def test_a_minor_version_more_is_compatible_and_a_major_one_is_refused(example, monkeypatch):
+def test_api_version_compatibility(example, monkeypatch):
     module, kind = example
     major, minor = map(int, API_VERSION.split("."))
     monkeypatch.setattr(contract, "API_VERSION", f"{major}.{minor + 1}")
@@ -206,6 +206,6 @@ def lines_of_code(text):
     return len(lines)
 
 
-def test_the_template_of_each_kind_has_at_most_twenty_lines(example):
+def test_templates_have_at_most_twenty_lines(example):
     module, _ = example
     assert lines_of_code(Path(module.__file__).read_text()) <= 20

@@ -80,7 +80,7 @@ def rows_of(registry):
     return pattern.rows, {row.name: (row.value, row.origin) for row in registry.plugin_settings}["plugins.kv_rows.rows"]
 
 
-def test_the_first_that_is_found_counts(registry_of, file):
+def test_precedence_of_plugin_setting_sources(registry_of, file):
     path = file("[plugins.kv_rows]\nrows = 5\n")
     environ = {"DJINN_PLUGIN_KV_ROWS_ROWS": "6"}
     given = {"kv_rows": {"rows": 7}}
@@ -90,7 +90,7 @@ def test_the_first_that_is_found_counts(registry_of, file):
     assert rows_of(registry_of(environ, path, plugin_settings=given)) == (7, ("7", "argument"))
 
 
-def test_the_list_of_plugins_has_a_place_beside_their_tables(registry_of, file):
+def test_plugin_names_beside_setting_tables(registry_of, file):
     path = file('[plugins]\nnames = ["kv_rows"]\n[plugins.kv_rows]\nrows = 5\n')
     assert resolve({}, {}, path).settings.plugins == ("kv_rows",)
     assert rows_of(registry_of(file=path))[0] == 5
@@ -109,17 +109,17 @@ def test_the_list_of_plugins_has_a_place_beside_their_tables(registry_of, file):
         ({"names": 3}, r"`plugins.kv_rows.names` must be a list of names"),
     ],
 )
-def test_what_is_refused(registry_of, table, said):
+def test_invalid_plugin_settings_are_refused(registry_of, table, said):
     with pytest.raises(ConfigurationError, match=said):
         registry_of(plugin_settings={"kv_rows": table})
 
 
-def test_the_origin_of_a_wrong_variable_is_named(registry_of):
+def test_invalid_variable_is_named(registry_of):
     with pytest.raises(ConfigurationError, match=r"\(environment DJINN_PLUGIN_KV_ROWS_ROWS\)"):
         registry_of({"DJINN_PLUGIN_KV_ROWS_ROWS": "x"})
 
 
-def test_secrets_are_not_shown(registry_of):
+def test_secret_settings_are_hidden(registry_of):
     registry = registry_of(plugin_settings={"kv_rows": {"key": "very secret"}})
     assert {row.name: row.value for row in registry.plugin_settings}["plugins.kv_rows.key"] == HIDDEN
     with pytest.raises(ConfigurationError) as error:
@@ -128,7 +128,7 @@ def test_secrets_are_not_shown(registry_of):
     assert "secret" not in repr(resolve({"plugin_settings": {"kv_rows": {"key": "secret"}}}, {}).settings)
 
 
-def test_what_means_nothing_is_warned_of(registry_of, logged):
+def test_unknown_plugin_settings_warn(registry_of, logged):
     registry_of({"DJINN_PLUGIN_KV_ROWS_RWOS": "5"}, plugin_settings={"kv_row": {"rows": 1}})
     said = {event["setting"]: event["meant"] for event in logged()}
     assert said == {
@@ -137,12 +137,12 @@ def test_what_means_nothing_is_warned_of(registry_of, logged):
     }
 
 
-def test_a_plugin_that_is_not_used_may_have_settings_all_the_same(registry_of, logged):
+def test_settings_of_disabled_plugin_are_accepted(registry_of, logged):
     registry_of({"DJINN_PLUGIN_KV_ROWS_ANYTHING": "5"}, disable="kv_rows", plugin_settings={"kv_rows": {"x": 1}})
     assert not logged()
 
 
-def test_a_plugin_without_settings_refuses_some():
+def test_plugin_without_settings_refuses_values():
     with pytest.raises(ConfigurationError, match="'cpu' has no settings"):
         load_registry(
             Selection(plugins=(), plugin_settings=(PluginSetting("cpu", "x", 1, "argument"),)),
@@ -186,7 +186,7 @@ class EveryType:
     even: int = attrs.field(default=2, converter=int)
 
 
-def test_types_are_read_from_text_and_from_values():
+def test_setting_types_are_parsed():
     text = loaded(EveryType, flag="yes", share="0.25", file="~/x", names="a,b", way="small", even="4")
     assert text == EveryType(True, 0.25, Path("~/x").expanduser(), ("a", "b"), "small", 4)
     assert loaded(EveryType, flag=True, share=1, file="", names=["a"]) == EveryType(True, 1.0, None, ("a",))
@@ -212,12 +212,12 @@ class OfAnOddType:
     ("declared", "said"),
     [(WithoutDefault, "has no default"), (OfAnOddType, "has the type .*complex"), (dict, "must be an attrs class")],
 )
-def test_a_class_that_cannot_be_used(declared, said):
+def test_unsupported_settings_class_raises(declared, said):
     with pytest.raises(PluginError, match=said):
         loaded(declared)
 
 
-def test_doctor_shows_them(tmp_path):
+def test_doctor_shows_plugin_settings(tmp_path):
     environ = {"XDG_CONFIG_HOME": str(tmp_path), "DJINN_PLUGIN_ADAPTIVE_LEAST": "0.1"}
     found = json.loads(CliRunner().invoke(main, ["doctor", "--json"], env=environ).output)
     row = {"name": "plugins.adaptive.least", "value": "0.1", "origin": "environment DJINN_PLUGIN_ADAPTIVE_LEAST"}
@@ -227,14 +227,14 @@ def test_doctor_shows_them(tmp_path):
 CLUSTER = '[[machines]]\nname = "node"\ndevices = 2\nmemory_gib = 1\ntflops = 1\ngbs = 100\nlink = { gbs = 100 }\n'
 
 
-def test_an_executor_process_has_them(tmp_path):
+def test_executor_receives_plugin_settings(tmp_path):
     (tmp_path / "cluster.toml").write_text("network = { gbs = 10 }\n" + CLUSTER)
     given = Settings(plugin_settings={"simulated": {"cluster": tmp_path / "cluster.toml"}}).plugin_settings
     with ExecutorProcess(ExecutorConfig("simulated:1", plugins=Selection(plugin_settings=given))) as executor:
         assert executor.wait_ready(60).device.id == "simulated:1"
 
 
-def test_what_json_cannot_hold_travels_as_text():
+def test_non_json_values_are_sent_as_text():
     assert PluginSetting("a", "b", Path("/x"), "argument").sendable().value == "/x"
     for plain in (1, 0.5, True, None, "x", ["a"], ("a", "b")):
         assert PluginSetting("a", "b", plain, "argument").sendable().value == plain
@@ -243,7 +243,7 @@ def test_what_json_cannot_hold_travels_as_text():
 @pytest.mark.parametrize(
     ("kind", "used"), [("compilers", Settings(compilers="inductor")), ("operators", Settings(operators="some"))]
 )
-def test_other_settings_of_what_executors_load_need_another_session(install, registry_of, kind, used):
+def test_changed_executor_plugin_settings_need_new_session(install, registry_of, kind, used):
     install(
         "speedy",
         f"{SETTINGS_PLUGIN}\n@hookimpl\ndef djinn_register_{kind}():\n    return []\n".replace("with_settings", "fast"),

@@ -118,14 +118,14 @@ def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"servers": [url], "token": serving.token, "disable": SERVED}
 
 
-def test_what_clients_call_stays_at_the_client(settings: dict[str, Any], module: Make) -> None:
+def test_client_plugin_object_stays_in_client(settings: dict[str, Any], module: Make) -> None:
     plugin = module("made_in_memory", AT_CLIENTS)
     with configured(plugins=["tcp", plugin], **settings):
         djinn.init()
         use(plugin)
 
 
-def test_what_executors_call_is_refused_by_name(settings: dict[str, Any], module: Make) -> None:
+def test_executor_plugin_object_is_refused(settings: dict[str, Any], module: Make) -> None:
     plugin = module("made_in_memory", AT_EXECUTORS)
     with configured(plugins=["tcp", plugin], **settings):
         with pytest.raises(
@@ -138,16 +138,14 @@ def test_what_executors_call_is_refused_by_name(settings: dict[str, Any], module
         assert ("`djinn serve`" in message) is ("servers" in settings)
 
 
-def test_an_executor_in_this_process_has_it_all(module: Make) -> None:
+def test_inline_executor_accepts_plugin_object(module: Make) -> None:
     plugin = module("made_in_memory", AT_CLIENTS + AT_EXECUTORS)
     with configured(plugins=[plugin], executor="inline", compilers="latest", threads=1):
         djinn.init()
         use(plugin)
 
 
-def test_a_part_for_servers_is_no_reason_to_leave_the_rest(
-    serving: Any, module: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_client_part_of_mixed_plugin_object_works(serving: Any, module: Make, caplog: pytest.LogCaptureFixture) -> None:
     plugin = module("made_in_memory", AT_CLIENTS + AT_EXECUTORS)
     url = next(url for url in serving.urls if url.startswith("tcp"))
     with configured(plugins=["tcp", plugin], servers=[url], token=serving.token, disable=SERVED):
@@ -158,7 +156,7 @@ def test_a_part_for_servers_is_no_reason_to_leave_the_rest(
     assert warned["plugin"] == "'made_in_memory'"
 
 
-def test_a_module_of_a_file_is_loaded_by_executors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_from_file_is_loaded_by_executors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "policies_in_a_file.py").write_text(AT_EXECUTORS)
     monkeypatch.syspath_prepend(tmp_path)
     plugin = importlib.import_module("policies_in_a_file")
@@ -182,7 +180,7 @@ def by_path(tmp_path: Path) -> Iterator[ModuleType]:
     del sys.modules["by_path"]
 
 
-def test_names_are_those_that_mean_the_same_elsewhere(by_path: ModuleType) -> None:
+def test_importable_module_names(by_path: ModuleType) -> None:
     main, impostor, nested = sys.modules["__main__"], ModuleType("json"), importlib.import_module("json.decoder")
     assert names_for_executors(("tcp", pytest, json, nested)) == ("tcp", "pytest", "json", "json.decoder")
     assert names_for_executors((main, object(), impostor, by_path, ModuleType("json.none"), "tcp")) == ("tcp",)
@@ -190,7 +188,7 @@ def test_names_are_those_that_mean_the_same_elsewhere(by_path: ModuleType) -> No
     check_for_servers(None)
 
 
-def test_an_object_with_a_device_is_refused_as_well() -> None:
+def test_device_plugin_object_is_refused() -> None:
     class Plugin:
         name = "mine"
 

@@ -62,7 +62,7 @@ def undescribed(item: type) -> set[str]:
     return missing
 
 
-def test_every_module_of_the_contract_with_a_hook_is_a_kind() -> None:
+def test_every_hook_module_is_a_kind() -> None:
     modules = [
         importlib.import_module(f"{package.__name__}.{found.name}")
         for package in (djinn_core.hookspecs, djinn_server.hookspecs)
@@ -73,17 +73,17 @@ def test_every_module_of_the_contract_with_a_hook_is_a_kind() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_every_class_of_a_kind_describes_its_members(kind: Kind) -> None:
+def test_kind_classes_describe_their_members(kind: Kind) -> None:
     assert {item.__name__: missing for item in classes(kind) if (missing := undescribed(item))} == {}
 
 
 @pytest.mark.parametrize("item", list(values()), ids=lambda item: item.__name__)
-def test_every_value_class_describes_its_members(item: type) -> None:
+def test_value_classes_describe_their_members(item: type) -> None:
     assert undescribed(item) == set()
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_every_hook_says_when_it_is_called_and_what_raising_does(kind: Kind) -> None:
+def test_hook_docstrings_state_call_and_errors(kind: Kind) -> None:
     said = " ".join((inspect.getdoc(_hook(kind)) or "").split())
     (processes,) = re.findall(r"Called once in (?:the|each) ([\w, ]+) process", said)
     assert all(process in processes for process in kind.processes), f"{kind.hook}: {processes}"
@@ -94,14 +94,14 @@ def _hook(kind: Kind) -> Any:
     return getattr(kind.specification, kind.hook)
 
 
-def test_the_classes_of_every_kind_are_exported() -> None:
+def test_kind_classes_are_exported() -> None:
     face = importlib.import_module("djinn.hooks")
     for kind in KINDS:
         for item in classes(kind):
             assert getattr(face, item.__name__) is item
 
 
-def test_events_and_their_facts_are_those_that_are_told() -> None:
+def test_observed_events_match_code() -> None:
     """Those of clients: in the suite and in the code."""
     told: dict[str, set[str]] = {}
     paths = (path for folder in ("djinn_client/runtime", "plugins") for path in (ROOT / folder).rglob("*.py"))

@@ -97,7 +97,7 @@ def error(registry: Registry, name: str) -> str:
     return next(row.error or "" for row in registry.rows if row.name == name and row.status == "failed")
 
 
-def test_everything_installed_is_used_in_order_of_name(
+def test_installed_plugins_are_used_in_name_order(
     install: Install, offered: Offered, module: Make, pattern: Source
 ) -> None:
     for name in ("zebra", "ant", "mole"):
@@ -108,7 +108,7 @@ def test_everything_installed_is_used_in_order_of_name(
     assert registry.owner("patterns", "mole") == "plugin 'mole' (djinn-mole 1.0)"
 
 
-def test_what_is_installed_or_removed_while_a_process_runs_is_noticed(
+def test_changed_installation_is_noticed(
     install: Install, site: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def found() -> dict[str, str]:
@@ -129,7 +129,7 @@ def test_what_is_installed_or_removed_while_a_process_runs_is_noticed(
     assert found() == {"bee": "2.0"}
 
 
-def test_nothing_is_imported_before_it_is_loaded(install: Install, offered: Offered, pattern: Source) -> None:
+def test_plugins_are_imported_lazily(install: Install, offered: Offered, pattern: Source) -> None:
     install("ant", pattern("ant"))
     load_registry(Selection(plugins=()), builtins={}, entry_points=offered())
     load_registry(Selection(disable=frozenset({"ant"})), builtins={}, entry_points=offered())
@@ -138,7 +138,7 @@ def test_nothing_is_imported_before_it_is_loaded(install: Install, offered: Offe
     assert "plugin_djinn_ant" in sys.modules
 
 
-def test_a_selection_is_the_built_in_plugins_and_exactly_these(
+def test_selection_adds_named_plugins_to_built_in(
     install: Install, offered: Offered, module: Make, pattern: Source
 ) -> None:
     for name in ("ant", "mole", "zebra"):
@@ -157,7 +157,7 @@ def test_a_selection_is_the_built_in_plugins_and_exactly_these(
     }
 
 
-def test_an_instance_may_be_a_plugin() -> None:
+def test_plugin_instance() -> None:
     from djinn.hooks import Observer, hookimpl
 
     class Watcher(Observer):
@@ -178,7 +178,7 @@ def test_an_instance_may_be_a_plugin() -> None:
         load_registry(Selection(plugins=(Watcher,)), builtins={}, entry_points=[])
 
 
-def test_an_object_without_a_hash_may_be_a_plugin() -> None:
+def test_unhashable_plugin_object() -> None:
     class Equal:
         name = "equal"
         djinn_api_version = API_VERSION
@@ -197,9 +197,7 @@ def test_an_object_without_a_hash_may_be_a_plugin() -> None:
     assert status(registry) == {"equal": "active"}
 
 
-def test_an_unknown_name_fails_and_says_what_there_is(
-    install: Install, offered: Offered, module: Make, pattern: Source
-) -> None:
+def test_unknown_plugin_name_lists_available(install: Install, offered: Offered, module: Make, pattern: Source) -> None:
     install("attention", pattern("attention"))
     with pytest.raises(PluginError) as caught:
         load_registry(
@@ -208,13 +206,13 @@ def test_an_unknown_name_fails_and_says_what_there_is(
     assert "no plugin 'atention'; did you mean 'attention'? Installed: attention. Built in: own." in str(caught.value)
 
 
-def test_a_module_of_the_same_name_is_not_taken_for_a_plugin_that_is_missing() -> None:
+def test_module_named_like_missing_plugin_is_not_used() -> None:
     with pytest.raises(PluginError, match=r"no plugin is installed as 'http', and the module of that name"):
         load_registry(Selection(plugins=("http",)), builtins={}, entry_points=[])
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_plugin_is_a_row_and_one_warning_and_the_rest_works(
+def test_broken_plugin_warns_once(
     case: str, install: Install, offered: Offered, pattern: Source, logged: Logged
 ) -> None:
     source, message = BROKEN[case]
@@ -228,7 +226,7 @@ def test_a_broken_plugin_is_a_row_and_one_warning_and_the_rest_works(
     assert [(entry["level"], entry["plugin"]) for entry in logged()] == [("WARNING", "broken")]
 
 
-def test_a_broken_plugin_of_another_release_says_so(install: Install, offered: Offered) -> None:
+def test_broken_plugin_of_other_release_names_it(install: Install, offered: Offered) -> None:
     install("broken", "from djinn import what_comes_later", version="26.99.0")
     registry = load_registry(Selection(), builtins={}, entry_points=offered())
     assert "djinn-broken 26.99.0 belongs to another release than djinn 26." in error(registry, "broken")
@@ -236,9 +234,7 @@ def test_a_broken_plugin_of_another_release_says_so(install: Install, offered: O
 
 
 @pytest.mark.parametrize("found_by", ["offered", "installed"])
-def test_plugin_that_pins_another_release_is_refused_before_it_is_imported(
-    found_by: str, install: Install, offered: Offered
-) -> None:
+def test_plugin_pinning_other_release_is_not_imported(found_by: str, install: Install, offered: Offered) -> None:
     install("stale", "raise AssertionError('imported')", version="26.10.0", requires="djinn==26.10.0")
     points = offered() if found_by == "offered" else None
     registry = load_registry(Selection(), builtins={}, entry_points=points)
@@ -258,9 +254,7 @@ def test_plugin_that_accepts_this_release_is_loaded(
     assert names(load_registry(Selection(), builtins={}, entry_points=offered())) == ["own"]
 
 
-def test_a_broken_plugin_is_an_error_where_it_was_asked_for_or_everything_is(
-    install: Install, offered: Offered, module: Make
-) -> None:
+def test_requested_broken_plugin_raises(install: Install, offered: Offered, module: Make) -> None:
     install("broken", "raise ImportError('no wings')")
     for selection in (Selection(plugins=("broken",)), Selection(strict=True)):
         with pytest.raises(PluginError, match="no wings"):
@@ -269,9 +263,7 @@ def test_a_broken_plugin_is_an_error_where_it_was_asked_for_or_everything_is(
         load_registry(Selection(), builtins={"own": module("own", "")}, entry_points=[])
 
 
-def test_two_distributions_with_one_plugin_name(
-    install: Install, offered: Offered, pattern: Source, logged: Logged
-) -> None:
+def test_duplicate_plugin_name(install: Install, offered: Offered, pattern: Source, logged: Logged) -> None:
     install("attention", pattern("attention"), distribution="djinn-attention", version="26.11.0")
     install("attention", pattern("other"), distribution="strange-attention", version="0.1")
     registry = load_registry(Selection(), builtins={}, entry_points=offered())
@@ -285,7 +277,7 @@ def test_two_distributions_with_one_plugin_name(
         load_registry(Selection(plugins=("attention",)), builtins={}, entry_points=offered())
 
 
-def test_two_plugins_with_one_pattern_name(install: Install, offered: Offered, pattern: Source) -> None:
+def test_duplicate_pattern_name(install: Install, offered: Offered, pattern: Source) -> None:
     install("ant", pattern("attention"))
     install("bee", pattern("attention"))
     registry = load_registry(Selection(), builtins={}, entry_points=offered())
@@ -295,16 +287,14 @@ def test_two_plugins_with_one_pattern_name(install: Install, offered: Offered, p
     )
 
 
-def test_a_plugin_cannot_take_the_name_of_a_built_in_one(
-    install: Install, offered: Offered, module: Make, pattern: Source
-) -> None:
+def test_built_in_name_cannot_be_taken(install: Install, offered: Offered, module: Make, pattern: Source) -> None:
     install("own", pattern("other"))
     registry = load_registry(Selection(), builtins={"own": module("own", pattern("own"))}, entry_points=offered())
     assert names(registry) == ["own"]
     assert "(djinn-own 1.0) is refused" in error(registry, "own")
 
 
-def test_disabled_plugins_and_a_name_that_disables_nothing(
+def test_disabled_plugins_and_unknown_names(
     install: Install, offered: Offered, module: Make, pattern: Source, logged: Logged
 ) -> None:
     install("ant", pattern("ant"))
@@ -315,7 +305,7 @@ def test_disabled_plugins_and_a_name_that_disables_nothing(
     assert [entry["plugin"] for entry in logged()] == ["bee"]
 
 
-def test_only_the_hooks_of_this_process_are_called(module: Make, pattern: Source) -> None:
+def test_hooks_of_other_processes_are_not_called(module: Make, pattern: Source) -> None:
     both = pattern("both") + "@hookimpl\ndef djinn_register_devices(): raise OSError('this is no server')\n"
     own = {"own": module("own", both)}
     registry = load_registry(Selection(), builtins=own, entry_points=[], kinds={"patterns"})
@@ -325,7 +315,7 @@ def test_only_the_hooks_of_this_process_are_called(module: Make, pattern: Source
         load_registry(Selection(), builtins=own, entry_points=[])
 
 
-def test_each_call_of_a_hook_is_logged_on_request(module: Make, pattern: Source, logged: Logged) -> None:
+def test_hook_calls_are_logged_on_request(module: Make, pattern: Source, logged: Logged) -> None:
     own = {"own": module("own", pattern("own"))}
     load_registry(Selection(trace=True), builtins=own, entry_points=[])
     assert [(entry["plugin"], entry["hook"]) for entry in logged()] == [("own", "djinn_register_patterns")]
@@ -341,7 +331,7 @@ def test_settings_become_a_selection() -> None:
     assert Selection.from_settings(resolve({}, {}).settings).plugins is None
 
 
-def test_cost_models_that_name_their_ops_come_first_and_built_in_ones_last(module: Make) -> None:
+def test_specific_cost_models_come_first(module: Make) -> None:
     source = (
         HEAD + "from djinn.hooks import CostModel\nclass Model(CostModel):\n"
         "    def __init__(self, name, *ops): self.name, self.operations = name, frozenset(ops)\n"
@@ -354,9 +344,7 @@ def test_cost_models_that_name_their_ops_come_first_and_built_in_ones_last(modul
     assert [model.name for model in registry.cost_models] == ["z-mm", "a-mm", "z-general", "a-general"]
 
 
-def test_threads_and_plugins_may_load_at_the_same_time(
-    install: Install, offered: Offered, module: Make, pattern: Source
-) -> None:
+def test_concurrent_loading(install: Install, offered: Offered, module: Make, pattern: Source) -> None:
     install("ant", pattern("ant"))
     nested = module(
         "nested",
@@ -376,7 +364,7 @@ def test_threads_and_plugins_may_load_at_the_same_time(
     assert {tuple(names(load.result())) for load in loads} == {("ant", "nested")}
 
 
-def test_a_survey_raises_nothing(install: Install, offered: Offered) -> None:
+def test_survey_collects_failures(install: Install, offered: Offered) -> None:
     install("broken", "raise ImportError('no wings')")
     registry, failures = survey(
         Selection(plugins=("broken", "missing"), strict=True), builtins={}, entry_points=offered()
@@ -385,7 +373,7 @@ def test_a_survey_raises_nothing(install: Install, offered: Offered) -> None:
     assert {row.status for row in registry.rows} == {"failed"}
 
 
-def test_a_process_that_was_started_repeats_no_warning(install: Install, offered: Offered, logged: Logged) -> None:
+def test_child_process_repeats_no_warning(install: Install, offered: Offered, logged: Logged) -> None:
     install("broken", "raise ImportError('no wings')")
     install("bursts", BROKEN["bursts"][0])
     registry = load_registry(

@@ -48,7 +48,7 @@ def two(request, forked_processes):
     djinn.configure()
 
 
-def test_the_file_imports_djinn_alone_and_is_short():
+def test_router_file_imports_djinn_only():
     lines = FILE.read_text().splitlines()
     assert len(lines) < 150
     imported = [line.split()[1] for line in lines if line.startswith(("import ", "from "))]
@@ -72,14 +72,14 @@ def trained(first, second):
     return [*losses, *[p.detach().cpu() for layer in layers for p in layer.parameters()]]
 
 
-def test_a_model_over_both_trains_as_on_the_cpu(two):
+def test_model_over_two_executors_trains(two):
     for here, there in zip(trained("cpu", "cpu"), trained(ONE, OTHER), strict=True):
         torch.testing.assert_close(there, here)
     for number in (1, 2):
         assert figures(open_session().router, number)["submissions"] > 0
 
 
-def test_values_are_where_the_program_put_them_and_are_freed(two):
+def test_values_are_placed_and_freed(two):
     router = open_session().router
     before = [figures(executor)["values"] for executor in open_session().executors.here]
     one, other = torch.ones(3, 4).to(BOTH), torch.full((4, 2), 2.0).to(BOTH)
@@ -99,7 +99,7 @@ def test_values_are_where_the_program_put_them_and_are_freed(two):
     assert router.topology() is None
 
 
-def test_a_failure_is_raised_where_it_is_looked_at(two):
+def test_failure_is_raised_at_fetch(two):
     table = torch.zeros(4, 2).to(OTHER)
     found = table[torch.tensor([9]).to(OTHER)]
     with pytest.raises(IndexError):
@@ -111,7 +111,7 @@ def test_a_failure_is_raised_where_it_is_looked_at(two):
     ("settings", "named"),
     [({"router": "none_such"}, "none_such"), ({"disable": ["pool"]}, "pip install ./plugins/pool")],
 )
-def test_a_router_that_is_missing_is_named(forked_processes, settings, named):
+def test_missing_router_is_named(forked_processes, settings, named):
     djinn.shut_down()
     djinn.configure(executors=2, **settings)
     try:
@@ -121,7 +121,7 @@ def test_a_router_that_is_missing_is_named(forked_processes, settings, named):
         djinn.configure()
 
 
-def test_scaling_without_the_package_names_it():
+def test_scaling_without_pool_package_names_it():
     program = """
 import sys
 

@@ -76,7 +76,7 @@ class TestFairShare(testing.AssignmentPolicyConformance):
         return FairShareAssignment({"alice": 2.0}, {"0": frozenset({"carol"})})
 
 
-def test_the_built_in_plugins_come_through_the_same_door() -> None:
+def test_built_in_plugins_are_loaded_by_registry() -> None:
     registry = load_registry(Selection(plugins=(), strict=True), builtins=builtin_plugins())
     assert {row.name: row.kind for row in registry.rows if row.status == "active"} == {
         "native": "interception",
@@ -142,11 +142,11 @@ def matching(nodes: Callable[[Any], tuple[int, ...]], **fields: Any) -> Any:
         (matching(lambda candidates: (candidates[-1].id, candidates[0].id)), "not in order"),
     ],
 )
-def test_matches_that_do_not_fit(pattern: Any, message: str) -> None:
+def test_suite_catches_invalid_matches(pattern: Any, message: str) -> None:
     expect_failure(lambda: testing.PatternConformance().test_its_matches_fit_the_graph(pattern, GRAPHS), message)
 
 
-def test_patterns_that_break_their_contract() -> None:
+def test_suite_catches_invalid_patterns() -> None:
     suite = testing.PatternConformance()
     spelt = made(Pattern, operations=frozenset({"aten::mm"}), match=lambda self, graph, candidates: [])
     expect_failure(lambda: suite.test_it_is_a_pattern(spelt), "names without namespace")
@@ -170,7 +170,7 @@ def test_patterns_that_break_their_contract() -> None:
     )
 
 
-def test_cost_models_that_answer_nonsense() -> None:
+def test_suite_catches_invalid_cost_models() -> None:
     suite = testing.CostModelConformance()
 
     def model(estimate: Callable[..., Any]) -> Any:
@@ -195,7 +195,7 @@ def optimizing(rewrite: Callable[[Any], Rewrite], **members: Any) -> Any:
     )
 
 
-def test_optimizations_that_change_results() -> None:
+def test_suite_catches_result_changing_optimizations() -> None:
     suite = testing.OptimizationConformance()
 
     def first_of(context: Any, chosen: Callable[[Any], bool]) -> Rewrite:
@@ -256,7 +256,9 @@ def substituting(operation: str, compute: Callable[..., torch.Tensor], applied: 
     ],
     ids=["a bound", "another function", "of weights"],
 )
-def test_substitutions_that_change_results(programs: Any, operation: str, right: Any, wrong: Any, message: str) -> None:
+def test_suite_catches_result_changing_substitutions(
+    programs: Any, operation: str, right: Any, wrong: Any, message: str
+) -> None:
     suite = testing.OptimizationConformance()
     suite.test_it_changes_no_result(substituting(operation, wrong), GRAPHS)  # no rule is broken
     expect_failure(
@@ -268,7 +270,7 @@ def test_substitutions_that_change_results(programs: Any, operation: str, right:
     assert testing.compare_results(substituting("relu", torch.abs), programs["perceptron"], inputs).applied
 
 
-def test_substitutions_that_cannot_be_recorded(programs: Any) -> None:
+def test_suite_catches_unrecordable_substitutions(programs: Any) -> None:
     suite = testing.OptimizationConformance()
     for compute, message in (
         (lambda x: x.double(), "returns a torch.float64"),
@@ -279,7 +281,7 @@ def test_substitutions_that_cannot_be_recorded(programs: Any) -> None:
             suite.test_its_results_are_the_same_when_it_runs(substituting("relu", compute), {}, programs)
 
 
-def test_rewrites_that_change_results(programs: Any) -> None:
+def test_suite_catches_result_changing_rewrites(programs: Any) -> None:
     suite = testing.OptimizationConformance()
 
     def one_for_the_other(context: Any) -> Rewrite:
@@ -298,7 +300,7 @@ def test_rewrites_that_change_results(programs: Any) -> None:
     expect_failure(lambda: suite.test_its_results_are_the_same_when_it_runs(fused, graphs, {}), "after its rewrite")
 
 
-def test_an_optimization_that_was_not_tried_is_not_said_to_be_right(programs: Any) -> None:
+def test_suite_skips_untried_optimization(programs: Any) -> None:
     suite = testing.OptimizationConformance()
     with pytest.raises(pytest.skip.Exception, match="override the fixture `programs`"):
         suite.test_its_results_are_the_same_when_it_runs(
@@ -306,7 +308,7 @@ def test_an_optimization_that_was_not_tried_is_not_said_to_be_right(programs: An
         )
 
 
-def test_placements_that_do_not_hold() -> None:
+def test_suite_catches_invalid_placements() -> None:
     suite = testing.PlacementPolicyConformance()
 
     def place(self: Any, context: Any) -> Placement:
@@ -318,7 +320,7 @@ def test_placements_that_do_not_hold() -> None:
     )
 
 
-def test_policies_that_fail_or_lie_in_some_situations() -> None:
+def test_suite_catches_faulty_policies() -> None:
     suite = testing.PlacementPolicyConformance()
 
     def by_share(self: Any, context: Any) -> Placement:
@@ -345,7 +347,7 @@ def test_policies_that_fail_or_lie_in_some_situations() -> None:
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
-def test_the_spread_that_schedulers_are_tried_with_is_a_legal_placement(devices: int) -> None:
+def test_scheduler_suite_placement_is_legal(devices: int) -> None:
     used = set()
     for graph in GRAPHS.values():
         context = testing.placement_context(graph, devices)
@@ -355,7 +357,7 @@ def test_the_spread_that_schedulers_are_tried_with_is_a_legal_placement(devices:
     assert len(used) == devices
 
 
-def test_scheduler_suite_refuses_priorities_that_cannot_be_used() -> None:
+def test_suite_catches_invalid_priorities() -> None:
     suite = testing.SchedulerConformance()
     nothing = made(Scheduler, priority=lambda self, context: None)
     expect_failure(lambda: suite.test_its_schedules_hold(nothing, GRAPHS, 2), "return a NodePriority")
@@ -383,7 +385,7 @@ class LossyRuntime(DeviceRuntime):
         return {"total": 1, "free": 2, "allocated": 0}
 
 
-def test_devices_that_lose_something() -> None:
+def test_suite_catches_lossy_devices() -> None:
     suite, runtime = testing.DeviceConformance(), Lossy().open(0)
     expect_failure(lambda: suite.test_bytes_come_back_as_they_went(runtime), "came back as others")
     expect_failure(lambda: suite.test_random_numbers_follow_the_seed(runtime), "")
@@ -391,7 +393,7 @@ def test_devices_that_lose_something() -> None:
     expect_failure(lambda: suite.test_a_device_that_is_not_there(Lossy()), "DID NOT RAISE")
 
 
-def test_compilers_that_are_wrong() -> None:
+def test_suite_catches_wrong_compilers() -> None:
     suite, cpu = testing.CompilerConformance(), torch.device("cpu")
 
     def frozen(self: Any, context: Any) -> Any:
@@ -405,7 +407,7 @@ def test_compilers_that_are_wrong() -> None:
     expect_failure(lambda: suite.test_it_respects_writes(made(compile=copying), cpu), "not close")
 
 
-def test_authenticators_that_are_wrong() -> None:
+def test_suite_catches_wrong_authenticators() -> None:
     suite, wrong = testing.AuthenticatorConformance(), testing.wrong_credentials()
     alice = Credentials("a-token-of-alice-1")
 
@@ -426,7 +428,7 @@ def test_authenticators_that_are_wrong() -> None:
     expect_failure(lambda: suite.test_it_knows_no_strange_key(trusting), "accepts the unknown key")
 
 
-def test_assignment_policies_that_are_wrong() -> None:
+def test_suite_catches_wrong_assignment_policies() -> None:
     suite, assignments = testing.AssignmentPolicyConformance(), testing.sample_assignments()
     turns = itertools.count()
     for answer, said in [(99, "99 is none of"), (None, "None is none of"), (AssignmentRefusal(""), "says why")]:
@@ -452,7 +454,7 @@ class Careless(BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize(("route", "said"), [("/metrics", "is answered for a wrong token"), ("/gone", "not there")])
-def test_operations_that_show_anyone_facts_of_the_server(route: str, said: str) -> None:
+def test_suite_catches_unauthenticated_operations(route: str, said: str) -> None:
     suite = testing.OperationsServerConformance()
 
     class Shown(OperationsServer):
@@ -470,7 +472,7 @@ def test_operations_that_show_anyone_facts_of_the_server(route: str, said: str) 
     expect_failure(lambda: suite.test_only_a_good_token_shows_a_route(Shown()), said)
 
 
-def test_connections_that_take_a_name_of_their_base_class() -> None:
+def test_suite_catches_overridden_connection_members() -> None:
     class Colliding(SocketConnection):
         def __init__(self, sock: socket.socket) -> None:
             super().__init__(sock, Limits(), "the other end")
@@ -481,7 +483,7 @@ def test_connections_that_take_a_name_of_their_base_class() -> None:
         check_own_names(Colliding(ours))
 
 
-def test_observers_that_know_too_little() -> None:
+def test_suite_catches_incomplete_observers() -> None:
     suite = testing.ObserverConformance()
 
     class Strict(Observer):
@@ -495,7 +497,7 @@ def test_observers_that_know_too_little() -> None:
             suite.test_it_takes_every_event(Strict(), process)
 
 
-def test_observers_of_no_process() -> None:
+def test_suite_catches_observers_without_process() -> None:
     suite = testing.ObserverConformance()
 
     class Nowhere(Observer):
@@ -507,7 +509,7 @@ def test_observers_of_no_process() -> None:
     expect_failure(lambda: suite.test_it_is_an_observer(Nowhere()), "there are no processes ['server']")
 
 
-def test_plugins_that_register_nothing_or_run_out() -> None:
+def test_suite_catches_empty_registrations() -> None:
     stock = [CpuDevice()]
 
     class Plugin:
@@ -521,5 +523,5 @@ def test_plugins_that_register_nothing_or_run_out() -> None:
     expect_failure(lambda: testing.PluginConformance().test_it_registers_the_same_twice(Plugin()), "")
 
 
-def test_a_suite_without_its_fixture_says_so() -> None:
+def test_suite_names_missing_fixture() -> None:
     expect_failure(lambda: missing(testing.PatternConformance(), "pattern", "yours"), "needs a fixture `pattern`")

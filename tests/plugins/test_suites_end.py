@@ -169,7 +169,7 @@ def failures(
 
 
 @pytest.mark.parametrize("test", SAYS)
-def test_a_suite_ends_and_says_what_to_mend(failures: dict[str, str], test: str) -> None:
+def test_suite_ends_with_advice(failures: dict[str, str], test: str) -> None:
     says = SAYS[test]
     assert bool(failures[test]) is (says is not None)
     assert (says or "") in failures[test]

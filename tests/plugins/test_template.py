@@ -134,7 +134,7 @@ def _pip_install(site: Path, packages: Sequence[Path]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_each_is_listed_with_its_kind(rows: list[dict[str, Any]]) -> None:
+def test_template_plugins_are_listed_by_kind(rows: list[dict[str, Any]]) -> None:
     active = {row["name"]: row for row in rows if row["status"] == "active"}
     assert {name: row["kind"] for name, row in active.items()} == {f"new_{kind.name}": kind.name for kind in KINDS}
     for name, row in active.items():
@@ -149,7 +149,7 @@ def test_each_is_listed_with_its_kind(rows: list[dict[str, Any]]) -> None:
         }
 
 
-def test_what_cannot_be_used_says_why_and_the_rest_works(rows: list[dict[str, Any]]) -> None:
+def test_unusable_plugins_give_reason(rows: list[dict[str, Any]]) -> None:
     failed = {row["distribution"]: row["error"] for row in rows if row["status"] == "failed"}
     assert set(failed) == {"djinn-new-raising", "djinn-new-old", "strange"}
     assert "importing it raised RuntimeError: no wings" in failed["djinn-new-raising"]
@@ -158,7 +158,7 @@ def test_what_cannot_be_used_says_why_and_the_rest_works(rows: list[dict[str, An
     assert "(strange 0.1.0) is refused" in failed["strange"]
 
 
-def test_each_is_used(scratch: Scratch) -> None:
+def test_template_plugins_are_used(scratch: Scratch) -> None:
     done = scratch.run("-c", USE)
     assert done.returncode == 0, done.stderr
     recognised, model, optimizations, chosen = done.stdout.splitlines()
@@ -169,7 +169,7 @@ def test_each_is_used(scratch: Scratch) -> None:
     assert done.stderr.count("a plugin cannot be used") == 3
 
 
-def test_a_selection_by_environment_in_the_table(scratch: Scratch) -> None:
+def test_environment_selects_plugins(scratch: Scratch) -> None:
     environ = {
         "DJINN_PLUGINS": "new_cost_models,new_devices",
         "DJINN_DISABLE": "new_devices",
@@ -187,7 +187,7 @@ def _cells(line: str) -> list[str]:
     return re.split(r"\s{2,}", line.strip())
 
 
-def test_each_passes_its_own_tests(scratch: Scratch) -> None:
+def test_template_plugins_pass_their_tests(scratch: Scratch) -> None:
     folders = [scratch.sources / f"djinn-new-{kind.name.replace('_', '-')}" for kind in KINDS]
     options = [
         "-q",
@@ -207,7 +207,7 @@ def test_each_passes_its_own_tests(scratch: Scratch) -> None:
     assert done.returncode == 0, done.stdout[-4000:]
 
 
-def test_a_name_that_cannot_be_one(tmp_path: Path) -> None:
+def test_invalid_plugin_names_are_refused(tmp_path: Path) -> None:
     for name in ("", "1st", "Big", "a b", "a--b", "../x"):
         with pytest.raises(ConfigurationError, match="cannot name a plugin"):
             render(name, "patterns", tmp_path)

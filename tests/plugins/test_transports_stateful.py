@@ -107,7 +107,7 @@ leaked: list[int] = []
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("fault", [Forgetful, Reordering, Abrupt, Impolite, Leaking, Borrowing])
-def test_faulty_transport_fails(fault: type[PlainChannel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_machine_catches_faulty_transport(fault: type[PlainChannel], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transports_stateful, "PATIENCE", 0.5)
     monkeypatch.setattr(transports_stateful, "eventually", lambda condition: condition())
     message = "descriptors are open that were not before" if fault is Leaking else "TransportStateMachine"
@@ -124,5 +124,5 @@ def test_faulty_transport_fails(fault: type[PlainChannel], monkeypatch: pytest.M
         leaked.clear()
 
 
-def test_sound_transport_passes() -> None:
+def test_state_machine_passes_correct_transport() -> None:
     run_transport_states(Faulty(PlainChannel), "unix://", examples=30)

@@ -34,7 +34,7 @@ def results(python):
     return results
 
 
-def test_outcomes_are_told_apart(results):
+def test_outcomes_are_classified(results):
     assert {name: outcome.outcome for name, outcome in results.remote.items()} == {
         "TestSampleCPU.test_adds_cpu_float32": "passed",
         "TestSampleCPU.test_adds_cpu_int64": "passed",
@@ -48,20 +48,20 @@ def test_outcomes_are_told_apart(results):
     }
 
 
-def test_only_what_passes_on_the_cpu_counts(results):
+def test_only_tests_passing_on_cpu_count(results):
     row = results.row()
     counts = ("tests", "pass on the CPU", "for the CPU alone", "compared", "pass here")
     assert [row[name] for name in counts] == ["10", "9", "2", "7", "4"]
     assert as_values([results])["totals"].startswith("4 of 7 tests")
 
 
-def test_results_are_kept_from_run_to_run(results, tmp_path):
+def test_results_are_saved_and_loaded(results, tmp_path):
     results.write(tmp_path)
     assert FileResults.read(tmp_path, "device_generic") == results
     assert FileResults.read(tmp_path, "test_nn").cpu == {}
 
 
-def test_each_exception_is_named_with_its_reason(results):
+def test_exceptions_are_named_with_reason(results):
     assert as_values([results])["exceptions"] == {
         "hangs": {"device_generic": ["`TestSampleCPU.test_hangs_on_the_device`"]},
         "lost session": {"device_generic": ["`TestSampleCPU.test_loses_its_session_on_the_device`"]},
@@ -70,7 +70,7 @@ def test_each_exception_is_named_with_its_reason(results):
     assert "- device_generic: `TestSampleCPU.test_fails_on_the_device`" in markdown([results])
 
 
-def test_plain_test_cases_run_on_the_device_of_the_environment(python):
+def test_plain_test_cases_run_on_configured_device(python):
     results = FileResults("plain")
     run_pytorch_tests.run_file(SAMPLE.with_name("plain.py"), results, options(families=True), python.start)
     assert {name: outcome.outcome for name, outcome in results.cpu.items()} == {

@@ -29,13 +29,13 @@ def sections():
         yield getattr(djinn, name), text
 
 
-def test_every_name_is_described():
+def test_every_public_name_is_documented():
     about = dict(sections())
     for module in (djinn, *(getattr(djinn, name) for name in _lazy_names.PUBLIC if name not in DESCRIBED_ELSEWHERE)):
         assert set(module.__all__) - set(re.findall(r"`(\w+)[`(]", about[module])) == set()
 
 
-def test_every_name_in_a_table_is_offered():
+def test_documented_names_exist():
     for module, text in sections():
         cells = re.findall(r"^\| (`[^|]+) \|", text, re.MULTILINE)
         named = {name for cell in cells for name in re.findall(r"`(\w+)[`(]", cell)}
@@ -43,7 +43,7 @@ def test_every_name_in_a_table_is_offered():
         assert all(hasattr(module, name) for name in named - {"djinn"})
 
 
-def test_errors_are_what_the_table_says():
+def test_error_table_matches_classes():
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (?:`(\w+)`|[^|]*) \|", TEXT, re.MULTILINE)
     bases = {name: base for names, base in rows for name in re.findall(r"\w+", names) if base}
     assert len(bases) >= 10
@@ -53,7 +53,7 @@ def test_errors_are_what_the_table_says():
 
 
 @pytest.mark.parametrize("module", [djinn, *MODULES])
-def test_names_come_from_where_type_checkers_look(module):
+def test_lazy_names_match_type_checking_imports(module):
     """Names that are imported when they are asked for stand in a table and, for type checkers, as imports."""
     (typed,) = [
         node.body
@@ -65,18 +65,18 @@ def test_names_come_from_where_type_checkers_look(module):
     assert set().union(*imported.values()) - {"load_ipython_extension"} <= set(module.__all__)
 
 
-def test_names_are_offered_once():
+def test_names_are_exported_once():
     """`djinn.compat` repeats what readers of papers look for, `djinn` what most programs use."""
     offered = [module.__all__ for module in MODULES if module is not djinn.compat]
     assert len(set().union(*offered)) == sum(map(len, offered))
 
 
-def test_a_name_that_is_nowhere_is_refused():
+def test_unknown_name_raises():
     with pytest.raises(AttributeError, match=r"^module 'djinn' has no attribute 'nowhere'$"):
         djinn.nowhere  # noqa: B018 - it raises
 
 
-def test_a_name_of_another_module_is_refused_with_its_place():
+def test_name_of_other_module_names_it():
     for module, name, place in ((djinn, "SessionLost", "errors"), (djinn.hooks, "Graph", "planning")):
         with pytest.raises(
             AttributeError, match=rf"^module '{module.__name__}' has no .*: it is `djinn.{place}.{name}`$"
@@ -84,6 +84,6 @@ def test_a_name_of_another_module_is_refused_with_its_place():
             getattr(module, name)
 
 
-def test_the_page_of_the_wire_names_each_message():
+def test_protocol_page_names_each_message():
     text = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
     assert [kind.__name__ for kind in get_args(AnyMessage) if f"`{kind.__name__}`" not in text] == []

@@ -147,7 +147,7 @@ def checkout(exact, tmp_path):
     return Checkout(tmp_path)
 
 
-def test_lower_writes_what_is_measured_and_keeps_limits_and_comments(exact):
+def test_lower_writes_measurements_and_keeps_comments(exact):
     budgets = tomllib.loads(exact.budgets)
     assert exact.budgets.startswith("# The comment stays.\n[lines]\ndjinn = 3\n")
     assert '"djinn_native/csrc" = 3 # this one, too\n' in exact.budgets
@@ -163,7 +163,7 @@ def test_check_passes_at_the_budget(exact):
     assert exact.exceeded() == ({}, "")
 
 
-def test_check_fails_above_each_budget_and_lower_raises_none(checkout):
+def test_check_fails_above_each_budget(checkout):
     budgets = checkout.budgets
     checkout.write(CHANGES)
     found, message = checkout.exceeded()
@@ -176,7 +176,7 @@ def test_check_fails_above_each_budget_and_lower_raises_none(checkout):
 
 
 @pytest.mark.parametrize("kind", CIRCLES)
-def test_check_fails_and_shows_the_path_around_a_new_circle(checkout, kind):
+def test_check_shows_new_import_cycle(checkout, kind):
     checkout.write(CIRCLES[kind])
     found, message = checkout.exceeded()
     assert {name for name in found if name.startswith("import_circles")} == {f"import_circles.{kind}"}
@@ -184,7 +184,7 @@ def test_check_fails_and_shows_the_path_around_a_new_circle(checkout, kind):
     assert re.search(r"^    2 in a circle, for example (djinn\S*) -> djinn\S* -> \1$", message, re.MULTILINE)
 
 
-def test_nothing_is_checked_outside_of_a_git_checkout(checkout):
+def test_check_outside_git_checkout_passes(checkout):
     shutil.rmtree(checkout.root / ".git")
     checkout.write(CHANGES)
     done = checkout.run("--check")

@@ -123,7 +123,7 @@ RUN = [path for path in DOCUMENTS if commands(path.read_text()) and (EVERYTHING 
 
 @pytest.mark.timeout(SECONDS + 100)
 @pytest.mark.parametrize("path", RUN, ids=label)
-def test_commands_run(path, folder, run):
+def test_documented_commands_run(path, folder, run):
     text = path.read_text()
     for block in FILE.finditer(text):
         (folder / block["name"]).write_text(block["code"])
@@ -132,13 +132,13 @@ def test_commands_run(path, folder, run):
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=label)
-def test_commands_stand_in_blocks(path):
+def test_commands_are_in_fenced_blocks(path):
     outside = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
     assert INDENTED.findall(outside) == [], "write them between ```sh and ```, so that they are run"
 
 
 @pytest.mark.parametrize("line", ["djinn no-such-command", "djinn serve --port no-port  # here"])
-def test_a_command_that_fails_is_seen(run, line):
+def test_failing_command_is_detected(run, line):
     left_out = "<!-- not run: needs a second machine -->\n```sh\ntouch left-out\n```\n"
     done = run(f"{left_out}text\n```sh\n{line}\n```\n")
     assert done.returncode != 0

@@ -67,11 +67,11 @@ def locked(root):
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def test_the_lock_file_has_exact_versions_and_nothing_of_a_machine(root):
+def test_lock_file_has_exact_versions_only(root):
     assert [line for line in locked(root) if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!]+", line)] == []
 
 
-def test_the_lock_file_has_what_development_installs(root):
+def test_lock_file_covers_development_extras(root):
     extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     installed = re.fullmatch(r"djinn\[([\w,]+)\]", extras["dev"][0])[1].split(",")
     makefile = (root / "Makefile").read_text()

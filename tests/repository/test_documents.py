@@ -40,7 +40,7 @@ RUN = [path for path in DOCUMENTS if program(path).strip()]
 
 
 @pytest.mark.parametrize("path", RUN, ids=label)
-def test_python_runs(path, tmp_path, request, python, plain_environment):
+def test_documented_python_runs(path, tmp_path, request, python, plain_environment):
     script = tmp_path / f"{path.stem}.py"
     script.write_text(program(path))
     # What people read first runs as it does for them, with nothing configured; the others share a server.
@@ -51,11 +51,11 @@ def test_python_runs(path, tmp_path, request, python, plain_environment):
 
 
 @pytest.mark.parametrize("path", [*DOCUMENTS, *RESULTS], ids=label)
-def test_links_lead_somewhere(path):
+def test_links_resolve(path):
     assert [link for link in LINK.findall(path.read_text()) if not (path.parent / link).exists()] == []
 
 
-def test_the_changelog_knows_this_version():
+def test_changelog_has_current_version():
     version = re.search(r'^version = "([^"]+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
     released = f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
     assert released or any((ROOT / "changelog.d").glob("+*.md"))

@@ -78,7 +78,7 @@ def test_program_gets_its_variables_and_arguments(monkeypatch):
     assert begun.pop()[1][-3:] == ["--programs", "2000", "--ops"]
 
 
-def test_layer_sees_the_packages_of_its_environment_and_is_made_once(tmp_path, monkeypatch):
+def test_layered_environment_is_created_once(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
     installed, run = [], subprocess.run
     monkeypatch.setattr(environments.subprocess, "run", lambda command, **_: installed.append(command))

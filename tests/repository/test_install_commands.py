@@ -75,7 +75,7 @@ def wrong(path):
     return {name for one in texts for name in names_of_ours(one)}
 
 
-def test_no_text_installs_our_names_from_the_package_index(files, root):
+def test_texts_do_not_install_from_package_index(files, root):
     looked = [path for path in files if path.suffix in TEXTS or path.name in NAMES or "scripts" in path.parts]
     assert len(looked) > 1000
     looked.remove(root / "tests" / "repository" / "test_install_commands.py")

@@ -22,7 +22,7 @@ def modules(folder):
 
 
 @pytest.mark.parametrize("package", ["core", "client"])
-def test_every_module_has_its_layer_and_each_map_shows_it(root, package):
+def test_every_module_has_layer_in_map(root, package):
     project = tomllib.loads((root / "pyproject.toml").read_text())
     layers = next(c["layers"] for c in project["tool"]["importlinter"]["contracts"] if c["id"] == package)
     order = [name.removeprefix(f"djinn_{package}.") for layer in layers for name in layer.split(" | ")]
@@ -34,13 +34,13 @@ def test_every_module_has_its_layer_and_each_map_shows_it(root, package):
 
 
 @pytest.mark.parametrize("package", ["djinn_core", "djinn_client", "djinn_client/runtime", "djinn_server"])
-def test_the_map_of_a_package_names_its_modules(root, package):
+def test_package_map_names_its_modules(root, package):
     text = ast.get_docstring(ast.parse((root / package / "__init__.py").read_text()))
     named = set(re.findall(r"`(\w+)`", text)) - {"djinn"}
     assert named == modules(root / package)
 
 
-def test_a_plugin_imports_client_or_server_but_not_both(root, sources):
+def test_plugin_imports_client_or_server_only(root, sources):
     used = {}
     for path in sources:
         if path.is_relative_to(root / "plugins"):
@@ -50,7 +50,7 @@ def test_a_plugin_imports_client_or_server_but_not_both(root, sources):
     assert not [place for place, names in used.items() if {"djinn_client", "djinn_server"} <= names]
 
 
-def test_what_users_copy_imports_djinn_alone(root, files):
+def test_templates_and_examples_import_djinn_only(root, files):
     """Each kind of plugin has a template, and its suite passes: what authors of plugins need is in `djinn`."""
     inner = re.compile(r"""^[\s"]*(?:from|import) djinn_(?:core|client|server|native)\b""", re.MULTILINE)
     copied = [
@@ -63,7 +63,7 @@ def test_what_users_copy_imports_djinn_alone(root, files):
     assert not [str(path.relative_to(root)) for path in copied if inner.search(path.read_text())]
 
 
-def test_how_a_handle_is_laid_out_is_known_to_few_modules(root):
+def test_handle_layout_is_known_to_few_modules(root):
     shift = re.compile(r"(?:<<|>>) *(?:\w*VIEW_BITS|32\b)")
     found = {
         path.relative_to(root).as_posix()
@@ -74,7 +74,7 @@ def test_how_a_handle_is_laid_out_is_known_to_few_modules(root):
     assert found == {"djinn_core/ir/handles.py", "djinn_server/running/values.py", "djinn_core/wire/binding_delta.py"}
 
 
-def test_the_public_modules_but_for_testing_hold_no_logic(root):
+def test_public_modules_hold_no_logic(root):
     makers = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.For, ast.While, ast.With)
     found = [
         f"{path.relative_to(root)}:{node.lineno}"

@@ -23,7 +23,7 @@ def torch_bounds(requirements):
     return SpecifierSet(found)
 
 
-def test_version_is_that_of_djinn_and_pins_it(root, table):
+def test_version_matches_djinn_and_pins_it(root, table):
     constants = {
         node.targets[0].id: ast.literal_eval(node.value)
         for node in ast.parse((root / "djinn_native" / "__init__.py").read_text()).body

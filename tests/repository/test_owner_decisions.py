@@ -34,7 +34,7 @@ def git(copy, *arguments):
     return subprocess.run(["git", *arguments], cwd=copy, capture_output=True, text=True, check=False).stdout
 
 
-def test_new_name_is_everywhere(root, copy):
+def test_rename_changes_all_files(root, copy):
     done = call(root, "packaging/rename.py", "genio", "--root", copy)
     assert done.returncode == 0, done.stderr
     assert "public package index" in done.stdout
@@ -55,13 +55,13 @@ def test_unusable_names_are_refused(root, small, name):
     assert (small / "README.md").read_text() == "Djinn\n"
 
 
-def test_a_changed_checkout_is_not_renamed(root, small):
+def test_modified_checkout_is_not_renamed(root, small):
     done = call(root, "packaging/rename.py", "genio", "--root", small)
     assert done.returncode
     assert "commit them first" in done.stderr
 
 
-def test_licence_is_in_all_packages(root, copy, tmp_path):
+def test_licence_is_written_to_all_packages(root, copy, tmp_path):
     text = tmp_path / "text"
     for licence, written in (("mit", "MIT"), ("apache-2.0 or MIT", "Apache-2.0 OR MIT")):
         text.write_text(f"the text of {licence}\n")

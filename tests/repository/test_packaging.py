@@ -37,7 +37,7 @@ def own_flags(text):
 
 
 @pytest.mark.parametrize("path", SERVING, ids=lambda path: path.name)
-def test_flags_are_those_of_the_command(path):
+def test_packaged_flags_exist(path):
     found = own_flags(path.read_text())
     known = {flag for parameter in serve.params for flag in parameter.opts}
     assert len(found) >= 5
@@ -73,7 +73,7 @@ needs_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="helm is no
 
 @needs_helm
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_the_chart_renders(tmp_path, settings):
+def test_chart_renders(tmp_path, settings):
     more = ["serviceMonitor.token.secretName=watch"] if "serviceMonitor.enabled=true" in settings else []
     rendered = render(tmp_path, "image.repository=registry.example/djinn", *settings, *more)
     assert rendered.returncode == 0, rendered.stderr
@@ -102,7 +102,7 @@ def test_the_chart_renders(tmp_path, settings):
         (["image.repository=r"], "", "there are no tokens"),
     ],
 )
-def test_what_is_missing_is_said(tmp_path, settings, tokens, why):
+def test_chart_names_missing_values(tmp_path, settings, tokens, why):
     rendered = render(tmp_path, *settings, tokens=tokens)
     assert rendered.returncode
     assert why in rendered.stderr

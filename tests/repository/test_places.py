@@ -34,7 +34,7 @@ def defined(root, file, name):
     return re.search(rf"^\s*((async )?def|class) {last}\b|^{last}\b.*=", text, re.MULTILINE) is not None
 
 
-def test_every_name_exists(root):
+def test_named_files_and_functions_exist(root):
     found = table(root, "Where to change what")
     assert len(found) > 30
     assert [file for file, name in found if name is None and not path_of(root, file).exists()] == []

@@ -84,7 +84,7 @@ def asked(tree: ast.Module) -> set[str]:
     return found
 
 
-def test_only_two_folders_ask_the_operating_system(root, sources):
+def test_platform_calls_are_in_two_folders(root, sources):
     guilty = {}
     for path in sources:
         place = path.relative_to(root).as_posix()
@@ -113,10 +113,10 @@ def test_only_two_folders_ask_the_operating_system(root, sources):
         ("import os\nos.getpid(), '/process'", set()),
     ],
 )
-def test_finds_what_is_asked(source, found):
+def test_platform_calls_are_found(source, found):
     assert asked(ast.parse(source)) == found
 
 
-def test_what_is_known_is_there(root):
+def test_known_exceptions_exist(root):
     for place, what in KNOWN:
         assert what in asked(ast.parse((root / place).read_text()))

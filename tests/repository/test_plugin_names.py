@@ -65,7 +65,7 @@ def texts_beside(words: re.Pattern[str]) -> Iterator[tuple[str, int, str]]:
             yield from ((str(path.relative_to(ROOT)), line, text) for line, text in texts(path))
 
 
-def test_no_object_of_a_plugin_is_named_in_the_core() -> None:
+def test_core_names_no_plugin_object() -> None:
     known = names()
     assert {"cost_based", "pipeline", "parallel", "inductor"} <= known
     words = re.compile(rf"""["']({"|".join(map(re.escape, sorted(known)))})["']""")
@@ -74,7 +74,7 @@ def test_no_object_of_a_plugin_is_named_in_the_core() -> None:
     assert set(WORDS) <= set(named), "a line of WORDS is not needed any more"
 
 
-def test_no_package_of_a_plugin_is_named_in_the_core() -> None:
+def test_core_names_no_plugin_package() -> None:
     either = "|".join(name.replace("_", "[-_]") for name in PACKAGES)
     packages = re.compile(rf"\bdjinn[-_]({either})\b")
     assert [f"{path}:{line}: {text!r}" for path, line, text in texts_beside(packages) if packages.search(text)] == []

@@ -29,7 +29,7 @@ def project(package):
     return tomllib.loads((package / "pyproject.toml").read_text())["project"]
 
 
-def test_there_are_plugins():
+def test_plugin_packages_are_found():
     assert PACKAGES
 
 
@@ -68,7 +68,7 @@ def needs_server(package):
     )
 
 
-def test_names_of_the_server_are_found():
+def test_server_imports_are_found():
     for use in (
         ("djinn.hooks", "LocalEngine"),
         ("djinn.weights", "read_bytes"),
@@ -90,7 +90,7 @@ def plugins(package):
     }
 
 
-def test_the_list_of_packages_is_complete():
+def test_installation_page_lists_all_packages():
     text = (ROOT / "docs" / "install.md").read_text()
     rows = re.findall(
         r"^\| \[`(\w+)`\]\(\.\./plugins/\w+/README\.md\) \| ([^|]*) \| (?:client|server|both) \| .+ \|$",
@@ -103,7 +103,7 @@ def test_the_list_of_packages_is_complete():
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
 class TestPackage:
-    def test_names_follow_from_the_folder(self, package):
+    def test_package_names_match_folder(self, package):
         table = project(package)
         assert table["name"] == f"djinn-{package.name.replace('_', '-')}"
         assert (package / f"djinn_{package.name}" / "__init__.py").exists()
@@ -120,12 +120,12 @@ class TestPackage:
             path = package.joinpath(*module)
             assert path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
-    def test_requires_this_release_of_what_it_imports(self, package):
+    def test_package_requires_what_it_imports(self, package):
         table = project(package)
         assert f"djinn=={table['version']}" in table["dependencies"]
         assert (f"djinn-server=={table['version']}" in table["dependencies"]) == needs_server(package)
 
-    def test_has_a_readme_tests_and_types(self, package):
+    def test_package_has_readme_tests_and_types(self, package):
         assert (package / "README.md").read_text().strip()
         assert list((package / "tests").glob("test_*.py"))
         assert (package / f"djinn_{package.name}" / "py.typed").exists()

@@ -37,7 +37,7 @@ def anchors(path):
     return {name if not number else f"{name}-{number}" for name, count in found.items() for number in range(count)}
 
 
-def test_links_to_headings_lead_there():
+def test_heading_links_resolve():
     lost = []
     for page in PAGES:
         for name, anchor in TO_HEADING.findall(text_of(page)):
@@ -47,7 +47,7 @@ def test_links_to_headings_lead_there():
     assert lost == []
 
 
-def test_the_index_lists_every_page_once():
+def test_index_lists_every_page_once():
     index = ROOT / "docs" / "index.md"
     listed = re.findall(r"^- \[[^\]]+\]\(([^)]+)\)$", index.read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(set(listed))
@@ -56,7 +56,7 @@ def test_the_index_lists_every_page_once():
     assert [name for name in listed if not (index.parent / name).exists()] == []
 
 
-def test_the_version_can_be_chosen():
+def test_version_switcher_lists_version():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     versions = json.loads((ROOT / "docs" / "site" / "versions.json").read_text())
     assert [one["version"] for one in versions if one.get("preferred")] == [version]
@@ -78,7 +78,7 @@ class Fetched(HTMLParser):
 
 
 @pytest.mark.skipif(not SITE, reason="`make docs` builds the site")
-def test_the_site_asks_no_other_host():
+def test_site_loads_no_external_resources():
     pages = [path for path in sorted(Path(SITE).rglob("*.html")) if "_static" not in path.parts]
     assert len(pages) > 100
     for page in pages:
@@ -92,7 +92,7 @@ def test_the_site_asks_no_other_host():
 
 
 @pytest.mark.skipif(not SITE, reason="`make docs` builds the site")
-def test_the_site_has_the_names_of_the_interface():
+def test_site_documents_public_names():
     import djinn
 
     generated = Path(SITE) / "docs" / "generated"

@@ -17,7 +17,7 @@ def functions(statements: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.Asyn
             yield from functions(getattr(node, name, ()))
 
 
-def test_no_function_is_too_long(root, sources):
+def test_functions_are_short(root, sources):
     too_long = {
         f"{path.relative_to(root)}:{node.lineno} {node.name}": node.end_lineno - node.lineno + 1
         for path in sources
@@ -28,7 +28,7 @@ def test_no_function_is_too_long(root, sources):
     assert too_long == {}
 
 
-def test_functions_are_found_wherever_they_are():
+def test_nested_functions_are_found():
     text = """
 def a():
     class B:
@@ -50,6 +50,6 @@ def a():
     assert {node.name for node in functions(tree.body)} == found == set("acdefgh")
 
 
-def test_no_grab_bags(root, sources):
+def test_no_catch_all_modules(root, sources):
     names = {"utils", "util", "helpers", "helper", "misc", "common", "manager"}
     assert [str(path.relative_to(root)) for path in sources if path.stem in names] == []

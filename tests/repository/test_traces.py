@@ -15,7 +15,7 @@ TRACES = {
 }
 
 
-def test_no_traces(root, files):
+def test_no_machine_person_or_registry_is_named(root, files):
     found = []
     for path in files:
         try:
@@ -83,7 +83,7 @@ def calls(tree):
             yield ast.unparse(node.func), node
 
 
-def test_nothing_unpickles(root, sources):
+def test_no_unpickling(root, sources):
     guilty = []
     for place, tree in shipped(root, sources):
         guilty += [f"{place} calls {name}" for name, _ in calls(tree) if name in MAKING_OBJECTS]
@@ -98,7 +98,7 @@ def test_nothing_unpickles(root, sources):
     assert not guilty
 
 
-def test_no_code_is_found_by_a_name_that_arrives(root, sources):
+def test_no_getattr_of_received_names(root, sources):
     guilty = []
     for place, tree in shipped(root, sources):
         if not place.startswith(RECEIVING) or place in KNOWN:

@@ -31,7 +31,7 @@ from djinn_profiler.timeline.submissions import Phases, parts_of_wait
 from djinn_profiler.timeline.threads import divided, module_spans
 
 
-def test_clocks_are_compared_by_the_quickest_ways():
+def test_clock_offset_from_fastest_round_trips():
     clock, offset = ClientClock(), 1000.0
     for sent, there, busy, back in ((1.0, 0.015, 0.0, 0.4), (2.0, 0.3, 0.1, 0.015), (3.0, 0.2, 0.0, 0.2)):
         taken = sent + there - offset
@@ -40,7 +40,7 @@ def test_clocks_are_compared_by_the_quickest_ways():
     assert clock.one_way == pytest.approx(0.015)
 
 
-def test_clocks_that_drift_are_followed():
+def test_clock_drift_is_followed():
     clock, drift = ClientClock(), 1e-4
     for second in range(100):
         taken = (second + 0.01) * (1 + drift)
@@ -63,7 +63,7 @@ def thread(ops, changes=(), spans=()):
     return record
 
 
-def test_each_moment_belongs_to_the_innermost():
+def test_time_belongs_to_innermost_span():
     record = thread(
         # An op in another one ends, and is noted, before that one.
         [("a", 1.0, 2.0), ("nested", 3.2, 3.4), ("b", 3.0, 4.0), ("c", 5.0, 8.0)],
@@ -95,7 +95,7 @@ def test_each_moment_belongs_to_the_innermost():
     assert sum(part.seconds for part in divided(record, spans, 5.5, 7.25)) == pytest.approx(1.75)
 
 
-def test_modules_follow_from_what_was_entered_and_left():
+def test_module_path_from_forward_calls():
     net = torch.nn.Sequential(torch.nn.ReLU())
     names, calls = ModulePaths(), ForwardCalls()
     names.met(net)
@@ -119,7 +119,7 @@ def test_modules_follow_from_what_was_entered_and_left():
     ]
 
 
-def test_nodes_count_in_a_backward_pass_and_outside_of_the_modules_in_it():
+def test_module_path_in_backward():
     module = weakref.ref(torch.nn.ReLU())
     moments = [0.0, None, 1.0, module, 2.0, None, 3.0, BACKWARD, 4.0, module, 5.0, None, 6.0, None]
     nodes = [(1.5, 7), (3.5, 7), (3.6, 7), (4.5, 8), (5.5, 7), (6.5, 9)]
@@ -127,7 +127,7 @@ def test_nodes_count_in_a_backward_pass_and_outside_of_the_modules_in_it():
     assert with_nodes(moments, nodes) == moments[:8] + added
 
 
-def test_what_modules_follow_from_is_bounded(monkeypatch):
+def test_remembered_module_calls_are_bounded(monkeypatch):
     monkeypatch.setattr(module_path, "CALLS_REMEMBERED", 4)
     calls, marks = ForwardCalls(), [(number, None, ForwardCalls()) for number in range(100)]
     calls.keep()
@@ -149,7 +149,7 @@ def test_what_modules_follow_from_is_bounded(monkeypatch):
         ({CAPTURE: 1.0}, "the client is"),
     ],
 )
-def test_advice_follows_what_takes_longest(kinds, expected):
+def test_advice_follows_longest_cause(kinds, expected):
     causes = {"network": kinds.get(REQUEST, 0.0), DEVICE_BOUND: kinds.get(EXECUTE, 0.0), CLIENT_BOUND: 0.0}
     line = LineTime("train.py:3 in step", "loss.item()", "a number", 9, 0.8, {})
     found = TimeTotals(1.0, kinds, causes, (), (line,), (), 9, 100, 9, {}, 100)
@@ -170,7 +170,7 @@ def test_advice_follows_what_takes_longest(kinds, expected):
         (1e-6, 1e-3, False, ""),
     ],
 )
-def test_a_prediction_that_is_far_off_names_the_likely_reason(predicted, measured, calibrated, reason):
+def test_inaccurate_prediction_names_reason(predicted, measured, calibrated, reason):
     one = ExecutorTime("executor 0", 9, measured, 9, predicted, measured, calibrated)
     causes = {DEVICE_BOUND: 1.0, CLIENT_BOUND: 0.0}
     found = TimeTotals(1.0, {EXECUTE: 1.0}, causes, (), (), (one,), 9, 100, 9, {}, 100)
@@ -181,7 +181,7 @@ def test_a_prediction_that_is_far_off_names_the_likely_reason(predicted, measure
     assert ["no other work" in advice(one)[0] for one in (found, attrs.evolve(found, executors=()))] == [False, True]
 
 
-def test_a_wait_is_divided_by_the_transfers_in_it():
+def test_wait_is_divided_by_transfers():
     record = SimpleNamespace()
     phases = Phases(record, False, True, 0.0, 1.0, 9.0, 9.0, 9.0, 9.5, 9.5, 10.0, 10.0)
     incoming = [(0.1, 0.5), (0.8, 2.0), (3.0, 4.0), (8.0, 9.5), (11.0, 12.0)]
@@ -191,7 +191,7 @@ def test_a_wait_is_divided_by_the_transfers_in_it():
     assert sum(ended - begun for _, begun, ended in found) == pytest.approx(9.5)
 
 
-def test_names_in_tables():
+def test_module_labels():
     assert label(()) == "(outside of modules)"
     assert label(("GPT2", "transformer", "transformer.h.1")) == "GPT2.transformer.h.1"
     assert label(("backward", "GPT2", "transformer.h.1")) == "backward of GPT2.transformer.h.1"

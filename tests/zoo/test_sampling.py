@@ -24,13 +24,13 @@ def server(connect, url_of):
         yield
 
 
-def test_a_seed_gives_what_it_gives_locally(server, expected):
+def test_seed_gives_local_numbers(server, expected):
     found = sampling.draw(REMOTE)
     for name, tensor in expected.items():
         assert found[name].equal(tensor), name
 
 
-def test_a_seed_gives_the_same_again_and_another_seed_does_not(server):
+def test_seed_is_reproducible(server):
     first, again = (sampling.fingerprint(sampling.draw(REMOTE)) for _ in range(2))
     assert first == again
     torch.manual_seed(sampling.SEED)
@@ -39,7 +39,7 @@ def test_a_seed_gives_the_same_again_and_another_seed_does_not(server):
     assert not torch.rand(5, device=REMOTE).cpu().equal(sampled)
 
 
-def test_a_new_session_and_another_server_give_the_same(connect, url_of, embedded, expected):
+def test_seed_is_reproducible_across_sessions(connect, url_of, embedded, expected):
     djinn_gives = [sampling.fingerprint(sampling.draw(REMOTE))]  # an executor of this process's own
     for scheme in ("tcp", "tcp", "http"):
         with connect(url_of(scheme)):
@@ -47,17 +47,17 @@ def test_a_new_session_and_another_server_give_the_same(connect, url_of, embedde
     assert set(djinn_gives) == {sampling.fingerprint(expected)}
 
 
-def test_another_run_gives_the_same(python, serving, url_of, plain_environment, expected):
+def test_seed_is_reproducible_across_processes(python, serving, url_of, plain_environment, expected):
     run = python.run(sampling.__file__, url_of("tcp"), serving.token, env=plain_environment)
     assert run.stdout.strip() == sampling.fingerprint(expected), run.stderr
 
 
-def test_dropout_decides_the_same_in_training(server):
+def test_dropout_equals_local(server):
     expected = sampling.train_with_dropout("cpu")
     torch.testing.assert_close(sampling.train_with_dropout(REMOTE), expected)
 
 
-def test_sampled_tokens_are_the_same_after_a_new_connection(connect, url_of):
+def test_sampled_tokens_are_equal_after_reconnection(connect, url_of):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(1)

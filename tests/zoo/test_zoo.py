@@ -18,7 +18,7 @@ SHORTEST = ("llama", "qwen3_moe", "mamba2", "t5", "resnet", "clip")
 
 
 @pytest.mark.parametrize("name", long_or(SHORTEST, SHORT_FORM))
-def test_inference_and_a_training_step(over_tcp, name):
+def test_inference_and_training_step_equal_local(over_tcp, name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what libraries say about themselves while they are imported
         verdict = compare(ZOO[name])
