@@ -19,7 +19,7 @@ In the order in which a client's program passes through:
 - `peers`: transfer of values between executors.
 - `recovery`: leases, journals and snapshots of sessions, which outlive a connection and a process.
 - `hookspecs`: the contract for plugins that only servers call.
-- `launch`: how executors are started, and the pipe protocol with their parent. `builtins`: built-in plugins of servers. `cli`: `djinn serve` and `djinn token`.
+- `launch`: how executors are started, also as system users of tenants, and the pipe protocol with their parent. `builtins`: built-in plugins of servers. `cli`: `djinn serve` and `djinn token`.
 - `malformed`: what a message must not say. `system`: what servers ask of the operating system.
 - `events`, `executor_metrics`, `session_metrics`, `session_overview`, `usage_metrics`: what is told of all this. `request_times`: latency of
   requests and tokens. `histogram`: of durations. `value_kinds`: weights, KV caches and the like, as clients tell them.

@@ -57,6 +57,7 @@ from djinn_server.hookspecs.authenticators import Denial
 from djinn_server.launch.executor_config import ExecutorConfig, ModelConfig, StoreConfig
 from djinn_server.launch.listen_addresses import faster_transports, listening_transports
 from djinn_server.launch.orders import FULL_SECONDS, Failed, Full, Report, Start
+from djinn_server.launch.system_users import SystemUser
 from djinn_server.launch.tickets import Badge, TicketChecker
 from djinn_server.malloc_trim import keep_few_arenas, keep_freed_for_next_run, set_start_aside
 from djinn_server.parallel_groups import ParallelGroups
@@ -70,6 +71,7 @@ from djinn_server.session import ExecutorSession
 from djinn_server.session_pauses import Pause, Wakeup
 from djinn_server.session_registry import ServedSession, SessionEntry, SessionRegistry
 from djinn_server.shared_device import SharedDevice
+from djinn_server.system.confinement import confine_process
 from djinn_server.tenancy import Tenancy
 from djinn_server.weights.store import WeightStore
 from djinn_server.weights.weight_reader import WeightReader
@@ -567,6 +569,8 @@ def _end_at_once(control: Control, directory: str, reason: str) -> None:
 
 def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     config = start.config
+    if config.user is not None:
+        _make_folders(config, config.user)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     registry = load_plugins(config)
@@ -595,6 +599,14 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     store = _open_store(config.store, disk)
     key, config = TicketChecker(start.key), start.without_secrets().config
     return Executor(opened, context, registry, key, new, config, store, operators)
+
+
+def _make_folders(config: ExecutorConfig, user: SystemUser) -> None:
+    """Make the private folders of an executor that runs as a user of its own."""
+    user.make_subfolders()
+    for folder in (config.recovery.journals, config.accounts):
+        if folder is not None:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def load_plugins(config: ExecutorConfig) -> Registry:
@@ -669,8 +681,11 @@ def main(arguments: Sequence[str] | None = None, new: SessionFactory = ExecutorS
     parser = argparse.ArgumentParser(prog="djinn executor", description="Started by djinn itself.")
     parser.add_argument("--device", default="")
     parser.add_argument("--report-fd", type=int, required=True)
+    parser.add_argument("--confined", action="store_true")
     options = parser.parse_args(arguments)
     try:
+        if options.confined:
+            confine_process()
         status = run(options.device, options.report_fd, new)
     except DjinnError as error:
         sys.stderr.write(f"{error}\n")

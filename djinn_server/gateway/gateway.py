@@ -51,6 +51,7 @@ from djinn_server.hookspecs.operations import OperationsAddress, OperationsServe
 from djinn_server.launch.engines import StartedExecutor, engine_named
 from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.listen_addresses import ListeningTransport, advertised, configured_transports
+from djinn_server.launch.system_users import open_users
 from djinn_server.malloc_trim import keep_few_arenas, set_start_aside
 from djinn_server.rlimits import allow_many_files, leave_no_cores
 
@@ -112,6 +113,10 @@ class Gateway:
         except OSError as error:
             raise StartupError(f"there is no directory for what tenants use of their time: {error}") from error
         elsewhere = self._config.engine.name not in {"", LOCAL}
+        if elsewhere and self._config.tenant_users:
+            raise ConfigurationError(
+                f"--tenant-user starts executors on this machine, and --engine {self._config.engine.name} elsewhere: leave one of them out"
+            )
         early = self._plugins() if elsewhere else None  # a plugin starts the executors
         tenants = Tenants(
             executors,
@@ -120,6 +125,7 @@ class Gateway:
             events=self._events,
             engine=engine_named(self._config.engine.name or LOCAL, early.executors if early is not None else ()),
             requests=partial(self._config.engine.requests, len(executors), tell),
+            users=open_users(self._config.tenant_users, self._config.tenant_dir),
         )
         self._context = context = GatewayContext(
             self._authentication, tenants, self._events, self._counts, self._recent

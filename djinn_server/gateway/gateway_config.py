@@ -73,6 +73,8 @@ class GatewayConfig:
         executor: configuration that its executors have in common.
         state_dir: folder with what a restarted server needs to continue its sessions; None: nothing is kept.
         lasting: True if a server that is started again uses this folder and the same ports.
+        tenant_users: system users of tenants as `TENANT=USER`; empty: executors run as the server's user.
+        tenant_dir: parent of the private folders of these users.
         connection_file: file for URLs and token; None: one in `state_dir` if it is `lasting`, else in a directory of
             the user's.
         drain_seconds: time for which sessions may go on after a signal to stop.
@@ -103,6 +105,17 @@ class GatewayConfig:
         "--port in djinn/servers in your state directory. Without a fixed port, sessions end with the server.",
     )
     lasting: bool = False
+    tenant_users: tuple[str, ...] = flagged(
+        (),
+        "--tenant-user",
+        "TENANT=USER: run the executors of this tenant as a system user of its own, such as alice=djinn-a or alice=70001. May be repeated; "
+        "tenants without a user are refused. The server must run as root.",
+    )
+    tenant_dir: Path | None = flagged(
+        None,
+        "--tenant-dir",
+        "Folder in which each tenant of --tenant-user has a private folder for weights, journals and caches, such as /var/lib/djinn.",
+    )
     connection_file: Path | None = flagged(
         None,
         "--connection-file",

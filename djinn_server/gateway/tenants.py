@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -19,6 +19,7 @@ from djinn_server.hookspecs.authenticators import Denial
 from djinn_server.hookspecs.executors import ExecutorEngine, LaunchRequest
 from djinn_server.launch.engines import LocalEngine, StartedExecutor
 from djinn_server.launch.executor_config import ExecutorConfig
+from djinn_server.launch.system_users import SystemUser
 from djinn_server.launch.tickets import TICKET_SECONDS
 
 MOST: Final = 16  # tenants with executors at a time
@@ -43,11 +44,13 @@ class Tenants:
         events: ServerEvents = ServerEvents(),  # noqa: B008 - tells of nothing
         engine: ExecutorEngine = LocalEngine(),  # noqa: B008 - has no state
         requests: Callable[[], Sequence[LaunchRequest]] = tuple,
+        users: Mapping[str, SystemUser] | None = None,
     ) -> None:
-        """Start the first pool, without waiting for it.
+        """Start the first pool, without waiting for it. With `users`, it is in reserve for the first tenant of these.
 
         `expected`: gives the number of tenants that may connect. `engine`: as for a `Pool`. `requests`: creates the
-        launch requests of a new pool.
+        launch requests of a new pool. `users`: system users by tenant; tenants without a user are refused. None: executors run as the
+        gateway's user.
 
         Raises:
             StartupError: a process cannot be started.
@@ -67,7 +70,9 @@ class Tenants:
         self._closed = False
         self._events = events
         self._engine, self._requests = engine, requests
-        self._first = Pool(self._configs, start_timeout, events, engine, requests())
+        self._users = users or {}
+        self._reserved_for = next(iter(self._users), "")
+        self._first = Pool(self._configs_of(self._reserved_for), start_timeout, events, engine, requests())
 
     def wait_ready(self) -> tuple[StartedExecutor, ...]:
         """Wait until the first pool is ready.
@@ -84,6 +89,11 @@ class Tenants:
 
         `memory`: the tenant's memory quota on each executor, in bytes; 0: the configured limit.
         """
+        if self._users and tenant not in self._users:
+            return Denial(
+                f"this server has no system user for the tenant {tenant!r}: its operator starts it with --tenant-user {tenant}=USER",
+                "user",
+            )
         with self._lock:
             starting = self._starting.setdefault(tenant, threading.Lock())
         with starting:  # starts a tenant's executors once, without blocking other tenants
@@ -91,8 +101,8 @@ class Tenants:
                 with self._lock:
                     found = self._pools.get(tenant)
                     has_room = len(self._pools.keys() | self._starting_tenants) < self._most
-                    if found is None and has_room and not memory:
-                        found = self._take_reserve(tenant)
+                    if found is None and has_room:
+                        found = self._take_reserve(tenant, memory)
                     if found is not None:
                         self._last_used[tenant] = self._last_admitted[tenant] = time.monotonic()
                         return found
@@ -211,13 +221,16 @@ class Tenants:
                 pools.append(("", self._reserve))
         return [(name, pool) for name, pool in pools if tenant is None or name == tenant]
 
-    def _take_reserve(self, tenant: str) -> Pool | None:
-        """Give the reserve pool to the tenant, and start another one if more tenants may connect."""
+    def _take_reserve(self, tenant: str, memory: int) -> Pool | None:
+        """Give the reserve pool to the tenant, and start another one if more tenants may connect. `memory`: as for `start_pool`."""
+        if self._reserve is None or self._reserved_for not in {"", tenant} or (memory and not self._users):
+            return None
         pool, self._reserve = self._reserve, None
-        if pool is None:
+        if memory:  # only this tenant can use the pool, and it has no quota
+            pool.close(0.0)
             return None
         self._pools[tenant] = pool
-        if len(self._pools) < min(self._expected(), self._most):
+        if not self._users and len(self._pools) < min(self._expected(), self._most):
             threading.Thread(target=self._refill, name="djinn-reserve", daemon=True).start()
         return pool
 
@@ -244,7 +257,8 @@ class Tenants:
         return Denial("the server is shutting down: connect again later", BUSY, again=True)
 
     def _started(self, tenant: str, memory: int = 0) -> Pool | Denial:
-        limited = tuple(_limited(config, memory) for config in self._configs) if memory else self._configs
+        configs = self._configs_of(tenant)
+        limited = tuple(_limited(config, memory) for config in configs) if memory else configs
         try:
             with self._starts:
                 pool = Pool(limited, self._start_timeout, self._events, self._engine, self._requests())
@@ -254,6 +268,10 @@ class Tenants:
             return Denial("no executor could be started for you: try again later", BUSY, again=True)
         _log.info("executors for a tenant were started", tenant=tenant or "the next one")
         return pool
+
+    def _configs_of(self, tenant: str) -> tuple[ExecutorConfig, ...]:
+        user = self._users.get(tenant)
+        return self._configs if user is None else tuple(config.as_user(user) for config in self._configs)
 
 
 def _is_idle(pool: Pool) -> bool:

@@ -14,8 +14,10 @@ from djinn_core.settings import PLUGIN_PREFIX
 EXECUTOR_MODULE = "djinn_server.executor_process"
 
 
-def executor_command(module: str, device: str, report: int) -> list[str]:
+def executor_command(module: str, device: str, report: int, *, confined: bool = False) -> list[str]:
     """Return the command that runs `module` as an executor with reports on file descriptor `report`.
+
+    `confined`: True if the executor gives up rights before it reads anything.
 
     A command of its own instead of `multiprocessing`: the user's script needs no main guard and is not imported again.
     `-P` keeps the working directory, which may hold a file named `random.py`, off the import path.
@@ -28,7 +30,8 @@ def executor_command(module: str, device: str, report: int) -> list[str]:
             "cannot start an executor process: this Python does not know its own executable (`sys.executable` is "
             "empty). Start `djinn serve` by hand and pass its address: djinn.configure(servers=[...])"
         )
-    return [sys.executable, "-P", "-m", module, "--device", device, "--report-fd", str(report)]
+    command = [sys.executable, "-P", "-m", module, "--device", device, "--report-fd", str(report)]
+    return [*command, "--confined"] if confined else command
 
 
 def executor_environment(without: Collection[str] = ()) -> dict[str, str]:

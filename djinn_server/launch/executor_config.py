@@ -23,6 +23,7 @@ from djinn_server.hookspecs.weight_sources import WeightPermissions
 from djinn_server.launch.command import EXECUTOR_MODULE
 from djinn_server.launch.flags import flagged
 from djinn_server.launch.listen_addresses import ListenAddresses
+from djinn_server.launch.system_users import SystemUser
 
 
 @attrs.frozen
@@ -223,6 +224,7 @@ class ExecutorConfig(ExecutorOptions):
         batch_sessions: True if runs of one template by sessions with shared weights may be batched.
         accounts: directory with the used device time of its tenant, which outlives this executor; None: not kept.
         state: state folder of its server, which no client may read; None: its parent has none.
+        user: system user of the process, which owns the folders; None: the user of its parent.
         tenants: True if a gateway sends clients; False: it belongs to its parent program, and trusts it.
         module: the Python module that the process runs; only tests change it.
         unused_seconds: it ends if no session begins within this time; 0: no limit.
@@ -267,6 +269,7 @@ class ExecutorConfig(ExecutorOptions):
     log: LogConfig = attrs.field(factory=LogConfig)
     accounts: Path | None = None
     state: Path | None = None
+    user: SystemUser | None = None
     tenants: bool = True
     module: str = EXECUTOR_MODULE
     unused_seconds: float = 0.0
@@ -282,6 +285,18 @@ class ExecutorConfig(ExecutorOptions):
             operators=self.operators or settings.operators,
             plugins=Selection(settings.plugins, frozenset(settings.disable), plugin_settings=settings.plugin_settings),
             log=attrs.evolve(self.log, debug=settings.debug),
+        )
+
+    def as_user(self, user: SystemUser) -> ExecutorConfig:
+        """Return the configuration of an executor that runs as this user, with folders of the user in place of shared folders."""
+        folder = user.folder
+        return attrs.evolve(
+            self,
+            user=user,
+            store=attrs.evolve(self.store, directory=self.store.directory and folder / "weights"),
+            models=attrs.evolve(self.models, published=self.models.published and folder / "published"),
+            recovery=attrs.evolve(self.recovery, journals=self.recovery.journals and folder / "journals"),
+            accounts=self.accounts and folder / "accounts" / self.accounts.name,
         )
 
     @property

@@ -13,12 +13,13 @@ import weakref
 from collections.abc import Collection, Mapping, Sequence
 from typing import IO, Protocol, Self
 
-from djinn_core.errors import StartupError
+from djinn_core.errors import ConfigurationError, StartupError
 from djinn_core.logs import get_logger
 from djinn_core.registry.embedded_executors import check_platform
 from djinn_core.system.private_directories import make_run_directory
 from djinn_core.wire.executor_reports import Ready, Sessions
 from djinn_server.hookspecs.executors import LaunchedExecutor
+from djinn_server.launch.as_user import prepare_for_user
 from djinn_server.launch.command import EXECUTOR_MODULE, executor_command, executor_environment
 from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.orders import (
@@ -79,7 +80,7 @@ class ExecutorProcess(LaunchedExecutor):
     """
 
     place = ""
-    fingerprint = ""  # it shows the configured certificate, not its own
+    fingerprint = ""  # of its own certificate; empty: it shows the configured certificate
 
     def __init__(
         self, config: ExecutorConfig, without: Collection[str] = (), fork_server: ForkServer | None = None
@@ -111,8 +112,10 @@ class ExecutorProcess(LaunchedExecutor):
         receiving, sending = os.pipe()
         self._report_lines = LineReader(receiving)
         try:
+            if config.user is not None:
+                config, self.fingerprint = prepare_for_user(config, config.user, self._directory)
             self._process = _spawn(config, sending, lock, self._without, fork_server)
-        except (OSError, StartupError) as error:
+        except (OSError, StartupError, ConfigurationError) as error:
             os.close(receiving)
             shutil.rmtree(self._directory, ignore_errors=True)
             raise StartupError(f"cannot start an executor process: {error}") from error
@@ -292,19 +295,24 @@ class ExecutorProcess(LaunchedExecutor):
 def _spawn(
     config: ExecutorConfig, report: int, lock: int, without: Collection[str], fork_server: ForkServer | None
 ) -> ChildProcess:
-    environment = executor_environment(without)
-    if fork_server is not None and config.module == EXECUTOR_MODULE:
+    environment, user = executor_environment(without), config.user
+    if fork_server is not None and config.module == EXECUTOR_MODULE and user is None:
         forked = fork_server.fork(["--device", config.device], environment, [report, lock])
         if forked is not None:
             return forked
     return subprocess.Popen(
-        executor_command(config.module, config.device, report),
+        executor_command(config.module, config.device, report, confined=user is not None),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         pass_fds=(report, lock),
-        env=environment,
+        env=environment if user is None else user.environment(environment),
         bufsize=0,
         process_group=0,  # so that Ctrl-C reaches the user's program alone
+        cwd=None if user is None else user.folder,
+        user=None if user is None else user.uid,
+        group=None if user is None else user.gid,
+        extra_groups=None if user is None else (),
+        umask=-1 if user is None else 0o077,
     )
 
 

@@ -111,6 +111,7 @@ class RestartedServer:
         options: further options of `djinn serve`.
         environment: its environment variables.
         starter: function that starts a process, as `start` of `served.start_server`.
+        prefix: command before that of the server.
         starts: number of starts.
     """
 
@@ -118,6 +119,7 @@ class RestartedServer:
     options: Sequence[str] = ()
     environment: dict[str, str] = attrs.field(factory=dict)
     starter: Callable[..., Any] | None = None
+    prefix: Sequence[str] = ()
     port: int = attrs.field(factory=free_port)
     starts: int = 0
     server: Server | None = None
@@ -133,7 +135,9 @@ class RestartedServer:
         options = ["--port", str(self.port), "--without-transport", "http", "--drain-seconds", "0"]
         options += ["--state-dir", str(self.state), "--store", str(self.folder / "store"), *self.options]
         environment = {"XDG_CACHE_HOME": str(self.folder / "cache")} | self.environment
-        self.server = start_server(self.folder, *options, environment=environment, start=self.starter)
+        self.server = start_server(
+            self.folder, *options, environment=environment, start=self.starter, prefix=self.prefix
+        )
         self.starts += 1
         return self.server
 

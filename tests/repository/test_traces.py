@@ -52,6 +52,7 @@ KNOWN = {
     "plugins/launchers/djinn_launchers/fork_server.py",  # two modules by names that are written there, late: they take long
     "djinn_server/malloc_trim.py",  # the C library of this process
     "djinn_server/system/memory.py",  # the same
+    "djinn_server/system/confinement.py",  # the same, and pyseccomp
     "djinn_server/launch/embedded.py",  # the executor inside this process, by a name that is written there
     "djinn_core/wire/compression.py",  # zstandard
     "plugins/profiler/djinn_profiler/semantics.py",  # ops of a program of this process

@@ -30,6 +30,7 @@ from djinn_server.launch.executor_config import (
 from djinn_server.launch.flags import flagged
 from djinn_server.launch.listen_addresses import ListenAddress, ListenAddresses
 from djinn_server.launch.orders import Start, read_order, to_line
+from djinn_server.launch.system_users import SystemUser
 
 FULL = ExecutorConfig(
     device="cuda:1",
@@ -52,6 +53,7 @@ FULL = ExecutorConfig(
     log=LogConfig("info", "server"),
     accounts=Path("/accounts"),
     state=Path("/state"),
+    user=SystemUser("alice", 70_001, 70_002, Path("/tenants/alice")),
     tenants=False,
     module="other",
     unused_seconds=7.5,

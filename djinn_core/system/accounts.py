@@ -1,0 +1,70 @@
+"""Accounts of the operating system, and the right to start processes as another user."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from djinn_core.system.files import user_id
+
+# Bits of Linux's capabilities: CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_KILL, CAP_SETGID, CAP_SETUID.
+_NEEDED: Final = {"CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7}
+_STATUS: Final = Path("/proc/self/status")
+
+if sys.platform == "win32":
+
+    def find_account(name: str) -> tuple[int, int] | None:
+        """Return None: executors do not run on Windows."""
+        del name
+        return None
+
+    def give_files(folder: Path | str, user: int, group: int) -> None:
+        """Do nothing: executors do not run on Windows."""
+        del folder, user, group
+
+else:
+    import pwd
+
+    def find_account(name: str) -> tuple[int, int] | None:
+        """Return user id and group id of a user; None if there is no such user.
+
+        `name`: a name, or a user id. An id without an account has the group of the same number.
+        """
+        try:
+            found = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
+        except KeyError:
+            return (int(name), int(name)) if name.isdecimal() else None
+        return found.pw_uid, found.pw_gid
+
+    def give_files(folder: Path | str, user: int, group: int) -> None:
+        """Give a folder that only this process can change, and the files in it, to a user.
+
+        Raises:
+            OSError: this process may not do that.
+        """
+        for place, _, files in os.walk(folder, topdown=False):
+            for name in files:
+                os.chown(Path(place, name), user, group, follow_symlinks=False)
+            os.chown(place, user, group)
+
+
+def missing_right() -> str:
+    """Return why this process cannot start processes as other users, as a predicate; empty if it can."""
+    if user_id():
+        return f"runs as the user {user_id()}, not as root"
+    held = capabilities()
+    if missing := [name for name, bit in _NEEDED.items() if held is not None and not held >> bit & 1]:
+        return f"lacks {', '.join(missing)}"
+    return ""
+
+
+def capabilities() -> int | None:
+    """Return the permitted and effective capabilities of this process as bits; None on a system without them."""
+    try:
+        lines = _STATUS.read_text().splitlines()
+    except OSError:
+        return None
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    return int(fields["CapEff"], 16) | int(fields["CapPrm"], 16)

@@ -1,0 +1,166 @@
+"""System users of tenants: the executors of each tenant run as a user of its own, with folders that only this user can enter."""
+
+from __future__ import annotations
+
+import re
+import stat
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from djinn_core.errors import ConfigurationError, StartupError
+from djinn_core.system.accounts import find_account, give_files, missing_right
+from djinn_core.system.files import mode_of, user_id
+from djinn_core.system.private_directories import check_private_directory
+from djinn_server.launch.token_table import check_tenant
+
+_ENTRY: Final = re.compile(r"(?P<tenant>[^=]+)=(?P<user>[^=]+)")
+# Folders of libraries and variables that name the account of the gateway.
+_OWN_FOLDERS: Final = {"HOME": "", "TMPDIR": "tmp", "XDG_CACHE_HOME": "cache", "XDG_CONFIG_HOME": "config",
+                       "XDG_DATA_HOME": "data", "XDG_STATE_HOME": "state"}  # fmt: skip
+_LEFT_OUT: Final = frozenset({"XDG_RUNTIME_DIR", "DJINN_CONFIG", "MAIL", "SUDO_USER", "SUDO_UID", "SUDO_GID"})
+
+
+@attrs.frozen
+class SystemUser:
+    """The system user of a tenant.
+
+    Attributes:
+        name: its name, or its number if it has no name.
+        uid, gid: the user and the group of its processes. They get no further groups.
+        folder: folder of the user's files, with mode 0700.
+    """
+
+    name: str
+    uid: int
+    gid: int
+    folder: Path
+
+    def environment(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Return an executor's environment in which folders and names are this user's."""
+        kept = {name: value for name, value in given.items() if name not in _LEFT_OUT}
+        kept |= {name: str(self.folder / below) for name, below in _OWN_FOLDERS.items()}
+        return kept | {"USER": self.name, "LOGNAME": self.name}
+
+    def make_subfolders(self) -> None:
+        """Make the folders of libraries. The executor calls this as the user.
+
+        Raises:
+            OSError: a folder cannot be made.
+        """
+        for below in filter(None, _OWN_FOLDERS.values()):
+            (self.folder / below).mkdir(mode=0o700, exist_ok=True)
+
+
+def give_folder(folder: Path, user: SystemUser) -> None:
+    """Make a folder with mode 0700 for a user, or check that an existing folder is the user's.
+
+    Raises:
+        OSError: the folder cannot be made.
+        ConfigurationError: the folder belongs to another user, or is a link.
+    """
+    try:
+        folder.mkdir(mode=0o700)
+        give_files(folder, user.uid, user.gid)
+    except FileExistsError:
+        status = folder.lstat()
+        if status.st_uid == user_id():  # of a gateway that was killed after `mkdir`, or that had no users
+            raise ConfigurationError(
+                f"{folder} belongs to the gateway's user, and --tenant-user gives it to {user.name}: run `chown -R {user.uid}:{user.gid} "
+                f"{folder}`, or remove it"
+            ) from None
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != user.uid or mode_of(status) & 0o077:
+            raise ConfigurationError(
+                f"{folder} must be a folder of the user {user.name} with mode 0700, and it is not (user id {status.st_uid}, mode "
+                f"{mode_of(status):04o}): correct or remove it"
+            ) from None
+
+
+def open_users(entries: Iterable[str], base: Path | None) -> dict[str, SystemUser]:
+    """Return the system user of each tenant, from entries such as `alice=djinn-a` or `alice=70001`. Make the users' folders.
+
+    Args:
+        entries: values of `--tenant-user`.
+        base: parent of the users' folders.
+
+    Raises:
+        ConfigurationError: an entry is not valid, a user does not exist, is root or is named twice, `base` is missing, or this process
+            may not change users.
+        StartupError: a user cannot run this Python, or has no folder.
+    """
+    found: dict[str, SystemUser] = {}
+    for entry in entries:
+        parts = _ENTRY.fullmatch(entry)
+        if parts is None:
+            raise ConfigurationError(
+                f"--tenant-user {entry!r} must be TENANT=USER, such as alice=djinn-a or alice=70001"
+            )
+        if base is None:
+            raise ConfigurationError(
+                "--tenant-user needs --tenant-dir: a folder in which each tenant gets a private folder, such as /var/lib/djinn"
+            )
+        check_tenant(parts["tenant"])
+        if parts["tenant"] in found:
+            raise ConfigurationError(f"--tenant-user names the tenant {parts['tenant']!r} twice: leave one out")
+        found[parts["tenant"]] = _user(parts["user"], base.resolve() / parts["tenant"])
+    _check(found)
+    try:
+        for user in found.values():
+            user.folder.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+            check_private_directory(user.folder.parent, "folders of tenants")
+            give_folder(user.folder, user)
+            _check_reachable(user)
+    except OSError as error:
+        raise StartupError(f"a tenant has no folder in {base}: {error}. --tenant-dir names another one") from error
+    return found
+
+
+def _user(name: str, folder: Path) -> SystemUser:
+    account = find_account(name)
+    if account is None:
+        raise ConfigurationError(
+            f"--tenant-user names the system user {name!r}, which does not exist: create it with `useradd --system {name}`, or use the "
+            "number of a free user id"
+        )
+    user = SystemUser(name, *account, folder)
+    if 0 in account:
+        raise ConfigurationError(
+            f"--tenant-user must not give a tenant the user or group of root: {name!r} is {account}"
+        )
+    return user
+
+
+def _check(users: Mapping[str, SystemUser]) -> None:
+    taken: dict[int, str] = {user_id(): "the gateway"} if users else {}
+    for tenant, user in users.items():
+        if user.uid in taken:
+            raise ConfigurationError(
+                f"--tenant-user gives the user {user.name!r} to the tenant {tenant!r} and to {taken[user.uid]}: each needs a user of its own"
+            )
+        taken[user.uid] = f"the tenant {tenant!r}"
+    if users and (right := missing_right()):
+        raise ConfigurationError(
+            f"--tenant-user starts executors as other system users, and the gateway {right}. Run `djinn serve` as root, or leave the option out"
+        )
+
+
+def _check_reachable(user: SystemUser) -> None:
+    """Raise `StartupError` if the user cannot run this Python, or enter its own folder or the folder of temporary files."""
+    reached = user.folder, Path(sys.executable), Path(sys.executable).resolve(), Path(tempfile.gettempdir()) / "any"
+    for path in reached:
+        for parent in path.absolute().parents:
+            status = parent.stat()
+            allowed = (
+                mode_of(status) & stat.S_IXOTH
+                or (mode_of(status) & stat.S_IXUSR and status.st_uid == user.uid)
+                or (mode_of(status) & stat.S_IXGRP and status.st_gid == user.gid)
+            )
+            if not allowed:
+                raise StartupError(
+                    f"the system user {user.name} cannot reach {path}, because it may not enter {parent}: move it to a folder that other "
+                    f"users may enter, or run `chmod o+x {parent}`"
+                )

@@ -1,0 +1,224 @@
+"""Executors that run as system users of their tenants: what they can reach, and that sessions work as before. Needs root."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from configured import configured
+
+import djinn
+from djinn_core.errors import ConfigurationError, StartupError
+from djinn_core.system import accounts
+from djinn_core.system.accounts import missing_right
+from djinn_server.launch.system_users import open_users
+from djinn_server.launch.token_table import change_table, create
+from evaluation.chaos.disturbing import RestartedServer, executors, kill, resumed
+from evaluation.chaos.programs import PROGRAMS, REMOTE
+
+USERS = {"alice": 70_001, "bob": 70_002}
+ROOM = 8192  # bytes of an answer of the op
+# An op that runs code in the executor: what an attacker could do who has taken over the process.
+INTRUDER = f"""
+import contextlib, io, torch
+
+@torch.library.custom_op("djinn_intruder::run", mutates_args=())
+def run(code: torch.Tensor) -> torch.Tensor:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(bytes(code.tolist()).decode(), {{}})
+    answer = said.getvalue().encode().ljust({ROOM})
+    return torch.tensor(list(answer), dtype=torch.uint8)
+
+run.register_fake(lambda code: code.new_empty({ROOM}))
+"""
+ATTEMPTS = """
+import ctypes, errno, json, os
+libc = ctypes.CDLL(None, use_errno=True)
+
+def outcome(action):
+    try:
+        action()
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    return "done"
+
+def checked(result):
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+
+def vm_read(process):
+    memory = (ctypes.c_char * 8)()
+    vector = (ctypes.c_void_p * 2)(ctypes.addressof(memory), 8)
+    checked(libc.process_vm_readv(process, vector, 1, vector, 1, 0))
+
+actions = {f"read {path}": lambda path=path: open(path, "rb").read(1) for path in FILES}
+actions |= {f"list {path}": lambda path=path: os.listdir(path) for path in FOLDERS}
+for process in PROCESSES:
+    actions[f"signal {process}"] = lambda process=process: os.kill(process, 0)
+    actions[f"ptrace {process}"] = lambda process=process: checked(libc.ptrace(16, process, 0, 0))
+    actions[f"memory {process}"] = lambda process=process: vm_read(process)
+    actions[f"environment {process}"] = lambda process=process: open(f"/proc/{process}/environ", "rb").read(1)
+print(json.dumps({name: outcome(action) for name, action in actions.items()}))
+"""
+
+pytestmark = pytest.mark.skipif(bool(missing_right()), reason=f"this process {missing_right()}")
+
+
+def reaching(folder):
+    """Return a command prefix in whose mount namespace other users can run this Python, also if it lies in root's home folder."""
+    python = Path(sys.executable).resolve()
+    closed = [parent for parent in python.parents if not parent.stat().st_mode & 0o001]
+    if not closed:
+        return ()
+    (home,) = closed
+    there, held = home / python.relative_to(home).parts[0], folder / "held"
+    held.mkdir()
+    steps = [
+        f"mount --bind {there} {held}", f"mount -t tmpfs -o mode=755 none {home}", f"mkdir {there}", f"mount --bind {held} {there}"
+    ]  # fmt: skip
+    return ("unshare", "--mount", "sh", "-ec", "; ".join([*steps, 'exec "$@"']), "sh")
+
+
+@pytest.fixture(scope="module")
+def world():
+    """A server with two tenants that have system users, and the tokens of the tenants."""
+    folder = Path(
+        tempfile.mkdtemp(prefix="djinn-users-", dir="/var/tmp")
+    )  # other users may not enter the folders of pytest
+    folder.chmod(0o711)
+    (folder / "importable").mkdir(mode=0o755)
+    module = folder / "importable" / "djinn_intruder.py"
+    module.write_text(INTRUDER)
+    specification = importlib.util.spec_from_file_location("djinn_intruder", module)
+    specification.loader.exec_module(importlib.util.module_from_spec(specification))
+    table, tokens = folder / "tokens.json", {}
+    with change_table(table) as change:
+        for tenant in (*USERS, "carol"):
+            change.table, _, tokens[tenant] = create(change.table, tenant, 0.0)
+    options = ["--token-file", str(table), "--tls-self-signed", "--operators", "module:djinn_intruder"]
+    options += ["--tenant-dir", str(folder / "tenants"), "--lease-seconds", "600"]
+    options += [word for tenant, user in USERS.items() for word in ("--tenant-user", f"{tenant}={user}")]
+    environment = {"PYTHONPATH": str(module.parent), "DJINN_TOKEN": "a secret of the operator, long enough"}
+    server = RestartedServer(folder / "server", options, environment, prefix=reaching(folder))
+    server.start()
+    yield server, tokens
+    server.stop()
+    shutil.rmtree(folder)
+
+
+def using(world, tenant):
+    server, tokens = world
+    given = {
+        "servers": [server.server.urls["tcps"]],
+        "tls_fingerprints": [server.server.connection.fingerprint],
+        "disable": ("local",),
+    }
+    return configured(token=tokens[tenant], **given)
+
+
+def run_inside(code):
+    """Run code in the executor, and return what it printed."""
+    data = torch.tensor(list(code.encode()), dtype=torch.uint8).to(REMOTE)
+    return bytes(torch.ops.djinn_intruder.run(data).cpu().tolist()).decode().strip()
+
+
+def attempt(files=(), folders=(), processes=()):
+    given = f"FILES = {[*map(str, files)]}\nFOLDERS = {[*map(str, folders)]}\nPROCESSES = {[*processes]}\n"
+    return json.loads(run_inside(given + ATTEMPTS))
+
+
+def status_of(process):
+    lines = [Path(task, "status").read_text().splitlines() for task in Path(f"/proc/{process}/task").iterdir()]
+    return [dict(line.split(":\t", 1) for line in task if ":\t" in line) for task in lines]
+
+
+def test_executor_has_its_tenants_user_and_no_other_rights(world):
+    with using(world, "alice"):
+        djinn.init()
+        (process,) = executors()
+        for task in status_of(process):
+            assert set(task["Uid"].split()) == set(task["Gid"].split()) == {"70001"}
+            assert not task["Groups"].split()
+            assert int(task["CapEff"], 16) == int(task["CapPrm"], 16) == 0
+            assert task["NoNewPrivs"] == "1"
+            assert task["Seccomp"] == ("2" if importlib.util.find_spec("pyseccomp") else "0")
+
+
+def test_executor_reaches_nothing_of_other_tenants_or_of_the_gateway(world):
+    server, _ = world
+    tenants = server.folder.parent / "tenants"
+    with using(world, "bob"):
+        kept = torch.arange(1000.0).to(REMOTE)
+        djinn.synchronize()
+        victims = [*executors(), server.server.process.pid]
+        (journal,) = (tenants / "bob" / "journals").glob("*.journal")
+        files = [journal, server.folder.parent / "tokens.json", server.state / "tls" / "key.pem", server.server.file]
+        folders = [tenants / "bob", tenants / "bob" / "journals", server.state, tenants]
+        assert set(attempt([journal], folders[:2], executors()).values()) <= {"done", "EPERM"}, (
+            "bob's own files and process"
+        )
+        assert kept.sum().item() == 499500.0
+    server_files = [path for path in files if path.exists()]
+    with using(world, "alice"):
+        torch.ones(1, device=REMOTE).item()
+        (own,) = (tenants / "alice" / "journals").glob("*.journal")
+        assert attempt([own], [own.parent]) == {f"read {own}": "done", f"list {own.parent}": "done"}
+        found = attempt(server_files, folders, [pid for pid in victims if Path(f"/proc/{pid}").exists()])
+        assert len(found) == len(server_files) + len(folders) + 8
+        assert set(found.values()) <= {"EACCES", "EPERM"}, found
+
+
+def test_model_runs_and_survives_the_gateways_and_the_executors_end(world):
+    server, _ = world
+    with using(world, "alice"):
+        expected = PROGRAMS["train"](lambda _: None)
+        before = resumed()
+        strikes = {5: server.restart, 25: lambda: kill(executors())}
+        found = PROGRAMS["train"](lambda step: step in strikes and strikes[step]())
+        server.join()
+        assert found == expected
+        assert resumed() >= before + 2
+        (process,) = executors()
+        assert status_of(process)[0]["Uid"].split()[0] == "70001"
+
+
+def test_tenant_without_a_user_is_refused(world):
+    with (
+        using(world, "carol"),
+        pytest.raises(djinn.errors.AccessRefused, match=r"no system user for the tenant 'carol'.*--tenant-user"),
+    ):
+        djinn.init()
+
+
+def test_missing_right_is_refused_at_the_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(accounts, "_NEEDED", {"CAP_OF_THE_FUTURE": 63})
+    with pytest.raises(ConfigurationError, match=r"the gateway lacks CAP_OF_THE_FUTURE\. Run `djinn serve` as root"):
+        open_users(["alice=70001"], tmp_path)
+
+
+def test_folder_that_the_user_cannot_enter_is_refused_at_the_start(tmp_path):
+    tmp_path.chmod(0o700)
+    with pytest.raises(StartupError, match=rf"user 70001 cannot reach .*chmod o\+x {tmp_path}"):
+        open_users(["alice=70001"], tmp_path / "tenants")
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (["alice"], "must be TENANT=USER"),
+        (["alice=no-such-user"], "'no-such-user', which does not exist: create it with `useradd"),
+        (["alice=root"], "must not give a tenant the user or group of root"),
+        (["alice=70001", "bob=70001"], "each needs a user of its own"),
+        (["alice=70001", "alice=70002"], "twice"),
+    ],
+)
+def test_wrong_users_are_refused_at_the_start(tmp_path, entries, message):
+    with pytest.raises(ConfigurationError, match=message):
+        open_users(entries, tmp_path / "tenants")
