@@ -15,7 +15,7 @@ SHORT = (
     "tests/e2e/test_fusion.py",
     "tests/models/test_everyday.py",
     "-k",
-    "not save_a_remote_model",
+    "not save_remote_model",
 )  # the test imports transformers
 
 
