@@ -130,7 +130,7 @@ WHOLE = long_or([einsums, in_place, fused], WAYS)
     [*((traced, way) for way in WAYS), *((exported, way) for way in WHOLE)],
     ids=lambda function: function.__name__,
 )
-def test_every_way_of_writing_it_is_one_match(read, way):
+def test_attention_in_any_form_matches_once(read, way):
     block = Block(way)
     (match,) = matches(read(block, torch.rand(1, LENGTH, WIDTH)))
     assert match.details["heads"] == HEADS
@@ -143,21 +143,21 @@ def test_every_way_of_writing_it_is_one_match(read, way):
 
 
 @pytest.mark.parametrize("way", [plain, fused], ids=lambda w: w.__name__)
-def test_key_heads_are_counted_before_they_are_repeated(way):
+def test_key_heads_are_counted_before_repetition(way):
     block = Block(lambda q, k, v: way(q, repeat(k), repeat(v)), kv_heads=2)
     (match,) = matches(traced(block, torch.rand(1, LENGTH, WIDTH)))
     assert (match.details["heads"], match.details["kv_heads"]) == (HEADS, 2)
 
 
 @pytest.mark.parametrize("way", [plain, fused], ids=lambda w: w.__name__)
-def test_cross_attention_is_told_from_self_attention(way):
+def test_cross_attention_differs_from_self_attention(way):
     block = Block(way, cross=True)
     (match,) = matches(traced(block, torch.rand(1, LENGTH, WIDTH), torch.rand(1, 9, WIDTH)))
     assert match.details["kind"] == "cross"
     assert match.details["keys"] == 9
 
 
-def test_a_mask_from_outside_leaves_causality_open_unless_it_is_the_same_for_every_query():
+def test_input_mask_leaves_causality_unknown():
     inputs = [torch.rand(1, HEADS, LENGTH, 8) for _ in range(3)]
 
     def masked(q, k, v, mask):
@@ -168,7 +168,7 @@ def test_a_mask_from_outside_leaves_causality_open_unless_it_is_the_same_for_eve
         assert match.details["causal"] is causal, shape
 
 
-def test_one_query_is_neither_causal_nor_not():
+def test_single_query_has_no_causality():
     (match,) = matches(traced(fused, torch.rand(1, 2, 1, 8), torch.rand(1, 2, 5, 8), torch.rand(1, 2, 5, 8)))
     assert match.details["causal"] is None
 
@@ -194,7 +194,7 @@ class RepeatedFirst(nn.Module):
         return fused(q, k * cos + k.roll(1, -1) * cos, v)
 
 
-def test_key_heads_that_are_repeated_before_positions_are_added():
+def test_key_heads_repeated_before_rotary_embedding():
     for kv_heads in (1, 2, HEADS):
         details = one(RepeatedFirst(kv_heads), torch.rand(1, LENGTH, WIDTH))
         assert details["kv_heads"] == kv_heads
@@ -235,12 +235,12 @@ MASKS = {
 
 
 @pytest.mark.parametrize("way", MASKS)
-def test_masks_that_hide_later_keys_are_causal(way):
+def test_masks_of_later_keys_are_causal(way):
     mix, causal = MASKS[way]
     assert one(mix, *(torch.rand(1, 2, LENGTH, 8) for _ in range(3)))["causal"] is causal
 
 
-def test_a_mask_that_is_written_into_the_scores_counts():
+def test_in_place_mask_counts():
     def in_place_mask(q, k, v):
         scores = q @ k.mT
         scores.masked_fill_(torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1), -math.inf)
@@ -249,7 +249,7 @@ def test_a_mask_that_is_written_into_the_scores_counts():
     assert one(in_place_mask, *(torch.rand(1, 2, LENGTH, 8) for _ in range(3)))["causal"] is True
 
 
-def test_sinks_are_no_keys():
+def test_attention_sinks_are_not_keys():
     def with_sinks(q, k, v, sinks):
         scores = torch.cat([q @ k.mT, sinks.view(1, -1, 1, 1).expand(*q.shape[:-1], 1)], -1)
         weights = (scores - scores.max(-1, keepdim=True).values).softmax(-1)
@@ -281,7 +281,7 @@ class Reduced(nn.Module):
 
 
 @pytest.mark.parametrize("pooled", [False, True])
-def test_attention_to_a_shorter_form_of_itself_is_self_attention(pooled):
+def test_attention_to_pooled_input_is_self_attention(pooled):
     details = one(Reduced(pooled), torch.rand(1, LENGTH, WIDTH))
     assert details["kind"] == "self"
     assert details["queries"] != details["keys"]
@@ -346,7 +346,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("other", OTHERS, ids=lambda o: o.__name__)
-def test_what_only_looks_like_it_is_not_matched(other):
+def test_lookalikes_do_not_match(other):
     assert not matches(traced(other, *(torch.rand(s) for s in OTHERS[other])))
 
 

@@ -112,7 +112,7 @@ KINDS = [linear, efficient, positive_features, random_features, by_logsumexp, by
 
 
 @pytest.mark.parametrize("mix", KINDS, ids=lambda mix: mix.__name__)
-def test_one_attention_however_many_softmaxes_it_has(mix):
+def test_attention_with_several_softmaxes_matches_once(mix):
     graph, matches = found(mix)
     (match,) = matches
     softmaxes = [i for o in ("_softmax", "softmax") for i in graph.by_op.get(o, ())]
@@ -122,14 +122,14 @@ def test_one_attention_however_many_softmaxes_it_has(mix):
     assert match.details["kind"] in {"self", None}
 
 
-def test_heads_that_are_mixed_before_and_after_the_softmax():
+def test_talking_heads_attention():
     with torch.device("meta"):
         weights = nn.Parameter(torch.zeros(HEADS, HEADS))
     (match,) = found(mixed_heads, weights)[1]
     assert match.details["heads"] == HEADS
 
 
-def test_scores_that_are_sums_of_layers_over_both_sides():
+def test_additive_attention():
     class Additive(nn.Module):
         def __init__(self):
             super().__init__()
@@ -192,7 +192,7 @@ def test_attention_pattern_rejects_lookalikes(kind):
     assert matched(layer, x)[1] == []
 
 
-def test_gradients_of_linear_attention_are_no_attention():
+def test_linear_attention_gradients_do_not_match():
     with torch.device("meta"):
         layers, x = [nn.Linear(WIDTH, WIDTH) for _ in range(3)], torch.zeros(BATCH, LENGTH, WIDTH)
     with djinn.capture() as captured:

@@ -43,7 +43,7 @@ def matches(model, shape, *, train=False):
         (nn.Conv3d(4, 8, 3), (1, 4, 5, 5, 5), "standard", 3),
     ],
 )
-def test_kinds(layer, shape, kind, dimensions):
+def test_convolution_kinds(layer, shape, kind, dimensions):
     for train in (False, True):
         (match,) = matches(layer, shape, train=train)
         assert match.details["kind"] == kind

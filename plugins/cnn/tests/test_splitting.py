@@ -146,7 +146,7 @@ def test_value_read_before_a_write_is_not_split():
     assert region_of(context) is None
 
 
-def test_reasons():
+def test_split_refusal_reasons():
     model, *sizes = pictures()
     context, _, _ = captured(model.eval(), torch.randn(SIZE, *sizes))
     applied = SplitBatches().optimize(context)

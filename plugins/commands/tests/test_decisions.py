@@ -48,7 +48,7 @@ gpu NVIDIA L4, 23034 MiB, 550.54.15
 """
 
 
-def test_a_survey_is_read():
+def test_survey_is_parsed():
     found = read_survey(f"a word of the login shell\n{FOUND}")
     assert (found.system, found.machine, found.libc) == ("Linux", "x86_64", "glibc 2.36")
     assert (found.free, found.memory) == (8 * GIB, 16 * GIB)
@@ -70,7 +70,7 @@ def test_a_survey_is_read():
         ([(3, 10, 1), (3, 9, 2)], (3, 11), None),
     ],
 )
-def test_the_python_that_runs_here_is_preferred(versions, here, chosen):
+def test_local_python_version_is_preferred(versions, here, chosen):
     found = choose_python([Python(version, f"/{version}") for version in versions], here)
     assert (found and found.version) == chosen
 
@@ -84,14 +84,14 @@ def test_the_python_that_runs_here_is_preferred(versions, here, chosen):
         ("python none", "--python PATH"),
     ],
 )
-def test_what_keeps_a_machine_from_serving_is_said_with_a_way_out(changed, said):
+def test_unsuitable_machine_names_remedy(changed, said):
     key = changed.partition(" ")[0]
     text = re.sub(rf"^{key} .*\n", "", FOUND, flags=re.MULTILINE) + changed
     assert said in objection(read_survey(text), (3, 11), 2 * GIB)
     assert objection(read_survey(FOUND), (3, 11), 2 * GIB) == ""
 
 
-def test_a_pytorch_that_did_not_say_it_can_use_the_gpu_is_asked_again():
+def test_pytorch_without_gpu_answer_is_asked_again():
     for said, asked in (("torch 2.13.0", True), ("torch 2.13.0 available: False", True), ("torch 2.13.0 True", False)):
         found = read_survey(FOUND + said)
         assert must_ask_torch(found, ()) == asked
@@ -101,12 +101,12 @@ def test_a_pytorch_that_did_not_say_it_can_use_the_gpu_is_asked_again():
     assert not must_ask_torch(read_survey("os Linux\ntorch 2.13.0\n"), ())
 
 
-def test_room_is_estimated_from_wheels_where_they_tell():
+def test_needed_disk_space_is_estimated_from_wheels():
     assert 1200 << 20 < needed_room(False, 200 << 20, 800 << 20, True) < 1400 << 20
     assert needed_room(True, 1 << 20, 1 << 20, False) > needed_room(False, 1 << 20, 1 << 20, False)
 
 
-def test_nothing_of_a_script_is_in_a_command_line():
+def test_script_arguments_are_quoted():
     script = Script(("look",), {"folder": "/x/it's", "wanted": ""})
     assert "folder='/x/it'\"'\"'s'\n" in script.text()
     command = run_command(Destination("alice@box"), "/run/socket", 100)
@@ -117,7 +117,7 @@ def test_nothing_of_a_script_is_in_a_command_line():
     assert "BatchMode=yes" in opened
 
 
-def test_pauses_grow_and_a_refusal_is_final():
+def test_reconnect_pauses_grow_and_refusal_is_final():
     pauses = [0.5]
     while len(pauses) < 10:
         pauses.append(next_pause(pauses[-1], 0.0))
@@ -127,7 +127,7 @@ def test_pauses_grow_and_a_refusal_is_final():
     assert not is_final("ssh: connect to host box port 22: No route to host")
 
 
-def test_a_broken_connection_is_told_from_a_step_that_failed():
+def test_broken_connection_differs_from_failed_step():
     assert failure("looking", "box", Done(255, "", "")).code == "transport"
     told = failure("creating the environment", "box", Done(5, "", "one\n\nNo space left on device\n"))
     assert told.code == "startup"
@@ -135,7 +135,7 @@ def test_a_broken_connection_is_told_from_a_step_that_failed():
     assert "--wheels DIR" in str(failure("creating the environment", "box", Done(6, "", "")))
 
 
-def test_packages_that_a_server_needs_are_sent_from_the_checkout():
+def test_server_packages_are_sent_from_checkout():
     projects, _ = _projects()
     folders = {project.name: project.folder for project in projects}
     for name in ("djinn", "djinn-commands", "djinn-server", "djinn-tcp"):  # jobs may call `djinn run` there
@@ -153,14 +153,14 @@ def test_folder_of_wheels_without_the_server_is_refused(tmp_path):
     assert find_wheels(tmp_path, tmp_path).named("djinn-server")
 
 
-def test_wheels_are_downloaded_for_the_machine_that_they_are_for():
+def test_wheels_are_downloaded_for_remote_platform():
     options = platform_options(Survey(machine="aarch64", libc="glibc 2.28"), Python((3, 12, 1), "/p"))
     assert "--python-version=3.12" in options
     assert "--platform=manylinux_2_28_aarch64" in options
     assert "--platform=manylinux_2_29_aarch64" not in options
 
 
-def test_jobs_are_read():
+def test_job_list_is_parsed():
     text = "b-1\trunning\t\t20\t\t50\ttrain.py --lr 1\na-1\tfailed\t3\t10\t15\t50\tt.py\nnoise\n"
     first, second = read_jobs(text)
     assert (first.id, first.code, first.ended - first.begun, first.is_over) == ("a-1", 3, 5, True)
@@ -168,7 +168,7 @@ def test_jobs_are_read():
     assert second.exit_code == 1
 
 
-def test_a_job_that_has_just_begun_does_not_spoil_the_list(tmp_path):
+def test_starting_job_is_tolerated_in_list(tmp_path):
     for job, state in (("a-1", ""), ("b-1", "running"), ("c-1", "")):
         folder = tmp_path / "jobs" / job
         folder.mkdir(parents=True)
@@ -180,7 +180,7 @@ def test_a_job_that_has_just_begun_does_not_spoil_the_list(tmp_path):
     assert [(job.id, job.state) for job in read_jobs(listed)] == [("a-1", "preparing"), ("b-1", "running")]
 
 
-def test_addresses_of_a_server_that_are_none_are_passed_over():
+def test_invalid_server_addresses_are_skipped():
     assert port_of(("unix:///s", "tcp://[", "tcp://box:99999999", "tcp://box", "tcp://127.0.0.1:77")) == 77
     assert port_of(("http://box:80",)) is None
 
@@ -188,7 +188,7 @@ def test_addresses_of_a_server_that_are_none_are_passed_over():
 @pytest.mark.parametrize(
     "line", ["a\tdone\tx\t1\t2\t3\tc", "a\tdone\t0\t1\t\t9" + 30 * "9" + "\tc", "a\x1b[2J\tdone\t0\t1\t2\t3\tc"]
 )
-def test_a_list_of_jobs_that_is_wrong_is_refused(line):
+def test_invalid_job_list_is_refused(line):
     with pytest.raises(ValueError, match="is not a valid line of the job list") as refused:
         read_jobs(line)
     assert str(refused.value).isprintable()
@@ -208,14 +208,14 @@ def test_remote_text_cannot_control_the_terminal():
     "name",
     [".env", ".env.local", "server.pem", "ID_RSA", "id_ed25519", "my.key", ".netrc", ".aws", "client_secret_1.json"],
 )
-def test_names_of_secrets(name):
+def test_secret_names_are_recognised(name):
     assert is_secret(name)
 
 
 @pytest.mark.parametrize(
     "name", ["train.py", ".env.example", "id_ed25519.pub", "environment.yml", "keys.py", "tokenizer.json", "idea.md"]
 )
-def test_invalid_names_are_refused(name):
+def test_other_names_are_not_secret(name):
     assert not is_secret(name)
 
 
@@ -225,7 +225,7 @@ def make(root, *paths):
         (root / path).write_text("x" * 10)
 
 
-def test_files_of_a_project(tmp_path):
+def test_project_files_are_selected(tmp_path):
     make(
         tmp_path,
         "train.py",
@@ -267,7 +267,7 @@ def test_files_of_a_project(tmp_path):
     assert {"data/big.bin", ".env"} <= set(find_files(tmp_path, ["/data/big.bin", ".env"]).files)
 
 
-def test_too_much_is_refused_with_the_largest_files(tmp_path):
+def test_oversized_project_names_largest_files(tmp_path):
     make(tmp_path, "train.py", "model.bin")
     assert too_much(find_files(tmp_path), 20) == ""
     assert "model.bin" in too_much(find_files(tmp_path), 19)
@@ -280,7 +280,7 @@ def test_home_directory_is_refused_as_project(tmp_path, monkeypatch):
     assert "is no project" in too_much(find_files(tmp_path), 1000)
 
 
-def test_requirements_of_a_project(tmp_path):
+def test_project_requirements_are_found(tmp_path):
     assert project_requirements(tmp_path) == ()
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\ndependencies = ["attrs>=23", "rich"]\n')
     assert project_requirements(tmp_path) == ("attrs>=23", "rich")
@@ -292,13 +292,13 @@ def test_requirements_of_a_project(tmp_path):
         project_requirements(tmp_path)
 
 
-def test_a_project_for_which_git_reads_no_rules_is_sent(tmp_path):
+def test_project_with_unreadable_gitignore_is_sent(tmp_path):
     make(tmp_path, "train.py", ".git")  # in a worktree, `.git` is a file
     (tmp_path / ".gitignore").symlink_to("nowhere")
     assert list(find_files(tmp_path).files) == [".gitignore", "train.py"]
 
 
-def test_archives_say_nothing_of_the_user_and_end_with_a_mark(tmp_path):
+def test_archive_is_anonymous_and_ends_with_mark(tmp_path):
     make(tmp_path, "train.py")
     packed = io.BytesIO()
     archive({"files/train.py": tmp_path / "train.py"}, {"job.json": "{}"})(packed)
@@ -309,7 +309,7 @@ def test_archives_say_nothing_of_the_user_and_end_with_a_mark(tmp_path):
     assert {(member.uid, member.gid, member.uname) for member in members} == {(0, 0, "")}
 
 
-def test_files_that_requirements_name(tmp_path, monkeypatch):
+def test_files_named_by_requirements(tmp_path, monkeypatch):
     make(tmp_path, "files/own.whl", "files/later/base.txt", "files/later/more.txt", "files/limits.txt")
     (tmp_path / "files/later/base.txt").write_text("-r more.txt\nattrs\n")
     (tmp_path / "files/later/more.txt").write_text("--requirement=base.txt\n-c ../limits.txt # versions\n")
@@ -318,5 +318,5 @@ def test_files_that_requirements_name(tmp_path, monkeypatch):
     assert [path.name for path in found] == ["own.whl", "base.txt", "more.txt", "limits.txt"]
 
 
-def test_names_of_files_are_shown_without_what_a_terminal_obeys():
+def test_file_names_are_escaped():
     assert _listed(["a\n\x1b[2J", "b\udcff"]) == "a\\n\\x1b[2J, b\\udcff"

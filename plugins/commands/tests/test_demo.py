@@ -63,7 +63,7 @@ def printed(results, width):
     return stream.getvalue()
 
 
-def test_training_remotely_equals_training_here(python, tmp_path):
+def test_remote_training_equals_local(python, tmp_path):
     picture = tmp_path / "demo.svg"
     # In a separate process, because the demo configures Djinn and ends a server.
     environ = {k: v for k, v in os.environ.items() if not k.startswith("DJINN_")}
@@ -85,7 +85,7 @@ def test_training_remotely_equals_training_here(python, tmp_path):
     assert "https://cdn" not in picture.read_text()
 
 
-def test_a_server_that_does_not_start_says_why():
+def test_failed_server_start_gives_reason():
     message = r"(?s)server ended with code .*no device 'quantum'.*djinn doctor"
     with pytest.raises(StartupError, match=message), running_server("quantum", 1):
         pass
@@ -95,7 +95,7 @@ def test_every_part_can_be_chosen():
     assert tuple(show.TASKS) == PARTS
 
 
-def test_the_text_is_real_and_large_enough():
+def test_demo_text_is_large_enough():
     found = {passage.name: passage.text for passage in passages()}
     assert len(found) > 200
     assert found["shutil.rmtree"].startswith("Recursively delete a directory tree")
@@ -174,5 +174,5 @@ def test_single_differing_result_is_reported():
 
 
 @pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (498e6, "498.0 MB")])
-def test_sizes_for_people(size, text):
+def test_sizes_are_formatted(size, text):
     assert table.bytes_text(size) == text

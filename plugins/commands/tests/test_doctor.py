@@ -40,7 +40,7 @@ def test_doctor_passes_sound_installation(environ):
     assert {"cpu", "local"} <= {row["name"] for row in found["plugins"] if row["status"] == "active"}
 
 
-def test_for_people_too(environ):
+def test_doctor_prints_text(environ):
     done = CliRunner().invoke(main, ["doctor", "--all"], env=environ | {"DJINN_SCHEDULER": "mine"})
     assert "environment DJINN_SCHEDULER" in " ".join(done.output.split())
     assert "All is well." in done.output
@@ -50,7 +50,7 @@ def test_for_people_too(environ):
     assert "Transport" not in brief, "facts of optional libraries are no problem"
 
 
-def test_a_refusal_for_another_version_names_no_token():
+def test_version_mismatch_does_not_name_token():
     refused = AccessRefused("tcp://a:1 refused: the client speaks protocol version 4 and this server version 3")
     row = diagnosis._server_row("tcp://a:1", refused)
     (finding,) = check_servers((row,))
@@ -79,20 +79,20 @@ def test_an_older_torch_is_named(monkeypatch):
         ("djinn-server", "26.10.0", "djinn-server 26.10.0 does not fit djinn 26."),
     ],
 )
-def test_versions_that_will_not_do(name, version, message):
+def test_unsupported_versions_are_named(name, version, message):
     (finding,) = check_versions(versions() | {name: version})
     assert message in finding.what
     assert finding.mend
 
 
-def test_everything_that_djinn_needs_is_listed():
+def test_all_requirements_are_listed():
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     needed = {re.match(r"[\w.-]+", requirement)[0] for requirement in project["dependencies"]}
     assert set(versions()) == needed | {"python", "djinn", "djinn-native", "djinn-server"}
     assert all(versions().values())
 
 
-def test_machine_without_the_server_package_is_asked_for_a_server_alone(environ, monkeypatch):
+def test_client_only_machine_needs_server_address(environ, monkeypatch):
     monkeypatch.setattr(diagnosis, "find_spec", lambda _: None)
     environ |= {"DJINN_COMPILERS": "bogus", "DJINN_AUTHENTICATORS": "bogus", "DJINN_ASSIGNMENT": "bogus"}
     (finding,) = diagnose(environ).findings
@@ -115,7 +115,7 @@ def test_a_missing_connection_file_is_named(environ):
     assert "/nonexistent.json" in finding.what
 
 
-def test_a_readable_token_is_a_note(environ, tmp_path):
+def test_readable_token_file_is_a_note(environ, tmp_path):
     file = tmp_path / "djinn" / "config.toml"
     file.parent.mkdir()
     file.write_text('token = "hush"')
@@ -127,26 +127,26 @@ def test_a_readable_token_is_a_note(environ, tmp_path):
     assert not diagnose(environ).findings
 
 
-def test_a_variable_that_means_nothing_is_a_note(environ):
+def test_unknown_variable_is_a_note(environ):
     found = findings(environ | {"DJINN_SERVRES": "tcp://x", "DJINN_CPU_MINE": "1"})
     assert not any("DJINN_CPU_MINE" in what for what in found)  # a variable of the plugin `cpu`
     assert "Did you mean DJINN_SERVERS?" in [finding.mend for finding in found.values()]
 
 
-def test_a_plugin_that_was_asked_for_and_is_not_there_is_fatal(environ):
+def test_missing_requested_plugin_is_fatal(environ):
     found = diagnose(environ | {"DJINN_PLUGINS": "nosuch"})
     assert not found.well
     assert "take it out of the setting `plugins`" in found.findings[0].mend
 
 
-def test_one_address_that_works_is_enough():
+def test_one_reachable_address_is_enough():
     good = ServerRow("tcp://a:1", reachable=True, detail="djinn 26, cpu:0")
     bad = ServerRow("http://a:2", reachable=False, detail="no server answers at http://a:2", mend="Start it.")
     assert [finding.fatal for finding in check_servers((good, bad))] == [False]
     assert [(finding.what, finding.fatal) for finding in check_servers((bad,))] == [(bad.detail, True)]
 
 
-def test_what_is_printed_is_not_broken_into_lines_when_piped(environ):
+def test_piped_output_is_not_wrapped(environ):
     url = "unix:///a/rather/long/path/that/no/line/of/eighty/columns/will/ever/hold/nonexistent.sock"
     done = CliRunner().invoke(main, ["doctor"], env=environ | {"DJINN_SERVERS": url, "DJINN_TOKEN": "hush"})
     assert done.exit_code == 1
@@ -155,14 +155,14 @@ def test_what_is_printed_is_not_broken_into_lines_when_piped(environ):
     assert "All is well" not in done.output
 
 
-def test_choices_of_executors_that_no_plugin_offers_are_named(environ):
+def test_unknown_executor_choices_are_named(environ):
     found = findings(environ | {"DJINN_COMPILERS": "nothing"})
     finding = found["The setting `compilers` names 'nothing', which no plugin in use offers."]
     assert finding.fatal
     assert "inductor" in finding.mend
 
 
-def test_transport_that_cannot_say_anything_costs_its_line_alone(environ, monkeypatch):
+def test_failing_transport_omits_its_line_only(environ, monkeypatch):
     def facts(_):
         raise RuntimeError("no library")
 
@@ -170,7 +170,7 @@ def test_transport_that_cannot_say_anything_costs_its_line_alone(environ, monkey
     assert diagnose(environ).transports["tcp"] == "failed: RuntimeError('no library')"
 
 
-def test_measure_says_from_which_step_on_a_device_pays(environ):
+def test_measure_reports_break_even_step(environ):
     done = CliRunner().invoke(main, ["doctor", "--json", "--measure"], env=environ)
     assert done.exit_code == 0, done.output
     costs = json.loads(done.output)["step_costs"]
@@ -187,7 +187,7 @@ def test_costs_of_a_step_name_device_time_and_local_time():
     assert "steps of more than 100.0 ms on this machine are faster there" in text
 
 
-def test_device_that_is_no_faster_pays_for_no_step():
+def test_device_without_speedup_has_no_break_even():
     costs = StepCosts(read=0.05, record=0.001, here=0.01, there=0.01)
     assert costs.pays_from is None
     assert "no faster than this machine" in describe(costs)[-1]

@@ -37,7 +37,7 @@ def test_json_holds_every_program_and_nothing_else(explain):
     assert "said by the script ['an-argument', '--until']" in done.stderr
 
 
-def test_text_stops_where_it_is_told(explain):
+def test_text_stops_at_requested_stage(explain):
     done = explain("--until", "annotate")
     assert done.returncode == 0, done.stderr
     assert "workload generic" in done.stdout

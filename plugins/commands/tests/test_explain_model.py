@@ -81,7 +81,7 @@ def described(*arguments: str) -> dict:
 
 @pytest.mark.usefixtures("embedded", "shop")
 @pytest.mark.parametrize(("step", "queries"), [("forward", 16), ("decode", 1), ("train", 16)])
-def test_a_configuration_does_what_it_is_asked_to(step: str, queries: int) -> None:
+def test_configuration_with_step_and_sizes(step: str, queries: int) -> None:
     told = described(".", "--step", step, "--tokens", "16", "--batch", "2", "--until", "estimate")
     assert told["annotate"]["workload"] == ("training" if step == "train" else "llm")
     attention = next(m for m in told["annotate"]["patterns"] if m["pattern"] == "attention")
@@ -94,7 +94,7 @@ def test_a_configuration_does_what_it_is_asked_to(step: str, queries: int) -> No
 
 
 @pytest.mark.usefixtures("embedded", "shop")
-def test_a_function_gives_a_model_and_its_inputs(shop: Path) -> None:
+def test_function_returns_model_and_inputs(shop: Path) -> None:
     done = explain("shop_of_models:tower", "--until", "estimate", "--picture", "tower.svg")
     assert done.exit_code == 0, done.output
     assert "432 parameters, without weights" in done.stderr
@@ -106,7 +106,7 @@ def test_a_function_gives_a_model_and_its_inputs(shop: Path) -> None:
 
 
 @pytest.mark.usefixtures("embedded", "shop")
-def test_a_model_that_looks_at_its_inputs_gets_zeros() -> None:
+def test_data_dependent_model_gets_zeros() -> None:
     done = explain("shop_of_models:looks", "--until", "annotate")
     assert done.exit_code == 0, done.output
     assert "zeros are taken" in done.stderr

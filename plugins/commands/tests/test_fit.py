@@ -59,7 +59,7 @@ def ask(folder, monkeypatch):
     return ask
 
 
-def test_a_live_server_says_what_is_free_and_one_that_is_down_is_named(folder, serving, monkeypatch):
+def test_live_server_reports_free_memory(folder, serving, monkeypatch):
     monkeypatch.setenv("DJINN_TOKEN", serving.token)
     url = next(url for url in serving.urls if url.startswith("tcp://"))
     servers = ["--server", url, "--server", "tcp://127.0.0.1:9"]
@@ -142,7 +142,7 @@ def test_unknown_names_are_refused(ask, options, message):
 
 
 @pytest.mark.parametrize("target", ["./nowhere", "/nowhere/model", "meta-llama/Llama-3-8B", "gpt2_nowhere"])
-def test_a_model_that_is_not_there_is_said_with_what_is_taken(target):
+def test_missing_model_names_accepted_forms(target):
     with pytest.raises(ConfigurationError, match=f"there is no model '{target}': give the config.json"):
         built_model(target, Step())
 
@@ -188,7 +188,7 @@ def _installed():
 @pytest.mark.parametrize(
     "name", long_or(["gpt2, SGD"], ["gpt2, SGD", "resnet"])
 )  # `python -m evaluation fit` has further models
-def test_predictions_are_within_a_tenth_of_what_is_held_and_never_below(measured, tmp_path, name):
+def test_predicted_memory_is_within_ten_percent(measured, tmp_path, name):
     benchmark, measure = measured
     case = attrs.evolve(benchmark.CASES[name], batch=2, new=4)
     predicted, held = measure(case, tmp_path)

@@ -37,7 +37,7 @@ class TestConnectAsACommand(CommandConformance):
 
 
 @pytest.mark.parametrize("command", [disconnect, submit, jobs, logs, stop, fetch], ids=lambda one: one.name)
-def test_other_commands_explain_themselves(command):
+def test_commands_have_help(command):
     assert command.get_short_help_str()
     assert CliRunner().invoke(command, ["--help"]).exit_code == 0
 
@@ -48,7 +48,7 @@ def run(command, *arguments, code=0):
     return done
 
 
-def test_a_dry_run_prints_each_command_and_does_nothing(machine):
+def test_dry_run_prints_commands_only(machine):
     said = run(connect, "alice@gpu-box", "-p", "2222", "--dry-run", "--", "--device", "cuda:0").output
     for part in (
         "ssh -p 2222",
@@ -78,14 +78,14 @@ def test_destinations_are_checked(machine, arguments, said):
     assert said in done.output
 
 
-def test_a_refusal_of_ssh_is_said_with_what_to_do(machine):
+def test_ssh_refusal_names_remedy(machine):
     machine.refusal.write_text("alice@box: Permission denied (publickey).\n")
     done = CliRunner().invoke(connect, ["alice@box"])
     assert "Permission denied (publickey)" in str(done.exception)
     assert "ssh-copy-id" in str(done.exception)
 
 
-def test_a_machine_is_looked_at_and_wheels_are_received(machine, tmp_path):
+def test_survey_and_wheel_upload(machine, tmp_path):
     connection = SshConnection(Record("box", "alice@box").destination, control_path("box"))
     assert connection.open(asks=False) == ""
     place = {"folder": "~/a folder", "environment": ""}
@@ -103,7 +103,7 @@ def test_a_machine_is_looked_at_and_wheels_are_received(machine, tmp_path):
     assert connection.run(Script(("have",), place)).broken
 
 
-def test_uv_unpacks_wheels_where_it_is(machine):
+def test_uv_installs_wheels_if_available(machine):
     connection, record = (
         SshConnection(Record("box", "alice@box").destination, control_path("box")),
         Record("box", "alice@box"),
@@ -123,7 +123,7 @@ def test_uv_unpacks_wheels_where_it_is(machine):
     assert "--offline --no-index --find-links wheels" in (machine.home / "said").read_text()
 
 
-def test_pytorch_is_asked_again_when_a_gpu_came_after_it(machine):
+def test_pytorch_is_asked_again_after_gpu_appears(machine):
     environment = machine.home / ".local/share/djinn/connect/env"
     python, smi = environment / "bin" / "python", machine.log.parent / "bin" / "nvidia-smi"
     python.parent.mkdir(parents=True)
@@ -205,20 +205,20 @@ def test_a_job_survives_its_submitter_and_is_stopped(box, project):
     assert state_of(job) == "stopped"
 
 
-def test_a_server_that_was_not_reached_over_ssh_is_refused(machine, project):
+def test_submit_to_server_without_ssh_is_refused(machine, project):
     done = CliRunner().invoke(submit, ["train.py", "--server", "elsewhere"])
     assert "not reached over ssh" in str(done.exception)
     assert "ray job submit" in str(done.exception)
 
 
-def test_too_large_a_project_is_refused_before_anything_is_sent(box, machine, project):
+def test_oversized_project_is_refused_before_upload(box, machine, project):
     with (project / "big").open("wb") as file:
         file.truncate(2 << 20)
     assert "--limit-mib" in run(submit, "train.py", "--limit-mib", "1", code=1).output
     assert machine.commands == []
 
 
-def test_a_broken_connection_is_opened_again_by_the_keeper(box, machine):
+def test_keeper_reopens_broken_connection(box, machine):
     save_record(box)
     state = start_keeper(box)
     assert state.is_open, state.reason
@@ -238,7 +238,7 @@ def test_a_broken_connection_is_opened_again_by_the_keeper(box, machine):
     assert not stop_keeper("box")
 
 
-def test_disconnecting_closes_the_tunnel_and_forgets(box, machine):
+def test_disconnect_closes_tunnel_and_removes_record(box, machine):
     start_keeper(box)
     assert "is closed" in run(disconnect, "box").output
     assert not Path(control_path("box")).exists()
@@ -255,7 +255,7 @@ def made_job(machine, name="train-1"):
     return folder / "files"
 
 
-def test_links_of_a_folder_are_fetched_unless_they_lead_out_of_it(box, machine, tmp_path):
+def test_fetched_links_stay_inside_folder(box, machine, tmp_path):
     out = made_job(machine) / "out"
     (out / "step-1").mkdir(parents=True)
     (out / "step-1" / "model").write_text("trained")
@@ -282,7 +282,7 @@ def test_links_of_a_folder_are_fetched_unless_they_lead_out_of_it(box, machine, 
         ([("out/model", "../.hooks/x")], "out/model"),
     ],
 )
-def test_a_remote_machine_writes_nothing_but_what_was_asked_for(box, machine, tmp_path, monkeypatch, sent, wanted):
+def test_fetch_writes_requested_files_only(box, machine, tmp_path, monkeypatch, sent, wanted):
     made_job(machine)
     with tarfile.open(tmp_path / "sent.tar", "w") as archived:
         for name, target in sent:
@@ -302,7 +302,7 @@ def test_a_remote_machine_writes_nothing_but_what_was_asked_for(box, machine, tm
     assert not any(path.is_symlink() or path.is_file() for path in here.rglob("*") if path.name != "x")
 
 
-def test_a_job_whose_files_broke_off_does_not_begin(box, machine, project):
+def test_job_with_incomplete_files_does_not_start(box, machine, project):
     def break_off(to):
         with tarfile.open(fileobj=to, mode="w|") as archived:
             archived.add("train.py", "files/train.py")
@@ -315,7 +315,7 @@ def test_a_job_whose_files_broke_off_does_not_begin(box, machine, project):
     assert "no jobs" in run(jobs).output
 
 
-def test_a_tunnel_is_started_without_what_an_earlier_one_said(box, machine):
+def test_tunnel_start_ignores_earlier_output(box, machine):
     other = Record("box.tunnel", "alice@other")
     save_record(other)
     start_keeper(box)

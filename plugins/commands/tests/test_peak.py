@@ -54,7 +54,7 @@ def test_a_peak_counts_each_storage_once_and_by_kind():
     assert found.largest_step == 66 * KIB  # the matrix product: both operands and the result
 
 
-def test_caches_are_activations_where_no_later_step_reads_them():
+def test_unread_caches_are_activations():
     graph, x, _ = chain()
     result = planned(graph, {x: DataResidency.STATEFUL_KV_CACHE})
     assert peak_of(result).kinds["cache"] == KIB
@@ -68,7 +68,7 @@ def test_convolutions_copy_their_operands():
     assert peak_of(planned(builder.graph())).bytes == (4 + 4 + 4) * KIB + 2 * 64
 
 
-def test_a_program_that_was_not_scheduled_has_none():
+def test_unscheduled_program_has_no_peak():
     graph, *_ = chain()
     with pytest.raises(ValueError, match="schedule"):
         peak_of(attrs.evolve(planned(graph), schedule=None))

@@ -55,7 +55,7 @@ def planned(tmp_path):
     return planned
 
 
-def test_a_model_that_fits_is_on_one_device_and_a_larger_one_in_parts(planned):
+def test_large_model_is_split_over_devices(planned):
     whole = json.loads(planned(1, "--json"))
     assert [d["device"] for d in whole["devices"]] == ["node0/cuda:0"]
     assert whole["replicas"] == whole["devices_in_cluster"] == 8
@@ -88,7 +88,7 @@ def test_oversized_model_is_refused_with_figures(planned):
     assert re.search(r"has room for 1,073,741: [\d,]+ bytes are short", str(refused.value))
 
 
-def test_links_are_those_of_the_innermost_group():
+def test_links_of_innermost_group_apply():
     topology = read_cluster(CLUSTER.replace("MEMORY", "16"))
     assert len(topology.devices) == 8
     assert len(topology.links) < 16
@@ -137,11 +137,11 @@ def test_machines_with_one_device_need_no_link():
     assert read_cluster(alone).link("node0/cuda:0", "node1/cuda:0").bandwidth == 10e9
 
 
-def test_modules_are_told_by_ranges():
+def test_modules_are_summarised_by_ranges():
     paths = ["model", "model.embed", "model.layers.0.attn", "model.layers.1.mlp", "model.layers.3", "", "lm_head"]
     assert modules_of(paths) == ("model.embed", "model.layers.0-1", "model.layers.3", "lm_head")
 
 
-def test_without_the_packages_the_built_in_ones_plan(planned, monkeypatch):
+def test_built_in_plugins_plan_without_packages(planned, monkeypatch):
     monkeypatch.setenv("DJINN_DISABLE", "parallel,cost_based")
     assert json.loads(planned(1, "--json"))["scheduler"] == "sequential"

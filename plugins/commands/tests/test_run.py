@@ -88,13 +88,13 @@ def test_training_in_mixed_precision_and_its_checkpoint(on_both, tmp_path):
 
 
 @pytest.mark.long
-def test_generation(on_both):
+def test_gpt2_generation(on_both):
     remote, local = on_both("generate_gpt2.py")
     assert len(remote) == 4
     assert remote == local
 
 
-def test_a_gpt_with_a_scaler_workers_a_checkpoint_and_resuming(on_both, tmp_path):
+def test_gpt_training_with_scaler_workers_and_resume(on_both, tmp_path):
     saved = {"remote": ("--checkpoint", "remote.pt"), "local": ("--device", "cpu", "--checkpoint", "local.pt")}
     assert_alike(*on_both("train_gpt.py", **saved), 0.02)
     again = {"remote": ("--resume", "remote.pt"), "local": ("--device", "cpu", "--resume", "local.pt")}
@@ -108,7 +108,7 @@ def test_the_trainer_with_workers(on_both):
     assert_alike(*on_both("trainer.py", local=("--cpu",)), 0.01)
 
 
-def test_a_pipeline_that_streams(on_both):
+def test_streaming_pipeline(on_both):
     remote, local = on_both("stream_text.py", local=("--device", "cpu"))
     assert remote == local
     assert len(remote) == 2
@@ -145,7 +145,7 @@ def test_a_benchmark_with_events_and_streams(start, tmp_path):
     assert any("benchmark" in event["args"].get("ranges", "") for event in events if event.get("cat") == "execute")
 
 
-def test_what_programs_ask_of_cuda(start):
+def test_cuda_calls_of_programs(start):
     said, told = end(start("remote", SCRIPTS / "cuda_calls.py"))
     report = json.loads(said.splitlines()[-1])
     assert report["checked"] >= 30
@@ -154,7 +154,7 @@ def test_what_programs_ask_of_cuda(start):
     assert "compiled without cuDNN" not in told
 
 
-def test_the_script_is_run_as_python_runs_it(start, tmp_path):
+def test_script_runs_as_under_python(start, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent("""
@@ -178,7 +178,7 @@ def test_the_script_is_run_as_python_runs_it(start, tmp_path):
         assert "script.py" in local.stderr
 
 
-def test_modules_options_and_mistakes(start, tmp_path):
+def test_module_runs_options_and_mistakes(start, tmp_path):
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__main__.py").write_text(
         "import sys\nprint(__name__, __spec__.name, sys.argv[1:])\nsys.exit(7)\n"
@@ -211,7 +211,7 @@ def test_every_function_of_torch_cuda_is_accounted_for():
     assert {name: home for name, home in homes.items() if home not in clear} == {}
 
 
-def test_run_names_the_pytorch_version_that_lacks_what_the_facade_replaces(monkeypatch):
+def test_run_names_incompatible_pytorch_version(monkeypatch):
     def fails():
         raise AttributeError("no tail")
 

@@ -80,7 +80,7 @@ def command_lines():
         yield " ".join(process.info["cmdline"] or ())
 
 
-def test_from_nothing_to_a_trained_step(laptop, wheels, capsys):
+def test_first_connection_and_training_step(laptop, wheels, capsys):
     begun = time.monotonic()
     code, said, errors = laptop.run("connect", *laptop.destination, "--wheels", wheels)
     seconds = time.monotonic() - begun
@@ -98,7 +98,7 @@ def test_from_nothing_to_a_trained_step(laptop, wheels, capsys):
         )
 
 
-def test_nothing_secret_is_in_a_command_line_or_a_file_of_others(laptop):
+def test_secrets_are_not_readable_by_others(laptop):
     login = laptop.folder / "config" / "djinn" / "servers" / "box.json"
     token = json.loads(login.read_text())["token"]
     assert stat.S_IMODE(login.stat().st_mode) == 0o600
@@ -110,7 +110,7 @@ def test_nothing_secret_is_in_a_command_line_or_a_file_of_others(laptop):
     assert token not in (laptop.folder / "state/djinn/connect/box.json").read_text()
 
 
-def test_a_program_uses_the_server_while_its_connection_breaks(laptop, project):
+def test_program_survives_broken_connection(laptop, project):
     program = subprocess.Popen(
         [sys.executable, project / "train.py", "80"],
         env=laptop.variables | {"DJINN_SERVERS": "box"},
@@ -153,7 +153,7 @@ def test_a_job_is_stopped(laptop, project):
     assert not [process for process in laptop.machine.processes() if job in " ".join(process.cmdline())]
 
 
-def test_what_a_project_requires_is_installed_for_it(laptop, project, wheels, tmp_path):
+def test_project_requirements_are_installed(laptop, project, wheels, tmp_path):
     (tmp_path / "train.py").write_text("import six, torch, djinn; print('six', six.__version__, torch.__version__)")
     built = "from hatchling.build import build_wheel; build_wheel('.')"
     (tmp_path / "six.py").write_text("__version__ = 'of this test'")
@@ -170,7 +170,7 @@ def test_what_a_project_requires_is_installed_for_it(laptop, project, wheels, tm
     assert "six of this test" in said
 
 
-def test_disconnecting_and_a_server_that_systemd_starts(laptop):
+def test_disconnect_and_systemd_server(laptop):
     laptop.succeed("disconnect", "box", "--stop")
     assert not [process for process in laptop.machine.processes() if "djinn" in " ".join(process.cmdline())]
     # systemd is missing; these commands stand for it, and start what the unit file says
@@ -225,7 +225,7 @@ def test_every_step_can_break_and_be_repeated(tmp_path, wheels):
         assert "box is connected" in laptop.succeed("connect", "box")
 
 
-def test_wheels_that_neither_the_machine_nor_the_folder_has_are_downloaded_here(tmp_path, wheels):
+def test_missing_wheels_are_downloaded_locally(tmp_path, wheels):
     folder = tmp_path / "fewer"
     folder.mkdir()
     for wheel in wheels.glob("*.whl"):

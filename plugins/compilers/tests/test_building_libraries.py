@@ -43,7 +43,7 @@ def built(monkeypatch):
     return order
 
 
-def test_files_are_compiled_at_the_same_time_after_their_headers_and_then_linked(built):
+def test_files_are_compiled_concurrently_then_linked(built):
     headers, sources, linked = set(built[:2]), set(built[2:4]), built[4:]
     assert headers == {"wrapper.gch", "kernels.gch"}
     assert sources == {"wrapper.o", "kernels.o"}

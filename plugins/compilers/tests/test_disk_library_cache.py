@@ -32,7 +32,7 @@ def test_damaged_libraries_and_open_directories_are_not_used(tmp_path, monkeypat
     assert kept.get(b"graph") is None
 
 
-def test_what_was_used_last_is_kept_longest(tmp_path, monkeypatch):
+def test_least_recently_used_library_is_evicted(tmp_path, monkeypatch):
     monkeypatch.setattr(disk_library_cache, "BYTES_LIMIT", 60)
     kept = _kept(tmp_path, monkeypatch)
     for number in range(3):

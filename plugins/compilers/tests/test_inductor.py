@@ -50,7 +50,7 @@ class TestInductor(CompilerConformance):
         super().test_sizes_that_grow(Inductor(), torch_device)
 
 
-def test_without_a_toolchain_it_says_what_to_install(monkeypatch):
+def test_missing_toolchain_names_package(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     graph = torch.fx.Graph()
@@ -59,7 +59,7 @@ def test_without_a_toolchain_it_says_what_to_install(monkeypatch):
         Inductor().compile(CompilerContext(torch.fx.GraphModule({}, graph), (), torch.device("cpu")))
 
 
-def test_the_first_quick_linker_is_used_as_long_as_the_block_lasts(monkeypatch, tmp_path):
+def test_first_fast_linker_is_used_in_block(monkeypatch, tmp_path):
     for name in ("ld.gold", "ld.lld"):
         (tmp_path / name).touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -71,7 +71,7 @@ def test_the_first_quick_linker_is_used_as_long_as_the_block_lasts(monkeypatch, 
     assert not linker.is_symlink()
 
 
-def test_the_usual_linker_stays_where_there_is_no_other(monkeypatch):
+def test_default_linker_without_alternative(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("COMPILER_PATH", raising=False)
     with quick_linker():

@@ -40,11 +40,11 @@ def _context(device, **fields):
 
 
 @pytest.mark.parametrize("fields", [{}, {"writes": (0,)}, {"grows": {0: (1,)}}])
-def test_it_leaves_what_is_not_for_it(fields):
+def test_unsupported_programs_are_declined(fields):
     assert TensorRT().compile(_context("cuda:0" if fields else "cpu", **fields)) is None
 
 
 @pytest.mark.skipif(importlib.util.find_spec(PACKAGE) is not None, reason="torch-tensorrt is installed")
-def test_it_says_what_it_needs():
+def test_missing_package_is_named():
     with pytest.raises(UnsupportedOperation, match="pip install torch-tensorrt"):
         TensorRT().compile(_context("cuda:0"))

@@ -62,7 +62,7 @@ def command(tmp_path, monkeypatch, cache, plain_environment):
     djinn.configure()
 
 
-def test_a_cost_model_written_by_the_guide_is_measured_kept_and_validated(command, tmp_path):
+def test_guide_cost_model_is_calibrated_and_validated(command, tmp_path):
     made = json.loads(command(calibrate, "--rounds", "2", "--json"))
     assert (made["models"], made["probes"], made["failed"], made["threads"]) == (["my_costs"], 2, 0, 1)
     kept = calibration_of(client.device())
@@ -106,7 +106,7 @@ def few_probes(monkeypatch):
     return names
 
 
-def test_in_the_background_few_probes_are_timed_once_for_each_device(command, monkeypatch, few_probes, cache):
+def test_background_calibration_runs_once_per_device(command, monkeypatch, few_probes, cache):
     monkeypatch.setenv("DJINN_PLUGINS", "roofline")  # `command` sets another plugin
     given_way = []
     monkeypatch.setattr("os.nice", given_way.append)
@@ -153,7 +153,7 @@ def test_quick_probes_are_enough_for_every_op():
             assert 0 < model.estimate(graph, node, device).seconds < 1
 
 
-def test_errors_are_shares_of_what_was_measured():
+def test_errors_are_relative_to_measurement():
     pairs = [(1.0, 1.0), (1.1, 1.0), (1.5, 1.0), (20.0, 10.0), (100.0, 100.0)]
     found = Validation(tuple(Comparison(str(i), p, m, 1, 0.0) for i, (p, m) in enumerate(pairs)))
     assert found.median_error == pytest.approx(0.1)
@@ -174,7 +174,7 @@ def test_validation_plot_draws_one_point_per_program(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="Linux alone tells it")
-def test_processor_time_is_for_executors_of_their_own():
+def test_processor_time_needs_own_executor():
     assert processor_clock(os.getpid()) is None
     assert processor_clock(0) is None
     executor = processor_clock(os.getppid())
@@ -197,7 +197,7 @@ def test_processor_time_of_several_threads_is_refused(command):
         pass
 
 
-def test_nothing_runs_ahead_while_programs_are_measured():
+def test_measuring_disables_running_ahead():
     with measuring() as clock:
         weight = torch.full((256, 256), 1 / 256, device=DEVICE)
         before, began = executor_figures(), clock.read()
@@ -217,7 +217,7 @@ def test_only_svg_is_drawn(tmp_path):
     assert "only SVG" in done.output
 
 
-def test_progress_is_shown_on_a_terminal_and_gone_at_the_end(monkeypatch):
+def test_progress_is_removed_at_end(monkeypatch):
     shown = Terminal()
     monkeypatch.setattr("sys.stderr", shown)
     monkeypatch.setenv("TERM", "xterm")

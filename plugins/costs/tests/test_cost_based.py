@@ -60,7 +60,7 @@ def used(placement):
     return {d.device for d in placement.decisions}
 
 
-def test_a_chain_stays_in_one_place_and_the_reason_says_so():
+def test_chain_stays_on_one_device():
     placement = CostBased().place(context(chain()[0], devices(1 << 30, 1 << 30)))
     assert used(placement) == {"s/cpu:0"}
     assert {d.reason for d in placement.decisions} == {"all of it fits on s/cpu:0"}
@@ -76,12 +76,12 @@ def test_branches_run_concurrently_if_faster():
 
 
 @pytest.mark.parametrize("circumstance", [{"seconds": 1e-5}, {"bandwidth": 1e5}], ids=["light work", "a slow link"])
-def test_branches_stay_together_where_a_message_takes_longer_than_the_work(circumstance):
+def test_branches_stay_together_if_messages_are_slow(circumstance):
     graph, *_ = branches()
     assert len(used(CostBased().place(context(graph, devices(1 << 30, 1 << 30), **circumstance)))) == 1
 
 
-def test_branches_stay_together_where_the_other_device_has_no_room():
+def test_branches_stay_together_without_free_memory():
     graph, left, _ = branches()
     room = 4 * graph.meta(left[0]).nbytes
     placement = CostBased().place(context(graph, devices(1 << 30, room)))
@@ -109,7 +109,7 @@ def test_large_model_is_cut_into_contiguous_segments():
     assert [d.device for d in again.decisions] == [d.device for d in placement.decisions]
 
 
-def test_in_parts_what_came_last_is_followed_and_not_the_residual_stream():
+def test_segments_follow_last_operand():
     builder = ProgramBuilder()
     x, weights = builder.input(8, 64), []
     for _ in range(8):
@@ -123,7 +123,7 @@ def test_in_parts_what_came_last_is_followed_and_not_the_residual_stream():
     assert len(set(where)) == 2
 
 
-def test_a_model_too_large_for_all_devices_is_refused_with_figures():
+def test_oversized_model_is_refused_with_figures():
     graph, weights = chain(12)
     with pytest.raises(InvalidStage, match=r"bytes of the inputs fit into no device .*connect more devices"):
         CostBased().place(context(graph, devices(*[2 * graph.meta(weights[0]).nbytes] * 2)))
@@ -139,7 +139,7 @@ def test_work_follows_its_weights_and_caches():
     assert {v: placement.values[v] for v in weights} == resident
 
 
-def test_a_branch_whose_weights_live_elsewhere_gets_a_copy_of_them_that_stays():
+def test_branch_gets_lasting_copy_of_weights():
     graph, left, right = branches()
     given = context(graph, devices(1 << 30, 1 << 30))
     profile = attrs.evolve(given.profile, residency=dict.fromkeys(left + right, DataResidency.PERSISTENT_WEIGHT))
@@ -155,7 +155,7 @@ def test_a_branch_whose_weights_live_elsewhere_gets_a_copy_of_them_that_stays():
     assert again.copies == placement.copies
 
 
-def test_keys_and_values_that_a_pattern_wants_together_are_together():
+def test_colocated_keys_and_values():
     graph, *_ = branches()
     given = context(graph, devices(1 << 30, 1 << 30))
     last = [graph.nodes[n].outputs[0] for n in (15, 31)]
@@ -174,7 +174,7 @@ def successive(graph, weights, there, turn, **links):
     return attrs.evolve(given, plan=plan, profile=profile, resident=resident, stream=stream)
 
 
-def test_a_chain_is_divided_into_stages_where_a_hint_says_that_inputs_follow_each_other():
+def test_pipeline_hint_divides_chain_into_stages():
     graph, weights = chain(8)
     placement = CostBased().place(successive(graph, weights, devices(1 << 30, 1 << 30), ""))
     where = [d.device for d in placement.decisions if graph.nodes[d.node].operation == "mm"]
@@ -184,7 +184,7 @@ def test_a_chain_is_divided_into_stages_where_a_hint_says_that_inputs_follow_eac
 
 
 @pytest.mark.parametrize("turn", ["s/cpu:0", "s/cpu:1"])
-def test_devices_take_whole_inputs_in_turn_where_stages_are_not_faster(turn):
+def test_devices_alternate_inputs_if_stages_are_slower(turn):
     graph, weights = chain(8)
     placement = CostBased().place(successive(graph, weights, devices(1 << 30, 1 << 30), turn))
     assert used(placement) == {turn}
@@ -192,13 +192,13 @@ def test_devices_take_whole_inputs_in_turn_where_stages_are_not_faster(turn):
     assert placement.decisions[0].reason.endswith("one every 4 ms, in 2 stages every 4 ms, on one device every 8.01 ms")
 
 
-def test_where_not_all_weights_fit_once_more_there_are_stages():
+def test_stages_if_weights_do_not_fit_twice():
     graph, weights = chain(8)
     small = devices(1 << 30, sum(graph.meta(w).nbytes for w in weights))  # saves less than a tenth
     assert used(CostBased().place(successive(graph, weights, small, "s/cpu:1"))) == {"s/cpu:0", "s/cpu:1"}
 
 
-def test_weights_that_take_too_long_to_copy_stay_and_so_do_inputs():
+def test_weights_stay_if_copy_is_too_slow():
     graph, weights = chain(8)
     there = devices(1 << 30, 1 << 30)
     placement = CostBased().place(successive(graph, weights, there, "s/cpu:1", bandwidth=1e6))
@@ -228,7 +228,7 @@ def test_whole_program_runs_on_the_faster_device():
     assert used(CostBased().place(given)) == {"s/cpu:1"}
 
 
-def test_what_takes_less_than_a_message_needs_room_as_well():
+def test_short_ops_need_free_memory():
     builder = ProgramBuilder()
     builder.op("aten::add", builder.input(100, 1000), shape=(100, 1000))  # 400 kB, and the result takes as much again
     slow = context(builder.graph(), devices(600_000, 1_400_000), latency=10.0)

@@ -34,7 +34,7 @@ def divided(seconds, resident=False):
 
 
 @pytest.mark.parametrize(("resident", "main"), [(False, 0), (True, 1)])
-def test_each_group_is_on_a_device_and_inputs_with_the_last(resident, main):
+def test_groups_have_own_devices(resident, main):
     where, placement, names, weight = divided(10e-3, resident)
     assert where[1] == {main}
     assert len(where[0]) == 1

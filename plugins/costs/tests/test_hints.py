@@ -55,7 +55,7 @@ def test_dense_work_leaves_the_device_of_a_large_table():
     assert "ids go to them" in uses["tables"].decision
 
 
-def test_a_small_table_stays_with_the_dense_work():
+def test_small_table_stays_with_dense_work():
     graph, table = looked_up(16)
     given, uses = placed(graph, devices(1 << 22, 1 << 30), {"tables": (table,)})
     assert len({d.device for d in given.decisions}) == 1
@@ -75,7 +75,7 @@ def apart(count):
     return builder.graph(), tuple(nodes)
 
 
-def test_each_branch_has_a_device_and_the_gain_is_predicted():
+def test_branches_have_own_devices_with_predicted_gain():
     graph, branches = apart(8)
     placement, uses = placed(graph, devices(1 << 30, 1 << 30), {"branches": branches})
     where = {d.node: d.device for d in placement.decisions}
@@ -86,7 +86,7 @@ def test_each_branch_has_a_device_and_the_gain_is_predicted():
 
 
 @pytest.mark.parametrize("there", [devices(1 << 30), devices(1 << 30, 1 << 30)], ids=["one device", "two"])
-def test_branches_that_gain_nothing_stay_together_and_the_use_says_why(there):
+def test_branches_without_gain_stay_together(there):
     graph, branches = apart(1)
     placement, uses = placed(graph, there, {"branches": branches}, bandwidth=1e4)
     assert len(placement.devices) == 1

@@ -55,7 +55,7 @@ def product(rows, contracted, columns):
     return seconds_of(builder)[-1]
 
 
-def test_it_can_be_calibrated_and_its_probes_have_names_of_their_own():
+def test_probe_names_are_unique():
     model = MeasuredRoofline()
     assert list(model.probes())
     names = [probe.name for probe in model.probes()]

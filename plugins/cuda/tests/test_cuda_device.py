@@ -63,13 +63,13 @@ def test_discovers_nothing_without_a_gpu():
         (TwoGpus(), -1, "no device cuda:-1"),
     ],
 )
-def test_opening_what_is_not_there(device, index, message):
+def test_opening_missing_gpu_raises(device, index, message):
     with pytest.raises(StartupError, match=message):
         device.open(index)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="shows what a machine without a GPU says")
-def test_a_gpu_that_does_not_work_is_named():
+def test_broken_gpu_is_named():
     with pytest.raises(StartupError, match="cuda:1 does not work: "):
         TwoGpus().open(1)
 

@@ -19,7 +19,7 @@ def gpu():
         yield process
 
 
-def test_bytes_and_views_come_back_through_page_locked_memory_alone(gpu):
+def test_transfers_use_page_locked_memory_only(gpu):
     def program():
         from djinn_server.hookspecs.devices import DeviceRuntime
 
@@ -58,7 +58,7 @@ def test_two_gibibytes_move_through_less_than_64_mebibytes(gpu):
     gpu.check(program)
 
 
-def test_parts_go_from_the_socket_to_page_locked_memory_and_from_there_to_the_device(gpu):
+def test_upload_parts_are_received_into_page_locked_memory(gpu):
     """The device reports an error if a block receives bytes while an upload reads it."""
 
     def program():
@@ -106,7 +106,7 @@ def test_parts_go_from_the_socket_to_page_locked_memory_and_from_there_to_the_de
     gpu.check(program)
 
 
-def test_bytes_that_no_block_is_free_for_are_received_elsewhere(gpu):
+def test_bytes_without_free_block_use_other_memory(gpu):
     def program():
         from djinn_server.hookspecs.devices import DeviceRuntime
 
@@ -123,7 +123,7 @@ def test_bytes_that_no_block_is_free_for_are_received_elsewhere(gpu):
     gpu.check(program)
 
 
-def test_bytes_that_the_store_keeps_are_not_read_back_from_the_device(gpu, tmp_path):
+def test_stored_bytes_are_not_read_back(gpu, tmp_path):
     def program(folder):
         from pathlib import Path
 
@@ -150,7 +150,7 @@ def test_bytes_that_the_store_keeps_are_not_read_back_from_the_device(gpu, tmp_p
     gpu.check(program, folder=str(tmp_path / "store"))
 
 
-def test_memory_limit_counts_what_the_allocator_has_given_out(gpu):
+def test_memory_limit_counts_allocated_bytes(gpu):
     def program():
         from djinn_server.disk_quota import DiskQuota
         from djinn_server.hookspecs.devices import DeviceRuntime
@@ -180,7 +180,7 @@ def test_memory_limit_counts_what_the_allocator_has_given_out(gpu):
     gpu.check(program)
 
 
-def test_values_of_an_idle_session_go_to_the_host_then_to_disk_and_come_back(gpu):
+def test_idle_values_spill_to_host_and_disk(gpu):
     def program():
         from djinn_server.disk_quota import DiskQuota
         from djinn_server.hookspecs.devices import DeviceRuntime
@@ -257,7 +257,7 @@ def test_small_fetch_waits_once_and_issues_no_other_copy(gpu):
     gpu.check(program)
 
 
-def test_fetch_of_a_value_in_host_memory_waits_for_nothing(gpu):
+def test_fetch_from_host_memory_does_not_wait(gpu):
     def program():
         from djinn_server.hookspecs.devices import DeviceRuntime
 
@@ -270,7 +270,7 @@ def test_fetch_of_a_value_in_host_memory_waits_for_nothing(gpu):
     gpu.check(program)
 
 
-def test_device_finds_an_upload_that_is_used_before_its_commit(gpu):
+def test_use_before_commit_is_detected(gpu):
     def program():
         from djinn_server.hookspecs.devices import DeviceRuntime
 
@@ -284,7 +284,7 @@ def test_device_finds_an_upload_that_is_used_before_its_commit(gpu):
 
 
 @pytest.mark.parametrize(("kind", "lost"), [("sticky", True), ("out_of_memory", False)])
-def test_sticky_error_loses_the_device_and_running_out_of_memory_does_not(gpu, kind, lost):
+def test_only_sticky_errors_lose_device(gpu, kind, lost):
     def program(kind, lost):
         from djinn_server.hookspecs.devices import DeviceRuntime
 

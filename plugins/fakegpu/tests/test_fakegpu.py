@@ -86,7 +86,7 @@ def test_inference_mode_makes_views_of_ordinary_tensors(gpu):
             (value + 1).view(16)[3:].add_(1)
 
 
-def test_bytes_come_back_as_they_went(gpu):
+def test_bytes_round_trip(gpu):
     @gpu.check
     def _():
         for dtype in (torch.uint8, torch.float32, torch.bool, torch.complex64, torch.bfloat16):
@@ -180,7 +180,7 @@ def test_conjugates_and_negatives_are_views(gpu):
         assert torch.equal(there.mul_(there.conj()).cpu(), here * here.conj())
 
 
-def test_tensors_of_two_devices_do_not_meet(gpu):
+def test_mixed_devices_raise(gpu):
     @gpu.check
     def _():
         for other in (torch.ones(2), torch.ones(2, device="fakegpu:1")):
@@ -276,7 +276,7 @@ def test_block_freed_while_another_stream_uses_it_is_reported(gpu):
         assert "was freed while aten::add uses it on stream" in str(raised.value)
 
 
-def test_values_reach_the_host_when_the_clock_does(gpu):
+def test_host_reads_wait_for_simulated_clock(gpu):
     @gpu.check
     def _():
         big = torch.ones(4 << 20, device="fakegpu")
@@ -315,7 +315,7 @@ def test_page_locked_memory_may_be_used_again_in_stream_order(gpu):
         assert there.sum().item() == pinned.sum().item() == 3 << 20
 
 
-def test_overlapping_downloads_arrive_in_order_where_an_upload_reads_one(gpu):
+def test_overlapping_downloads_keep_order_with_upload(gpu):
     @gpu.check
     def _():
         pinned, there = torch.zeros(1 << 20, pin_memory=True), torch.zeros(4, device="fakegpu")
@@ -328,7 +328,7 @@ def test_overlapping_downloads_arrive_in_order_where_an_upload_reads_one(gpu):
         assert pinned.sum().item() == (1 << 18) + (2 << 19)
 
 
-def test_upload_that_the_host_changed_is_reported_before_a_download_replaces_it(gpu):
+def test_changed_upload_is_reported_before_download(gpu):
     @gpu.check
     def _():
         pinned, there = torch.ones(1 << 20, pin_memory=True), torch.zeros(1 << 20, device="fakegpu")
@@ -341,7 +341,7 @@ def test_upload_that_the_host_changed_is_reported_before_a_download_replaces_it(
         torch.accelerator.synchronize()
 
 
-def test_download_that_raises_leaves_the_memory_of_its_result_alone(gpu):
+def test_failed_download_leaves_result_unchanged(gpu):
     @gpu.check
     def _():
         pinned, there = torch.ones(1 << 20, pin_memory=True), torch.zeros(1 << 20, device="fakegpu")
@@ -355,7 +355,7 @@ def test_download_that_raises_leaves_the_memory_of_its_result_alone(gpu):
         assert result.sum().item() == 0
 
 
-def test_events_tell_simulated_time(gpu):
+def test_event_times_are_simulated(gpu):
     @gpu.check
     def _():
         control.configure(bandwidth=1e12, flops=1e12, launch=1e-6)
@@ -392,7 +392,7 @@ def test_uploads_overlap_with_compute(gpu):
         assert longer < both < 1.1 * longer, (both, longer)
 
 
-def test_counters_tell_launches_copies_and_waits(gpu):
+def test_counters_of_launches_copies_and_waits(gpu):
     @gpu.check
     def _():
         pinned = torch.ones(1000, pin_memory=True)

@@ -230,7 +230,7 @@ def test_graph_refuses_imported_memory(gpu):
             assert imported.view(torch.float32).sum().item() == 8
 
 
-def test_copies_of_a_graph_arrive_at_its_end_and_are_counted(gpu):
+def test_graph_copies_complete_at_its_end(gpu):
     @gpu.check
     def _():
         stream, graph = torch.Stream("fakegpu"), torch.accelerator.Graph()
@@ -370,7 +370,7 @@ def test_graph_keeps_its_memory_until_it_is_reset(gpu):
             assert torch.accelerator.memory_allocated() == 1 << 20
 
 
-def test_graphs_of_one_pool_share_the_memory_that_no_tensor_uses(gpu):
+def test_graphs_of_one_pool_share_unused_memory(gpu):
     @gpu.check
     def _():
         given, stream, captured = torch.ones(1 << 18, device="fakegpu"), torch.Stream("fakegpu"), []
@@ -398,7 +398,7 @@ def test_graphs_of_one_pool_share_the_memory_that_no_tensor_uses(gpu):
 
 
 @pytest.mark.parametrize("mode", ["thread_local", "global"])
-def test_wait_of_another_thread_spoils_a_capture_unless_it_is_of_one_thread(gpu, mode):
+def test_wait_of_other_thread_breaks_global_capture(gpu, mode):
     def program(mode):
         import threading
 
@@ -429,7 +429,7 @@ def test_wait_of_another_thread_spoils_a_capture_unless_it_is_of_one_thread(gpu,
     gpu.check(program, mode=mode)
 
 
-def test_graph_with_page_locked_input_waits_only_for_what_it_writes(gpu):
+def test_graph_waits_for_page_locked_input_only(gpu):
     @gpu.check
     def _():
         stream, graph, other = torch.Stream("fakegpu"), torch.accelerator.Graph(), torch.Stream("fakegpu")

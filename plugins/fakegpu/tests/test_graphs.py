@@ -90,7 +90,7 @@ def assert_same(one, other):
         assert torch.equal(there, here)
 
 
-def test_training_step_is_one_launch_with_the_bits_of_the_ops(gpu):
+def test_training_step_is_one_exact_launch(gpu):
     there, here = Training(REMOTE), Training("cpu")
     there.steps(RUNS)
     with Grown() as grown:
@@ -111,7 +111,7 @@ def test_new_inputs_are_copied_to_the_graph(gpu):
     assert_same(there, here)
 
 
-def test_op_that_draws_random_numbers_stays_outside(gpu):
+def test_random_op_stays_outside_graph(gpu):
     there, here = Training(REMOTE, dropout=0.5), Training("cpu", dropout=0.5)
     torch.manual_seed(5)
     there.steps(RUNS)
@@ -199,7 +199,7 @@ def test_results_that_are_held_keep_their_values(gpu):
 
 
 @torch.no_grad()
-def test_program_that_waits_for_the_device_stays_as_it_is(gpu, server):
+def test_program_with_device_wait_is_not_captured(gpu, server):
     def program(x):
         for _ in range(6):
             x = x * 1.5 - 1
@@ -282,7 +282,7 @@ def test_result_that_is_held_survives_replays_of_other_graphs(gpu):
 
 
 @torch.no_grad()
-def test_batch_norm_updates_its_statistics_once_in_each_run(gpu):
+def test_batch_norm_updates_statistics_once_per_run(gpu):
     torch.manual_seed(3)
     here = torch.nn.Sequential(
         torch.nn.Linear(24, 16), torch.nn.BatchNorm1d(16), torch.nn.GELU(), torch.nn.Linear(16, 4)

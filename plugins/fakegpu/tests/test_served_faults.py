@@ -56,7 +56,7 @@ def restarts(server):
     return server.log.read_text().count("an executor was started again")
 
 
-def test_kernel_that_hangs_before_an_op_that_waits_is_found(gpu, server):
+def test_hung_kernel_before_waiting_op_is_detected(gpu, server):
     x, before = torch.ones(8).to(REMOTE), restarts(server)
     djinn.synchronize()
     gpu.inject("hang", "aten::add")
@@ -66,7 +66,7 @@ def test_kernel_that_hangs_before_an_op_that_waits_is_found(gpu, server):
     assert restarts(server) == before + 1
 
 
-def test_kernel_that_hangs_while_the_queue_is_full_is_found(gpu):
+def test_hung_kernel_with_full_queue_is_detected(gpu):
     x = torch.ones(8).to(REMOTE)
     djinn.synchronize()
     gpu.configure(queue=4)
@@ -79,7 +79,7 @@ def test_kernel_that_hangs_while_the_queue_is_full_is_found(gpu):
     assert x.sum().item() == 8
 
 
-def test_copy_that_hangs_ends_the_executor_and_the_session_goes_on(gpu, server):
+def test_hung_copy_restarts_executor(gpu, server):
     x, before = torch.arange(9.0).to(REMOTE), restarts(server)
     djinn.synchronize()
     gpu.inject("hang", "a download")
@@ -111,7 +111,7 @@ def test_op_without_memory_runs_once_others_were_evicted(small):
     assert small.allocated() <= 64 * MIB
 
 
-def test_op_that_has_no_memory_all_the_same_fails_alone(small, server):
+def test_op_without_memory_fails_alone(small, server):
     a, before = filled(8, 1), restarts(server)
     attempts = small.counters().get("out_of_memory", 0)
     b = a + 1
@@ -124,13 +124,13 @@ def test_op_that_has_no_memory_all_the_same_fails_alone(small, server):
     assert restarts(server) == before
 
 
-def test_upload_without_memory_takes_the_place_of_other_values(small):
+def test_upload_without_memory_evicts_values(small):
     values = [filled(20, number) for number in range(5)]
     assert [int(value[0]) for value in values] == list(range(5))
     assert executor_figures()["memory_away"] > 0
 
 
-def test_sessions_give_way_to_each_other_and_leave_no_memory(small, python, plain_environment, server):
+def test_sessions_evict_each_other_and_free_memory(small, python, plain_environment, server):
     """Two programs alternate; each uses 40 of 64 MiB."""
     program = """
 import sys, torch, djinn
@@ -157,7 +157,7 @@ for line in sys.stdin:
     assert executor_figures()["memory_away"] == 0
 
 
-def test_session_whose_op_had_no_memory_is_recovered_as_it_was(small):
+def test_session_with_memory_failure_is_recovered(small):
     """When the op is repeated, there is enough memory, but the op fails again, as the client was told."""
     a = filled(8, 1)
     too_large = a.repeat(10)
@@ -173,7 +173,7 @@ def test_session_whose_op_had_no_memory_is_recovered_as_it_was(small):
         too_large.cpu()
 
 
-def test_client_whose_session_has_no_journal_is_told_the_op(start_python, plain_environment, tmp_path):
+def test_session_without_journal_names_failed_op(start_python, plain_environment, tmp_path):
     with (
         serving(start_python, plain_environment, tmp_path, "--lease-seconds", "0") as server,
         configured(servers=[server.url("tcp")], token=server.token, disable=("local",)),

@@ -21,7 +21,7 @@ def gpu():
 
 
 @pytest.mark.parametrize("way", ["fetch", "synchronize"])
-def test_session_that_waits_for_its_fetch_does_not_keep_the_others_waiting(gpu, way):
+def test_waiting_fetch_does_not_block_other_sessions(gpu, way):
     """The slow copy, or the kernel, takes 1,000 real seconds. The other session must be answered earlier."""
 
     def program(way, folder):
@@ -94,7 +94,7 @@ def test_long_and_short_kernels_share_device_time_equally(gpu):
     gpu.check(program, folder=HERE)
 
 
-def test_session_keeps_its_rate_beside_one_that_waits_for_a_fetch(gpu):
+def test_session_rate_beside_waiting_fetch(gpu):
     """Measured on the simulated clock. The fetch of the other session never ends."""
 
     def program(folder):

@@ -90,7 +90,7 @@ def channel_of(served):
         ("/djinn/v1/send", {"Djinn-Channel": "guess", "Djinn-Sequence": "0"}, 410),
     ],
 )
-def test_what_no_client_would_ask_is_refused(served, path, headers, status):
+def test_invalid_requests_are_refused(served, path, headers, status):
     assert post(served, path, headers)[0] == status
     assert not served.connections
 
@@ -103,7 +103,7 @@ def test_get_is_refused(served):
     plain.close()
 
 
-def test_the_channel_is_unguessable_and_never_in_a_url():
+def test_channel_id_is_not_in_url():
     seen = []
 
     def listen(server):
@@ -132,14 +132,14 @@ def test_the_channel_is_unguessable_and_never_in_a_url():
     assert all(b"Djinn-Channel: secret" in request for request in seen[1:])
 
 
-def test_ids_differ_and_are_long(served):
+def test_channel_ids_are_long_and_unique(served):
     ids = {channel_of(served) for _ in range(5)}
     assert len(ids) == 5
     assert all(len(channel) >= 32 for channel in ids)
 
 
 @pytest.mark.parametrize("sequence", ["", "-1", "1e3", "99999999999999999999", "5000"])
-def test_a_malformed_or_wrong_sequence_is_refused_and_breaks_nothing(served, sequence):
+def test_invalid_sequence_number_is_refused(served, sequence):
     client, server = served.connect()
     channel = server.id
     for action in ("send", "receive"):
@@ -149,7 +149,7 @@ def test_a_malformed_or_wrong_sequence_is_refused_and_breaks_nothing(served, seq
     assert server.receive(60).head == b"still fine"
 
 
-def test_a_repeated_send_is_refused_and_not_delivered_twice(served):
+def test_repeated_send_is_delivered_once(served):
     client, server = served.connect()
     client.send(Frame(b"once"))
     assert server.receive(60).head == b"once"
@@ -159,7 +159,7 @@ def test_a_repeated_send_is_refused_and_not_delivered_twice(served):
     assert server.receive(60).head == b"twice"
 
 
-def test_sends_out_of_order_are_put_in_order(served):
+def test_out_of_order_sends_are_reordered(served):
     channel = channel_of(served)
     assert served.arrived.acquire(timeout=60)
     from djinn.hooks import encode_frame
@@ -189,7 +189,7 @@ def test_a_broken_request_ends_the_channel(served):
         served.connections[0].receive(60)
 
 
-def test_waiting_longer_than_a_request_may_wait(served, monkeypatch):
+def test_wait_longer_than_request_limit(served, monkeypatch):
     monkeypatch.setattr(dialect, "WAIT_SECONDS", 0.1)
     client, server = served.connect()
     with pytest.raises(TimeoutError):
@@ -198,7 +198,7 @@ def test_waiting_longer_than_a_request_may_wait(served, monkeypatch):
     assert client.receive(60).head == b"at last"
 
 
-def test_a_client_that_computes_for_long_is_kept(served):
+def test_computing_client_is_kept(served):
     client, server = served.connect()
     for _ in range(5):
         server._last_seen -= dialect.EXPIRY_SECONDS - 20
@@ -208,7 +208,7 @@ def test_a_client_that_computes_for_long_is_kept(served):
     assert client.receive(60).head == b"welcome back"
 
 
-def test_the_pulse_thread_calls_and_lets_go(monkeypatch):
+def test_pulse_thread_releases_callback(monkeypatch):
     monkeypatch.setattr(pulse, "PULSE_SECONDS", 0.02)
     called = threading.Event()
 
@@ -231,7 +231,7 @@ def test_the_pulse_thread_calls_and_lets_go(monkeypatch):
     assert gone() is None
 
 
-def test_a_client_that_never_comes_back_is_given_up(served, monkeypatch):
+def test_absent_client_expires(served, monkeypatch):
     monkeypatch.setattr(dialect, "EXPIRY_SECONDS", 0.5)
     channel_of(served)
     assert served.arrived.acquire(timeout=60)
@@ -260,7 +260,7 @@ def test_a_killed_client_is_noticed(served, monkeypatch, python, plain_environme
         process.wait()
 
 
-def test_a_connection_that_breaks_between_answers_is_made_anew(served):
+def test_broken_connection_is_reopened(served):
     client, server = served.connect()
     time.sleep(0.1)
     client._receive._socket.shutdown(socket.SHUT_RDWR)
@@ -268,7 +268,7 @@ def test_a_connection_that_breaks_between_answers_is_made_anew(served):
     assert client.receive(60).head == b"by another road"
 
 
-def test_an_idle_connection_is_not_used_again(served, monkeypatch):
+def test_idle_connection_is_not_reused(served, monkeypatch):
     client, server = served.connect()
     client.send(Frame(b"1"))
     assert server.receive(60).head == b"1"
@@ -280,7 +280,7 @@ def test_an_idle_connection_is_not_used_again(served, monkeypatch):
     assert client._sends[0]._socket is not before
 
 
-def test_what_waits_at_the_server_is_bounded(served):
+def test_pending_frames_at_server_are_bounded(served):
     client, _ = served.connect()
     sent = 0
 
@@ -302,7 +302,7 @@ def test_what_waits_at_the_server_is_bounded(served):
             flooding.result(60)
 
 
-def test_a_large_answer_waits_for_its_client_and_close_frees_it(served):
+def test_large_reply_is_freed_by_close(served):
     client, server = served.connect()
     client.receive  # noqa: B018 - the client does not fetch anything
     with ThreadPoolExecutor(1) as pool:
@@ -315,7 +315,7 @@ def test_a_large_answer_waits_for_its_client_and_close_frees_it(served):
     client.close()
 
 
-def test_a_page_that_is_no_djinn_server():
+def test_page_of_other_server_is_refused():
     def answer(server):
         with server:
             sock, _ = server.accept()
@@ -337,7 +337,7 @@ def test_a_page_that_is_no_djinn_server():
         b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
     ],
 )
-def test_something_else_altogether(reply):
+def test_non_http_server_is_refused(reply):
     def answer(server):
         with server:
             sock, _ = server.accept()
@@ -355,7 +355,7 @@ def test_something_else_altogether(reply):
 @pytest.mark.parametrize(
     ("page", "told"), [(b"<html>\n<h1>No</h1></html>", "(?m)HTTP 403$"), (b"go\naway", "(?m)HTTP 403: go away$")]
 )
-def test_what_another_server_answers_is_told_in_one_line(page, told):
+def test_reply_of_other_server_is_one_line(page, told):
     def answer(server):
         with server:
             sock, _ = server.accept()
@@ -371,7 +371,7 @@ def test_what_another_server_answers_is_told_in_one_line(page, told):
     assert "\n" not in str(caught.value)
 
 
-def test_a_server_that_accepts_and_says_nothing():
+def test_silent_server_times_out():
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(TransportError, match="no response in"):
         HttpTransport().connect(f"http://127.0.0.1:{server.getsockname()[1]}", LIMITS, 0.3)
 
@@ -390,7 +390,7 @@ def test_pieces_are_cut_without_copying():
     assert cut[0][0].obj is buffers[0]
 
 
-def test_a_forked_child_leaves_the_connection_alone(served):
+def test_forked_child_does_not_close_connection(served):
     client, server = served.connect()
     child = os.fork()
     if child == 0:
@@ -403,7 +403,7 @@ def test_a_forked_child_leaves_the_connection_alone(served):
     assert server.receive(60).head == b"parent"
 
 
-def test_limits_of_the_listener_hold_from_the_first_byte():
+def test_listener_limits_hold_from_first_byte():
     failed = queue.SimpleQueue()
 
     def accept(connection):

@@ -147,7 +147,7 @@ def test_the_proxy_sees_no_secret():
         listener.close()
 
 
-def test_a_proxy_that_refuses_an_upgrade_is_asked_without():
+def test_refused_upgrade_falls_back_to_requests():
     listener = HttpTransport().listen(
         "http://127.0.0.1:0", Limits(), lambda connection: connection.send(Frame(b"here"))
     )

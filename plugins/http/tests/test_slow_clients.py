@@ -57,7 +57,7 @@ def sent_until_closed(url, data, pause):
 @pytest.mark.parametrize(
     "data", [b"", HEADERS.format("open").encode() + b"X-Padding: " + b"x" * 1000], ids=["silent", "headers"]
 )
-def test_who_sends_a_byte_at_a_time_is_hung_up_on(listening, data):
+def test_bytewise_sender_is_disconnected(listening, data):
     client = HttpTransport().connect(listening, Limits(), 5)
     assert sent_until_closed(listening, data, 0.1) < max(len(data), 1)
     client.send(Frame(b"still served"))
@@ -65,7 +65,7 @@ def test_who_sends_a_byte_at_a_time_is_hung_up_on(listening, data):
     client.close()
 
 
-def test_a_request_gains_time_by_sending_on():
+def test_request_deadline_extends_with_progress():
     waited = pace.RequestTimeLimit()
     waited._since -= pace.UNAUTHENTICATED_SECONDS + 1
     assert waited.too_slow

@@ -39,14 +39,14 @@ def client(listener):
     client.close()
 
 
-def test_the_socket_leaves_the_event_loop(listener, client):
+def test_upgraded_socket_leaves_event_loop(listener, client):
     assert isinstance(client, UpgradedConnection)
     client.send(Frame(b"there", [b"and back"]))
     assert [*map(bytes, client.receive(60).body)] == [b"and back"]
     wait_for(lambda: not listener._connections, "the end of what aiohttp knew of it")
 
 
-def test_an_idle_end_says_so_and_no_frame_comes_of_it(client, monkeypatch):
+def test_idle_message_is_not_a_frame(client, monkeypatch):
     monkeypatch.setattr(upgraded, "WAIT_SECONDS", 0.0)
     for text in (b"one", b"two"):
         before = client.bytes_sent
@@ -61,14 +61,14 @@ def test_an_idle_end_says_so_and_no_frame_comes_of_it(client, monkeypatch):
     assert not client._decoder.frames
 
 
-def test_a_busy_end_says_nothing(client):
+def test_busy_connection_sends_no_idle_message(client):
     before = client.bytes_sent
     for _ in range(2):
         client.pulse()
     assert client.bytes_sent == before
 
 
-def test_a_listener_that_drains_still_says_that_its_ends_are_idle(listener, client, monkeypatch):
+def test_draining_listener_sends_idle_messages(listener, client, monkeypatch):
     client.send(Frame(b"there"))
     assert client.receive(60).head == b"there"
     listener.close()
@@ -83,7 +83,7 @@ def test_a_listener_that_drains_still_says_that_its_ends_are_idle(listener, clie
         )
 
 
-def test_a_listener_without_a_descriptor_for_another_connection_answers_503(listener):
+def test_listener_without_descriptors_answers_503(listener):
     asking = {"Content-Type": dialect.CONTENT_TYPE, "Connection": "Upgrade", "Upgrade": dialect.UPGRADE}
     plain = http.client.HTTPConnection(*client_address(listener), timeout=60)
     plain.connect()

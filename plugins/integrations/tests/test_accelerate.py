@@ -66,7 +66,7 @@ def train(accelerator):
 
 
 @pytest.mark.parametrize("options", [{"gradient_accumulation_steps": 2}, {"mixed_precision": "bf16"}])
-def test_a_training_loop(make, options):
+def test_training_loop_equals_local(make, options):
     expected, answered, _ = train(make(cpu=True, **options))
     accelerator = make(**options)
     assert accelerator.device == torch.device(REMOTE)
@@ -110,7 +110,7 @@ def test_a_state_that_is_saved_on_the_server_stays_there(make, tmp_path, monkeyp
     torch.testing.assert_close((model.state_dict(), optimizer.state_dict()), before, rtol=0, atol=0)
 
 
-def test_memory_of_the_device_is_what_maps_are_made_of():
+def test_device_maps_use_device_memory():
     from accelerate import infer_auto_device_map
     from accelerate.utils import get_max_memory
 

@@ -114,7 +114,7 @@ print("equal", rank)
 """
 
 
-def test_two_processes(python, plain_environment, tmp_path):
+def test_collectives_over_two_processes(python, plain_environment, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     environment = plain_environment | {"OMP_NUM_THREADS": "1", "DJINN_THREADS": "1"}
     started = [

@@ -74,7 +74,7 @@ def test_compiled_model_equals_eager():
 
 
 @torch.no_grad()
-def test_other_inputs_other_sizes_other_dtypes():
+def test_other_inputs_sizes_and_dtypes():
     run = compiled(lambda x, y: (x @ y).relu() + x.sum(), dynamic=False)
     for rows in (2, 3, 2, 5, 3):
         for dtype in (torch.float32, torch.float64):
@@ -112,7 +112,7 @@ def test_in_place_writes_take_effect():
 
 
 @torch.no_grad()
-def test_inputs_that_share_memory():
+def test_inputs_sharing_memory():
     def step(a, b):
         a.add_(1)
         return b * 2
@@ -128,7 +128,7 @@ def test_inputs_that_share_memory():
 
 
 @torch.no_grad()
-def test_views_and_results_that_share_memory_are_known_as_such():
+def test_results_sharing_memory():
     def split(x):
         y = x + 1
         return y[:1], y[1:], x[0]
@@ -159,7 +159,7 @@ def test_constants_are_uploaded_once():
 
 
 @torch.no_grad()
-def test_random_ops_draw_what_they_would_draw():
+def test_random_ops_equal_eager():
     run = compiled(lambda x: nn.functional.dropout(x, 0.5) + torch.rand_like(x))
     for _ in range(3):
         torch.manual_seed(7)
@@ -171,7 +171,7 @@ def test_random_ops_draw_what_they_would_draw():
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
-def test_training(optimizer):
+def test_compiled_training_equals_local(optimizer):
     local, x, y = network(), torch.randn(5, 8), torch.tensor([0, 1, 2, 0, 1])
     remote = copy.deepcopy(local).to(REMOTE)
     run = compiled(remote)
@@ -202,7 +202,7 @@ def test_intermediate_values_are_freed():
 
 
 @torch.no_grad()
-def test_a_graph_is_recorded_again_when_calls_get_other_numbers(monkeypatch):
+def test_other_scalars_record_graph_again(monkeypatch):
     run, x = compiled(lambda x: (x + 1).relu()), torch.ones(2, device=REMOTE)
     run(x)
     monkeypatch.setattr(calls, "generation", calls.generation + 1)
@@ -213,7 +213,7 @@ def test_a_graph_is_recorded_again_when_calls_get_other_numbers(monkeypatch):
         assert out.tolist() == [2.0, 2.0]
 
 
-def test_a_graph_writes_no_inference_tensor_outside_of_inference_mode():
+def test_inference_tensor_is_not_written_by_graph():
     run, plain = compiled(lambda x: x.add_(1)), torch.ones(2, device=REMOTE)
     with torch.inference_mode():
         inference = torch.ones(2, device=REMOTE)
@@ -251,7 +251,7 @@ def test_verify_sees_every_op_of_a_graph():
     assert report.checked >= 3
 
 
-def test_a_timeline_shows_the_backward_pass_of_a_graph_in_its_module():
+def test_timeline_shows_compiled_backward_in_module():
     run, x = compiled(network().to(REMOTE)), torch.ones(2, 8, device=REMOTE)
     for _ in range(3):
         run(x).sum().backward()

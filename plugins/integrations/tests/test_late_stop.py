@@ -227,7 +227,7 @@ def test_late_stop_equals_waiting_for_each_token(case, models, late, checks):
 
 
 @pytest.mark.parametrize("place", [0, 6, TOKENS - 1])
-def test_wherever_it_stops(place, models, late):
+def test_stop_at_any_step(place, models, late):
     local, remote = models("gpt2")
     prompt = prompt_of(2)
     ends = ends_for(local, prompt, place, do_sample=True)
@@ -280,7 +280,7 @@ def test_failures_in_surplus_steps_are_undone(models, late, checks):
     djinn.synchronize()
 
 
-def test_an_error_of_a_surplus_step_is_not_raised_and_one_before_is(models, late, checks, monkeypatch):
+def test_errors_of_surplus_steps_are_dropped(models, late, checks, monkeypatch):
     local, remote = models("llama")
     late(4)
     options = {**ALL, **SAMPLING}
@@ -326,7 +326,7 @@ def test_remote_failure_of_a_step_is_raised(models, late, monkeypatch):
     djinn.synchronize()
 
 
-def test_who_stops_by_raising_finds_everything_as_it_was_then(models, late):
+def test_raising_callback_sees_exact_state(models, late):
     local, remote = models("llama")
     late(3)
     answers = []

@@ -81,7 +81,7 @@ def fit(lightning, model, folder, **options):
 
 
 @pytest.mark.parametrize("options", [{"gradient_clip_val": 0.1}, {"precision": "bf16-mixed"}], ids=["full", "mixed"])
-def test_the_trainer_finds_the_device_and_follows_the_local_losses(lightning, make, tmp_path, options):
+def test_trainer_losses_equal_local(lightning, make, tmp_path, options):
     _, expected, here = fit(lightning, make(), tmp_path, accelerator="cpu", **options)
     model = make()
     trainer, losses, there = fit(lightning, model, tmp_path, **options)
@@ -91,7 +91,7 @@ def test_the_trainer_finds_the_device_and_follows_the_local_losses(lightning, ma
     assert there == pytest.approx(here, rel=tolerance, abs=tolerance)
 
 
-def test_a_checkpoint_loads_on_either_side(lightning, make, tmp_path):
+def test_checkpoint_loads_on_either_device(lightning, make, tmp_path):
     from lightning.pytorch.callbacks import ModelCheckpoint
 
     saving = {"callbacks": [ModelCheckpoint(tmp_path, save_last=True)], "enable_checkpointing": True}
@@ -110,7 +110,7 @@ def test_a_program_for_any_gpu_runs_on_the_device(lightning, make, tmp_path):
     assert lightning.Fabric(accelerator="gpu", devices=1).device == torch.device(REMOTE)
 
 
-def test_fabric(lightning):
+def test_fabric_precision_and_device(lightning):
     fabric = lightning.Fabric(precision="bf16-mixed")
     assert fabric.device == torch.device(REMOTE)
     torch.manual_seed(0)
@@ -134,7 +134,7 @@ METRICS = {
 
 
 @pytest.mark.parametrize("kind", METRICS)
-def test_metrics(kind):
+def test_torchmetrics_on_device(kind):
     import torchmetrics
 
     torch.manual_seed(0)

@@ -39,7 +39,7 @@ def test_padding_without_mask_is_reported_late(model, embedded, advice, ids, pad
     assert all("attention_mask" in text for text in advice)
 
 
-def test_on_the_cpu_and_with_a_mask_nothing_is_different(model, embedded, advice):
+def test_cpu_and_masked_calls_are_unchanged(model, embedded, advice):
     with torch.no_grad():
         model.cpu()(torch.tensor([[5, 6, 3]]))
         assert len(advice) == 1

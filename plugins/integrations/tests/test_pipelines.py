@@ -57,7 +57,7 @@ def weights_of(pipeline):
 
 
 @pytest.mark.usefixtures("served")
-def test_a_pipeline_is_read_by_the_server(caches):
+def test_pipeline_is_loaded_by_server(caches):
     from diffusers import DiffusionPipeline
 
     expected = image(stable_diffusion())
@@ -75,7 +75,7 @@ def test_a_pipeline_is_read_by_the_server(caches):
 
 
 @pytest.mark.usefixtures("served")
-def test_one_model_of_it_in_another_dtype(caches):
+def test_pipeline_model_in_other_dtype(caches):
     from diffusers import UNet2DConditionModel
 
     options = {"subfolder": "unet", "local_files_only": True, "torch_dtype": torch.bfloat16}
@@ -88,7 +88,7 @@ def test_one_model_of_it_in_another_dtype(caches):
 
 
 @pytest.mark.usefixtures("served")
-def test_a_pipeline_that_was_saved_at_an_address(caches, tmp_path, monkeypatch):
+def test_pipeline_saved_at_address(caches, tmp_path, monkeypatch):
     from diffusers import DiffusionPipeline
 
     monkeypatch.chdir(tmp_path)

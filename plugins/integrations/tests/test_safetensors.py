@@ -18,7 +18,7 @@ assert str(read.device) == "remote_accelerator:0" and read.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("imports", IMPORTS, ids=["before djinn", "after djinn"])
-def test_it_is_told_in_either_order(python, served_environment, tmp_path, imports):
+def test_either_import_order_works(python, served_environment, tmp_path, imports):
     code = PROGRAM.format(imports=imports)
     done = python.run("-c", code, tmp_path / "a.safetensors", env=served_environment)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
     return str(path)
 
 
-def test_pairs_are_scored(folder, monkeypatch):
+def test_cross_encoder_scores_equal_local(folder, monkeypatch):
     from sentence_transformers import CrossEncoder
     from transformers import BertForSequenceClassification
 
@@ -53,7 +53,7 @@ def test_pairs_are_scored(folder, monkeypatch):
     assert remote.predict(pairs) == pytest.approx(expected, rel=1e-4)
 
 
-def test_training_with_pairs_follows_the_local_losses(folder):
+def test_pair_training_losses_equal_local(folder):
     from sentence_transformers import SentenceTransformer, losses
 
     found = []

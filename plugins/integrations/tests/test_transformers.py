@@ -81,7 +81,7 @@ SPLIT |= dict.fromkeys(("model.norm", "model.rotary_emb", "lm_head"), REMOTE)
 @pytest.mark.parametrize(
     "where", [{"": REMOTE}, REMOTE, 0, "auto", SPLIT], ids=["dict", "name", "number", "auto", "split"]
 )
-def test_shards_are_loaded_to_where_the_device_map_says(model, folder, where, tmp_path):
+def test_shards_follow_device_map(model, folder, where, tmp_path):
     from transformers import AutoModelForCausalLM
 
     loaded = AutoModelForCausalLM.from_pretrained(folder, device_map=where, offload_folder=tmp_path)
@@ -122,7 +122,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_generate_gives_the_local_tokens(model, name):
+def test_generate_equals_local(model, name):
     found = []
     for device in ("cpu", REMOTE):
         options = WAYS[name](device) if callable(WAYS[name]) else WAYS[name]
@@ -137,7 +137,7 @@ def test_generate_gives_the_local_tokens(model, name):
     assert len(set(found[0][0])) > 3, "the model says the same thing all the time: nothing is shown"
 
 
-def test_generate_tells_scores_and_streams(model):
+def test_generate_scores_and_streaming(model):
     found = []
     for device in ("cpu", REMOTE):
         pieces = []
@@ -168,7 +168,7 @@ PIPELINES = {
 
 
 @pytest.mark.parametrize("task", PIPELINES)
-def test_pipelines_answer_as_locally(tokenizer, task):
+def test_pipelines_equal_local(tokenizer, task):
     from transformers import pipeline
 
     make, question, options = PIPELINES[task]
@@ -183,7 +183,7 @@ def rounded(answer):
     return pytree.tree_map_only(float, lambda number: pytest.approx(number, rel=1e-3, abs=1e-5), answer)
 
 
-def test_an_image_pipeline():
+def test_image_pipeline():
     from PIL import Image
     from transformers import ViTConfig, ViTForImageClassification, pipeline
     from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
@@ -236,7 +236,7 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_trainer_finds_the_device_and_follows_the_local_losses(name, tmp_path, capsys):
+def test_trainer_losses_equal_local(name, tmp_path, capsys):
     tolerance = 3e-2 if "bf16" in RECIPES[name] else 1e-3
     found = []
     for local in (True, False):
@@ -249,7 +249,7 @@ def test_the_trainer_finds_the_device_and_follows_the_local_losses(name, tmp_pat
     torch.testing.assert_close(found[1], found[0], rtol=tolerance, atol=tolerance)
 
 
-def test_a_resumed_training_goes_on_with_the_same_dropout(tmp_path, capsys):
+def test_resumed_training_repeats_dropout(tmp_path, capsys):
     whole = trainer(llama(attention_dropout=0.3), tmp_path, save_strategy="steps", save_steps=2)
     whole.train()
     resumed = trainer(llama(attention_dropout=0.3), tmp_path)
@@ -257,7 +257,7 @@ def test_a_resumed_training_goes_on_with_the_same_dropout(tmp_path, capsys):
     torch.testing.assert_close(losses(resumed)[-2:], losses(whole)[-2:], rtol=1e-6, atol=1e-6)
 
 
-def test_adapters_are_trained_beside_frozen_weights():
+def test_adapter_training_with_frozen_weights():
     class Adapted(torch.nn.Module):
         def __init__(self, inner):
             super().__init__()
@@ -290,7 +290,7 @@ def test_adapters_are_trained_beside_frozen_weights():
 # --- addresses of the server ----------------------------------------------------------------------------------
 
 
-def test_models_are_saved_where_the_server_is_and_loaded_from_there(model, tmp_path, monkeypatch):
+def test_models_are_saved_and_loaded_on_server(model, tmp_path, monkeypatch):
     from transformers import AutoModelForCausalLM
 
     monkeypatch.chdir(tmp_path)

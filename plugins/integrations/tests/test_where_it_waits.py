@@ -117,7 +117,7 @@ WAITING = {
 
 
 @pytest.mark.parametrize("case", WAITING)
-def test_what_cannot_be_undone_or_is_another_loop(case, local, remote, made):
+def test_unsupported_generation_waits_for_each_token(case, local, remote, made):
     expected, actual = (generate(model, **WAITING[case](model)) for model in (local, remote))
     if not isinstance(actual, torch.Tensor):
         expected, actual = expected.sequences, actual.sequences
@@ -125,7 +125,7 @@ def test_what_cannot_be_undone_or_is_another_loop(case, local, remote, made):
     assert not made
 
 
-def test_hooks_training_and_captures(remote, made):
+def test_hooks_training_and_captures_wait(remote, made):
     calls = []
     with remote.model.layers[0].register_forward_hook(lambda *_: calls.append(1)):
         generate(remote)
@@ -142,14 +142,14 @@ def test_hooks_training_and_captures(remote, made):
     assert made
 
 
-def test_it_says_why(remote, caplog):
+def test_reason_for_waiting_is_logged(remote, caplog):
     criteria, _ = counting()
     with caplog.at_level("DEBUG", "djinn.late_stop"):
         generate(remote, stopping_criteria=[criteria])
     assert "Criteria may have state" in caplog.text
 
 
-def test_it_can_be_disabled_in_an_open_session(local, remote, made):
+def test_late_stop_is_disabled_in_open_session(local, remote, made):
     djinn.configure(disable=("late_stop",))
     try:
         assert generate(remote).tolist() == generate(local).tolist()
@@ -158,12 +158,12 @@ def test_it_can_be_disabled_in_an_open_session(local, remote, made):
     assert not made
 
 
-def test_local_models_are_left_alone(local, made):
+def test_local_models_are_unchanged(local, made):
     generate(local)
     assert not made
 
 
-def test_two_threads_that_draw_wait(remote, made, monkeypatch):
+def test_two_sampling_threads_wait(remote, made, monkeypatch):
     monkeypatch.setattr(StepTimes, "lateness", lambda self: 5)
     generate(remote, do_sample=True)
     (check,) = made
@@ -185,7 +185,7 @@ def test_two_threads_that_draw_wait(remote, made, monkeypatch):
         assert check._may_go_on(4)
 
 
-def test_another_layout_is_left_alone():
+def test_other_sample_function_is_unchanged():
     def sample(self, input_ids):
         pass
 
@@ -211,7 +211,7 @@ def test_another_layout_is_left_alone():
         (None, 0.008, 0.031, 2),
     ],
 )
-def test_as_late_as_the_link_asks_for(round_trip, issuing, running, steps, monkeypatch):
+def test_lateness_follows_link(round_trip, issuing, running, steps, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     pace = StepTimes(round_trip)
@@ -225,7 +225,7 @@ def test_as_late_as_the_link_asks_for(round_trip, issuing, running, steps, monke
 
 
 @pytest.mark.parametrize("padding", [0, 1])
-def test_no_step_fetches_a_number(padding, local, remote, made):
+def test_steps_fetch_no_scalars(padding, local, remote, made):
     prompt = torch.tensor([[1, 7, 9], [1, 5, 8]])
     mask = torch.ones_like(prompt)
     mask[0, :padding] = 0

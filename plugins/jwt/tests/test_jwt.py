@@ -186,7 +186,7 @@ def guarded(tmp_path_factory, python, plain_environment):
     assert server.stop() == 0, server.log.read_text()
 
 
-def test_a_program_runs_with_a_signed_token(guarded):
+def test_program_runs_with_signed_token(guarded):
     token = FIRST.token()
     with configured(servers=(guarded.server.url("tcp"),), token=token):
         assert torch.ones(3, device=DEVICE).sum().item() == 3.0
@@ -213,7 +213,7 @@ def test_wrong_tokens_are_refused_with_the_reason(guarded, what):
         assert len(part) < 20 or part not in str(caught.value) + guarded.server.log.read_text()
 
 
-def test_keys_are_replaced_while_the_server_runs(guarded):
+def test_keys_are_rotated_at_runtime(guarded):
     with configured(servers=(guarded.server.url("tcp"),), token=FIRST.token()):
         x = torch.ones(3, device=DEVICE)
         assert x.sum().item() == 3.0

@@ -128,7 +128,7 @@ WRITES = pytest.mark.parametrize("write", [by_index_copy, by_slice, by_index_put
 
 
 @MIXES
-def test_a_new_cache_is_prefill(mix):
+def test_new_cache_is_prefill(mix):
     graph = traced(first_step(mix), *tokens(6))
     (match,) = matches(graph)
     assert match.phase is ExecutionPhase.LLM_PREFILL
@@ -138,7 +138,7 @@ def test_a_new_cache_is_prefill(mix):
 
 @MIXES
 @pytest.mark.parametrize(("queries", "phase"), [(1, ExecutionPhase.LLM_DECODE), (4, ExecutionPhase.LLM_PREFILL)])
-def test_a_growing_cache_is_decode_with_one_query_and_prefill_with_many(mix, queries, phase):
+def test_growing_cache_phase_by_query_count(mix, queries, phase):
     graph = traced(next_step(mix), *tokens(queries), *old())
     (match,) = matches(graph)
     assert match.phase is phase
@@ -166,7 +166,7 @@ def test_a_static_cache_without_writes_in_place(mix):
     assert set(match.residency) == {*buffers(graph), *graph.outputs[:2]}
 
 
-def test_a_sliding_window_keeps_a_part_of_what_attention_read():
+def test_sliding_window_cache():
     def run(x, w, keys, values):
         q, k, v = project(x, w)
         k, v = torch.cat([keys, k], -2), torch.cat([values, v], -2)
@@ -188,7 +188,7 @@ def by_turns(buffer, new, position):
 
 
 @pytest.mark.parametrize("write", [rolled, by_turns], ids=lambda w: w.__name__)
-def test_a_static_window_turns(write):
+def test_static_ring_buffer_cache(write):
     (match,) = matches(static(fused, write))
     assert (match.details["layout"], match.details["sliding"]) == ("static", True)
 
@@ -197,7 +197,7 @@ def to_few_bits(t, scale):
     return (t / scale).round().clamp(-128, 127).to(torch.int8)
 
 
-def test_a_quantised_cache_that_grows():
+def test_growing_quantized_cache():
     def run(x, w, keys, values, scale):
         q, k, v = project(x, w)
         k, v = (torch.cat([old, to_few_bits(new, scale)], -2) for old, new in ((keys, k), (values, v)))
@@ -214,7 +214,7 @@ def test_a_quantised_cache_that_grows():
     assert set(match.residency) == few | scale
 
 
-def test_a_quantised_cache_with_the_newest_beside_it():
+def test_quantized_cache_with_recent_full_precision_part():
     def run(x, w, keys, values, far_keys, far_values, scale):
         q, k, v = project(x, w)
         whole = [torch.cat([far.float() * scale, near, new], -2)
@@ -230,7 +230,7 @@ def test_a_quantised_cache_with_the_newest_beside_it():
     assert olds <= set(match.residency)
 
 
-def test_what_is_kept_in_few_bits_of_keys_that_attention_reads_whole():
+def test_quantized_copy_of_full_keys():
     def run(x, w, scale):
         q, k, v = project(x, w)
         return fused(q, k, v), to_few_bits(k, scale), to_few_bits(v, scale)
@@ -242,7 +242,7 @@ def test_what_is_kept_in_few_bits_of_keys_that_attention_reads_whole():
 
 @MIXES
 @pytest.mark.parametrize("put", [False, True], ids=["cat", "pieces"])
-def test_keys_that_are_made_of_a_narrow_cache(mix, put):
+def test_latent_attention_cache(mix, put):
     """Latent attention: one narrow row is kept for each token, and a few turned numbers beside it."""
 
     def run(x, w, narrow, turned, down, up):
@@ -267,7 +267,7 @@ def test_keys_that_are_made_of_a_narrow_cache(mix, put):
     assert {graph.meta(v).shape for v in match.residency} == {(1, 5, 3), (1, 5, 2), (1, 6, 3), (1, 6, 2)}
 
 
-def test_layers_that_share_keys_are_one_cache_with_two_readers():
+def test_shared_keys_are_one_cache():
     def run(x, w, keys, values):
         q, k, v = project(x, w)
         k, v = torch.cat([keys, k], -2), torch.cat([values, v], -2)
@@ -278,7 +278,7 @@ def test_layers_that_share_keys_are_one_cache_with_two_readers():
     assert list(match.details["readers"]) == graph.by_op["_scaled_dot_product_flash_attention_for_cpu"]
 
 
-def test_layers_are_numbered_and_keys_of_another_sequence_are_told_apart():
+def test_layer_numbers_and_cross_attention_keys():
     def run(x, w, far, wk, wv):
         kept = []
         for _ in range(2):
@@ -296,7 +296,7 @@ def test_layers_are_numbered_and_keys_of_another_sequence_are_told_apart():
     assert found == [("self", 0), ("cross", 0), ("self", 1), ("cross", 1)]
 
 
-def test_what_one_step_leaves_is_what_the_next_one_finds():
+def test_cache_links_successive_programs():
     """Recognised by the values that flow from one program into the next."""
     with djinn.capture() as first:
         x, w = tokens(3)
@@ -313,7 +313,7 @@ def test_what_one_step_leaves_is_what_the_next_one_finds():
 
 @MIXES
 @pytest.mark.parametrize(("length", "kind"), [(5, "appended"), (0, "created")])
-def test_two_steps_in_one_program_are_one_cache(mix, length, kind):
+def test_two_steps_in_one_program_share_cache(mix, length, kind):
     def run(x, w, *cache):
         first, *cache = next_step(mix)(x, w, *cache) if cache else first_step(mix)(x, w)
         second, *cache = next_step(mix)(first[:, 0, -1:].repeat(1, 1, HEADS), w, *cache)
@@ -327,7 +327,7 @@ def test_two_steps_in_one_program_are_one_cache(mix, length, kind):
     assert match.phase is (ExecutionPhase.LLM_DECODE if length else ExecutionPhase.LLM_PREFILL)
 
 
-def test_keys_of_two_parts_are_no_earlier_step():
+def test_keys_in_two_parts_are_not_a_cache():
     def run(x, w):
         q, k, v = project(x, w)
         k, v = (torch.cat([torch.empty(0), torch.cat([t[..., :2], t[..., 2:].neg()], -1)], -2) for t in (k, v))
@@ -397,7 +397,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("other", OTHERS, ids=lambda o: o.__name__)
-def test_what_is_not_kept_for_the_next_step_is_no_cache(other):
+def test_temporary_keys_are_not_a_cache(other):
     assert not matches(traced(other, *OTHERS[other]))
 
 
@@ -437,7 +437,7 @@ class TestPlugin(PluginConformance):
         return djinn_kv_cache
 
 
-def test_one_query_is_one_query_also_where_heads_were_folded_into_queries():
+def test_folded_heads_keep_query_count():
     def run(x, w, keys, values, position):
         q, k, v = project(x, w)
         k, v = by_index_copy(keys, k, position), by_index_copy(values, v, position)

@@ -28,7 +28,7 @@ def behind(script, **options):
     return PipedHandle(("sh", "-c", script), (b"{}", "a-place", "127.0.0.1"), **options)
 
 
-def test_a_greeting_is_no_answer():
+def test_login_banner_is_ignored():
     calls = behind(
         f"""echo 'Welcome to gpu-box'; echo '[0,"{djinn_version()}"]'; read one; read two; echo '[1,[1,"it ended"]]'; cat"""
     )
@@ -65,7 +65,7 @@ def test_line_reader_refuses_a_line_beyond_the_limit(monkeypatch):
     talks.end()
 
 
-def test_what_leads_nowhere():
+def test_missing_command_raises():
     with pytest.raises(StartupError, match="cannot start an executor with `no-such-command there`"):
         PipedHandle(("no-such-command", "there"), ())
     gone = behind("exit 3")
@@ -91,7 +91,7 @@ def test_what_leads_nowhere():
     again.end()
 
 
-def test_a_holder_that_takes_no_calls_is_killed(monkeypatch):
+def test_unresponsive_holder_is_killed(monkeypatch):
     """A call that fills the pipe does not keep `end` from returning."""
     monkeypatch.setattr(piped_handle, "_END_SECONDS", 0.05)
     calls = behind("exec sleep 600")
@@ -105,7 +105,7 @@ def test_a_holder_that_takes_no_calls_is_killed(monkeypatch):
     assert calls.wait()[0] == -9
 
 
-def test_secrets_and_variables():
+def test_token_is_not_passed_to_holder():
     """The token of the program stays here, and what the holder is given is on no command line."""
     calls = behind(
         f"""echo "[0,\\"{djinn_version()}\\"]"; echo "[1,[0,\\"$ONE${{DJINN_TOKEN-none}}\\"]]"; cat >/dev/null""",
@@ -117,7 +117,7 @@ def test_secrets_and_variables():
     assert holder_command("/opt/python")[0] == "/opt/python"
 
 
-def test_messages_carry_bytes():
+def test_messages_round_trip_bytes():
     given = (b"\x00\xff", "text", 1.5, ("a", b"b"), None, True)
     assert read_call(call_line(3, "status", given)) == HolderCall(3, "status", given)
     answer = read_reply(reply_line(4, given))
@@ -151,7 +151,7 @@ class Failing:
         raise ValueError(order)
 
 
-def test_a_holder_answers_its_methods_only():
+def test_holder_exposes_its_methods_only():
     receiving, sending = os.pipe()
     holding = _CallServer(Failing(), sending)
     with os.fdopen(receiving, "rb") as answers:
@@ -169,7 +169,7 @@ def test_a_holder_answers_its_methods_only():
     assert said["__init__"].error == "a holder has no method '__init__'"
 
 
-def test_which_process_is_an_executor():
+def test_executor_process_across_pid_namespaces():
     """In a PID namespace an executor's number is that of no process, or of any other process, outside of it."""
     with psutil.Popen([sys.executable, "-S", "-c", "input()"], stdin=-1) as child:
         assert executor_process(child.pid).pid == child.pid

@@ -186,7 +186,7 @@ UPDATE = """([t, count]) => {
 
 
 @pytest.mark.parametrize("sessions", [200, 1000])
-def test_an_update_is_quick(enter, guarded, sessions):
+def test_update_is_fast(enter, guarded, sessions):
     page = enter(guarded[2].operator)
     until(page, "points.length > 2")
     page.click("#span")
@@ -217,7 +217,7 @@ def _task_seconds(counters) -> float:
     )
 
 
-def test_the_keyboard_and_the_tree_are_enough(enter, guarded):
+def test_keyboard_and_accessibility_tree(enter, guarded):
     page = enter(guarded[2].operator)
     page.wait_for_selector("#board:not([hidden])")
     until(page, "points.length > 2")
@@ -247,7 +247,7 @@ def test_the_keyboard_and_the_tree_are_enough(enter, guarded):
     assert 'table "Executors with' in narrow.locator("body").aria_snapshot()
 
 
-def test_texts_of_tenants_are_texts(enter, guarded, program):
+def test_tenant_texts_are_escaped(enter, guarded, program):
     program(f"import getpass; getpass.getuser = lambda: {HOSTILE!r}\n{TRAIN}", guarded[2].tokens["alice"], HOSTILE)
     page = enter(guarded[2].operator)
     until(page, "document.getElementById('sessions').textContent.includes('<b>bold')")
@@ -257,7 +257,7 @@ def test_texts_of_tenants_are_texts(enter, guarded, program):
     picture(page, "hostile")
 
 
-def test_a_quota_and_a_dead_executor_are_told(enter, guarded, program):
+def test_quota_and_dead_executor_are_shown(enter, guarded, program):
     folder, _, found = guarded
     page = enter(found.operator)
     first = program(TRAIN, found.tokens["bob"])
@@ -292,7 +292,7 @@ def _executor_of(found, tenant: str) -> int:
     return next(one["process"] for one in executors if one["tenant"] == tenant)
 
 
-def test_a_page_outlives_its_server(enter, guarded, start_guarded):
+def test_page_survives_server_restart(enter, guarded, start_guarded):
     folder, port, found = guarded
     page = enter(found.tokens["alice"])
     until(page, "document.getElementById('state').textContent === 'Live'")

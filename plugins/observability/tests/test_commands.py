@@ -20,7 +20,7 @@ CODE = "a-code-of-this-test"
 STATUS = {"version": "26", "uptime": 1.0, "executors": [], "events": []}
 
 
-def test_top_shows_a_server_as_often_as_it_is_told(serving, monkeypatch):
+def test_top_shows_server_requested_times(serving, monkeypatch):
     (url,) = [url for url in serving.urls if url.startswith("tcp:")]
     monkeypatch.setenv("DJINN_TOKEN", serving.token)
     shown = CliRunner().invoke(top, ["--server", url, "--times", "2", "--seconds", "0.5"])
@@ -31,7 +31,7 @@ def test_top_shows_a_server_as_often_as_it_is_told(serving, monkeypatch):
     assert row["executors"][0]["figures"]["resident_memory_bytes"] > 0
 
 
-def test_a_server_that_does_not_answer_is_told():
+def test_top_names_unreachable_server():
     environment = {"DJINN_TOKEN": "a-token-of-sixteen-or-more"}
     shown = CliRunner().invoke(top, ["--server", "tcp://127.0.0.1:9", "--times", "1"], env=environment)
     assert "no answer: tcp://127.0.0.1:9" in shown.output
@@ -56,7 +56,7 @@ def get(url, code=None, **headers):
     return urllib.request.urlopen(urllib.request.Request(url, headers=shown | headers), timeout=60)
 
 
-def test_the_page_is_open_and_its_data_is_for_the_code(served):
+def test_page_is_public_and_data_needs_code(served):
     with get(served) as page:
         assert b"<title>Djinn</title>" in page.read()
     with get(f"{served}/feed", CODE) as feed:
@@ -73,7 +73,7 @@ def test_the_page_is_open_and_its_data_is_for_the_code(served):
         ("/none", CODE, {}, 404),
     ],
 )
-def test_nothing_else_is_answered(served, path, code, headers, status):
+def test_other_requests_are_refused(served, path, code, headers, status):
     with pytest.raises(urllib.error.HTTPError) as caught:
         get(served + path, code, **headers)
     with caught.value as answer:
@@ -91,7 +91,7 @@ def test_nothing_else_is_answered(served, path, code, headers, status):
         ("/feed", CODE, {}, 404),
     ],
 )
-def test_a_session_is_ended_by_post_with_the_code_alone(served, path, code, headers, status):
+def test_session_kill_needs_post_and_code(served, path, code, headers, status):
     shown = {} if code is None else {"Authorization": f"Bearer {code}"}
     request = urllib.request.Request(served + path, headers=shown | headers, method="POST")
     with pytest.raises(urllib.error.HTTPError) if status != 200 else contextlib.nullcontext() as caught:

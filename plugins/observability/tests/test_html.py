@@ -93,14 +93,14 @@ def words_of(picture: str) -> list[str]:
     return [element.text or "" for element in ET.fromstring(picture).iter(f"{SVG}text")]
 
 
-def test_thirty_two_layers_are_one_box() -> None:
+def test_equal_layers_are_one_box() -> None:
     few, many = svg(drawn(3)), svg(drawn(32))
     assert any("layers.0-31 x32" in words for words in words_of(many))
     assert len(words_of(many)) == len(words_of(few))
     assert abs(len(many) - len(few)) < len(few) / 10
 
 
-def test_a_training_step_has_three_parts_of_three_colours() -> None:
+def test_training_step_has_three_coloured_parts() -> None:
     picture = svg(drawn(4, train=True))
     words = words_of(picture)
     assert {"forward", "backward", "optimizer", "training forward", "training backward"} <= set(words)
@@ -115,7 +115,7 @@ def test_pictures_say_whether_speeds_are_assumed() -> None:
     assert "share of the predicted time" in words_of(svg(measured))
 
 
-def test_names_are_escaped_and_nothing_comes_from_elsewhere() -> None:
+def test_names_are_escaped_and_page_is_self_contained() -> None:
     result = drawn(2)
     Evil = type(EVIL.replace("\x00", ""), (nn.Linear,), {})
     with torch.device("meta"):
@@ -144,7 +144,7 @@ def seen(placed: PlacedBox) -> Iterator[tuple[PlacedBox, PlacedBox | None]]:
 
 
 @pytest.mark.parametrize("layers", [1, 32])
-def test_boxes_lie_in_their_boxes_and_beside_each_other(layers: int) -> None:
+def test_boxes_are_nested_without_overlap(layers: int) -> None:
     whole = scene(drawn(layers, train=True))
     every = frozenset(id(box) for box in whole)
     for opened in (shown_open(whole), every, frozenset()):
@@ -167,7 +167,7 @@ def test_boxes_lie_in_their_boxes_and_beside_each_other(layers: int) -> None:
 @given(st.integers(1, 12).flatmap(lambda n: st.tuples(
     st.just(n), st.sets(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)).filter(lambda e: e[0] < e[1])),
     st.sets(st.integers(0, n - 1)), st.sets(st.integers(0, n - 1)))))  # fmt: skip
-def test_arrows_go_down_row_by_row(case: tuple[int, set[tuple[int, int]], set[int], set[int]]) -> None:
+def test_arrows_point_down(case: tuple[int, set[tuple[int, int]], set[int], set[int]]) -> None:
     boxes, edges, entering, leaving = case
     made = layered(boxes, edges, entering, leaving)
     row = {cell: number for number, cells in enumerate(made.rows) for cell in cells}
@@ -180,7 +180,7 @@ def test_arrows_go_down_row_by_row(case: tuple[int, set[tuple[int, int]], set[in
         assert all(cell > boxes + 1 for cell in wire[1:-1])
 
 
-def test_files_say_by_their_names_what_they_are(tmp_path: Path) -> None:
+def test_file_suffix_selects_format(tmp_path: Path) -> None:
     with torch.device("meta"):
         layer, x = nn.Linear(2, 2), torch.zeros(1, 2)
     with djinn.capture() as captured:
@@ -198,7 +198,7 @@ def test_files_say_by_their_names_what_they_are(tmp_path: Path) -> None:
 @pytest.mark.skipif(
     shutil.which("node") is None, reason="pages are drawn by JavaScript, and there is no node to run it"
 )
-def test_a_page_places_boxes_as_the_svg_does(tmp_path: Path) -> None:
+def test_page_layout_equals_svg(tmp_path: Path) -> None:
     result = drawn(4, train=True)
     script = re.search(r"<script>(.*)\nshow\((.*), document\.body\);\n</script>", page(result), re.DOTALL)
     assert script is not None

@@ -121,7 +121,7 @@ def told(python, plain_environment, tmp_path_factory, collector) -> Iterator[Ser
     assert server.stop() == 0, server.log.read_text()
 
 
-def test_what_an_executor_did_stands_below_the_span_of_the_program_that_wanted_it(told, collector):
+def test_executor_spans_are_children_of_program_span(told, collector):
     wait_for(lambda: len(collector.named("djinn.execute")) >= len(collector.named("djinn.submit")) > 0, "the spans")
     (step,) = collector.named("step")
     services = {span_id: service for span_id, (service, _) in collector.spans.items()}
@@ -144,14 +144,14 @@ def test_what_an_executor_did_stands_below_the_span_of_the_program_that_wanted_i
     assert submitted[failed[0].parent_span_id].status.code == failed[0].status.STATUS_CODE_ERROR
 
 
-def test_uploads_before_a_submission_are_one_span_of_the_program(told, collector):
+def test_uploads_share_one_span(told, collector):
     (step,) = collector.named("step")
     first, second = sorted(collector.named("djinn.upload"), key=lambda span: span.start_time_unix_nano)
     assert [facts(span)["djinn.upload.size"] for span in (first, second)] == [256 * 256 * 4, 8]
     assert {first.parent_span_id, second.parent_span_id} == {step.span_id}
 
 
-def test_a_value_on_its_way_between_executors_is_a_span_of_the_program(python, plain_environment, collector):
+def test_peer_transfer_is_span_of_program(python, plain_environment, collector):
     program = (
         PROGRAM.partition("with trace.")[0]
         + """
@@ -180,7 +180,7 @@ def test_metrics_of_gateway_and_executor_arrive(told, collector):
     wait_for(lambda: all(m in collector.metrics.get(s, ()) for s, m in wanted.items()), f"of {collector.metrics}")
 
 
-def test_where_nothing_is_configured_nothing_is_registered_or_imported(python, plain_environment):
+def test_no_import_without_configuration(python, plain_environment):
     program = """
 import sys, torch, djinn
 from djinn_client.runtime import client
@@ -192,7 +192,7 @@ print(client.context.observers.trace_context("submission", 0, 1) == "")
     assert ran.stdout.split("\n")[:2] == ["False []", "True"], ran.stderr
 
 
-def test_a_collector_without_the_sdk_is_an_error_that_says_what_to_install(monkeypatch):
+def test_missing_sdk_names_package(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(ConfigurationError, match="pip install opentelemetry-sdk"):
@@ -214,7 +214,7 @@ def telemetry(memory) -> Telemetry:
     return Telemetry(traces.get_tracer("djinn"), MeterProvider([InMemoryMetricReader()]).get_meter("djinn"))
 
 
-def test_a_session_that_ends_ends_the_spans_of_what_was_not_answered(telemetry, memory):
+def test_session_end_closes_open_spans(telemetry, memory):
     observer = ClientObserver(lambda _: telemetry)
     assert observer.trace_context("submission", 0, 1)[:3] == "00-"
     observer.observe(Event("disconnected", 0.0, "client"))
@@ -222,7 +222,7 @@ def test_a_session_that_ends_ends_the_spans_of_what_was_not_answered(telemetry, 
     assert span.attributes["error.type"] == "SessionLost"
 
 
-def test_a_break_a_restart_and_a_transfer_are_spans_with_their_durations(telemetry, memory):
+def test_break_restart_and_transfer_spans(telemetry, memory):
     observer, server = ClientObserver(lambda _: telemetry), ServerObserver(lambda _: telemetry)
     observer.observe(Event("connected", 0.0, "client", {"server": "tcp://gpu:5556"}))
     observer.observe(Event("reconnected", 0.0, "client", {"server": "tcp://gpu:5556", "duration": 2.0}))

@@ -71,7 +71,7 @@ class TestTop(TestDashboard):
         return commands()["top"]
 
 
-def test_rates_are_between_two_statuses():
+def test_rates_from_two_statuses():
     before = status(executor(sessions=[session(steps=10, seconds=1.0)], submissions=100, device_seconds=2.0))
     now = status(executor(sessions=[session(steps=30, seconds=2.0)], submissions=140, device_seconds=3.0))
     (seen,) = make_view(Sample(1.0, before), Sample(3.0, now))["executors"]
@@ -81,14 +81,14 @@ def test_rates_are_between_two_statuses():
     assert seen["sessions"][0]["busy"] == 0.5
 
 
-def test_no_device_is_busy_for_longer_than_the_time_between_two_statuses():
+def test_device_busy_share_is_at_most_one():
     before = status(executor(sessions=[session(seconds=1.0)], device_seconds=2.0))
     now = status(executor(sessions=[session(seconds=6.0)], device_seconds=7.0))  # a submission of 5 s has ended
     (seen,) = make_view(Sample(1.0, before), Sample(3.0, now))["executors"]
     assert (seen["stages"]["execute"], seen["sessions"][0]["busy"]) == (1.0, 1.0)
 
 
-def test_requests_and_tokens_are_rates_and_latencies_are_percentiles():
+def test_request_rates_and_latency_percentiles():
     before, now = status(served(100)), status(served(140))
     (seen,) = make_view(Sample(1.0, before), Sample(3.0, now))["executors"]
     (model,), (one,) = seen["models"], seen["sessions"]
@@ -99,12 +99,12 @@ def test_requests_and_tokens_are_rates_and_latencies_are_percentiles():
     assert seen["queue"] == {"0.001": 140, "+Inf": 1}
 
 
-def test_a_model_that_is_new_has_no_rates():
+def test_new_model_has_no_rates():
     (seen,) = make_view(Sample(1.0, status(served(9, "BertModel"))), Sample(2.0, status(served(5))))["executors"]
     assert seen["models"][0]["requests"] == 0
 
 
-def test_one_look_shows_rates(monkeypatch):
+def test_single_view_shows_rates(monkeypatch):
     """The first status alone says nothing of rates: `djinn top` takes another one before."""
     asked = []
     monkeypatch.setattr(
@@ -119,7 +119,7 @@ def test_one_look_shows_rates(monkeypatch):
     assert " 0.0" not in row
 
 
-def test_a_process_that_is_new_has_no_rates():
+def test_new_process_has_no_rates():
     before, now = status(executor(process=7, submissions=100)), status(executor(process=8, submissions=5))
     assert make_view(Sample(1.0, before), Sample(2.0, now))["executors"][0]["submissions"] == 0
 
@@ -131,13 +131,13 @@ def test_memory_by_kind_leaves_out_kinds_that_are_unknown():
     assert memory_by_kind(one) == {"weights": 25, "caches": 1, "other": 34}
 
 
-def test_servers_that_do_not_answer_are_events():
+def test_unreachable_servers_are_events():
     merged = merge([{"url": "tcp://a", "error": "no"}, {"url": "tcp://b", "error": None, **status(executor())}])
     assert merged["executors"][0]["server"] == "tcp://b"
     assert merged["events"][0]["text"] == "tcp://a: no"
 
 
-def test_the_busiest_sessions_are_sent_and_the_others_counted():
+def test_busiest_sessions_are_shown():
     before = status(executor(sessions=[session(f"s{n}", seconds=0.0) for n in range(1000)]))
     now = status(executor(sessions=[session(f"s{n}", seconds=n / 1000) for n in range(1000)]))
     short = shorten(make_view(Sample(0.0, before), Sample(1.0, now)), 200)
@@ -172,7 +172,7 @@ def test_history_is_bounded_and_by_tenant():
     assert len(history._points) <= TENANTS
 
 
-def test_what_goes_wrong_is_noted_for_its_tenant_alone():
+def test_faults_are_shown_to_their_tenant_only():
     history = History()
     history.add(Sample(0.0, status(executor("alice"), executor("bob", 8))), 0.0)
     history.add(Sample(1.0, status(executor("alice", quota_refusals=2), executor("bob", 8, state="restarting"))), 1.0)
@@ -185,7 +185,7 @@ def test_what_goes_wrong_is_noted_for_its_tenant_alone():
     assert len(history.notes("alice")) == NOTES
 
 
-def test_equal_alarms_of_a_minute_are_one_note():
+def test_equal_alarms_are_merged():
     history = History()
     for number in range(12):
         history.add(Sample(1.0, status(executor(evictions=10 * number))), 10.0 * number)
@@ -194,7 +194,7 @@ def test_equal_alarms_of_a_minute_are_one_note():
     assert second.startswith("50 tensors moved")
 
 
-def test_the_feed_of_a_tenant_has_no_other():
+def test_feed_is_limited_to_tenant():
     asked = []
 
     def answer(tenant):
@@ -214,7 +214,7 @@ def test_the_feed_of_a_tenant_has_no_other():
     assert [one["tenant"] for one in everything["live"]["executors"]] == ["alice", "bob"]
 
 
-def test_a_session_is_ended_by_those_who_may():
+def test_session_kill_needs_permission():
     asked = []
 
     def end(session, identity):
@@ -237,7 +237,7 @@ def test_a_session_is_ended_by_those_who_may():
     assert told == [True, False]
 
 
-def test_many_viewers_ask_once():
+def test_viewers_share_status_request():
     asked = []
     watcher = Watcher(watched(lambda tenant: asked.append(tenant) or status()), seconds=1000.0)
     try:
@@ -249,7 +249,7 @@ def test_many_viewers_ask_once():
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
-def test_no_column_is_cut_and_those_without_room_are_named(width):
+def test_omitted_columns_are_named(width):
     busy = session(client="alice@laptop process 12345", phase="llm_decode", kinds={"weights": 3 << 20}, latency=0.0123)
     one = executor(sessions=[busy], waiting_sessions=1, longest_wait_seconds=0.012, memory_limit_bytes=24 << 30)
     console = Console(width=width)
@@ -278,7 +278,7 @@ def test_80_columns_have_room_for_rates_and_latencies():
 
 
 @pytest.mark.parametrize("width", [80, 160])
-def test_the_screen_shows_texts_as_they_are(width):
+def test_screen_shows_markup_literally(width):
     hostile = session(client="[red]x[/red]", phase="llm_decode", kinds={"weights": 30})
     event = {"seconds": 1.0, "name": "refused", "tenant": "alice", "text": "why: [b]token"}
     view = make_view(*[Sample(1.0, status(executor(sessions=[hostile]), events=[event]))] * 2)

@@ -43,16 +43,16 @@ def test_faster_optimization_stays_enabled():
     assert all(decided(seed, 0.8)[0] for seed in range(40))
 
 
-def test_what_changes_nothing_is_hardly_ever_switched_off():
+def test_neutral_optimization_is_rarely_disabled():
     assert [decided(seed, 1.0)[0] for seed in range(200)].count(False) <= 10
 
 
-def test_what_costs_next_to_nothing_stays():
+def test_negligible_cost_stays_enabled():
     ours, other = (tuple(seconds + n * 1e-9 for n in range(64)) for seconds in (1.01, 1.0))
     assert Adaptive().pays(Trial("x", ours, other)) is True
 
 
-def test_what_is_clearly_worse_without_is_not_run_on():
+def test_clear_gain_ends_trial_early():
     assert decided(0, 0.1) == (True, LOOKS[0] // 2) or decided(1, 0.1) == (True, LOOKS[0] // 2)
 
 

@@ -29,7 +29,7 @@ def clean(graph):
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_every_value_that_is_held_stays_what_it_was(seed):
+def test_held_values_are_unchanged(seed):
     graph = random_graph(seed, length=40)
     inputs = random_inputs(graph)
     nodes, replace, _ = clean(graph)
@@ -38,7 +38,7 @@ def test_every_value_that_is_held_stays_what_it_was(seed):
         torch.testing.assert_close(got[value], expected[value], rtol=0, atol=0, equal_nan=True)
 
 
-def test_it_finds_a_good_part_of_what_random_programs_repeat():
+def test_random_program_repetitions_are_found():
     dropped = [len(g.nodes) - len(clean(g)[0]) for g in (random_graph(seed, length=40) for seed in range(50))]
     assert sum(dropped) > 150
 
@@ -57,7 +57,7 @@ def dropped(builder):
     return CommonSubexpressions().optimize(optimization_context(builder.graph())).rewrite.drop
 
 
-def test_a_repetition_is_computed_once_and_the_scalars_it_relied_on_are_named():
+def test_repetition_is_merged_with_slot_conditions():
     builder, _, values = repeated()
     builder.op("aten::add.Tensor", *values, shape=SQUARE)
     builder.drop(*values)
@@ -67,7 +67,7 @@ def test_a_repetition_is_computed_once_and_the_scalars_it_relied_on_are_named():
     assert rewrite.equal_slots == ((0, 1),)
 
 
-def test_what_is_timed_runs_as_it_was_written():
+def test_timed_ops_are_unchanged():
     builder, _, values = repeated()
     builder.drop(*values)
     assert DeadCode().optimize(optimization_context(builder.graph())).applied
@@ -79,14 +79,14 @@ def test_what_is_timed_runs_as_it_was_written():
 
 
 @pytest.mark.parametrize("slot", [3.0, 2, float("nan")])
-def test_other_scalars_are_other_computations(slot):
+def test_different_scalars_are_not_merged(slot):
     builder, _, values = repeated(slots=(slot,))
     builder.drop(*values)
     assert not dropped(builder)
 
 
 @pytest.mark.parametrize(("size", "merged"), [(8, False), (2048, True)])
-def test_full_is_merged_only_where_it_fills_much_memory(size, merged):
+def test_small_full_is_not_merged(size, merged):
     """The last step of a `generate()` fills a flag with another number; a merge would make another plan necessary."""
     builder = ProgramBuilder()
     values = [builder.op("aten::full", shape=(size,), slots=(size, 1)) for _ in range(2)]
@@ -136,7 +136,7 @@ def test_write_to_a_result_prevents_merge():
         assert not dropped(builder)
 
 
-def test_a_result_that_is_held_stays_a_value_of_its_own():
+def test_held_result_is_not_merged():
     builder, _, values = repeated()
     builder.drop(values[0])
     assert not dropped(builder)
@@ -147,7 +147,7 @@ def test_a_result_that_is_held_stays_a_value_of_its_own():
     assert not dropped(builder)
 
 
-def test_dead_writes_go_and_writes_to_inputs_stay():
+def test_dead_writes_are_dropped_except_to_inputs():
     builder = ProgramBuilder()
     x = builder.input(*SQUARE)
     temporary = builder.op("aten::tanh", x, shape=SQUARE)

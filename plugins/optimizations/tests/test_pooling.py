@@ -87,6 +87,6 @@ def test_beneficial_rewrites_are_applied(name):
         Twice(),
     ],
 )
-def test_what_stays(model):
+def test_unprofitable_poolings_stay(model):
     result, _, _ = tried(model)
     assert result.reason == "no pooling would save what is done before it"

@@ -49,12 +49,12 @@ def ends(context):
     return choose(context, rows_of(context)).ends
 
 
-def test_rows_that_take_the_same_are_halved(graph):
+def test_equal_rows_are_halved(graph):
     assert ends(context_of(graph)) == (256, ROWS)
     assert ends(context_of(graph, devices=4)) == (128, 256, 384, ROWS)
 
 
-def test_later_chunks_are_shorter_where_attention_counts(graph):
+def test_later_chunks_are_shorter_with_attention_cost(graph):
     first, _ = ends(context_of(graph, linear=1e-3, attention=50e-3))
     assert 256 < first < 400
 
@@ -75,7 +75,7 @@ def test_not_applied_if_slower(graph, changed, reason):
     assert reason in result.reason
 
 
-def test_the_reason_names_chunks_and_times(graph):
+def test_reason_names_chunks_and_times(graph):
     result = DivideSequences().optimize(context_of(graph))
     assert result.applied
     assert result.reason.startswith("512 rows in chunks of 256 and 256: ")

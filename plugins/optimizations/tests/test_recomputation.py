@@ -53,7 +53,7 @@ def test_slow_link_prefers_recomputation():
     assert "30.0 ms of computing against 320 ms for 4.00 MB" in result.reason
 
 
-def test_what_uploads_take_in_the_first_run_does_not_matter():
+def test_first_upload_time_is_ignored():
     context = two_towers(100 * MBIT)[0]
     slow = Link("client", "server/cpu:0", 1.0, 0.0)  # 400 bytes take 400 seconds
     network = attrs.evolve(context.topology, links=(*context.topology.links, slow))
@@ -66,22 +66,22 @@ def test_fast_link_prefers_transfer():
     assert "sent: 4.00 MB in 3.30 ms against 30.0 ms of computing again" in result.reason
 
 
-def test_a_device_that_would_only_wait_computes_in_the_meantime():
+def test_waiting_device_recomputes():
     assert not Recomputation().optimize(two_towers(2 * GBIT)[0]).applied
     assert Recomputation().optimize(two_towers(2 * GBIT, own=1e-6)[0]).applied
 
 
-def test_a_device_does_not_compute_much_to_save_little():
+def test_expensive_recomputation_is_refused():
     assert not Recomputation().optimize(two_towers(10 * GBIT, own=1e-6)[0]).applied
 
 
-def test_a_stream_of_programs_is_judged_by_its_interval():
+def test_program_stream_is_judged_by_interval():
     context = two_towers(2 * GBIT, own=5e-3)[0]  # with the trunk, the second device would be busy for longer
     assert Recomputation().optimize(context).applied
     assert not Recomputation().optimize(attrs.evolve(context, stream=Stream(3, "server/cpu:0"))).applied
 
 
 @pytest.mark.parametrize("how", [{"write": True}, {"alike": False}])
-def test_what_is_written_or_would_round_otherwise_is_sent(how):
+def test_written_or_inexact_values_are_sent(how):
     result = Recomputation().optimize(two_towers(100 * MBIT, **how)[0])
     assert not result.applied

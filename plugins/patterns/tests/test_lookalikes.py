@@ -55,10 +55,10 @@ class Places(nn.Module):
 
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("eager", [False, True])
-def test_a_network_that_scores_places_is_no_feed_forward_network(train, eager):
+def test_scoring_network_is_not_mlp(train, eager):
     assert found_in("mlp", recorded(Places(eager), data(3, 4, 8), train=train)) == []
 
 
-def test_a_network_whose_result_is_softened_is_one():
+def test_mlp_with_softmax_result_matches():
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4), nn.Softmax(-1))
     assert len(found_in("mlp", recorded(model, data(3, 8)))) == 1

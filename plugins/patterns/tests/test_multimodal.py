@@ -105,7 +105,7 @@ def test_fusion_kind_of_modalities(meet, how):
     assert match.modality is Modality.MULTIMODAL_FUSION
 
 
-def test_who_looks_at_whom():
+def test_cross_attention_fusion_direction():
     (match,) = fusions(captured(looked_at))
     assert match.details["kinds"] == ("text", "vision")
     found = fusions(captured(each_other))
@@ -126,7 +126,7 @@ def test_branches_are_independent():
     assert not (text | vision) & set(after)
 
 
-def test_what_meets_is_fusion_and_what_only_sees_is_not():
+def test_comparison_is_fusion_and_shared_input_is_not():
     profile = captured(compared).profile
     (match,) = [m for m in profile.patterns if m.pattern == "fusion_point"]
     assert {profile.phases[n] for n in match.nodes} == {ExecutionPhase.MULTIMODAL_FUSION}
@@ -141,7 +141,7 @@ def test_single_modality_has_no_fusion():
     assert fusions(recorded) == []
 
 
-def test_masks_of_both_kinds_alone_are_no_fusion():
+def test_combined_masks_are_not_fusion():
     def masked(tokens, words, seen):
         both = torch.cat([tokens > 0, seen.mean(-1) > 0], dim=1)
         return words.sum(), seen.sum(), both

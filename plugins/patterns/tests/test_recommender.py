@@ -81,7 +81,7 @@ def test_handwritten_bags_are_matched(reduce, mode, train):
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_bags_of_pytorch(mode):
+def test_pytorch_embedding_bags_match(mode):
     (match,) = matches(nn.EmbeddingBag(ROWS, WIDTH, mode=mode), ids())
     assert match.confidence == 1.0
     assert match.details == {"rows": ROWS, "width": WIDTH, "mode": mode, "fused": True}

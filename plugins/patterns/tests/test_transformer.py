@@ -127,7 +127,7 @@ READ = [recorded, exported]
         ),
     ],
 )
-def test_networks(read, network, gated, layers):
+def test_feed_forward_networks_match(read, network, gated, layers):
     (match,) = found_in("mlp", read(network, data(2, 3, 8)))
     assert match.details["gated"] == gated
     assert match.details["layers"] == layers
@@ -145,7 +145,7 @@ def test_linear_layers_without_activation_are_not_matched(other):
     assert found_in("mlp", recorded(other, data(2, 3, 8))) == []
 
 
-def test_a_norm_within_a_network_bends_nothing_and_does_not_end_it():
+def test_norm_within_mlp_does_not_end_match():
     class Normed(nn.Module):
         def __init__(self, bends):
             super().__init__()
@@ -165,7 +165,7 @@ def test_a_norm_within_a_network_bends_nothing_and_does_not_end_it():
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("eager", [False, True])
-def test_networks_and_tables_of_a_language_model(train, beside, eager):
+def test_mlps_and_embeddings_of_language_model(train, beside, eager):
     graph = recorded(Language(beside=beside, eager=eager), torch.arange(12).view(2, 6), train=train)
     tables = found_in("embedding", graph)
     assert [m.details["rows"] for m in tables] == [50, 16]
@@ -173,7 +173,7 @@ def test_networks_and_tables_of_a_language_model(train, beside, eager):
     assert len(found_in("mlp", graph)) == 3
 
 
-def test_a_network_for_the_time_ends_before_the_layers_that_it_tells():
+def test_time_embedding_network_ends_before_layers():
     class Timed(nn.Module):
         """Stages with a time embedding and attention."""
 
@@ -193,7 +193,7 @@ def test_a_network_for_the_time_ends_before_the_layers_that_it_tells():
     assert len(found_in("mlp", graph)) == 3, "the time's network ends before the layers that it tells the time"
 
 
-def test_networks_are_found_in_every_step_of_a_loop():
+def test_mlps_match_in_each_loop_step():
     class Writing(Language):
         def forward(self, tokens):
             for _ in range(2):

@@ -16,7 +16,7 @@ def chain(layers=8, width=16):
     return builder.graph(), weights
 
 
-def test_each_device_holds_a_stretch_in_proportion_to_its_memory():
+def test_segments_are_proportional_to_memory():
     graph, weights = chain()
     context = placement_context(graph, devices=2)
     small, large = context.topology.devices
@@ -27,7 +27,7 @@ def test_each_device_holds_a_stretch_in_proportion_to_its_memory():
     assert len({storage_of(w) for w in weights}) == 8
 
 
-def test_work_follows_what_lives_somewhere():
+def test_work_follows_resident_values():
     graph, weights = chain(4)
     context = placement_context(graph, devices=2)
     first, second = (d.id for d in context.topology.devices)

@@ -13,7 +13,7 @@ def placed(pins):
     return context, Pinned().place(attrs.evolve(context, pins=pins))
 
 
-def test_modules_run_where_they_are_pinned_and_their_weights_live_there():
+def test_pinned_modules_and_weights_share_device():
     context, placement = placed({"mlp.u*": "1", "mlp": "0"})
     first, second = (d.id for d in context.topology.devices)
     assert [d.device for d in placement.decisions] == [second, first, first]
@@ -22,12 +22,12 @@ def test_modules_run_where_they_are_pinned_and_their_weights_live_there():
     assert placement.decisions[0].reason == "the pin 'mlp.u*' matches mlp.up"
 
 
-def test_what_nobody_pinned_runs_where_its_data_is():
+def test_unpinned_modules_follow_data():
     context, placement = placed({"mlp.up": context_id(1)})
     assert {d.device for d in placement.decisions} == {context.topology.devices[1].id}
 
 
-def test_a_pin_to_nowhere_says_what_there_is():
+def test_pin_to_unknown_device_lists_devices():
     with pytest.raises(InvalidStage, match=r"'mlp' names the device 'cuda:7'; the devices are server/cpu:0"):
         placed({"mlp": "cuda:7"})
 

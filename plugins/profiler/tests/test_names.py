@@ -10,13 +10,13 @@ import djinn.profiler
 
 
 @pytest.mark.parametrize("name", djinn.profiler.__all__)
-def test_names_come_from_this_package_and_say_what_they_are(name):
+def test_names_come_from_package(name):
     found = getattr(djinn.profiler, name)
     assert found.__module__.startswith("djinn_profiler.")
     assert found.__doc__
 
 
-def test_a_block_is_profiled_and_its_waits_are_explained():
+def test_profile_and_explain_waits_of_block():
     x = torch.ones(3, device="remote_accelerator:0")
     djinn.init()  # a new session compares clocks, which takes a round trip
     with djinn.profile() as prof, djinn.explain_waits() as report:
@@ -28,7 +28,7 @@ def test_a_block_is_profiled_and_its_waits_are_explained():
     assert ".item()" in prof.table()
 
 
-def test_ops_of_a_block_are_checked():
+def test_verify_checks_ops_of_block():
     x = torch.ones(3, device="remote_accelerator:0")
     with djinn.verify(bitwise=True) as report:
         assert (x + 1).sum().item() == 6

@@ -207,7 +207,7 @@ def test_lost_local_journal_error_names_remedy(engine, tmp_path):
     assert torch.ones(2, device=DEVICE).sum().item() == 2
 
 
-def test_a_standby_needs_no_shared_folder(engine, tmp_path):
+def test_standby_without_shared_folder(engine, tmp_path):
     """The log in this program restores the state of a lost node, also in a pool."""
     engine(executors=2, placement_policy="round_robin", standby=["engine"])
     expected = losses("cpu")
@@ -227,7 +227,7 @@ def test_executors_join_and_leave_during_training(engine):
     assert counts == [3, 2]
 
 
-def test_an_executor_leaves_a_node_that_is_drained(engine, cluster):
+def test_executor_leaves_drained_node(engine, cluster):
     nodes = [cluster.add_node(num_cpus=1, resources={"volatile": 1}, object_store_memory=STORE)]
     engine(resources={"volatile": 1})
     djinn.init()
@@ -287,7 +287,7 @@ def test_busy_resources_are_awaited(engine, capsys, monkeypatch):
     assert torch.ones(2, device=DEVICE).sum().item() == 2
 
 
-def test_a_placement_group_of_the_user_and_an_environment(engine):
+def test_user_placement_group_and_environment(engine):
     import ray
 
     group = ray.util.placement_group([{"CPU": 2, "GPU": 1}] * 2, strategy="STRICT_SPREAD", name="mine")
@@ -449,7 +449,7 @@ def test_no_actors_remain_after_driver_exit(driver, address, number):
     assert ray.is_initialized()
 
 
-def test_a_gateway_has_its_executors_on_the_cluster(cluster, tmp_path, plain_environment, model):
+def test_gateway_executors_run_on_cluster(cluster, tmp_path, plain_environment, model):
     """Clients reach the executors under TLS, each with its own certificate, and survive the loss of one executor."""
     from servers import start_server
 

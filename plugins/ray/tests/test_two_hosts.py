@@ -63,7 +63,7 @@ def hosts(tmp_path_factory):
             run("ip", "netns", "del", name)
 
 
-def test_executors_are_on_the_other_host(hosts, tmp_path):
+def test_executors_run_on_other_host(hosts, tmp_path):
     script = tmp_path / "program.py"
     script.write_text(
         textwrap.dedent(

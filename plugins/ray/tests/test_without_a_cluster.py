@@ -30,7 +30,7 @@ def node(alive=True, **has):
     return {"Alive": alive, "NodeManagerAddress": f"10.0.0.{len(has)}", "Resources": has}
 
 
-def test_a_cluster_that_could_hold_the_executors_lacks_nothing():
+def test_sufficient_cluster_lacks_nothing():
     nodes = [node(CPU=4.0, GPU=2.0), node(CPU=4.0, GPU=1.0), node(alive=False, CPU=64.0, GPU=8.0)]
     assert resources.lacking(nodes, {"GPU": 1.0}, 3) == ""
     assert resources.lacking(nodes, {"GPU": 1.0}, 2, apart=True) == ""
@@ -48,7 +48,7 @@ def test_message_lists_cluster_resources():
     assert resources.lacking([], {"CPU": 1.0}, 1).endswith("Its nodes have: no node")
 
 
-def test_an_actor_takes_what_the_bundle_has():
+def test_actor_takes_bundle_resources():
     assert resources.actor_options({"GPU": 0.5, "slot": 1.0}) == {
         "num_cpus": 0,
         "num_gpus": 0.5,
@@ -57,13 +57,13 @@ def test_an_actor_takes_what_the_bundle_has():
     assert resources.actor_options({"CPU": 2.0, "memory": 1e9})["memory"] == 1e9
 
 
-def test_an_executor_computes_with_the_processors_that_were_asked_for():
+def test_executor_threads_follow_cpu_resource():
     assert resources.threads_of({"CPU": 4.0}) == 4
     assert resources.threads_of({"CPU": 0.5}) == 1
     assert resources.threads_of({"GPU": 1.0}) == 0, "as many as PyTorch takes, and not the one that Ray sets"
 
 
-def test_executors_look_towards_the_head():
+def test_executor_listens_on_address_towards_head():
     worker, head = node(CPU=1.0), node(CPU=1.0, **{resources.HEAD: 1.0})
     assert resources.head_address([worker, head]) == head["NodeManagerAddress"]
     assert resources.head_address([worker]) == worker["NodeManagerAddress"]
@@ -76,7 +76,7 @@ def test_missing_ray_error_says_what_to_install(monkeypatch):
         engine.launch(None, LaunchRequest())
 
 
-def test_a_program_is_told_too(monkeypatch):
+def test_program_without_ray_names_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     djinn.shut_down()
     djinn.configure(plugins=["ray"], engine="ray")

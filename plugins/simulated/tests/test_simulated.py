@@ -62,7 +62,7 @@ def test_missing_cluster_file_raises():
         SimulatedDevice(Path("/nowhere/cluster.toml")).discover()
 
 
-def test_products_take_their_arithmetic_and_sums_their_memory(runtime):
+def test_simulated_time_of_compute_and_memory_bound_ops(runtime):
     a, b = torch.ones(512, 256), torch.ones(256, 1024)
     with runtime.running():
         product = a @ b
@@ -75,7 +75,7 @@ def test_products_take_their_arithmetic_and_sums_their_memory(runtime):
     assert runtime.take_seconds() == 0
 
 
-def test_kernels_that_the_counter_does_not_know(runtime):
+def test_kernels_unknown_to_flop_counter(runtime):
     query, key = torch.ones(2, 4, 16, 8), torch.ones(2, 4, 32, 8)
     layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval()
     with torch.no_grad():
@@ -89,7 +89,7 @@ def test_kernels_that_the_counter_does_not_know(runtime):
     assert runtime.take_seconds() == pytest.approx(START + whole / FLOPS, rel=0.05)
 
 
-def test_views_alias_and_writes_return_what_they_write(runtime):
+def test_views_and_writes_alias(runtime):
     x = torch.ones(4, 6)
     with runtime.running():
         row = x.t()[2]
@@ -109,7 +109,7 @@ def test_data_dependent_ops_are_computed(runtime):
         assert torch.zeros(2).sum().item() == 0
 
 
-def test_large_uploads_are_not_kept_and_small_ones_are(runtime):
+def test_only_small_uploads_are_kept(runtime):
     small, large = torch.ones(16, dtype=torch.uint8), torch.ones(2 << 20, dtype=torch.uint8)
     assert runtime.receive(small).all()
     assert not runtime.receive(large).any()

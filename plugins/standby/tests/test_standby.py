@@ -123,7 +123,7 @@ def two():
     return first, second, StandbyConnection(first, ChannelContext("first", ATTACHED, (second,), 1 << 30))
 
 
-def test_another_server_is_sent_everything_and_only_what_was_not_answered_comes(two):
+def test_standby_replays_log_and_returns_unanswered_only(two):
     first, second, connection = two
     for number in (1, 2, 3):
         connection.send(submit(number))
@@ -138,7 +138,7 @@ def test_another_server_is_sent_everything_and_only_what_was_not_answered_comes(
         connection.receive(1.0)
 
 
-def test_what_is_sent_again_waits_for_answers_as_it_did_before(two):
+def test_replay_waits_for_answers_as_before(two):
     first, second, connection = two
     for number in (1, 2, 3):
         connection.send(submit(number))
@@ -149,7 +149,7 @@ def test_what_is_sent_again_waits_for_answers_as_it_did_before(two):
     assert second.unread == [0, 0, 0, 0, 1]
 
 
-def test_who_waits_for_an_answer_gets_it_from_another_server(two):
+def test_pending_reply_comes_from_standby(two):
     first, _, connection = two
     connection.send(submit(1))
     first.down, first.answers = "gone", deque()
@@ -158,7 +158,7 @@ def test_who_waits_for_an_answer_gets_it_from_another_server(two):
         connection.receive(0.0)
 
 
-def test_another_result_than_before_ends_the_session_and_asks_nobody_else(two):
+def test_different_result_ends_session(two):
     first, second, connection = two
     third = Server()
     connection._others.append(third)
@@ -174,7 +174,7 @@ def test_another_result_than_before_ends_the_session_and_asks_nobody_else(two):
 
 
 @pytest.mark.parametrize("inexact_from", [1, 2])
-def test_results_that_need_not_be_exact_may_be_others_elsewhere(two, inexact_from):
+def test_inexact_results_may_differ_on_standby(two, inexact_from):
     first, second, connection = two
     second.value = lambda number: b"rounded otherwise"
     for number in (1, 2):
@@ -200,7 +200,7 @@ def test_results_that_need_not_be_exact_may_be_others_elsewhere(two, inexact_fro
     ],
     ids=["stopped", "refused", "crashes_executors"],
 )
-def test_only_what_is_safe_to_repeat_is_repeated(two, end, goes_on):
+def test_only_idempotent_requests_are_replayed(two, end, goes_on):
     first, second, connection = two
     connection.send(submit(1))
     answer(connection)
@@ -219,7 +219,7 @@ def test_only_what_is_safe_to_repeat_is_repeated(two, end, goes_on):
         assert decode(connection.receive(0.0).head) == end
 
 
-def test_submission_that_was_stopped_or_lacked_memory_is_run_as_far_elsewhere(two):
+def test_interrupted_submission_replays_to_same_op(two):
     first, second, connection = two
     first.outcome = {"stopped_at": 3, "shortages": (1,)}
     connection.send(submit(1))
@@ -234,7 +234,7 @@ def test_submission_that_was_stopped_or_lacked_memory_is_run_as_far_elsewhere(tw
     assert second.kinds()[1:] == ["Submit"] * 3
 
 
-def test_what_no_server_could_be_told_to_cut_short_goes_on_elsewhere(two):
+def test_uninterruptible_submission_fails_over(two):
     first, second, connection = two
     connection.send(submit(1))
     first.down, first.answers = "gone", deque()
@@ -243,7 +243,7 @@ def test_what_no_server_could_be_told_to_cut_short_goes_on_elsewhere(two):
     assert answer(connection) == (1, b"1")
 
 
-def test_snapshot_replaces_what_is_known_of_a_stopped_submission(often, two):
+def test_snapshot_replaces_stopped_submission(often, two):
     first, second, connection = two
     first.outcome, first.state = {"stopped_at": 3}, (encode_snapshot(snapshot()), [], ())
     connection.send(submit(1))
@@ -256,7 +256,7 @@ def test_snapshot_replaces_what_is_known_of_a_stopped_submission(often, two):
     assert second.kinds() == ["StateHeader", "StateChunk", "Submit", "Submit"]
 
 
-def test_with_more_than_its_limit_it_says_so_at_once_and_later_why(caplog):
+def test_log_over_limit_is_reported(caplog):
     first, second = Server(), Server()
     connection = StandbyConnection(first, ChannelContext("first", ATTACHED, (second,), 1000))
     connection.send(Frame(encode(StatsRequest()), [bytes(2000)]))
@@ -273,7 +273,7 @@ def snapshot(items=(), templates=()):
     return Snapshot(7, tuple(templates), tuple(items), (), (), b"random")
 
 
-def test_what_is_kept_begins_anew_with_the_state_of_the_session(often, two):
+def test_log_restarts_with_session_state(often, two):
     first, second, connection = two
     memory = bytes(range(256)) * (PIECE // 256) + b"tail"
     item = Item(len(memory), (View(1 << 32, "uint8", (len(memory),), (1,)),))
@@ -289,7 +289,7 @@ def test_what_is_kept_begins_anew_with_the_state_of_the_session(often, two):
     assert [answer(connection) for _ in range(2)] == [(2, b"2"), (3, b"3")]
 
 
-def test_a_session_without_a_state_keeps_all_and_says_so_once(often, two, caplog):
+def test_stateless_session_keeps_log_and_warns_once(often, two, caplog):
     first, second, connection = two
     first.stateless = True
     for number in (1, 2, 3):
@@ -327,7 +327,7 @@ def taken(state, receive):
     return ended.value.value
 
 
-def test_state_is_read_one_value_at_a_time_and_ends_if_one_cannot_be_read():
+def test_state_is_read_value_by_value():
     read = []
 
     def value(position):
@@ -348,7 +348,7 @@ def test_state_is_read_one_value_at_a_time_and_ends_if_one_cannot_be_read():
     receiver.drop()
 
 
-def test_a_state_goes_out_and_comes_in_as_it_was():
+def test_state_round_trips():
     memory = [b"abcd", b"", bytes(PIECE + 1)]
     items = [Item(len(data), (View(n << 32, "uint8", (len(data),), (1,)),)) for n, data in enumerate(memory, 1)]
     state, frames = frames_of((encode_snapshot(snapshot(items)), memory, ()))
@@ -358,7 +358,7 @@ def test_a_state_goes_out_and_comes_in_as_it_was():
     assert count_pieces(state.lengths) == 4
 
 
-def test_a_state_that_is_too_long_is_not_even_taken():
+def test_oversized_state_is_refused_early():
     frames = [*state_frames(lambda: pytest.fail("it was"), 1001, 1000)]
     frames += state_frames(lambda: (bytes(500), [bytes(501)], ()), 501, 1000)
     assert [decode(frame.head) for frame in frames] == [StateHeader(reason="it has 1,001 bytes")] * 2
@@ -374,13 +374,13 @@ def test_a_state_that_is_too_long_is_not_even_taken():
         ([], [], "0 items and the memory of 1"),
     ],
 )
-def test_a_state_that_does_not_fit_together_is_refused(items, templates, reason):
+def test_inconsistent_state_is_refused(items, templates, reason):
     state, frames = frames_of((encode_snapshot(snapshot(items, templates)), [b"abcd"], ()))
     with pytest.raises(ProtocolError, match=reason):
         taken(state, lambda: next(frames))
 
 
-def test_pieces_are_what_was_announced():
+def test_pieces_match_announced_size():
     piece = Frame(encode(StateChunk()), [b"abc"])
     with pytest.raises(ProtocolError, match="3 bytes in place of 4"):
         taken(StateHeader((4,)), lambda: piece)
@@ -392,7 +392,7 @@ def test_pieces_are_what_was_announced():
         taken(StateHeader((3,)), lambda: piece)
 
 
-def test_templates_of_a_state_are_those_that_their_digests_name():
+def test_state_templates_match_digests():
     known = KnownTemplate(bytes(32), Template((), (), (), (), ()), (), ())
     state, frames = frames_of((encode_snapshot(snapshot(templates=[known])), [], ()))
     with pytest.raises(ProtocolError, match="does not have the digest"):

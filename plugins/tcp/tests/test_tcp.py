@@ -19,14 +19,14 @@ def test_malformed_addresses_say_how_to_write_them(url):
             use()
 
 
-def test_a_port_in_use_is_named():
+def test_port_in_use_is_named():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(TransportError, match=f"cannot listen at {url}"):
             TcpTransport().listen(url, Limits(), lambda connection: None)
 
 
-def test_small_frames_are_not_held_back_and_dead_peers_are_noticed():
+def test_no_delay_and_keepalive_are_set():
     sockets = []
 
     def accept(connection):
@@ -49,7 +49,7 @@ def test_small_frames_are_not_held_back_and_dead_peers_are_noticed():
     listener.close()
 
 
-def test_ipv6_addresses_stand_in_brackets():
+def test_ipv6_addresses_are_bracketed():
     listener = TcpTransport().listen("tcp://[::1]:0", Limits(), lambda connection: connection.send(Frame(b"six")))
     assert listener.url.startswith("tcp://[::1]:")
     client = TcpTransport().connect(listener.url, Limits(), 5)

@@ -79,7 +79,7 @@ def greeting(url, tls):
         client.close()
 
 
-def test_a_certificate_counts_by_its_authority_and_its_name(authority, listen):
+def test_certificate_needs_authority_and_name(authority, listen):
     trusting = TlsOptions(authority=authority.file)
     assert greeting(listen(authority.issue("localhost")), trusting) == b"let in"
     with pytest.raises(TransportError, match="cannot be trusted"):
@@ -88,7 +88,7 @@ def test_a_certificate_counts_by_its_authority_and_its_name(authority, listen):
         greeting(listen(authority.issue("localhost")), TlsOptions())
 
 
-def test_clients_show_a_certificate_where_one_is_asked_for(authority, listen, tls):
+def test_client_certificate_is_required(authority, listen, tls):
     url = listen(attrs.evolve(authority.issue("localhost"), authority=authority.file))
     client = authority.issue("client.example")
     assert greeting(url, attrs.evolve(client, authority=authority.file)) == b"let in"
@@ -108,14 +108,14 @@ def test_old_versions_of_tls_are_refused(tls, listen):
         context.wrap_socket(plain)
 
 
-def test_who_does_not_begin_tls_is_hung_up_on(tls, listen, monkeypatch):
+def test_missing_tls_handshake_is_disconnected(tls, listen, monkeypatch):
     monkeypatch.setattr(transport, "_HANDSHAKE_SECONDS", 0.2)
     host, port = listen(tls).removeprefix("tcps://").split(":")
     with socket.create_connection((host, int(port)), 300) as silent:
         assert silent.recv(1) == b""
 
 
-def test_a_certificate_that_cannot_be_used_is_named(tmp_path, tls, authority):
+def test_unusable_certificate_is_named(tmp_path, tls, authority):
     nothing = tmp_path / "nothing.pem"
     nothing.write_text("no certificate")
     for wrong in (TlsOptions(nothing, tls.key), TlsOptions(tls.certificate, authority.issue("x").key), TlsOptions()):

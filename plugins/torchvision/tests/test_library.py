@@ -100,7 +100,7 @@ def test_argument_names_are_those_of_torchvision(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_good_arguments_are_taken(name):
+def test_valid_arguments_are_accepted(name):
     CHECKS[f"torchvision::{name}"](given(name))
 
 
@@ -141,19 +141,19 @@ def test_regions_of_an_image_without_pixels_are_refused(name, side):
 
 
 @pytest.mark.parametrize("name", ["roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool"])
-def test_no_regions_of_an_image_without_pixels_are_taken(name):
+def test_empty_regions_of_empty_image_are_accepted(name):
     CHECKS[f"torchvision::{name}"](given(name, input=torch.ones(2, 8, 0, 8), rois=torch.ones(0, 5)))
 
 
 @pytest.mark.parametrize("scale", [1e300, -1e300, 1e39, 1e5, math.inf, math.nan])
 @pytest.mark.parametrize("name", POOLINGS)
-def test_a_scale_that_is_infinite_in_a_kernel_is_refused(name, scale):
+def test_infinite_scale_is_refused(name, scale):
     """In float32 or float16. Times a corner at 0 it is NaN."""
     with pytest.raises(ValueError, match="spatial_scale must be"):
         CHECKS[f"torchvision::{name}"](given(name, spatial_scale=scale, rois=torch.zeros(2, 5)))
 
 
-def test_corners_that_are_infinite_in_float16_are_refused():
+def test_infinite_float16_corners_are_refused():
     rois = torch.tensor([[0.0, 30000.0, 0.0, 30000.0, 1.0]]).half()
     changes = {"input": torch.ones(2, 8, 8, 8).half(), "rois": rois, "spatial_scale": 4.0}
     with pytest.raises(ValueError, match="corners of rois"):
@@ -176,14 +176,14 @@ def huge(*shape):
         ("nms", {"dets": huge(1 << 29, 4), "scores": huge(1 << 29)}),
     ],
 )
-def test_tensors_with_more_elements_than_kernels_count_are_refused(name, changes):
+def test_too_many_elements_are_refused(name, changes):
     with pytest.raises(ValueError, match=r"must have less than \d+ elements"):
         CHECKS[f"torchvision::{name}"](given(name, **changes))
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ["deform_conv2d", "_deform_conv2d_backward"])
-def test_an_offset_that_is_not_finite_is_refused(name, wrong):
+def test_non_finite_offset_is_refused(name, wrong):
     (offset := torch.zeros(2, 36, 6, 6))[1, 35, 5, 5] = wrong
     with pytest.raises(ValueError, match="offset must be finite"):
         CHECKS[f"torchvision::{name}"](given(name, offset=offset))
@@ -215,6 +215,6 @@ def test_an_offset_that_is_not_finite_is_refused(name, wrong):
         ("_deform_conv2d_backward", {"grad": torch.ones(2, 3, 6, 7)}),
     ],
 )  # fmt: skip
-def test_arguments_that_kernels_trust_are_checked(name, changes):
+def test_unchecked_kernel_arguments_are_checked(name, changes):
     with pytest.raises(ValueError):
         CHECKS[f"torchvision::{name}"](given(name, **changes))

@@ -124,7 +124,7 @@ def read(file, start=0, size=None):
     return bytes(data)
 
 
-def test_a_folder_its_files_and_nothing_else(buckets, source, permissions):
+def test_bucket_folder_lists_its_files(buckets, source, permissions):
     for key in ("llama/b.safetensors", "llama/a.safetensors", "llama/readme.md", "llama/deep/c.safetensors", "x.bin"):
         buckets.put(key, key.encode())
     for address in ("models/llama", "models/llama/"):
@@ -157,7 +157,7 @@ def test_a_folder_its_files_and_nothing_else(buckets, source, permissions):
         "models/a.bin-not-there",
     ],
 )
-def test_addresses_that_are_refused(buckets, source, permissions, rest):
+def test_invalid_bucket_addresses_are_refused(buckets, source, permissions, rest):
     buckets.put("a.bin", b"1")
     with pytest.raises(WeightsUnavailable):
         open_permitted(source, f"{buckets.scheme}://{rest}", permissions)
@@ -191,7 +191,7 @@ def test_changed_or_deleted_object_is_detected(buckets, source, permissions):
 
 
 @with_s3
-def test_an_executor_reads_a_bucket_with_its_own_credentials(python, plain_environment, tmp_path):
+def test_executor_reads_bucket_with_own_credentials(python, plain_environment, tmp_path):
     buckets = Moto()
     tensors = {"a": torch.randn(100, 100), "b": torch.arange(5)}
     buckets.put("llama/model.safetensors", save(tensors))

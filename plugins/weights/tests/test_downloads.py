@@ -212,7 +212,7 @@ def test_hub_is_not_contacted_without_permission(hub, source):
     assert not hub.asked
 
 
-def test_a_branch_that_moves_and_a_hub_that_is_away(hub, source):
+def test_moved_branch_and_unreachable_hub(hub, source):
     hub.put("org/model", {"model.safetensors": b"1"})
     assert read(open_permitted(source, "hf://org/model", ALLOWED)[0]) == b"1"
     hub.put("org/model", {"model.safetensors": b"2"}, LATER)
@@ -258,7 +258,7 @@ def test_full_disk_fails_the_download(hub, source, monkeypatch, tmp_path):
         ([], "", None),
     ],
 )
-def test_the_files_that_count(files, path, expected):
+def test_selection_of_weight_files(files, path, expected):
     if expected is None:
         with pytest.raises(WeightsUnavailable):
             chosen(files, path, SUFFIXES)
@@ -311,7 +311,7 @@ djinn_weights.hub.HF_HUB_CACHE = constants.HF_HUB_CACHE
 """
 
 
-def test_an_executor_downloads_a_model(hub, python, plain_environment, tmp_path):
+def test_executor_downloads_model(hub, python, plain_environment, tmp_path):
     tensors = {"a": torch.randn(50, 60), "b": torch.arange(7)}
     hub.put("org/model", {"model.safetensors": save(tensors), "config.json": b"{}"})
     environment = plain_environment | {

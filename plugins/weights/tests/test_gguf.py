@@ -48,7 +48,7 @@ STORED = TENSORS | {"quantized": (Q8_0, (12, 3, 64), BLOCKS), "k": (Q4_K, (2, 25
 
 
 @pytest.mark.parametrize(("version", "alignment"), [(2, 32), (3, 32), (3, 128), (3, 8)])
-def test_every_tensor(version, alignment, monkeypatch):
+def test_every_tensor_type_is_read(version, alignment, monkeypatch):
     monkeypatch.setattr(formats_quantized, "_BLOCKS", 7)
     keys = KEYS + keyed("general.alignment", 4, struct.pack("<I", alignment))
     file = MemoryFile(gguf_file(STORED, keys, 9, version, alignment))
@@ -158,7 +158,7 @@ def test_large_vocabulary_needs_few_reads():
     assert len(file.reads) < 15
 
 
-def test_limits(monkeypatch):
+def test_gguf_limits(monkeypatch):
     monkeypatch.setattr(gguf, "HEADER_LIMIT", 200)
     with pytest.raises(ValueError, match="too long"):
         read_gguf(MemoryFile(gguf_file(ONE, keyed("a", 8, text("x" * 300)), 1)))

@@ -208,7 +208,7 @@ def test_long_reads_are_split_over_few_connections(source, server, permissions, 
     assert read(file, 999, 2) == data[999:1001]
 
 
-def test_shards_of_an_index(source, server, permissions):
+def test_index_lists_shards(source, server, permissions):
     for number in range(2):
         server.files[f"models/{number}.safetensors"] = save({f"{number}": torch.ones(2)})
     index = {"weight_map": {"0": "0.safetensors", "1": "1.safetensors"}}
@@ -361,7 +361,7 @@ def test_untrusted_certificate_is_refused(server, permissions):
     assert not server.requests
 
 
-def test_an_executor_reads_a_model(server, certificate, python, plain_environment, tmp_path):
+def test_executor_reads_model_over_https(server, certificate, python, plain_environment, tmp_path):
     tensors = {"a": torch.randn(100, 100), "b": torch.arange(5)}
     server.files["models/model.safetensors"] = save(tensors)
     allowed = f"https://127.0.0.1:{server.port}/models/*"

@@ -58,7 +58,7 @@ class TestHub(WeightSourceConformance):
         ("hf://gpt2@main", ("gpt2", "main", "")),
     ],
 )
-def test_addresses(address, expected):
+def test_hub_addresses_are_parsed(address, expected):
     assert parse(address) == expected
 
 
@@ -100,7 +100,7 @@ def test_branches_commits_and_uncached_models(tmp_path):
             open_permitted(source, address, permissions)
 
 
-def test_links_out_of_the_cache_are_not_followed(tmp_path):
+def test_links_out_of_cache_are_not_followed(tmp_path):
     (tmp_path / "secret.safetensors").write_bytes(b"1")
     cache_model(tmp_path / "cache", "org/model", {"a.safetensors": b"1"})
     snapshot = tmp_path / "cache" / "models--org--model" / "snapshots" / COMMIT
