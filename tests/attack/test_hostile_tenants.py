@@ -66,8 +66,6 @@ from djinn_server.running.values import ValueTable
 from djinn_server.session import ExecutorSession
 from djinn_server.weights.uploads import UploadAssembly
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 CPU = torch.device("cpu")
 START_SECONDS = 300.0
 

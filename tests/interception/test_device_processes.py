@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import djinn
 
+pytestmark = pytest.mark.usefixtures("fresh_processes")
+
 TYPE = "remote_accelerator"
 
 SCRIPT = """

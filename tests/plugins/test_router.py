@@ -32,7 +32,7 @@ class TestRouter(RouterConformance):
 
 
 @pytest.fixture(params=[2, 1], ids=["from the beginning", "when one joins"])
-def two(request, forked_processes):
+def two(request):
     """Two executors, from the beginning or after the second has joined."""
     djinn.shut_down()
     djinn.configure(plugins=[by_memory], router="by_memory", executors=request.param)
@@ -111,7 +111,7 @@ def test_failure_is_raised_at_fetch(two):
     ("settings", "named"),
     [({"router": "none_such"}, "none_such"), ({"disable": ["pool"]}, "pip install ./plugins/pool")],
 )
-def test_missing_router_is_named(forked_processes, settings, named):
+def test_missing_router_is_named(settings, named):
     djinn.shut_down()
     djinn.configure(executors=2, **settings)
     try:

@@ -11,11 +11,6 @@ import djinn
 from djinn.testing import open_session
 
 
-@pytest.fixture(scope="module", autouse=True)
-def forked(forked_processes):
-    """Each file starts executors for its own policy."""
-
-
 @pytest.fixture(scope="session")
 def pooled():
     """A context in which two executors work as one, placed by a policy."""

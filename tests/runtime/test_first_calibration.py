@@ -23,8 +23,6 @@ from djinn_core.wire.messages import DeviceInfo
 from djinn_pool import first_calibration
 from djinn_pool.first_calibration import command_among, environment_for, never_measured
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 REMOTE = "remote_accelerator:0"
 # What a process of its own does that measures: it finds the device by its environment, and keeps something.
 MEASURING = """

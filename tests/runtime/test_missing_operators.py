@@ -14,8 +14,6 @@ from djinn_client.interception.runtime_interface import port
 from djinn_client.runtime import client
 from djinn_core.ir.operators import allowed_operators
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 DEVICE = "remote_accelerator:0"
 LACKING = {"aten::erfinv", "aten::linear", "aten::relu"}
 

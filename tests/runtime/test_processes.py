@@ -11,6 +11,8 @@ import pytest
 
 from djinn_client.interception import interpreter_shutdown
 
+pytestmark = pytest.mark.usefixtures("fresh_processes")
+
 PRELUDE = """\
 import atexit, gc, multiprocessing, os, sys, threading, time
 import torch, djinn

@@ -24,8 +24,6 @@ from djinn_client.runtime.sending.submissions import framed
 from djinn_core.ir.program import Program
 from djinn_core.wire.messages import Submit
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 DEVICE = "remote_accelerator:0"
 WORK = [
     "djinn_core.planning.pipeline.annotate",

@@ -78,7 +78,6 @@ def served(start_python, tmp_path, plain_environment):
     server.process.wait()
 
 
-@pytest.mark.usefixtures("forked_processes")
 def test_writes_of_one_session_are_not_seen_by_others(served, python, plain_environment):
     env = plain_environment | {"DJINN_CONNECTION_FILE": str(served.file)}
     clients = [python.start_talking("-c", CLIENT, env=env) for _ in range(2)]

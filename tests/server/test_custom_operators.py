@@ -22,8 +22,6 @@ from djinn_server.launch.process import ExecutorProcess
 from djinn_server.launch.token_table import change_table, create
 from evaluation.fuzz.op_names import talking, try_names
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 DEVICE = "remote_accelerator:0"
 
 

@@ -43,6 +43,8 @@ from djinn_server.launch.executor_config import ExecutorConfig, MemoryConfig
 from djinn_server.launch.orders import Start
 from djinn_server.launch.process import ExecutorProcess
 
+pytestmark = pytest.mark.usefixtures("fresh_processes")
+
 SECONDS = 300.0
 
 

@@ -8,8 +8,6 @@ import pytest
 from safetensors.torch import load_file
 from servers import start_server, wait_for
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 # Sessions wait ten minutes for clients that are gone: in the tests only a goodbye ends one sooner.
 OPTIONS = ("--threads", "1", "--drain-seconds", "1", "--lease-seconds", "600", "--most-sessions", "1")
 

@@ -8,14 +8,11 @@ import signal
 from functools import partial
 
 import psutil
-import pytest
 import torch
 from safetensors.torch import save_file
 from servers import wait_for
 
 from djinn_client.runtime.connecting.servers import ask_servers
-
-pytestmark = pytest.mark.usefixtures("forked_processes")
 
 MIB = 1 << 20
 EACH = 40 * MIB  # what a session holds

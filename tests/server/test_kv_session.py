@@ -11,8 +11,6 @@ import djinn
 from djinn.testing import executor_figures
 from djinn_kv_cache.session import CacheMemory
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 REMOTE = "remote_accelerator:0"
 MIB = 1 << 20
 LIMIT = 64 * MIB

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from evaluation.load import leaving
+
+pytestmark = pytest.mark.usefixtures("fresh_processes")
 
 
 def test_sessions_that_end_in_any_way_leave_nothing(own_server, tmp_path, monkeypatch, wait_for, exists):

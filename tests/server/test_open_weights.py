@@ -24,8 +24,6 @@ from djinn_client.interception.recording.recorder import current
 from djinn_client.runtime import executor_client
 from djinn_client.runtime.connecting.servers import ask_servers
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 REMOTE = "remote_accelerator:0"
 
 

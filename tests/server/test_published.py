@@ -13,8 +13,6 @@ from servers import wait_for
 import djinn
 from djinn.testing import kill_executor
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 REMOTE = "remote_accelerator:0"
 PUBLISHES = """
 import os, signal, torch, djinn

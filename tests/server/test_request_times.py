@@ -23,8 +23,6 @@ from djinn_server.request_times import MODELS_LIMIT, OTHER_MODELS, RECENT, Model
 from djinn_server.session_metrics import SessionGauges
 from djinn_server.usage_metrics import UsageMetrics
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 PREFILL, DECODE, PLAIN = Workload("Llama", 8), Workload("Llama", 1), Workload("ResNet")
 
 

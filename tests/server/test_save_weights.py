@@ -26,8 +26,6 @@ from djinn_server.running.values import ValueTable
 from djinn_server.weights.replies import answer_once, remove, save_values
 from djinn_server.weights.weight_reader import WeightReader
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 REMOTE = "remote_accelerator:0"
 
 

@@ -19,8 +19,6 @@ from djinn_core.errors import UnsupportedOperation
 from djinn_core.wire.frames import Frame
 from djinn_core.wire.messages import Submit
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 MIB = 1 << 20
 LIMIT = 40 * MIB
 NAMES = [f"layer{number}" for number in range(16)]

@@ -21,8 +21,6 @@ from djinn_server.recovery.journal_reader import JournalReader
 from djinn_server.recovery.journal_versions import MAGIC
 from tests.shared.executors import only_executor
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 MIB = 1 << 20
 LIMIT = 4 * MIB
 FRAME = 64 << 10  # bytes; frames of these programs are smaller

@@ -17,8 +17,6 @@ from djinn_server.hookspecs.authenticators import Denial
 from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.tickets import Badge
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 SECONDS = 300.0
 
 

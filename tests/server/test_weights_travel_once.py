@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 CLIENT = """
 import json, sys, torch, djinn
 torch.manual_seed(0)

@@ -99,8 +99,12 @@ class Forks:
             server.sendall(said)
         return StartedPython(arguments, server)
 
+    def begin(self):
+        """Do nothing: the process that made this object has started the prepared process."""
+
     def _connect(self):
         """A connection to the prepared process, which may have begun just now."""
+        self.begin()
         deadline = time.monotonic() + SECONDS
         server = socket.socket(socket.AF_UNIX)
         while True:
@@ -153,6 +157,7 @@ class Forks:
 
     def write_executable(self, file, command=()):
         """Write an executable that has `python *command` forked with its arguments."""
+        self.begin()
         shared = str(Path(__file__).parent)
         filled = FORKING.format(python=sys.executable, shared=shared, address=self.address, command=list(command))
         file.write_text(filled)
@@ -163,22 +168,30 @@ START_EXECUTOR = executor_process._spawn
 
 
 class PreparedPython(Forks):
-    """The process that is forked. It ends with `close`, and with the process that started it."""
+    """The process that is forked. It starts with the first fork, and ends with `close` and with the process that started it."""
 
     def __init__(self, environment):
         self._folder = tempfile.TemporaryDirectory(prefix="djinn-prepared-")
         super().__init__(str(Path(self._folder.name, "python")))
-        self._process = subprocess.Popen(
-            # `djinn.testing` knows executors, which are forks, by the last word.
-            [sys.executable, __file__, self.address, "djinn"],
-            env={**environment, "XDG_CACHE_HOME": self._folder.name},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-        )
+        self._environment = {**environment, "XDG_CACHE_HOME": self._folder.name}
+        self._process, self._starting = None, threading.Lock()
+
+    def begin(self):
+        """Start the process, unless it was started."""
+        with self._starting:
+            if self._process is None:
+                self._process = subprocess.Popen(
+                    # `djinn.testing` knows executors, which are forks, by the last word.
+                    [sys.executable, __file__, self.address, "djinn"],
+                    env=self._environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                )
 
     def close(self):
-        self._process.terminate()
-        self._process.wait(SECONDS)
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(SECONDS)
         self._folder.cleanup()
 
 

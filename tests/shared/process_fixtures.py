@@ -31,6 +31,7 @@ def pytest_configure_node(node):
     config = node.config
     if _PREPARED not in config.stash:
         config.stash[_PREPARED] = PreparedPython(os.environ | _PLAIN)
+        config.stash[_PREPARED].begin()
         config.add_cleanup(config.stash[_PREPARED].close)
     node.workerinput["prepared_python"] = config.stash[_PREPARED].address
 
@@ -55,28 +56,37 @@ def python(plain_environment, request):
 
 
 @pytest.fixture(scope="module")
-def forked_processes(request):
-    """Executors of this process, and servers of `start_python`, are forked: for files that start many and test something else.
+def fresh_processes():
+    """Executors of this process, and servers of `start_python`, are started as people start them, not forked.
 
-    Request it for a whole file: `pytestmark = pytest.mark.usefixtures("forked_processes")`.
+    Request it for files that test how processes start, end, are configured or recover:
+    `pytestmark = pytest.mark.usefixtures("fresh_processes")`.
     """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked_executors(request):
+    """Executors of this process are forked from a prepared process, except in files that request `fresh_processes`."""
     if not hasattr(os, "fork"):  # where Windows is simulated, which starts none
         yield
-        return
-    from djinn_server.launch import process
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "_spawn", request.getfixturevalue("python").start_executor)
+    elif "fresh_processes" in request.fixturenames:
+        shut_down()  # another file may have forked the executor that is open
         yield
-    shut_down()  # the next file does not begin with a forked executor
+        shut_down()
+    else:
+        from djinn_server.launch import process
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(process, "_spawn", request.getfixturevalue("python").start_executor)
+            yield
 
 
 @pytest.fixture(scope="module")
 def start_python(request):
-    """Start `python` with the given arguments, as `subprocess.Popen` does; it is forked in a file that requests `forked_processes`."""
+    """Start `python` with the given arguments, as `subprocess.Popen` does; it is forked, except in a file that requests `fresh_processes`."""
     from servers import fresh_python
 
-    return request.getfixturevalue("python").start if "forked_processes" in request.fixturenames else fresh_python
+    return fresh_python if "fresh_processes" in request.fixturenames else request.getfixturevalue("python").start
 
 
 @pytest.fixture(scope="session")

@@ -25,8 +25,6 @@ from djinn_profiler.timeline import events as kinds
 from djinn_profiler.timeline import record_timeline as profiling
 from tests.shared.executors import only_executor
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 DEVICE = "remote_accelerator:0"
 CLIENT_KINDS = (kinds.PYTHON, kinds.CAPTURE, kinds.PLAN, kinds.SEND, kinds.UPLOAD, kinds.CONNECT, kinds.WAIT)
 OF_THREADS = ", ".join(f"'{kind}'" for kind in CLIENT_KINDS)

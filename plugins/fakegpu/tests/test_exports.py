@@ -15,10 +15,7 @@ from djinn_fakegpu.library import build
 from djinn_fakegpu.process import FakeGpuProcess
 from djinn_fakegpu.remote_control import RemoteControl
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"),
-    pytest.mark.usefixtures("forked_processes"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 FIRST, SECOND = "remote_accelerator:1", "remote_accelerator:2"
 COUNT = 1 << 18  # number of elements of a transferred tensor
 NBYTES = 4 * COUNT

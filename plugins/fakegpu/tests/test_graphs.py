@@ -317,7 +317,6 @@ def test_cached_results_are_those_of_the_last_replay(tmp_path, plain_environment
             assert executor_figures()["device_graph_launches"] > 0
 
 
-@pytest.mark.usefixtures("forked_processes")
 @torch.no_grad()
 def test_sessions_with_one_program_have_graphs_of_their_own(gpu, server, python, plain_environment):
     """The other session has doubled weights. Runs of both alternate."""

@@ -15,10 +15,7 @@ from djinn.testing import executor_figures
 from djinn_fakegpu.library import build
 from djinn_fakegpu.remote_control import RemoteControl
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"),
-    pytest.mark.usefixtures("forked_processes"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 REMOTE = "remote_accelerator:0"
 MIB = 1 << 20
 
