@@ -215,7 +215,7 @@ def leave(opened):
 
 
 @pytest.mark.parametrize("answer", ["y", "n", ""], ids=["accepted", "refused", "no terminal"])
-def test_log_in_shows_an_unknown_certificate_and_asks(guarded, monkeypatch, tmp_path, answer):
+def test_login_confirms_unknown_certificate(guarded, monkeypatch, tmp_path, answer):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr(login_commands, "has_terminal", lambda: bool(answer))
     shown = guarded.content.fingerprint
@@ -235,7 +235,7 @@ def test_log_in_shows_an_unknown_certificate_and_asks(guarded, monkeypatch, tmp_
 
 
 @pytest.mark.parametrize("scheme", ["tcps", "https"])
-def test_every_message_is_refused_without_a_good_token(guarded, secure, scheme, wait_for):
+def test_messages_without_valid_token_are_refused(guarded, secure, scheme, wait_for):
     messages = [sample(kind) for kind in KINDS]
     for shown in ("", guarded.tokens["wrong"], guarded.tokens["late"]):
         messages += [Hello(PROTOCOL_VERSION, shown, "", ""), StatusRequest(PROTOCOL_VERSION, shown)]
@@ -255,7 +255,7 @@ def test_every_message_is_refused_without_a_good_token(guarded, secure, scheme, 
     assert isinstance(answer_to(secure, guarded.url(scheme), Hello(PROTOCOL_VERSION, "", "", "")), Refused)
 
 
-def test_every_message_is_refused_by_an_executor_without_a_ticket(guarded, secure):
+def test_executor_refuses_messages_without_ticket(guarded, secure):
     hello = Hello(PROTOCOL_VERSION, guarded.tokens["alice"], "", "")
     welcome = answer_to(secure, guarded.url("tcps"), hello)
     assert isinstance(welcome, Welcome)
@@ -266,7 +266,7 @@ def test_every_message_is_refused_by_an_executor_without_a_ticket(guarded, secur
         assert isinstance(answer, Refused | ProtocolClose | None), f"{kind.__name__} was answered with {answer!r}"
 
 
-def test_who_guesses_hears_nothing_of_sessions_that_there_are(guarded, secure, registry):
+def test_guessed_session_names_reveal_nothing(guarded, secure, registry):
     (alice,) = open_connections(guarded.settings("alice"), registry)
     hello = Hello(PROTOCOL_VERSION, guarded.tokens["alice"], "", "")
     (url,) = [url for url in answer_to(secure, guarded.url("tcps"), hello).urls if url.startswith("tcps://")]
@@ -277,12 +277,12 @@ def test_who_guesses_hears_nothing_of_sessions_that_there_are(guarded, secure, r
     leave(alice)
 
 
-def test_who_may_watch_only_gets_no_executor(guarded, secure):
+def test_watcher_token_gets_no_executor(guarded, secure):
     hello = Hello(PROTOCOL_VERSION, guarded.tokens["watcher"], "", "")
     assert "watching" in answer_to(secure, guarded.url("tcps"), hello).reason
 
 
-def test_an_expired_token_says_so(guarded, registry):
+def test_expired_token_is_named(guarded, registry):
     with pytest.raises(AccessRefused, match="expired"):
         open_connections(guarded.settings("late"), registry)
 
@@ -290,7 +290,7 @@ def test_an_expired_token_says_so(guarded, registry):
 # --- TLS --------------------------------------------------------------------------------------------------------------
 
 
-def test_another_certificate_is_not_taken(guarded, registry):
+def test_other_certificate_is_refused(guarded, registry):
     with pytest.raises(TransportError, match=r"sha256:.* was expected"):
         open_connections(guarded.settings("alice", tls_fingerprints=("sha256:" + "0" * 64,)), registry)
     with pytest.raises(TransportError, match="tls_fingerprints"):
@@ -301,14 +301,14 @@ def test_another_certificate_is_not_taken(guarded, registry):
         leave(opened)
 
 
-def test_nothing_listens_without_tls(guarded, registry):
+def test_no_listener_without_tls(guarded, registry):
     assert {url.partition("://")[0] for url in guarded.content.urls} == {"tcps", "https"}
     plain = guarded.url("tcps").replace("tcps", "tcp")
     with pytest.raises(TransportError):
         open_connections(Settings(servers=(plain,), token=guarded.tokens["alice"], connect_timeout=60.0), registry)
 
 
-def test_the_private_key_and_the_tokens_are_their_owners_alone(guarded):
+def test_private_key_and_tokens_are_private(guarded):
     tls = guarded.folder / "state" / "djinn" / "tls"
     for path in (tls / "key.pem", guarded.table, guarded.folder / "audit", guarded.file):
         assert path.stat().st_mode & 0o077 == 0, path
@@ -318,7 +318,7 @@ def test_the_private_key_and_the_tokens_are_their_owners_alone(guarded):
 # --- operations -------------------------------------------------------------------------------------------------------
 
 
-def test_every_route_asks_for_a_token(guarded):
+def test_every_route_needs_token(guarded):
     shown = [None, "", guarded.tokens["wrong"], guarded.tokens["late"]]
     asked = [(path, token) for path in (*ROUTES, "/", "/nothing") for token in shown]
     with ThreadPoolExecutor(len(asked)) as pool:
@@ -329,11 +329,11 @@ def test_every_route_asks_for_a_token(guarded):
 
 
 @pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "https://evil.example"}])
-def test_web_pages_get_nothing(guarded, headers):
+def test_cross_origin_requests_are_refused(guarded, headers):
     assert guarded.get("/livez", guarded.tokens["watcher"], **headers)[0] in {403, 421}
 
 
-def test_pages_of_plugins_are_open_and_their_data_is_not(guarded):
+def test_plugin_pages_are_public_and_data_is_not(guarded):
     page = "/dashboard"
     for path in ("", "/", "/app.js", "/chart.js", "/style.css", "/icon.svg"):
         status, text = guarded.get(page + path, **{"Sec-Fetch-Site": "same-origin"})
@@ -351,7 +351,7 @@ def test_pages_of_plugins_are_open_and_their_data_is_not(guarded):
         assert guarded.get(page + path, guarded.tokens["alice"])[0] in {401, 404}, path
 
 
-def test_a_page_may_load_nothing_from_elsewhere(guarded):
+def test_page_has_content_security_policy(guarded):
     context = ssl.create_default_context(cafile=guarded.folder / "state" / "djinn" / "tls" / "certificate.pem")
     with urllib.request.urlopen(f"{guarded.operations}/dashboard", timeout=SECONDS, context=context) as response:
         policy = dict(part.split(" ", 1) for part in response.headers["Content-Security-Policy"].split("; "))
@@ -361,7 +361,7 @@ def test_a_page_may_load_nothing_from_elsewhere(guarded):
     assert set(policy.values()) == {"'none'", "'self'"}
 
 
-def test_metrics_are_many_and_named_as_is_usual(guarded):
+def test_metric_names_follow_conventions(guarded):
     families = list(text_string_to_metric_families(guarded.get("/metrics", guarded.tokens["watcher"])[1]))
     assert len(families) >= 100
     assert len({family.name for family in families}) == len(families)
@@ -379,7 +379,7 @@ def test_metrics_are_many_and_named_as_is_usual(guarded):
 # --- tenants ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_tenant_keeps_to_its_limits(guarded, registry, ask, wait_for):
+def test_tenant_limits_are_enforced(guarded, registry, ask, wait_for):
     wait_for(lambda: not _busy(guarded), "the end of earlier sessions")
     first, second = (open_connections(guarded.settings("alice", scheme), registry)[0] for scheme in ("tcps", "https"))
     assert second.url.startswith("https://")
@@ -390,7 +390,7 @@ def test_a_tenant_keeps_to_its_limits(guarded, registry, ask, wait_for):
     leave(second)
 
 
-def test_tenants_have_executors_of_their_own_and_see_nobody_elses(guarded, registry, wait_for, secure):
+def test_tenants_are_isolated(guarded, registry, wait_for, secure):
     guarded.tokens["bob"] = make_token(guarded.table, "bob")
     wait_for(lambda: not _busy(guarded), "the end of earlier sessions")
     (alice,) = open_connections(guarded.settings("alice"), registry)
@@ -443,7 +443,7 @@ def _busy(guarded):
 # --- what is written down, and what is not --------------------------------------------------------------------------------
 
 
-def test_the_audit_log_says_who_came_and_what_was_refused(guarded, secure, registry):
+def test_audit_log_names_admissions_and_refusals(guarded, secure, registry):
     shown = ["", *(guarded.tokens[name] for name in ("wrong", "late", "watcher"))]
     for message in (StatsRequest(), *(Hello(PROTOCOL_VERSION, token, "", "") for token in shown)):
         assert isinstance(answer_to(secure, guarded.url("tcps"), message), Refused)
@@ -464,7 +464,7 @@ def test_the_audit_log_says_who_came_and_what_was_refused(guarded, secure, regis
     assert all(line["time"].endswith("+00:00") for line in lines)
 
 
-def test_nothing_was_unpickled(guarded):
+def test_server_processes_unpickle_nothing(guarded):
     """By none of these processes, in all that this file did to them."""
     (status,) = ask_servers(guarded.settings("watcher")).values()
     lines = (guarded.folder / "hooked").read_text().splitlines()
@@ -473,7 +473,7 @@ def test_nothing_was_unpickled(guarded):
     assert [line for line in lines if not line.endswith(" runs")] == []
 
 
-def test_no_secret_is_written_anywhere(guarded):
+def test_secrets_are_written_nowhere(guarded):
     secrets = [*guarded.tokens.values(), guarded.content.token]
     (status,) = ask_servers(guarded.settings("watcher")).values()
     texts = {"log": guarded.log, "audit": (guarded.folder / "audit").read_text(), "table": guarded.table.read_text()}

@@ -45,7 +45,7 @@ def make_token(file, *arguments):
     return result.stdout.strip()
 
 
-def test_a_file_that_others_can_read_is_refused(tmp_path):
+def test_readable_token_file_is_refused(tmp_path):
     table, single = tmp_path / "tokens.json", tmp_path / "token"
     make_token(table, "alice")
     single.write_text("t" * 32)
@@ -58,7 +58,7 @@ def test_a_file_that_others_can_read_is_refused(tmp_path):
     assert isinstance(listed.exception, ConfigurationError)
 
 
-def test_a_file_of_roots_may_be_read_by_the_group_of_the_server(tmp_path, monkeypatch):
+def test_root_token_file_may_be_group_readable(tmp_path, monkeypatch):
     table = tmp_path / "tokens.json"
     make_token(table, "alice")
     monkeypatch.setattr(token_table, "user_id", lambda: 10001)  # as a kubelet mounts a secret for this user
@@ -72,7 +72,7 @@ def test_a_file_of_roots_may_be_read_by_the_group_of_the_server(tmp_path, monkey
             has_table(table)
 
 
-def test_tokens_are_made_listed_and_revoked(tmp_path):
+def test_tokens_are_created_listed_and_revoked(tmp_path):
     table = tmp_path / "tokens.json"
 
     def make(n):
@@ -97,13 +97,13 @@ def test_tokens_are_made_listed_and_revoked(tmp_path):
 @pytest.mark.parametrize(
     "arguments", [["../x"], [""], ["a" * 65], ["a", "--expires", "0d"], ["a", "--expires", "soon"]]
 )
-def test_what_cannot_be_a_tenant_or_a_duration(tmp_path, arguments):
+def test_invalid_tenant_or_duration_is_refused(tmp_path, arguments):
     result = CliRunner().invoke(token_command, ["create", *arguments, "--file", str(tmp_path / "tokens.json")])
     assert result.exit_code != 0
     assert not (tmp_path / "tokens.json").exists() or not json.loads((tmp_path / "tokens.json").read_text())["tokens"]
 
 
-def test_the_oldest_unauthenticated_connection_has_to_go():
+def test_oldest_unauthenticated_connection_is_evicted():
     class Silent:
         def __init__(self):
             self.closed = threading.Event()
@@ -123,7 +123,7 @@ def test_the_oldest_unauthenticated_connection_has_to_go():
     assert limit.dropped == 1
 
 
-def test_time_on_the_device_is_limited_by_the_hour(monkeypatch):
+def test_device_time_is_limited_per_hour(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(usage_metrics.time, "perf_counter", lambda: now[0])
     metered = usage_metrics.UsageMetrics()
@@ -137,7 +137,7 @@ def test_time_on_the_device_is_limited_by_the_hour(monkeypatch):
     assert metered.may_begin(0) == ""
 
 
-def test_messages_are_counted_while_a_status_walks_over_values():
+def test_status_and_message_counts_are_thread_safe():
     usage, counted = usage_metrics.UsageMetrics(), []
 
     class Session:
@@ -160,7 +160,7 @@ def test_messages_are_counted_while_a_status_walks_over_values():
     assert counted == [True, True]
 
 
-def test_executors_know_each_other_by_fingerprint(tmp_path, registry):
+def test_executors_authenticate_by_fingerprint(tmp_path, registry):
     """Executors learn each other's certificate from the client; any other process that answers there is refused."""
     tls = self_signed_tls(tmp_path)
     there = PeerListener(registry.transports, attrs.evolve(tls, fingerprints=()))
@@ -189,7 +189,7 @@ def test_executors_know_each_other_by_fingerprint(tmp_path, registry):
         listener.close()
 
 
-def test_a_table_that_is_gone_is_told_of_once_and_lets_nobody_else_in(tmp_path, caplog):
+def test_missing_token_table_is_logged_once(tmp_path, caplog):
     table = tmp_path / "tokens.json"
     token = make_token(table, "alice")
     gatekeeper = Authentication(TokenAuthenticator(Token("t" * 32, "test"), table))
@@ -206,7 +206,7 @@ def test_a_table_that_is_gone_is_told_of_once_and_lets_nobody_else_in(tmp_path, 
     assert isinstance(gatekeeper.identify(Credentials(token)), Denial)
 
 
-def test_probes_answer_without_a_token_where_they_are_open():
+def test_open_probes_need_no_token():
     gatekeeper = Authentication(TokenAuthenticator(Token("t" * 32, "test")))
     context = GatewayContext(gatekeeper, SimpleNamespace(ready=False), ServerEvents())
     server = WatchedServer(dict, lambda *_: "", partial(_identify_operator, context), context.why_not_ready)

@@ -85,7 +85,7 @@ def x():
     return torch.randn(8, 8, generator=torch.Generator().manual_seed(0)) * 4
 
 
-def test_strategy_that_gives_the_same_is_used(running, x):
+def test_equal_strategy_is_used(running, x):
     begin, logged = running
     strategy = begin(Relu())
     repeat(two, x)
@@ -93,7 +93,7 @@ def test_strategy_that_gives_the_same_is_used(running, x):
     assert [event for event, _ in logged].count("a template runs by another strategy") == 1
 
 
-def test_strategy_that_differs_is_checked_once_and_not_used(running, x):
+def test_different_strategy_is_rejected_once(running, x):
     begin, logged = running
     strategy = begin(Relu(lambda x: torch.relu(x) + 1e-6))
     repeat(two, x)
@@ -110,7 +110,7 @@ def test_result_in_memory_of_an_operand_is_not_used(running, x):
     assert any("shares memory" in reason for _, reason in logged)
 
 
-def test_failing_strategy_costs_nothing_but_its_use(running, x):
+def test_failing_strategy_is_not_used(running, x):
     begin, logged = running
 
     def fail_later(x):
@@ -130,7 +130,7 @@ def test_failing_strategy_costs_nothing_but_its_use(running, x):
     ("strategy", "reason"),
     [(Relu(forgets=True), "leaves out values"), (Relu(op="aten::relu_"), "writes into an operand")],
 )
-def test_what_cannot_be_replaced_is_refused(running, x, strategy, reason):
+def test_unreplaceable_steps_are_refused(running, x, strategy, reason):
     begin, logged = running
     begin(strategy)
     repeat(lambda x: torch.relu_(torch.relu(x * 2.0) - 1.0), x, times=4)
@@ -185,7 +185,7 @@ def reasons(logged):
     return [reason for event, reason in logged if event == "a run strategy is not used"]
 
 
-def test_memory_that_is_used_again_in_each_run_is_not_used(running, x):
+def test_reused_result_memory_is_rejected(running, x):
     begin, logged = running
     buffer = torch.empty(8, 8)
     strategy = begin(Relu(lambda x: buffer.copy_(torch.relu(x))))
@@ -203,7 +203,7 @@ def test_memory_that_is_used_again_in_each_run_is_not_used(running, x):
 
 
 @pytest.mark.parametrize("alike", [True, False])
-def test_results_share_memory_only_as_those_of_the_ops_do(running, x, alike):
+def test_results_alias_as_op_results_do(running, x, alike):
     """`alike`: one result is a view of the other where the ops run, but not where the strategy runs. Otherwise the other way round."""
     begin, logged = running
     begin(WholeTemplate((lambda x: [x.relu(), x.relu().view(64)]) if alike else (lambda x: [x.relu()] * 2)))
@@ -238,7 +238,7 @@ def test_random_numbers_are_those_of_the_ops(running, x):
     assert set(reasons(logged)) == {"it draws random numbers"}
 
 
-def test_op_that_draws_cannot_be_replaced(running, x):
+def test_random_op_cannot_be_replaced(running, x):
     begin, logged = running
     begin(Relu(lambda x: x.clone(), op="aten::bernoulli"))
     probability = x.sigmoid().to(DEVICE)
@@ -260,7 +260,7 @@ def test_offer_that_raises_outside_of_a_run_is_not_used(running, x, monkeypatch,
     assert reasons(logged) == ["it raised KeyError: 'broken'"]
 
 
-def test_offer_that_replaces_nothing_is_left_in_the_end(running, x, monkeypatch):
+def test_empty_offer_is_abandoned(running, x, monkeypatch):
     begin, logged = running
     calls = []
     monkeypatch.setattr(Offer, "run", lambda self, run: (calls.append(1), (yield from run.advance())))
@@ -270,7 +270,7 @@ def test_offer_that_replaces_nothing_is_left_in_the_end(running, x, monkeypatch)
     assert reasons(logged) == ["it replaced nothing in 16 runs"]
 
 
-def test_offer_that_goes_back_is_refused(running, x, monkeypatch):
+def test_backward_offer_is_refused(running, x, monkeypatch):
     begin, logged = running
 
     def back(self, run):
@@ -283,7 +283,7 @@ def test_offer_that_goes_back_is_refused(running, x, monkeypatch):
     assert ["cannot be replaced after" in reason for reason in reasons(logged)] == [True]
 
 
-def test_lack_of_memory_costs_an_offer_one_run(running, x):
+def test_out_of_memory_skips_one_run(running, x):
     begin, logged = running
 
     def compute(x):
@@ -298,7 +298,7 @@ def test_lack_of_memory_costs_an_offer_one_run(running, x):
     assert not reasons(logged)
 
 
-def test_cancelled_submission_costs_an_offer_nothing(running, x, monkeypatch):
+def test_cancellation_does_not_reject_offer(running, x, monkeypatch):
     begin, logged = running
     original, cancelled = Offer.run, []
 
@@ -331,7 +331,7 @@ def test_fastest_offer_is_used():
     assert choice.next(exact=True) is candidates[2], "one that is to be tried goes first"
 
 
-def test_quickest_runs_decide():
+def test_fastest_runs_decide():
     limits = TrialLimits()
     assert limits.ratio([1.0] * 3, [0.5, 0.6, 0.7]) == 0.5
     assert limits.ratio([1.0] * 3, [2.0] * 3) is None, "three slow ones may have lost the processor"

@@ -56,7 +56,7 @@ def djinn_register_assignment_policies():
         ([ExecutorLoad(busy=0.52, sessions=2), ExecutorLoad(busy=0.48, sessions=3)], 0),  # about as busy
     ],
 )
-def test_the_least_loaded_is_chosen(loads, expected):
+def test_least_loaded_executor_is_chosen(loads, expected):
     assert loads.index(least_loaded(loads)) == expected
 
 
@@ -64,7 +64,7 @@ def loads(*some, **same):
     return tuple(attrs.evolve(load, number=n, device=f"cpu:{n}", **same) for n, load in enumerate(some))
 
 
-def test_work_of_other_tenants_on_the_device_counts():
+def test_load_of_other_tenants_counts():
     busy = ExecutorLoad(others=(TenantLoad("bob", 0.9, 2),))
     assert least_loaded(loads(busy, ExecutorLoad(busy=0.5))).number == 1
 
@@ -83,11 +83,11 @@ def test_work_of_other_tenants_on_the_device_counts():
         ),  # it is nowhere: the least loaded
     ],
 )
-def test_affinity_goes_where_the_tenant_holds_most_within_a_margin(some, hint, expected):
+def test_affinity_prefers_executor_with_tenant_data(some, hint, expected):
     assert Affinity(0.5).assign(AssignmentRequest("alice", loads(*some), hint=hint)) == expected
 
 
-def test_fair_share_keeps_tenants_on_their_share_of_the_executors():
+def test_fair_share_limits_executors_per_tenant():
     policy = FairShareAssignment.of(AssignmentSettings(shares=("alice=3",)))
     bob = {"others": (TenantLoad("bob", 0.0, 1),)}
     four = [ExecutorLoad(busy=0.9, sessions=1), *[ExecutorLoad() for _ in range(3)]]
@@ -120,7 +120,7 @@ def test_fair_share_keeps_reserved_executors_for_their_tenants():
         {"margin": -1.0},
     ],
 )
-def test_settings_of_the_policies_are_checked(wrong):
+def test_invalid_policy_settings_raise(wrong):
     with pytest.raises(ValueError):
         AssignmentSettings(**wrong)
 
@@ -138,7 +138,7 @@ def test_load_meter_drops_hints_without_sessions():
     assert meter.load().hints == ()
 
 
-def test_a_meter_says_what_was_executed_and_assigned_since_the_last_report(monkeypatch):
+def test_load_meter_counts_since_last_report(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(assignment.time, "monotonic", lambda: now[0])
     meter = LoadMeter()
@@ -163,7 +163,7 @@ def test_a_meter_says_what_was_executed_and_assigned_since_the_last_report(monke
     assert meter.load().busy == 0.0
 
 
-def test_sessions_spread_over_the_executors_of_a_server(python, tmp_path, plain_environment):
+def test_sessions_spread_over_executors(python, tmp_path, plain_environment):
     server = start_server(python.start, tmp_path, "--device", "cpu", env=plain_environment)
     registry = load_registry(Selection(), builtins=builtin_plugins(), kinds=CLIENT_KINDS)
     try:
@@ -190,7 +190,7 @@ def homes(server, count=1, **settings):
     return [processes.index(members[0].attached.process) for members in opened]
 
 
-def test_a_policy_of_a_package_of_its_own_is_chosen_by_name(python, tmp_path, plain_environment):
+def test_policy_of_plugin_is_chosen_by_name(python, tmp_path, plain_environment):
     (tmp_path / "whims.py").write_text(WHIMS)
     environment = plain_environment | {"PYTHONPATH": str(tmp_path), "DJINN_PLUGINS": "tcp,whims"}
     options = ("--device", "cpu", "--assignment", "whims")

@@ -32,7 +32,7 @@ def events(path):
     return [json.loads(line)["audit"] for line in path.read_text().splitlines()]
 
 
-def test_only_its_owner_can_read_it_and_what_is_there_stays(audit, log):
+def test_audit_log_is_private_and_appended(audit, log):
     note(audit, "started", urls=("tcp://a:1",))
     with contextlib.closing(Audit(log)) as another:
         note(another, "admitted", token="hush")
@@ -42,7 +42,7 @@ def test_only_its_owner_can_read_it_and_what_is_there_stays(audit, log):
     assert "hush" not in log.read_text()
 
 
-def test_a_file_that_was_moved_away_is_made_anew(audit, log):
+def test_rotated_audit_log_is_reopened(audit, log):
     note(audit, "started")
     moved = log.rename(log.with_suffix(".1"))
     note(audit, "status")
@@ -51,7 +51,7 @@ def test_a_file_that_was_moved_away_is_made_anew(audit, log):
     assert log.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_cannot_be_written_is_an_error_in_the_log_and_nothing_else(audit, log, caplog):
+def test_failed_audit_write_is_logged_only(audit, log, caplog):
     log.unlink()
     log.mkdir()
     note(audit, "admitted")
@@ -61,7 +61,7 @@ def test_what_cannot_be_written_is_an_error_in_the_log_and_nothing_else(audit, l
     assert events(log) == ["stopped"]
 
 
-def test_a_place_where_there_can_be_none_is_refused(tmp_path):
+def test_invalid_audit_path_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="cannot write the audit log"):
         Audit(tmp_path / "file" / "audit.jsonl")

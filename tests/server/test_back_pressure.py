@@ -72,7 +72,7 @@ def resident(process):
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "http"])
-def test_a_client_that_never_reads_is_not_answered_on_credit(raw, scheme):
+def test_client_that_never_reads_is_limited(raw, scheme):
     send, process = raw(scheme)
     send(UploadPart(HANDLE, "uint8", (MIB,), (1,), MIB), [memoryview(bytearray(MIB))])
     before, sent = resident(process), [0]
@@ -133,7 +133,7 @@ class Left(Deaf):
 
 
 @pytest.mark.parametrize(("frames", "nbytes"), [(limits.AHEAD_FRAMES + 10, 0), (30, MIB)], ids=["frames", "bytes"])
-def test_a_goodbye_behind_all_that_is_read_ahead_ends_the_wait_for_the_client(frames, nbytes):
+def test_goodbye_after_read_ahead_ends_wait(frames, nbytes):
     connection = LeasedConnection(Left(frames, nbytes), 1.0, UsageMetrics())
     connection.send(Frame(b"reply"))  # does not wait for a client that will not come back
     heads = [connection.receive(0.0).head for _ in range(frames)]
@@ -227,7 +227,7 @@ def test_session_that_waits_for_a_transfer_stops_reading_at_half_the_backlog(unl
     assert end.received == before + 1 + most
 
 
-def test_only_a_little_is_read_ahead():
+def test_read_ahead_is_bounded():
     connection = LeasedConnection(Deaf(4096), 1.0, UsageMetrics())
     connection.read_ahead(64, MIB)
     assert len(connection.queued()) == 16

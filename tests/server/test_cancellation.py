@@ -96,7 +96,7 @@ def test_what_another_thread_has_sent_goes_on(matrix):
     assert mine.sum().item() == 3.0
 
 
-def test_a_question_with_a_deadline_ends(matrix):
+def test_deadline_ends_wait(matrix):
     last = long_program(matrix)
     with pytest.raises(DeadlineExceeded, match="before the deadline"), djinn.deadline(0.3):
         torch.remote_accelerator.memory_allocated()
@@ -111,7 +111,7 @@ def test_a_question_with_a_deadline_ends(matrix):
     [lambda one: one.sum().item(), lambda one: torch.remote_accelerator.memory_allocated()],
     ids=["fetch", "question"],
 )
-def test_a_deadline_holds_while_another_thread_asks(matrix, wait):
+def test_deadline_holds_while_other_thread_waits(matrix, wait):
     mine, answered = torch.ones(3, device=DEVICE), []
     last = long_program(matrix)
     asking = threading.Thread(target=lambda: answered.append(torch.remote_accelerator.memory_allocated()))
@@ -128,7 +128,7 @@ def test_a_deadline_holds_while_another_thread_asks(matrix, wait):
     del last
 
 
-def test_the_earliest_of_deadlines_counts():
+def test_earliest_deadline_counts():
     assert due() is None
     with djinn.deadline(1.0):
         outer = due()
@@ -141,7 +141,7 @@ def test_the_earliest_of_deadlines_counts():
         pass
 
 
-def test_each_wait_may_have_a_limit(monkeypatch):
+def test_wait_timeout_setting(monkeypatch):
     monkeypatch.setattr(device_state, "wait_timeout", 0.0)
     djinn.shut_down()
     djinn.configure(wait_timeout=5000)
@@ -256,7 +256,7 @@ def begun(context, template, outputs, lease):
     return (session, line, thread, errors), connection
 
 
-def test_a_client_that_is_gone_for_longer_than_its_lease_has_its_program_stopped(session):
+def test_expired_lease_stops_program(session):
     executor, line, thread, errors = session
     while executor.submissions < 1:
         time.sleep(0.01)
@@ -279,7 +279,7 @@ class Garbled(Line):
     [PlainExecutorChannel, lambda line: LeasedConnection(line, 600.0, UsageMetrics())],
     ids=["plain", "leased"],
 )
-def test_a_look_that_meets_a_broken_connection_wakes_the_session(kind, channel):
+def test_broken_connection_wakes_session(kind, channel):
     wakeup, line = Wakeup(), kind()
     line.end()
     look(CancellationState(FairShare().share(), UsageMetrics(), wakeup), channel(line))
@@ -316,7 +316,7 @@ def test_cancellation_queued_during_a_reply_stops_its_submission():
     assert context.usage.report(context.usage.holdings()).values["submissions_stopped"] == 1
 
 
-def test_what_waits_behind_a_program_is_stopped_as_well(session):
+def test_queued_submissions_are_cancelled(session):
     _, line, _, _ = session
     line.put(submission(2))
     line.put(encode(CancelSubmissions((1, 2))))
@@ -329,7 +329,7 @@ def test_what_waits_behind_a_program_is_stopped_as_well(session):
     assert second.failures[0].instruction == 0, "it did not begin"
 
 
-def test_a_long_program_lets_others_have_a_turn(begin):
+def test_long_program_yields_turns(begin):
     context = ExecutorContext.of(CpuRuntime())
     long, slow, *_ = begin(context)
     while not (long._wanted.busy() and context.device.turns.busy):
@@ -347,7 +347,7 @@ def test_a_long_program_lets_others_have_a_turn(begin):
     assert stopped.timing.queue > 0, "what it rested is not counted as its own"
 
 
-def test_stops_do_not_pile_up():
+def test_pending_stops_are_bounded():
     wanted = CancellationState(FairShare().share(), UsageMetrics())
     wanted.stop(range(10 * limits.STOPS))
     work = RunRequest(10 * limits.STOPS - 1, [], [], [], [], (), False)
@@ -360,7 +360,7 @@ def test_stops_do_not_pile_up():
     ("reason", "kind", "text"),
     [("", "ProgramStopped", STOPPED), ("aten::add failed", "AcceleratorError", "aten::add failed")],
 )
-def test_another_process_stops_it_at_the_same_op(tmp_path, reason, kind, text):
+def test_replay_stops_at_same_op(tmp_path, reason, kind, text):
     journal = Journal.begin(
         tmp_path / "name.journal", SessionIdentity("name", "client", "secret", NO_TENANT), 1 << 20, DiskQuota()
     )

@@ -58,7 +58,7 @@ def listening(request, registry, tmp_path, renewals):
     listener.close()
 
 
-def test_a_renewed_certificate_is_shown_from_then_on(listening, renewals):
+def test_renewed_certificate_is_used_for_new_connections(listening, renewals):
     connect, shown, new = listening
     old, renewed = fingerprint_of_file(shown.certificate), fingerprint_of_file(new.certificate)
     there = connect(old, renewed)  # over HTTP it is several connections, of which some come later

@@ -93,22 +93,20 @@ def proxy(server):
     proxy.close()
 
 
-def test_on_one_machine_the_fastest_transport_is_taken(server, begin):
+def test_local_client_uses_fastest_transport(server, begin):
     opened = begin(server.settings())
     assert opened.url.startswith("unix://")
     assert opened.fallbacks == ()
     assert opened.executor is None
 
 
-def test_without_it_the_executor_is_reached_directly_over_the_network(server, begin, registry):
+def test_direct_network_connection_without_local_transport(server, begin, registry):
     opened = begin(server.settings(), without(registry, "local"))
     assert opened.url.startswith("tcp://")
     assert opened.url not in server.urls
 
 
-def test_through_a_proxy_the_gateway_passes_frames_on_and_all_bytes_are_counted(
-    server, registry, ask, proxy, wait_for, caplog
-):
+def test_relayed_connection_counts_bytes(server, registry, ask, proxy, wait_for, caplog):
     caplog.set_level("INFO", "djinn")
     (opened,) = open_connections(Settings(servers=(proxy.url,), token=server.token), registry)
     assert opened.url == proxy.url
@@ -121,7 +119,7 @@ def test_through_a_proxy_the_gateway_passes_frames_on_and_all_bytes_are_counted(
     opened.connection.close()
 
 
-def test_a_relayed_session_ends_with_its_client(own_server, registry, wait_for):
+def test_relayed_session_ends_with_client(own_server, registry, wait_for):
     from djinn_client.runtime.connecting.handshake import Server
     from djinn_client.runtime.connecting.servers import ask_status
 
@@ -144,12 +142,12 @@ def test_a_relayed_session_ends_with_its_client(own_server, registry, wait_for):
         wait_for(is_over, "the end of the session")
 
 
-def test_over_http_the_gateway_passes_frames_on(server, begin):
+def test_http_connection_is_relayed(server, begin):
     opened = begin(Settings(servers=(server.url("http"),), token=server.token))
     assert opened.url == server.url("http")
 
 
-def test_a_server_that_is_gone_is_fallen_back_from_aloud(server, begin, caplog):
+def test_unreachable_server_falls_back_with_warning(server, begin, caplog):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         dead = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
     opened = begin(Settings(servers=(dead, server.url("tcp")), token=server.token))
@@ -159,7 +157,7 @@ def test_a_server_that_is_gone_is_fallen_back_from_aloud(server, begin, caplog):
     assert opened.url in caplog.text
 
 
-def test_a_direct_address_that_does_not_work_is_fallen_back_from(server, begin, registry, monkeypatch, caplog):
+def test_unreachable_executor_address_falls_back(server, begin, registry, monkeypatch, caplog):
     from djinn_client.runtime.connecting import handshake
 
     # Another process listens where the executor should: it answers, but it does not know the ticket.
@@ -170,13 +168,13 @@ def test_a_direct_address_that_does_not_work_is_fallen_back_from(server, begin, 
     assert "fell back from" in caplog.text
 
 
-def test_nobody_there(registry):
+def test_unreachable_server_names_cure(registry):
     with pytest.raises(TransportError, match=r"allow port 1\? Run `djinn doctor`") as error:
         open_connections(Settings(servers=("tcp://127.0.0.1:1",), token="t"), registry)
     assert str(error.value).count("`djinn serve` running") == 1
 
 
-def test_another_server_there(registry):
+def test_other_server_is_recognised(registry):
     with socket.create_server(("127.0.0.1", 0)) as other:
         url = f"tcp://127.0.0.1:{other.getsockname()[1]}"
 
@@ -193,20 +191,20 @@ def test_another_server_there(registry):
         thread.join()
 
 
-def test_a_silent_one_there(registry):
+def test_silent_server_times_out(registry):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(TransportError, match=r"did not answer within 0\.2 s"):
             open_connections(Settings(servers=(url,), token="t", connect_timeout=0.2), registry)
 
 
-def test_a_wrong_token(server, registry):
+def test_wrong_token_names_cure(server, registry):
     with pytest.raises(AccessRefused, match=r"does not know the token.*ask the server's operator") as caught:
         open_connections(server.settings(token="not-the-token"), registry)
     assert "not-the-token" not in str(caught.value)
 
 
-def test_a_scheme_without_a_transport_names_the_known_schemes(registry):
+def test_unknown_scheme_names_known_schemes(registry):
     with pytest.raises(
         PluginError, match=r"no transport for quic:// is in use here \(known: .*tcp.*on the client and on the server"
     ):
@@ -214,12 +212,12 @@ def test_a_scheme_without_a_transport_names_the_known_schemes(registry):
 
 
 @pytest.mark.parametrize("url", ["host:5556", "tcp://host:port"])
-def test_what_is_no_url(registry, url):
+def test_invalid_url_is_refused(registry, url):
     with pytest.raises(ConfigurationError, match="is not a server URL"):
         open_connections(Settings(servers=(url,), token="t"), registry)
 
 
-def test_a_misspelt_variable_is_warned_of(registry, monkeypatch, caplog):
+def test_misspelt_variable_warns(registry, monkeypatch, caplog):
     monkeypatch.setenv("DJINN_SERVER", "tcp://gpu-box:5556")
     monkeypatch.setenv("DJINN_XY", "1")
     with pytest.raises(ConfigurationError):
@@ -228,7 +226,7 @@ def test_a_misspelt_variable_is_warned_of(registry, monkeypatch, caplog):
     assert "DJINN_XY" not in caplog.text
 
 
-def test_the_token_of_a_file_is_for_its_servers_only(server):
+def test_connection_file_token_is_for_its_servers_only(server):
     listed = Settings(servers=(server.url("tcp"),), connection_file=server.file)
     assert find_servers(listed).token == server.token
     with pytest.raises(ConfigurationError, match="no token for tcp://elsewhere:1"):
@@ -236,19 +234,19 @@ def test_the_token_of_a_file_is_for_its_servers_only(server):
     assert server.token not in repr(find_servers(listed))
 
 
-def test_nothing_configured_starts_an_executor_and_ends_it(begin):
+def test_default_configuration_starts_own_executor(begin):
     opened = begin(Settings(threads=1, plugins=("tcp",)))
     assert opened.url.startswith("unix://")
     assert opened.executor.alive
     assert opened.attached.process == opened.executor.process_id
 
 
-def test_an_executor_that_does_not_start(registry):
+def test_failed_executor_start_raises(registry):
     with pytest.raises(StartupError, match="no device 'abacus'"):
         open_connections(Settings(device="abacus"), registry)
 
 
-def test_inline_is_a_thread_that_ends_with_the_connection(registry, ask):
+def test_inline_executor_ends_with_connection(registry, ask):
     (opened,) = open_connections(Settings(executor="inline"), registry)
     assert isinstance(ask(opened.connection, StatsRequest()), StatsReply)
     assert opened.attached.process == os.getpid()
@@ -259,7 +257,7 @@ def test_inline_is_a_thread_that_ends_with_the_connection(registry, ask):
     assert not any(t.is_alive() for t in serving), "threads that an ending interpreter stops inside PyTorch abort it"
 
 
-def test_different_torch_is_said_with_both_versions(begin, caplog):
+def test_different_torch_versions_are_named(begin, caplog):
     opened = begin(Settings(executor="inline"))
     connecting._compare_torch(opened)
     assert caplog.text == ""
@@ -270,7 +268,7 @@ def test_different_torch_is_said_with_both_versions(begin, caplog):
     assert "different torch" in caplog.text
 
 
-def test_a_relay_passes_on_both_ways_and_ends_with_either():
+def test_relay_forwards_both_directions():
     client, gateway_outer = connected_pair()
     gateway_inner, executor = connected_pair()
     thread = threading.Thread(target=relay, args=relay_directions(gateway_outer, gateway_inner))
@@ -286,12 +284,12 @@ def test_a_relay_passes_on_both_ways_and_ends_with_either():
         client.receive(SECONDS)
 
 
-def test_the_same_plugins_are_found_here_and_there(registry):
+def test_client_and_server_find_same_plugins(registry):
     again = load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"})
     assert [t.name for t in again.transports] == [t.name for t in registry.transports]
 
 
-def test_a_standby_server_is_used_where_no_other_answers_and_must_be_known(begin, server, caplog):
+def test_standby_server_is_used_if_others_fail(begin, server, caplog):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         gone = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
     opened = begin(Settings(servers=(gone,), token=server.token, standby=(server.url("tcp"),), disable=("local",)))
@@ -302,7 +300,7 @@ def test_a_standby_server_is_used_where_no_other_answers_and_must_be_known(begin
     assert not opened.attached.caches_weights
 
 
-def test_a_standby_server_without_a_token_is_an_error_that_says_what_to_do(registry, server, tmp_path):
+def test_standby_server_without_token_names_cure(registry, server, tmp_path):
     file = tmp_path / "connection.json"
     write_connection_file(file, ConnectionFile((server.url("tcp"),), server.token))
     with pytest.raises(ConfigurationError, match="no token for the standby server tcp://elsewhere:1: set DJINN_TOKEN"):

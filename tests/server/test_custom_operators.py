@@ -85,14 +85,14 @@ def same(program):
         assert torch.equal(one.cpu(), other)
 
 
-def test_an_op_is_recorded_whole(offering):
+def test_custom_op_is_recorded_whole(offering):
     with djinn.capture() as captured:
         out = library.scale(values(device=offering), 3.0) + 1
     assert set(captured.graph.by_op) >= {"scale", "add"}
     assert torch.equal(out.cpu(), values() * 3 + 1)
 
 
-def test_a_capture_without_a_session_records_it(offering):
+def test_capture_without_session_records_custom_op(offering):
     djinn.shut_down()
     with djinn.capture() as captured:
         torch.ops.djinn_library.pick(torch.ones(4, 3), torch.tensor([1]))
@@ -100,7 +100,7 @@ def test_a_capture_without_a_session_records_it(offering):
     assert "pick" in captured.graph.by_op
 
 
-def test_gradients_are_those_of_the_cpu(offering):
+def test_custom_op_gradients_equal_cpu(offering):
     def program(device):
         x = values(device=device).requires_grad_()
         y = library.scale(x.sin(), 0.5)
@@ -110,7 +110,7 @@ def test_gradients_are_those_of_the_cpu(offering):
     same(program)
 
 
-def test_an_op_that_writes_raises_the_version_once(offering):
+def test_mutating_op_increments_version_once(offering):
     def program(device):
         x, y = values(device=device), values(device=device)
         view, before = x[1:], x._version
@@ -121,7 +121,7 @@ def test_an_op_that_writes_raises_the_version_once(offering):
     same(program)
 
 
-def test_an_op_writes_and_returns_several_results(offering):
+def test_op_with_writes_and_several_results(offering):
     def program(device):
         x, y = values(device=device), values(device=device)
         return (*library.add_and_sum(x), x, *library.add_and_sum(x, y), x)
@@ -129,15 +129,15 @@ def test_an_op_writes_and_returns_several_results(offering):
     same(program)
 
 
-def test_lists_go_in_and_come_out(offering):
+def test_list_arguments_and_results(offering):
     same(lambda device: library.pieces([values(device=device), values(device=device).t().contiguous()], 2))
 
 
-def test_shapes_that_depend_on_data_are_read(offering):
+def test_data_dependent_shapes_are_read(offering):
     same(lambda device: (library.positive(values(device=device)), library.without_fake(values(device=device))))
 
 
-def test_a_library_describes_its_results_and_is_asked_for_no_others(offering):
+def test_library_metadata_needs_no_round_trip(offering):
     index = torch.tensor([2, 0])
     djinn.reset_stats()
     x, at = values(device=offering), index.to(offering)
@@ -147,7 +147,7 @@ def test_a_library_describes_its_results_and_is_asked_for_no_others(offering):
     assert torch.equal(made.cpu(), values()[index])
 
 
-def test_an_overload_writes_to_out(offering):
+def test_out_overload(offering):
     def program(device):
         x, index, out = values(device=device), torch.tensor([2, 0], device=device), torch.empty(2, 3, device=device)
         torch.ops.djinn_library.pick.out(x, index, out=out)
@@ -156,14 +156,14 @@ def test_an_overload_writes_to_out(offering):
     same(program)
 
 
-def test_a_result_never_shares_memory_with_an_argument(offering):
+def test_result_never_aliases_argument(offering):
     x = values(device=offering)
     kept = torch.ops.djinn_library.same(x)
     x.zero_()
     assert torch.equal(kept.cpu(), values())
 
 
-def test_the_check_of_a_library_fails_the_op_alone(offering):
+def test_library_check_fails_op_only(offering):
     x = values(device=offering)
     with pytest.raises(ValueError, match="index must lie in 0 to 3"):
         torch.ops.djinn_library.pick(x, torch.tensor([4], device=offering)).cpu()
@@ -191,7 +191,7 @@ def test_vmap_uses_the_registered_rule_and_a_loop_without_one(offering):
     same(program)
 
 
-def test_a_random_op_draws_from_the_session(offering):
+def test_random_op_uses_session_generator(offering):
     def program(device):
         torch.manual_seed(3)
         return library.noise(values(device=device)), torch.rand(2, device=device)
@@ -200,13 +200,13 @@ def test_a_random_op_draws_from_the_session(offering):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch's own
-def test_a_compiled_function_calls_it(offering):
+def test_compiled_function_calls_custom_op(offering):
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: library.scale(x.sin(), 2.0) + 1)
     torch.testing.assert_close(compiled(values(device=offering)).cpu(), values().sin() * 2 + 1)
 
 
-def test_an_op_that_is_defined_later_is_recorded_whole(offering):
+def test_op_defined_later_is_recorded_whole(offering):
     """A server offers it under a name that this process does not have yet."""
     before = port.offered
     port.offered = {**before, "djinn_custom::late": "djinn_custom::late(Tensor x) -> Tensor"}
@@ -224,7 +224,7 @@ def _late(x: torch.Tensor) -> torch.Tensor:
     return x * 5
 
 
-def test_an_op_with_another_schema_is_refused(offering):
+def test_different_schema_is_refused(offering):
     before = port.offered
     port.offered = {**before, "djinn_custom::scale": "djinn_custom::scale(Tensor x) -> Tensor"}
     try:
@@ -238,7 +238,7 @@ def test_an_op_with_another_schema_is_refused(offering):
         port.interception.reconsider()
 
 
-def test_an_op_that_was_not_allowed_is_refused_at_its_line_with_advice(offering):
+def test_disallowed_op_is_refused_with_advice(offering):
     with pytest.raises(
         UnsupportedOperation, match=r"djinn_library::hidden .*`djinn serve --operators trusting`"
     ) as raised:
@@ -262,9 +262,7 @@ print(library.scale(x, 2.0).tolist())
 """
 
 
-def test_the_first_op_of_a_program_with_its_own_executor_waits_for_what_that_offers(
-    python, plain_environment, importable, tmp_path
-):
+def test_first_op_waits_for_offered_ops(python, plain_environment, importable, tmp_path):
     (script := tmp_path / "first.py").write_text(FIRST)
     environment = plain_environment | {"PYTHONPATH": importable}
     done = python.run("-W", "ignore", script, cwd=tmp_path, env=environment)
@@ -283,16 +281,16 @@ def test_the_first_op_of_a_program_with_its_own_executor_waits_for_what_that_off
         ("trusting@ alice", r"' alice' cannot be the name of a tenant"),
     ],
 )
-def test_a_server_refuses_what_it_cannot_allow(chosen, said):
+def test_server_refuses_unknown_libraries(chosen, said):
     with pytest.raises(StartupError, match=said):
         CustomOperators([chosen], [library.Library(), library.Trusting()])
 
 
-def test_a_program_may_run_any_library_on_its_own_executor():
+def test_own_executor_runs_any_library():
     CustomOperators(["trusting"], [library.Trusting()], tenants=False)
 
 
-def test_a_program_may_run_any_library_on_an_executor_that_an_engine_holds(importable, monkeypatch):
+def test_engine_executor_runs_any_library(importable, monkeypatch):
     """Such an executor listens for other machines, as those of a gateway do."""
     monkeypatch.syspath_prepend(importable)
     plugins = ["tcp", "custom_op_library", HeldPlugin(HeldEngine())]
@@ -302,7 +300,7 @@ def test_a_program_may_run_any_library_on_an_executor_that_an_engine_holds(impor
 
 
 @pytest.mark.parametrize("network", [None, NetworkConfig()])
-def test_an_executor_with_tenants_refuses_libraries_that_trust_clients(network, importable, monkeypatch):
+def test_tenant_executor_refuses_trusting_libraries(network, importable, monkeypatch):
     monkeypatch.syspath_prepend(importable)
     config = ExecutorConfig("cpu", network, 1, operators=("trusting",), plugins=Selection(("tcp", "custom_op_library")))
     with ExecutorProcess(config) as executor, pytest.raises(StartupError, match=r"trusting@TENANT"):
@@ -312,7 +310,7 @@ def test_an_executor_with_tenants_refuses_libraries_that_trust_clients(network, 
 # --- hostile clients ----------------------------------------------------------------------------------------------
 
 
-def test_names_that_were_not_allowed_are_refused_in_any_spelling(server, tokens):
+def test_disallowed_names_are_refused_in_any_spelling(server, tokens):
     with talking(server.url("tcp"), tokens[1]["bob"]) as talk:
         assert {"djinn_custom::scale", "djinn_library::pick.out"} < talk.allowed
         for registered in (
@@ -327,7 +325,7 @@ def test_names_that_were_not_allowed_are_refused_in_any_spelling(server, tokens)
         assert not talk.run("djinn_library::same").failures
 
 
-def test_a_tenant_has_its_own_ops(server, tokens):
+def test_tenant_has_own_ops(server, tokens):
     with connected(server, tokens, "alice"):
         djinn.init()
         assert library.Library.operators | {"djinn_library::hidden"} <= set(port.offered)

@@ -139,7 +139,7 @@ def test_completed_submissions_are_not_blamed():
     assert "at or before aten::mm (op 2 of submission 8)" in watched.reasons[0]
 
 
-def test_recovered_session_runs_each_op_alone_so_that_the_op_is_known():
+def test_recovered_session_runs_ops_one_by_one():
     watched, session = Watched(), Session(replaying=True)
     work = request(5)
     watched.watch.begin(session, work, OPS)
@@ -178,7 +178,7 @@ def test_device_that_works_after_an_error_goes_on(error):
     assert watched.runtime.synchronized == (error is ERROR), "only an error of the device is worth a wait"
 
 
-def test_hung_kernel_is_found_in_the_oldest_submission(monkeypatch):
+def test_hung_kernel_is_blamed_on_oldest_submission(monkeypatch):
     watched, hung, other = Watched(), Session(), Session()
     watched.run(hung, 4)
     watched.run(other, 9)
@@ -192,7 +192,7 @@ def test_hung_kernel_is_found_in_the_oldest_submission(monkeypatch):
     assert not other.stopped
 
 
-def test_queue_that_goes_on_does_not_hang(monkeypatch):
+def test_progressing_queue_is_not_hung(monkeypatch):
     watched, session = Watched(), Session()
     began = time.monotonic()
     for step in range(1, 6):
@@ -235,7 +235,7 @@ def issuing(watched, session, op, sequence=1):
         (False, 0, "an op at or before aten::embedding (op 1 of submission 1) hangs"),
     ],
 )
-def test_op_that_cannot_be_issued_because_the_device_hangs_is_named(later, replaying, op, named):
+def test_op_blocked_by_hung_device_is_named(later, replaying, op, named):
     watched, session = Watched(), Session(replaying=replaying)
     issuing(watched, session, 1)
     watched.runtime.hung = True
@@ -245,7 +245,7 @@ def test_op_that_cannot_be_issued_because_the_device_hangs_is_named(later, repla
     assert session.stopped[0][:2] == (1, op)
 
 
-def test_hang_of_one_of_several_sessions_that_issue_stops_none(later):
+def test_hang_with_several_issuing_sessions_stops_none(later):
     watched, one, other = Watched(), Session(), Session()
     issuing(watched, one, 1)
     issuing(watched, other, 2)
@@ -256,7 +256,7 @@ def test_hang_of_one_of_several_sessions_that_issue_stops_none(later):
     assert not one.stopped + other.stopped
 
 
-def test_ops_that_take_long_to_issue_are_no_hang(later):
+def test_slow_issue_is_not_a_hang(later):
     watched, session = Watched(), Session()
     begun = issuing(watched, session, 0)
     for _ in range(2):
@@ -270,7 +270,7 @@ def test_ops_that_take_long_to_issue_are_no_hang(later):
     assert "submission 1) hangs" in watched.reasons[0]
 
 
-def test_session_that_issues_another_op_now_and_then_does_not_hang(later):
+def test_slowly_issuing_session_is_not_hung(later):
     watched, session, work = Watched(), Session(), request()
     watched.watch.begin(session, work, OPS)
     watched.runtime.hung = True
@@ -281,7 +281,7 @@ def test_session_that_issues_another_op_now_and_then_does_not_hang(later):
     assert not watched.runtime.synchronized, "the device is not asked in vain"
 
 
-def test_session_that_has_yielded_the_device_does_not_hang(later):
+def test_yielded_session_is_not_hung(later):
     watched, session, work = Watched(), Session(), request()
     watched.watch.begin(session, work, OPS)
     work.progress.paused = watched.runtime.hung = True
@@ -392,7 +392,7 @@ def test_hang_is_seen_while_the_session_waits_for_the_device(monkeypatch):
     assert len(turn.outcome.failures) == 1
 
 
-def test_submission_that_is_broken_off_has_been_issued():
+def test_aborted_submission_counts_as_issued():
     watched = Watched()
 
     def run():

@@ -45,7 +45,7 @@ def grown(path, frames, held):
     return journal
 
 
-def test_journals_share_what_a_tenant_may_have(tmp_path, held):
+def test_journals_share_tenant_quota(tmp_path, held):
     held.limit = 3 * STEP
     first = grown(tmp_path / "first.journal", 3, held)
     second = grown(tmp_path / "second.journal", 2, held)
@@ -58,7 +58,7 @@ def test_journals_share_what_a_tenant_may_have(tmp_path, held):
     first.end()
 
 
-def test_a_journal_is_given_up_before_the_disk_is_full(tmp_path, monkeypatch, held):
+def test_journal_is_abandoned_before_disk_is_full(tmp_path, monkeypatch, held):
     journal = grown(tmp_path / "session.journal", 1, held)
     monkeypatch.setattr(disk_quota, "free_bytes", lambda _: disk_quota.RESERVE - 1)
     journal.frame(HALF)
@@ -66,7 +66,7 @@ def test_a_journal_is_given_up_before_the_disk_is_full(tmp_path, monkeypatch, he
     assert not journal.open
 
 
-def test_a_journal_that_cannot_begin_anew_goes_on(tmp_path, held):
+def test_journal_continues_without_room_for_compaction(tmp_path, held):
     journal = grown(tmp_path / "session.journal", 2, held)
     held.limit = 2 * STEP
     journal.compact(SnapshotHeader(2, 2, b""), [bytes(2 * STEP)], [])
@@ -121,7 +121,7 @@ def test_reopened_journal_charges_its_bytes_once(tmp_path, monkeypatch, held):
     journal.end()
 
 
-def test_weights_make_way_for_journals(tmp_path, held):
+def test_journals_evict_stored_weights(tmp_path, held):
     store = WeightStore(tmp_path / "weights", 1 << 30, held)
     tenancy, badge = Tenancy(UsageMetrics(), held, store), Badge(quota=Quota(disk=3 * STEP))
     tenancy.assign(badge)
@@ -139,7 +139,7 @@ def test_weights_make_way_for_journals(tmp_path, held):
     journal.end()
 
 
-def test_spilled_values_count_as_well(tmp_path, held):
+def test_spilled_values_count_towards_quota(tmp_path, held):
     held.limit = STEP
     space = FileSpill(held, tmp_path)
     memory = torch.ones(STEP // 4 + 4096)
@@ -163,7 +163,7 @@ def test_host_spill_raises_if_host_memory_is_too_small(monkeypatch):
     assert space.used == 0
 
 
-def test_an_upload_counts_once_whoever_has_it(tmp_path, held):
+def test_shared_upload_counts_once(tmp_path, held):
     held.limit = 3 * STEP
     store = WeightStore(tmp_path / "weights", 1 << 30, held)
     held.evict_weights = store.shrink_to

@@ -58,12 +58,12 @@ def losses(device, between=lambda: None):
     return found
 
 
-def test_one_executor_that_an_engine_holds_needs_no_router(held):
+def test_single_engine_executor_needs_no_router(held):
     djinn.configure(plugins=["tcp", HeldPlugin(held)], engine="held", threads=1)
     assert losses("remote_accelerator:0") == losses("cpu")
 
 
-def test_a_pool_that_an_engine_holds_trains_and_outlives_its_executors(held):
+def test_engine_pool_survives_killed_executors(held):
     djinn.configure(executors=2, placement_policy="round_robin", resources="GPU=1", runtime_env={"pip": ["x"]})
     here = losses("cpu")
 
@@ -79,7 +79,7 @@ def test_a_pool_that_an_engine_holds_trains_and_outlives_its_executors(held):
     assert {opened.url.partition("://")[0] for opened in open_connections()} == {"tcps"}
 
 
-def test_executors_outlive_their_holders(held):
+def test_session_survives_killed_holder(held):
     """A holder that is killed ends its executor without a word; the next one finds the journal."""
     djinn.init()
     (opened,) = open_connections()
@@ -92,7 +92,7 @@ def test_executors_outlive_their_holders(held):
     assert opened.executor.process_id != process
 
 
-def test_a_start_that_fails_leaves_the_journal_to_the_next(held, monkeypatch):
+def test_failed_start_keeps_journal(held, monkeypatch):
     djinn.init()
     (opened,) = open_connections()
     kept = torch.ones(3, device="remote_accelerator:0") + 1
@@ -111,13 +111,13 @@ def test_a_start_that_fails_leaves_the_journal_to_the_next(held, monkeypatch):
     assert failed
 
 
-def test_an_engine_that_there_is_not(held):
+def test_unknown_engine_is_named(held):
     djinn.configure(engine="kubernetes")
     with pytest.raises(djinn.errors.PluginError, match=r"no engine 'kubernetes'.*installed: held, local"):
         djinn.init()
 
 
-def test_a_notice_that_raises_is_warned_of_once_and_the_session_goes_on(held, monkeypatch, caplog):
+def test_raising_notice_warns_once(held, monkeypatch, caplog):
     asked = {0: 0, 1: 0}
 
     def notice(handle):
@@ -150,19 +150,19 @@ class NoHandle:
 WRONG = r"plugin of held_engine started no executor: held_engine\.Held{} returned an instance of NoHandle.*djinn\.hooks\.ExecutorHandle.*`engine`"
 
 
-def test_an_engine_that_launches_no_handle_is_named(held, monkeypatch):
+def test_engine_without_handle_is_named(held, monkeypatch):
     monkeypatch.setattr(HeldEngine, "launch", lambda engine, options, request: NoHandle())
     with pytest.raises(PluginError, match=WRONG.format(r"Engine\.launch")):
         djinn.init()
 
 
-def test_a_class_in_place_of_a_handle_is_named_as_such(monkeypatch):
+def test_class_instead_of_handle_is_named(monkeypatch):
     monkeypatch.setattr(HeldEngine, "launch", lambda engine, options, request: HeldHandle)
     with pytest.raises(PluginError, match="returned the class HeldHandle, and must return an instance"):
         start_executor(HeldEngine(), ExecutorConfig("cpu"), LaunchRequest())
 
 
-def test_a_handle_that_restarts_as_no_handle_is_named_and_still_ends(monkeypatch):
+def test_invalid_restarted_handle_is_named(monkeypatch):
     executor = start_executor(HeldEngine(), ExecutorConfig("cpu", threads=1), LaunchRequest(group="wrong"))
     handle = executor._handle
     try:
@@ -176,7 +176,7 @@ def test_a_handle_that_restarts_as_no_handle_is_named_and_still_ends(monkeypatch
     assert handle.ended
 
 
-def test_a_pool_with_a_wrong_handle_ends_the_executors_that_had_started(monkeypatch):
+def test_invalid_handle_ends_started_pool_executors(monkeypatch):
     launch, right = HeldEngine.launch, []
 
     def launch_one(engine, options, request):
@@ -193,7 +193,7 @@ def test_a_pool_with_a_wrong_handle_ends_the_executors_that_had_started(monkeypa
     assert right[0].ended
 
 
-def test_a_pool_outlives_a_handle_that_restarts_as_no_handle(monkeypatch):
+def test_pool_survives_invalid_restarted_handle(monkeypatch):
     restart, wrong = HeldHandle.restart, []
 
     def restart_second_time(handle):

@@ -68,7 +68,7 @@ def read(config: type, *arguments: str) -> Any:
     return found[0]
 
 
-def test_every_field_arrives_at_the_executor():
+def test_every_field_reaches_executor():
     defaults = ExecutorConfig()
     same = [name for name in attrs.fields_dict(ExecutorConfig) if getattr(FULL, name) == getattr(defaults, name)]
     assert not same, "this test would not see whether these arrive"
@@ -124,12 +124,12 @@ def test_every_flag_sets_its_field(tmp_path):
         "--most-sessions=x",
     ],
 )
-def test_a_value_out_of_its_bounds_is_refused(wrong):
+def test_value_out_of_bounds_is_refused(wrong):
     with pytest.raises(click.BadParameter):
         read(GatewayConfig, wrong)
 
 
-def test_a_new_flag_is_one_field():
+def test_flag_is_one_field():
     @attrs.frozen
     class Inner:
         share: float = flagged(0.5, "--share", "A share.", least=0, most=1)
@@ -139,7 +139,7 @@ def test_a_new_flag_is_one_field():
     assert read(outer, "--share", "0.25") == outer(Inner(0.25))
 
 
-def test_settings_stand_in_for_what_the_command_line_does_not_say():
+def test_settings_are_defaults_of_flags():
     settings = Settings(device="cpu", threads=4, memory_gib=1, compilers="x", start_timeout=3, debug="server")
     given = GatewayConfig(executor=ExecutorConfig(threads=2)).with_settings(settings)
     assert (given.devices, given.start_timeout) == (("cpu",), 3.0)
@@ -151,7 +151,7 @@ def test_settings_stand_in_for_what_the_command_line_does_not_say():
     assert (on.device, on.network, on.log.level) == ("cpu:0", given.network, "info")
 
 
-def test_executors_of_a_gateway_have_tenants():
+def test_gateway_executors_have_tenants():
     config = GatewayConfig(executor=ExecutorConfig(tenants=False))
     assert config.executor_on("cpu:0", Path("/accounts/0")).tenants
 

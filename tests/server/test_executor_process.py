@@ -64,7 +64,7 @@ def attached(executor, dial, ask):
     connection.close()
 
 
-def test_it_says_where_it_listens_and_what_it_is(executor):
+def test_executor_reports_addresses_and_device(executor):
     assert executor.ready.urls[0].startswith("unix://")
     assert any(url.startswith("tcp://127.0.0.1:") for url in executor.ready.urls)
     assert executor.ready.device.id == "cpu:0"
@@ -79,7 +79,7 @@ def test_only_its_owner_can_reach_its_socket(executor):
 
 
 @pytest.mark.parametrize("scheme", ["unix", "tcp"])
-def test_a_ticket_lets_one_client_in(executor, dial, ask, wait_for, scheme):
+def test_ticket_admits_one_client(executor, dial, ask, wait_for, scheme):
     url = next(url for url in executor.ready.urls if url.startswith(scheme))
     ticket = executor.issue_ticket("user@laptop")
     first, second = dial(url), dial(url)
@@ -117,13 +117,13 @@ def test_a_forged_ticket_is_refused(executor, dial, ask, attached, ticket):
     expect_end(connection)
 
 
-def test_nothing_but_a_ticket_comes_first(executor, dial, ask, attached):
+def test_first_message_must_be_ticket(executor, dial, ask, attached):
     connection = dial(executor.ready.urls[0])
     assert isinstance(ask(connection, StatsRequest()), Refused)
     expect_end(connection)
 
 
-def test_what_is_no_message_closes_that_connection(executor, dial, attached):
+def test_invalid_message_closes_connection(executor, dial, attached):
     connection = dial(executor.ready.urls[0])
     connection.send(Frame(b"\xff\xfegarbage"))
     answer = decode(connection.receive(SECONDS).head)
@@ -133,13 +133,13 @@ def test_what_is_no_message_closes_that_connection(executor, dial, attached):
 
 
 @pytest.mark.parametrize("frame", [Frame(b"x" * (64 << 10)), Frame(b"x", [b"y" * 100])], ids=["head", "body"])
-def test_an_unauthenticated_client_cannot_send_much(executor, dial, attached, frame):
+def test_unauthenticated_client_is_limited(executor, dial, attached, frame):
     connection = dial(executor.ready.urls[0])
     connection.send(frame)
     expect_end(connection)
 
 
-def test_a_broken_message_in_a_session_ends_that_session_alone(executor, dial, ask, attached, wait_for):
+def test_invalid_message_ends_its_session_only(executor, dial, ask, attached, wait_for):
     connection = dial(executor.ready.urls[0])
     session = ask(connection, Attach(executor.issue_ticket(), "")).session
     connection.send(Frame(b"\xc1 is no message"))
@@ -149,7 +149,7 @@ def test_a_broken_message_in_a_session_ends_that_session_alone(executor, dial, a
     wait_for(lambda: session not in {s.session for s in executor.status().sessions}, "the end of the session")
 
 
-def test_secrets_are_neither_in_arguments_nor_in_the_environment(monkeypatch, wait_for):
+def test_secrets_are_not_in_arguments_or_environment(monkeypatch, wait_for):
     monkeypatch.setenv("DJINN_TOKEN", "a-secret-of-the-client")
     monkeypatch.setenv("DJINN_PLUGIN_JWT_SECRET", "a-secret-of-the-gateway")
     executor = ExecutorProcess(ExecutorConfig("cpu"))
@@ -168,7 +168,7 @@ def test_secrets_are_neither_in_arguments_nor_in_the_environment(monkeypatch, wa
     ("wanted", "message"),
     [("abacus", "no device 'abacus'.*cpu"), ("cpu:x", "no device 'cpu:x'"), ("cpu:3", "cpu:3.*has cpu:0")],
 )
-def test_an_unknown_device_is_named_with_those_that_there_are(wanted, message):
+def test_unknown_device_lists_devices(wanted, message):
     with pytest.raises(StartupError, match=message):
         open_device([CpuDevice()], wanted)
 
@@ -184,7 +184,7 @@ def test_the_best_device_is_the_default():
     assert open_device([CpuDevice()], "").capabilities.id == "cpu:0"
 
 
-def test_kind_of_device_that_cannot_be_discovered_is_none_unless_it_is_named():
+def test_failing_device_kind_is_skipped_unless_named():
     class Broken(Device):
         name = "broken"
 
@@ -204,7 +204,7 @@ def test_configured_limit_of_hangs_reaches_the_device(monkeypatch, memory):
     assert executor._context.device.runtime.hang_seconds == 9.0
 
 
-def test_a_mac_starts_without_a_name_and_describes_its_gpu_without_one(monkeypatch):
+def test_macos_gpu_without_name(monkeypatch):
     monkeypatch.setattr(MpsDevice, "count", lambda self: 1)
     monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda device: (3, 7))
     assert open_device([MpsDevice(), CpuDevice()], "").capabilities.id == "cpu:0", "this kind is untried"
@@ -212,7 +212,7 @@ def test_a_mac_starts_without_a_name_and_describes_its_gpu_without_one(monkeypat
     assert (found.id, found.name, found.memory, found.memory_free) == ("mps:0", "mps", 7, 3)
 
 
-def test_a_start_that_takes_too_long_leaves_nothing_behind(exists):
+def test_slow_start_leaves_nothing_behind(exists):
     executor = ExecutorProcess(ExecutorConfig("cpu"))
     directory = executor._directory
     with pytest.raises(StartupError, match=r"not ready after 0\.05 s.*start_timeout"):
@@ -221,14 +221,14 @@ def test_a_start_that_takes_too_long_leaves_nothing_behind(exists):
     assert not Path(directory).exists()
 
 
-def test_a_death_before_readiness_is_told_with_its_signal():
+def test_death_before_ready_names_signal():
     executor = ExecutorProcess(ExecutorConfig("cpu"))
     os.kill(executor.process_id, signal.SIGKILL)
     with pytest.raises(StartupError, match="killed by SIGKILL"):
         executor.wait_ready(SECONDS)
 
 
-def test_a_crash_says_where_it_was(capfd):
+def test_crash_prints_stack(capfd):
     executor = start_executor(threads=1)
     os.kill(executor.process_id, signal.SIGSEGV)
     assert executor.wait() == -signal.SIGSEGV
@@ -236,7 +236,7 @@ def test_a_crash_says_where_it_was(capfd):
     assert re.search(r"Segmentation fault[\s\S]*in run\n", capfd.readouterr().err)
 
 
-def test_draining_waits_for_sessions_and_refuses_new_ones(dial, ask, exists):
+def test_drain_waits_for_sessions(dial, ask, exists):
     executor = start_executor()
     connection = dial(executor.ready.urls[0])
     ask(connection, Attach(executor.issue_ticket(), ""))
@@ -273,7 +273,7 @@ SCRIPT = """
 """
 
 
-def test_it_ends_with_a_parent_that_is_killed(tmp_path, wait_for, exists, plain_environment):
+def test_executor_ends_with_killed_parent(tmp_path, wait_for, exists, plain_environment):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
     elsewhere = tmp_path / "elsewhere"
@@ -293,7 +293,7 @@ def test_it_ends_with_a_parent_that_is_killed(tmp_path, wait_for, exists, plain_
         parent.stdout.close()
 
 
-def test_it_imports_what_its_parent_imports(tmp_path, monkeypatch):
+def test_executor_has_import_path_of_parent(tmp_path, monkeypatch):
     """A path that a notebook added to `sys.path` is there in the executor too, and the working directory comes last."""
     from djinn_server.launch.command import executor_environment
 
@@ -306,7 +306,7 @@ def test_it_imports_what_its_parent_imports(tmp_path, monkeypatch):
     assert entries[-1] == str(tmp_path)
 
 
-def test_a_long_temporary_directory_does_not_matter(tmp_path, monkeypatch):
+def test_long_temporary_directory_works(tmp_path, monkeypatch):
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
@@ -326,7 +326,7 @@ def short_path():
         yield Path(name)
 
 
-def test_directories_of_executors_that_were_killed_are_removed_later(short_path, monkeypatch):
+def test_directories_of_killed_executors_are_removed(short_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(short_path))
     executor = start_executor(threads=1)
     (directory,) = short_path.iterdir()

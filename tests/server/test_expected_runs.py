@@ -35,11 +35,11 @@ def predictions(templates, slots=lambda _: (), seconds=SECONDS):
         ("abbbc" * 6, ".........b..bb...bb.abbbcabbbc"),
     ],
 )
-def test_what_repeats_is_expected(templates, expected):
+def test_repeated_templates_are_predicted(templates, expected):
     assert predictions(templates) == expected
 
 
-def test_steps_that_take_no_time_are_left_alone():
+def test_short_steps_are_not_predicted():
     assert predictions("abababababababab", seconds=1e-5) == "." * 16
 
 
@@ -55,7 +55,7 @@ def test_steps_that_take_no_time_are_left_alone():
         (lambda number: ((bool(number % 2), (0,)),), None),
     ],
 )
-def test_slots_that_grow_by_the_same_are_expected(slots, expected):
+def test_linear_slots_are_predicted(slots, expected):
     predictor = SubmissionPredictor()
     for number in range(8):
         submit = Submit(number + 1, digest=b"a", slot_changes=slots(number))
@@ -64,7 +64,7 @@ def test_slots_that_grow_by_the_same_are_expected(slots, expected):
     assert (found and found.slots([0] * len(expected or [0]))) == expected
 
 
-def test_generations_of_some_tokens_are_expected_again_and_again():
+def test_repeated_generations_are_predicted():
     """The first program of each generation comes over other values: that must not keep later tokens from running ahead."""
     predictor, held, number = SubmissionPredictor(), [], 0
     for _ in range(20):

@@ -41,7 +41,7 @@ def order_of(lengths, total):
     return had
 
 
-def test_short_pieces_have_more_turns_than_long_ones():
+def test_short_pieces_get_more_turns():
     had = order_of([1.0, 0.1], 110)
     assert 9 <= had.count(0) <= 12, had
     assert 98 <= had.count(1) <= 101, had
@@ -52,7 +52,7 @@ def test_equal_pieces_take_turns():
     assert all(19 <= had.count(index) <= 21 for index in range(3)), had
 
 
-def test_the_end_of_a_turn_wakes_one_thread(monkeypatch):
+def test_end_of_turn_wakes_one_thread(monkeypatch):
     turns, sessions, rounds, woken = FairShare(moment=0.0, simulated=lambda: 1.0), 8, 10, []
 
     class Counted(threading.Condition):
@@ -79,7 +79,7 @@ def test_the_end_of_a_turn_wakes_one_thread(monkeypatch):
     assert len(woken) <= sessions * rounds
 
 
-def test_who_comes_late_begins_level():
+def test_late_session_starts_level():
     queue, old, late = TurnQueue(), Account(), Account()
     for _ in range(5):
         assert queue.start_at_once(old)
@@ -88,7 +88,7 @@ def test_who_comes_late_begins_level():
     assert late.used == 40.0, "what was not used is not saved up"
 
 
-def test_the_session_that_has_had_less_is_awaited_for_a_moment():
+def test_less_served_session_is_awaited():
     queue, quick, slow = TurnQueue(moment=1.0), Account(), Account(used=5.0)
     assert queue.start_at_once(quick)
     queue.ask(slow, 0.0)
@@ -98,7 +98,7 @@ def test_the_session_that_has_had_less_is_awaited_for_a_moment():
     assert queue.start(1.0) is slow
 
 
-def test_a_turn_begins_when_it_is_given_not_when_its_thread_wakes():
+def test_turn_begins_when_granted():
     began = time.perf_counter()
     turns, woken, may_go_on = FairShare(), threading.Event(), threading.Event()
     late = turns.share()
@@ -148,7 +148,7 @@ def test_long_submissions_alternate_on_one_thread():
     assert {thread for _, thread in had} == {"djinn-device"}
 
 
-def test_submission_runs_on_the_thread_that_read_it_while_nobody_else_wants_the_device():
+def test_uncontended_submission_runs_on_reading_thread():
     turns, had = FairShare(), []
     turns.run(turns.share(), steps("a", had, 1))
     assert had == [("a", threading.current_thread().name)]
@@ -297,7 +297,7 @@ def until(condition):
         time.sleep(0.001)
 
 
-def test_whoever_had_less_of_the_device_goes_first():
+def test_least_served_session_goes_first():
     runtime = Noting()
     context = ExecutorContext.of(runtime)
     sessions = {name: (ExecutorSession(context), Waiting()) for name in ("greedy", "modest")}

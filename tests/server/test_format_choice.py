@@ -43,7 +43,7 @@ def tensors_of(models, address=None):
     }
 
 
-def test_a_folder_with_a_checkpoint_and_other_files(models):
+def test_folder_with_checkpoint_and_other_files(models):
     torch.save({"a": torch.ones(2)}, models / "pytorch_model.bin")
     torch.save({"other": torch.zeros(2)}, models / "training_args.bin")
     torch.save({"state": {}}, models / "optimizer.pt")
@@ -78,7 +78,7 @@ def test_safetensors_files_come_first(models):
     assert tensors_of(models)["a"].item() == 1
 
 
-def test_what_other_users_may_write_into_is_not_mapped(tmp_path):
+def test_world_writable_file_is_not_mapped(tmp_path):
     """One that cuts it off would end the executor."""
     path = tmp_path / "model.safetensors"
     path.write_bytes(bytes(100))
@@ -92,7 +92,7 @@ def test_what_other_users_may_write_into_is_not_mapped(tmp_path):
                 file.map()
 
 
-def test_what_lies_in_the_file_as_it_is_can_be_mapped_and_nothing_else(models):
+def test_only_raw_layouts_are_mapped(models):
     class Source(WeightSource):
         name = "file"
 
@@ -113,12 +113,12 @@ def test_what_lies_in_the_file_as_it_is_can_be_mapped_and_nothing_else(models):
     assert found["empty"] is None
 
 
-def test_the_built_in_format_comes_first_and_others_by_name():
+def test_built_in_format_precedes_others():
     registry = load_registry(Selection(), builtins=builtin_plugins(), kinds={"weight_formats"})
     assert [form.name for form in registry.weight_formats] == ["safetensors", "checkpoints", "gguf"]
 
 
-def test_what_no_format_reads_is_not_opened(models):
+def test_unknown_format_is_not_opened(models):
     torch.save({"a": torch.ones(2)}, models / "pytorch_model.bin")
     with pytest.raises(WeightsUnavailable, match="no files with weights"):
         WeightReader([FileSource()], WeightPermissions((models,))).open(f"file:{models}")

@@ -165,7 +165,7 @@ def test_capacity_counts_as_memory():
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_programs_see_what_they_would_have_seen(seed):
+def test_random_programs_equal_dense_tensors(seed):
     """Caches are kept, read, cropped, written through views, and appended to twice; each cache is one of several."""
     pair = Pair(seed)
     draw, first, caches = pair.draw, copied(), []
@@ -208,7 +208,7 @@ def _other(pair):
     pair.compare(cache)
 
 
-def test_products_of_a_tensor_that_grows_in_its_batch_round_as_the_dense_one():
+def test_products_of_growing_batch_round_as_dense():
     """The batch of the dense tensor is contiguous, so its product takes the transposed matrices as they are."""
     product = [(APPEND, (1, 2, 3)), (TRANSPOSE, (3, 4)), (form("matmul", T, T), (0, 4, 5))]
     compiled, pair = template(product, 3, (3, 5)), Pair(0, torch.float64)
@@ -257,7 +257,7 @@ def test_programs_may_append_twice():
     pair.compare(cache)
 
 
-def test_growth_ends_where_every_result_is_read_as_a_dense_tensor():
+def test_growth_ends_if_results_are_read_dense():
     alone = template([(APPEND, (0, 1, 2))], 2, (2,))
     pair = Pair(0)
     cache, row = pair.upload(2, HEADS, BEGIN, WIDTH), pair.upload(2, HEADS, 1, WIDTH)

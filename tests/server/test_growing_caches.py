@@ -97,12 +97,12 @@ def fetch(state):
     [crop, write_into_a_kept_view, write_into_the_cache, go_on_with_a_copy, reorder, look_at_the_layout],
     ids=lambda one: one.__name__,
 )
-def test_a_disturbed_cache_is_as_in_local_pytorch(dim, disturb):
+def test_disturbed_cache_equals_local(dim, disturb):
     assert equal(decoded(REMOTE, dim, disturb), decoded("cpu", dim, disturb))
 
 
 @pytest.mark.parametrize("each", [keep, fetch], ids=lambda one: one.__name__)
-def test_every_cache_is_as_in_local_pytorch(each):
+def test_caches_equal_local(each):
     assert equal(decoded(REMOTE, each=each), decoded("cpu", each=each))
 
 

@@ -47,7 +47,7 @@ def takes_less(process, nbytes):
     return psutil.Process(process).memory_full_info().uss < nbytes
 
 
-def test_four_sessions_where_two_have_room(own_server, python, plain_environment):
+def test_four_sessions_with_memory_for_two(own_server, python, plain_environment):
     sessions = 4
     server = own_server("--memory-gib", str(2 * 4 / 3 * EACH / 2**30), "--threads", "1", "--store-gib", "0")
     env = plain_environment | {"DJINN_CONNECTION_FILE": str(server.file)}
@@ -104,7 +104,7 @@ def idle_on_disk(server, count=0):
     return len(found) == (count or len(found)) > 0 and all(one.disk and one.memory < MIB for one in found)
 
 
-def test_idle_sessions_give_way_and_survive_their_executor(own_server, python, plain_environment):
+def test_evicted_idle_sessions_survive_kill(own_server, python, plain_environment):
     sessions = 3
     server = own_server("--idle-minutes", "0.01", "--threads", "1")
     env = plain_environment | {"DJINN_CONNECTION_FILE": str(server.file)}
@@ -128,7 +128,7 @@ def test_idle_sessions_give_way_and_survive_their_executor(own_server, python, p
                 client.kill()
 
 
-def test_weights_that_can_be_read_again_are_dropped(own_server, python, plain_environment, tmp_path):
+def test_rereadable_weights_are_dropped(own_server, python, plain_environment, tmp_path):
     values = torch.arange(EACH // 4, dtype=torch.float32).view(1024, -1) % 100
     models, journals = tmp_path / "models", tmp_path / "state" / "journals"
     models.mkdir()

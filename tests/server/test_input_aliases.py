@@ -46,7 +46,7 @@ def template(*steps, inputs=2, outputs=()):
         ([step("aten::set_.source_Tensor", (0, 1), (2,), (0,))], (0, 1), {2: {0, 1}}),
     ],
 )
-def test_bounds(steps, written, shared):
+def test_alias_bounds(steps, written, shared):
     found = aliases_of(template(*steps, outputs=tuple(range(2, 5))), {LAYOUT_CALL})
     assert found.written == written
     outputs = dict(found.outputs)
@@ -55,7 +55,7 @@ def test_bounds(steps, written, shared):
     assert all(place + 2 in {n for one in steps for _, n in one.makes} for place in outputs)
 
 
-def test_what_clients_keep_whole_computes_results_of_its_own():
+def test_undecomposed_ops_return_own_memory():
     """The exceptions among composite ops: none returns its operand, whatever that looks like."""
     matrix, image = torch.randn(4, 4), torch.randn(1, 4, 4)
     functions = [

@@ -31,7 +31,7 @@ def killing(serving):
     return lambda *arguments: CliRunner().invoke(main, ["kill", *arguments], env=environ)
 
 
-def test_a_session_that_computes_is_ended_and_its_program_hears_why(connect, url_of, killing):
+def test_kill_ends_computing_session_with_reason(connect, url_of, killing):
     with connect(url_of("tcp")):
         matrix = torch.full((500, 500), 0.001, device=DEVICE)
         djinn.synchronize()
@@ -61,7 +61,7 @@ def test_a_session_that_computes_is_ended_and_its_program_hears_why(connect, url
         assert torch.ones(2, device=DEVICE).sum().item() == 2.0, "the executor lives on"
 
 
-def test_a_name_that_is_none_or_several_ends_nothing(connect, url_of, killing):
+def test_unknown_or_ambiguous_name_kills_nothing(connect, url_of, killing):
     with connect(url_of("tcp")):
         x = torch.ones(2, device=DEVICE)
         refused = killing("nothing-begins-like-this")
@@ -71,7 +71,7 @@ def test_a_name_that_is_none_or_several_ends_nothing(connect, url_of, killing):
         assert x.sum().item() == 2.0
 
 
-def test_tenants_end_their_own_sessions_and_watchers_none(start_python, plain_environment, tmp_path, registry):
+def test_tenants_kill_own_sessions_only(start_python, plain_environment, tmp_path, registry):
     tokens, audit = tmp_path / "tokens.json", tmp_path / "audit.log"
     token = {}
     for who, extra in (("alice", ()), ("bob", ()), ("watcher", ("--monitor",))):

@@ -59,7 +59,7 @@ def fill(device, mib):
     return [torch.full((MIB // 4,), float(n)).to(device) for n in range(mib)]
 
 
-def test_a_cache_is_freed_and_comes_back_with_the_same_tokens(limited, model):
+def test_freed_cache_is_restored(limited, model):
     expected, _ = generated(model, prompt(), 6)
     there = model.to(limited)
     try:
@@ -82,7 +82,7 @@ def test_a_cache_is_freed_and_comes_back_with_the_same_tokens(limited, model):
         model.to("cpu")
 
 
-def test_a_pinned_cache_stays_while_others_make_room(limited, model):
+def test_pinned_cache_is_not_evicted(limited, model):
     there = model.to(limited)
     try:
         pinned, first = generated(there, prompt().to(limited), 3)
@@ -103,7 +103,7 @@ def test_a_pinned_cache_stays_while_others_make_room(limited, model):
         model.to("cpu")
 
 
-def test_what_a_step_makes_of_a_pinned_cache_is_pinned(limited, model):
+def test_successor_of_pinned_cache_is_pinned(limited, model):
     there = model.to(limited)
     try:
         sizes = []
@@ -122,7 +122,7 @@ def test_what_a_step_makes_of_a_pinned_cache_is_pinned(limited, model):
         model.to("cpu")
 
 
-def test_all_caches_of_a_session_are_known_without_being_named(limited, model):
+def test_all_session_caches_are_found(limited, model):
     there = model.to(limited)
     try:
         planned = djinn.stats()["plans_made"]
@@ -137,7 +137,7 @@ def test_all_caches_of_a_session_are_known_without_being_named(limited, model):
         model.to("cpu")
 
 
-def test_a_pin_that_does_not_fit_is_an_error_and_loses_nothing(limited):
+def test_oversized_pin_raises_and_loses_nothing(limited):
     count = LIMIT // 7  # floats: two of these are more than the limit
     large = torch.ones(count, device=limited)
     kv = djinn.kv_session([large])
@@ -165,7 +165,7 @@ def test_nothing_is_evicted_without_a_limit():
         assert djinn.kv_session(DynamicCache()).size() == CacheMemory()
 
 
-def test_each_executor_of_a_pool_is_asked_for_its_own(model):
+def test_pool_executors_handle_own_caches(model):
     with configured(threads=1, executors=2, memory_gib=LIMIT / 2**30, placement_policy="round_robin"):
         there = model.to(REMOTE)
         try:

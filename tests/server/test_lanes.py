@@ -128,7 +128,7 @@ def products(program, count, inputs=None):
         )
 
 
-def test_independent_submissions_of_a_session_run_at_the_same_time(monkeypatch):
+def test_independent_submissions_run_concurrently(monkeypatch):
     program, both, plain = Program(), threading.Barrier(2), TemplateRun.advance
 
     def meeting(run, stop=None):
@@ -144,7 +144,7 @@ def test_independent_submissions_of_a_session_run_at_the_same_time(monkeypatch):
     assert answers == [(1, [], expected[:1]), (2, [], expected[1:])]
 
 
-def test_random_programs_give_the_values_of_one_lane():
+def test_random_programs_equal_one_lane():
     joined = 0
     for seed in range(30):
         found = []
@@ -173,7 +173,7 @@ def test_random_programs_give_the_values_of_one_lane():
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_an_op_that_fails_poisons_nothing_of_the_others(lanes):
+def test_failing_op_does_not_poison_other_lanes(lanes):
     program, values = Program(), matrices(5)
     values[handle(3)] = torch.ones(5, 5)
     products(program, 4)
@@ -182,7 +182,7 @@ def test_an_op_that_fails_poisons_nothing_of_the_others(lanes):
     assert [isinstance(results[0], Failure) for _, _, results in answers] == [False, True, False, False]
 
 
-def test_a_cancelled_submission_stops_and_the_others_run():
+def test_cancelled_submission_stops_alone():
     program = Program()
     products(program, 1)
     program.cancel(2)
@@ -191,7 +191,7 @@ def test_a_cancelled_submission_stops_and_the_others_run():
     assert [bool(failures) for _, failures, _ in answers] == [False, True, False, False]
 
 
-def test_numbers_and_inputs_are_those_of_each_submission():
+def test_submissions_keep_own_slots_and_inputs():
     program, values = Program(), matrices(4)
     for number, factor in enumerate((2.0, 3.0, 4.0), start=1):
         program.submit(SCALE, [handle(number)], slots=[factor], fetch=[handle(number)])
@@ -201,7 +201,7 @@ def test_numbers_and_inputs_are_those_of_each_submission():
     assert [results[0] for _, _, results in answers] == expected
 
 
-def test_a_settled_strategy_runs_in_lanes(monkeypatch):
+def test_settled_strategy_runs_in_lanes(monkeypatch):
     packs(monkeypatch, float("inf"))
     program, values, count = Program(), matrices(2), TrialLimits().compared + 9
     products(program, count, [handle(1), handle(2)])
@@ -217,7 +217,7 @@ def packs(monkeypatch, gain):
     monkeypatch.setattr(arbiter, "TrialLimits", lambda: TrialLimits(gain=gain))
 
 
-def test_a_weight_that_is_overwritten_after_a_refusal_is_not_multiplied_as_it_was(monkeypatch):
+def test_overwritten_weight_is_not_used_packed(monkeypatch):
     packs(monkeypatch, float("inf"))
     program, values = Program(), matrices(3)
     products(program, TrialLimits().compared + 3, [handle(1), handle(2)])
@@ -229,7 +229,7 @@ def test_a_weight_that_is_overwritten_after_a_refusal_is_not_multiplied_as_it_wa
     torch.testing.assert_close(found, values[handle(1)] @ values[handle(3)])
 
 
-def test_a_session_with_packed_products_is_recovered_by_a_process_that_packs_none(monkeypatch, tmp_path):
+def test_recovery_without_packed_products(monkeypatch, tmp_path):
     path, values = tmp_path / "a.journal", matrices(2)
 
     def run(gain, journal):
@@ -250,7 +250,7 @@ def test_a_session_with_packed_products_is_recovered_by_a_process_that_packs_non
 
 
 @pytest.mark.parametrize("place", ["__init__", "advance"])
-def test_an_error_of_the_executors_own_costs_one_submission(monkeypatch, place):
+def test_internal_error_fails_one_submission(monkeypatch, place):
     plain = getattr(TemplateRun, place)
 
     def broken(run, *given, **named):
@@ -267,7 +267,7 @@ def test_an_error_of_the_executors_own_costs_one_submission(monkeypatch, place):
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_what_came_before_the_end_of_a_quota_is_answered(lanes):
+def test_submissions_before_quota_end_are_answered(lanes):
     program, values = Program(), matrices(5)
     program.quota = Quota(values=len(values) + 1)
     products(program, 4)
@@ -276,7 +276,7 @@ def test_what_came_before_the_end_of_a_quota_is_answered(lanes):
     assert [number for number, _, _ in program.answers] == [1, 2]
 
 
-def test_a_value_is_fetched_before_a_later_submission_consumes_it():
+def test_fetch_precedes_later_consumption():
     program, values = Program(), matrices(4)
     program.submit(CONSUME, [handle(1), handle(2)], [handle(100)])
     products(program, 1)

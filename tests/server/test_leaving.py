@@ -11,7 +11,7 @@ from evaluation.load import leaving
 pytestmark = pytest.mark.usefixtures("fresh_processes")
 
 
-def test_sessions_that_end_in_any_way_leave_nothing(own_server, tmp_path, monkeypatch, wait_for, exists):
+def test_ended_sessions_leave_nothing(own_server, tmp_path, monkeypatch, wait_for, exists):
     (tmp_path / "sockets").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "sockets"))
     folders = {"journals": tmp_path / "state" / "journals", "weights": tmp_path / "weights"}

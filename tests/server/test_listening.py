@@ -80,7 +80,7 @@ def taken():
         yield listener.getsockname()[1]
 
 
-def test_each_transport_has_its_place():
+def test_transport_addresses_are_parsed():
     addresses = choice(
         "--transport", "tcp=0.0.0.0:5556", "--transport", "http=5557", "--transport", "x=[::1]:5"
     ).addresses
@@ -92,7 +92,7 @@ def test_each_transport_has_its_place():
     assert addresses.hosts == ("127.0.0.1", "0.0.0.0", "::1")
 
 
-def test_the_older_options_mean_the_same():
+def test_older_options_are_equivalent():
     assert (
         choice("--port", "5556", "--http-port", "0").addresses
         == choice("--transport", "tcp=5556", "--transport", "http=0").addresses
@@ -110,7 +110,7 @@ def test_the_older_options_mean_the_same():
         (("--advertise", "x:1"), "without scheme and port"),
     ],
 )
-def test_options_that_cannot_be_read(arguments, said):
+def test_invalid_listen_options_are_refused(arguments, said):
     with pytest.raises(click.BadParameter, match=said):
         choice(*arguments)
 
@@ -122,12 +122,12 @@ def test_options_that_cannot_be_read(arguments, said):
         (("--port", "5", "--without-transport", "tcp"), "leaves out a transport that is given a port"),
     ],
 )
-def test_options_that_contradict_each_other(arguments, said):
+def test_contradictory_listen_options_are_refused(arguments, said):
     with pytest.raises(ConfigurationError, match=said):
         choice(*arguments)
 
 
-def test_what_is_left_out_does_not_listen(transports):
+def test_omitted_transports_do_not_listen(transports):
     chosen = configured_transports(
         transports, None, ListenAddresses(given={"tcp": ListenAddress("", 7)}, without=frozenset({"http"}))
     )
@@ -138,7 +138,7 @@ def test_what_is_left_out_does_not_listen(transports):
         configured_transports(transports, None, ListenAddresses(without=frozenset({"htp"})))
 
 
-def test_other_machines_are_told_addresses_that_they_can_dial():
+def test_advertised_addresses_are_reachable():
     own = own_address()
     assert own not in {"", "0.0.0.0"}
     wildcard = ("tcps://0.0.0.0:5556", "https://[::]:5557")
@@ -170,11 +170,11 @@ def test_machine_without_a_default_route_advertises_the_address_of_its_interface
     assert own_address() == socket.gethostname()
 
 
-def test_a_name_is_told_where_a_certificate_has_one():
+def test_host_name_is_advertised_with_certificate():
     assert advertised(("tcps://0.0.0.0:1",), "", named=True) == (f"tcps://{socket.getfqdn()}:1",)
 
 
-def test_a_port_that_is_taken_is_noticed_before_anything_starts(taken, python, plain_environment, tmp_path):
+def test_taken_port_fails_before_start(taken, python, plain_environment, tmp_path):
     command = ["serve", "--device", "cpu", "--port", str(taken), "--connection-file", tmp_path / "c"]
     done = python.run("-m", "djinn_core.cli", *command, env=plain_environment)
     output = done.stdout + done.stderr
@@ -184,7 +184,7 @@ def test_a_port_that_is_taken_is_noticed_before_anything_starts(taken, python, p
 
 
 @pytest.mark.parametrize("name", ["http", "https", "tcps"])
-def test_ports_are_looked_at(taken, name):
+def test_taken_transport_ports_are_detected(taken, name):
     with pytest.raises(TransportError, match=f"for {name} at"):
         ListenAddresses(given={name: ListenAddress("", taken)}).check_ports(None)
     with pytest.raises(TransportError, match="for operations at"):
@@ -194,14 +194,14 @@ def test_ports_are_looked_at(taken, name):
     )  # another transport's use of a port is unknown
 
 
-def test_a_port_that_is_given_twice_is_noticed():
+def test_duplicate_port_is_detected():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(ConfigurationError, match=f"port {port} is given twice, for tcp and for http"):
         ListenAddresses(given={"tcp": ListenAddress("", port), "http": ListenAddress("", port)}).check_ports(None)
 
 
-def test_a_server_on_the_network(start_python, plain_environment, tmp_path, registry):
+def test_server_on_network_interfaces(start_python, plain_environment, tmp_path, registry):
     """One transport at every interface, one of a third party at a port of its own, and one not at all."""
     (tmp_path / "other_transport.py").write_text(OTHER_TRANSPORT)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -268,7 +268,7 @@ main()
         ([], "or leave the transport out: --without-transport http"),
     ],
 )
-def test_a_library_that_is_missing_is_named(python, plain_environment, tmp_path, options, said):
+def test_missing_transport_library_is_named(python, plain_environment, tmp_path, options, said):
     (tmp_path / "aiohttp.py").write_text("raise ImportError('No module named aiohttp')")
     command = ["serve", "--device", "cpu", "--connection-file", tmp_path / "c", *options]
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""))))
@@ -279,7 +279,7 @@ def test_a_library_that_is_missing_is_named(python, plain_environment, tmp_path,
     assert "Traceback" not in output
 
 
-def test_limits_are_for_tenants_that_there_are(tmp_path):
+def test_limit_of_unknown_tenant_is_refused(tmp_path):
     table = str(tmp_path / "tokens.json")
     run = lambda *arguments: CliRunner().invoke(main, ["token", *arguments, "--file", table])
     assert run("create", "bert").exit_code == 0

@@ -86,7 +86,7 @@ def read(state):
 @pytest.mark.parametrize(
     "disturb", [None, written, written_through_a_view, replaced, let_go, with_another_number, of_another_size, read]
 )
-def test_a_loop_is_that_of_local_pytorch(embedded, disturb):
+def test_loop_equals_local(embedded, disturb):
     expected = played("cpu", disturb)
 
     def run(wait):
@@ -96,7 +96,7 @@ def test_a_loop_is_that_of_local_pytorch(embedded, disturb):
     assert dropped <= 8, "one step at its end, and one where it was disturbed"
 
 
-def test_random_numbers_are_those_of_local_pytorch(embedded):
+def test_random_numbers_equal_local(embedded):
     def drawn(device, wait=0.0):
         torch.manual_seed(3)
         weight, found = (torch.randn(WIDTH, WIDTH) * 0.1).to(device), []
@@ -116,7 +116,7 @@ def test_random_numbers_are_those_of_local_pytorch(embedded):
     after_a_wait(run, 1)
 
 
-def test_an_op_that_fails_ahead_fails_where_it_is_asked_for(embedded):
+def test_failure_in_run_ahead_raises_at_fetch(embedded):
     def run(wait):
         torch.manual_seed(0)
         rows, at = torch.randn(STEPS, 1 << 17).to(embedded), torch.zeros(1, dtype=torch.long).to(embedded)

@@ -132,7 +132,7 @@ def assert_goes_on(answers: list[Message], *, written: bool = False) -> None:
     assert isinstance(uploaded.results[0], Failure) is written
 
 
-def test_a_number_out_of_turn_ends_the_session_with_a_reason() -> None:
+def test_out_of_order_submission_ends_session() -> None:
     script = Script(Frame(encode(Submit(7))))
     with pytest.raises(ProtocolError, match=r"submission 7 came after 0"):
         ExecutorSession(ExecutorContext.of(CpuRuntime())).serve(PlainExecutorChannel(script))
@@ -140,14 +140,14 @@ def test_a_number_out_of_turn_ends_the_session_with_a_reason() -> None:
 
 
 @pytest.mark.parametrize("message", MALFORMED.values(), ids=MALFORMED.keys())
-def test_handles_that_cannot_be_read_cost_their_submission(message: Submit) -> None:
+def test_invalid_handles_fail_their_submission(message: Submit) -> None:
     refused, *after = serve(upload(), message, *AFTERWARDS, body=(bytearray(8),)).sent
     assert isinstance(refused, Completed)
     assert [failure.kind for failure in refused.failures] == ["ProtocolError"]
     assert_goes_on(after)
 
 
-def test_an_error_of_the_executors_own_costs_its_submission(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_fails_its_submission(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise KeyError("\ud800")
 
@@ -161,7 +161,7 @@ def test_an_error_of_the_executors_own_costs_its_submission(monkeypatch: pytest.
     assert_goes_on(after, written=True)
 
 
-def test_many_failures_fit_into_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_failures_fit_into_one_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "FAILURE_TEXTS", 1000)
     handles = tuple((number << 32) + 1 for number in range(2, 202))
     refused = Submit(1, fetch=pack_handles(handles), outputs=pack_handles(handles), refused="long " * 100)
@@ -175,7 +175,7 @@ def test_many_failures_fit_into_one_answer(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("message", REFUSED.values(), ids=REFUSED.keys())
-def test_a_program_that_cannot_run_costs_its_own_results(message: Submit) -> None:
+def test_invalid_program_fails_its_results(message: Submit) -> None:
     script = serve(upload(), replace(message, fetch=pack_handles((6, 5))), *AFTERWARDS, body=(bytearray(8),))
     refused, *after = script.sent
     assert isinstance(refused, Completed)
@@ -185,7 +185,7 @@ def test_a_program_that_cannot_run_costs_its_own_results(message: Submit) -> Non
 
 
 @pytest.mark.parametrize("message", REFUSED_UPLOADS.values(), ids=REFUSED_UPLOADS.keys())
-def test_bytes_that_fit_nothing_cost_their_own_value(message: UploadPart) -> None:
+def test_mismatched_upload_fails_its_value(message: UploadPart) -> None:
     wrong = replace(message, handle=9 << 32 | 9)
     fetch = Submit(1, fetch=pack_handles((wrong.handle,)))
     refused, *after = serve(upload(), wrong, fetch, *AFTERWARDS, body=(bytearray(8),)).sent
@@ -204,7 +204,7 @@ def test_bytes_that_fit_nothing_cost_their_own_value(message: UploadPart) -> Non
     ],
     ids=str,
 )
-def test_a_message_that_cannot_be_decoded_costs_its_own_results(changes: dict[str, object]) -> None:
+def test_undecodable_message_fails_its_results(changes: dict[str, object]) -> None:
     """It writes into the uploaded value, as far as that can be read."""
     unreadable = msgspec.structs.replace(GOOD, **changes)
     first = GOOD.first if changes.get("first") is None else None
@@ -214,7 +214,7 @@ def test_a_message_that_cannot_be_decoded_costs_its_own_results(changes: dict[st
     assert_goes_on(after, written=first is not None)
 
 
-def test_an_executor_asks_again_for_a_template_after_a_refusal() -> None:
+def test_template_is_requested_again_after_refusal() -> None:
     """The template is bound to other values than the client believes."""
     fine = msgspec.structs.replace(GOOD, outputs=pack_handles((7,)))
     odd = Submit(2, digest=fine.digest, outputs=pack_handles((8,)), input_changes=(0, 1))
@@ -229,7 +229,7 @@ def test_an_executor_asks_again_for_a_template_after_a_refusal() -> None:
     assert not answered.failures
 
 
-def test_a_definition_that_cannot_be_decoded_is_a_refusal() -> None:
+def test_undecodable_template_is_refused() -> None:
     waiting = Submit(1, digest=b"x" * 16, outputs=pack_handles((6,)), fetch=pack_handles((6,)))
     define = TemplateReply("none", InitialBindings((), (), pack_handles((1 << 32 | 1,))))
     asked, refused, *after = serve(upload(), waiting, define, *AFTERWARDS, body=(bytearray(8),)).sent
@@ -239,7 +239,7 @@ def test_a_definition_that_cannot_be_decoded_is_a_refusal() -> None:
     assert_goes_on(after, written=True)
 
 
-def test_what_a_client_refuses_itself_is_poison() -> None:
+def test_client_refusal_poisons_results() -> None:
     first = InitialBindings((), (), pack_handles((1 << 32 | 1,)))
     message = Submit(1, fetch=pack_handles((6,)), outputs=pack_handles((6,)), first=first, refused="too large to send")
     refused, *after = serve(upload(), message, *AFTERWARDS, body=(bytearray(8),)).sent
@@ -248,7 +248,7 @@ def test_what_a_client_refuses_itself_is_poison() -> None:
     assert_goes_on(after, written=True)
 
 
-def test_results_that_no_message_can_describe_are_refused() -> None:
+def test_indescribable_results_are_refused() -> None:
     """The client would not be able to read the reply."""
     view = Form("aten::view", (Operand(), ListArg((SlotArg(),) * 129)), (), ("new",), False)
     wide = Template((view,), (0,), (0, 1), (0,), (1,))
@@ -265,7 +265,7 @@ def test_results_that_no_message_can_describe_are_refused() -> None:
     "name",
     ["aten::from_file", "aten::_sparse_coo_tensor_unsafe", "os::system", "prim::Print", "aten::set_data", "load"],
 )
-def test_ops_beyond_the_allow_list_are_refused_and_nothing_else(name: str) -> None:
+def test_disallowed_ops_are_refused(name: str) -> None:
     template = Template((Form(name, (Constant("x"), SlotArg()), (), ("new",), False),), (0,), (0,), (), (0,))
     script = serve(submit(template, outputs=(6,), fetch=(6,), slots=(1,)), Submit(2, synchronize=True))
     refused, after = script.sent
@@ -276,7 +276,7 @@ def test_ops_beyond_the_allow_list_are_refused_and_nothing_else(name: str) -> No
     assert not after.failures
 
 
-def test_good_work_is_done() -> None:
+def test_valid_work_is_done() -> None:
     """So that the refusals above are not refusals of everything."""
     data = torch.tensor([-1.0, 2.0])
     template = Template((RELU,), (0,), (0, 1), (0,), (1,))
@@ -290,7 +290,7 @@ def test_good_work_is_done() -> None:
     assert not isinstance(completed.results[0], Failure)
 
 
-def test_templates_without_end_are_refused_quickly() -> None:
+def test_oversized_templates_are_refused_quickly() -> None:
     none = Form("aten::relu", (Constant(None),) * 4, (), (), False)
     wide = Form("aten::relu", (Constant(None),) * 3000, (), (), False)
     for template in (
@@ -305,12 +305,12 @@ def test_templates_without_end_are_refused_quickly() -> None:
         assert time.thread_time() - started < 1.0
 
 
-def test_a_list_of_handles_has_an_end() -> None:
+def test_handle_lists_are_bounded() -> None:
     with pytest.raises(ProtocolError, match="at most 2,097,152"):
         unpack_handles((0, 0) * ((1 << 21) + 1))
 
 
-def test_sessions_share_compiled_templates_but_for_what_a_client_says_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_share_compiled_templates_without_hints(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
 
     def compile_and_count(template: Template, *rest: object) -> object:

@@ -49,7 +49,7 @@ def peak():
     return executor_figures()["memory_run_peak"]
 
 
-def test_a_training_that_does_not_fit_is_the_same_bit_by_bit(limited, done):
+def test_oversized_training_is_bitwise_equal(limited, done):
     def trained(device):
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Sequential(nn.Linear(768, 768), nn.GELU()) for _ in range(6))).to(device)
@@ -73,7 +73,7 @@ def test_a_training_that_does_not_fit_is_the_same_bit_by_bit(limited, done):
     assert peak() <= LIMIT
 
 
-def test_what_shares_memory_shares_it_when_it_is_back(limited, done):
+def test_restored_values_share_memory(limited, done):
     squares = [torch.full((MIB,), float(i), device=limited) for i in range(24)]
     columns = [square.view(1024, 1024)[:, :512] for square in squares]
     for column in columns:
@@ -85,7 +85,7 @@ def test_what_shares_memory_shares_it_when_it_is_back(limited, done):
     assert done("evictions") >= 8
 
 
-def test_what_was_not_written_into_is_spilled_once(limited, done):
+def test_unwritten_values_are_spilled_once(limited, done):
     weights = [torch.randn(MIB).to(limited) for _ in range(20)]
 
     def total():
@@ -100,7 +100,7 @@ def test_what_was_not_written_into_is_spilled_once(limited, done):
 
 
 @pytest.mark.filterwarnings("ignore:(Sparse|.*functions that produce)")
-def test_tensors_of_other_layouts_are_spilled_and_come_back(limited, done):
+def test_sparse_and_nested_tensors_spill_and_return(limited, done):
     def made(i, device):
         dense = torch.arange(float(MIB // 2), device="cpu").add(i).reshape(512, 1024).to(device)
         return [dense.to_sparse_csr(), torch.quantize_per_tensor(dense, 2.0**12, i, torch.qint32), dense.to_sparse()]
@@ -114,7 +114,7 @@ def test_tensors_of_other_layouts_are_spilled_and_come_back(limited, done):
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
-def test_the_memory_of_a_session_counts_indices_and_values(limited):
+def test_sparse_memory_counts_indices_and_values(limited):
     def held():
         gc.collect()
         djinn.synchronize()
@@ -131,7 +131,7 @@ def test_the_memory_of_a_session_counts_indices_and_values(limited):
     assert base - held() == 4095 * (8 + 4)
 
 
-def test_an_allocation_that_cannot_be_met_is_the_error_of_that_op(limited):
+def test_failed_allocation_fails_its_op(limited):
     kept = torch.ones(1000, device=limited)
     huge = torch.zeros(LIMIT, device=limited)  # four times as many bytes
     other = kept + 1
@@ -141,13 +141,13 @@ def test_an_allocation_that_cannot_be_met_is_the_error_of_that_op(limited):
     assert torch.full((MIB,), 3.0, device=limited).sum().item() == 3 * MIB
 
 
-def test_an_upload_that_cannot_be_met_is_the_error_of_what_uses_it(limited):
+def test_failed_upload_fails_its_users(limited):
     with pytest.raises(torch.OutOfMemoryError, match="out of memory for an upload"):
         torch.zeros(2 * LIMIT, dtype=torch.uint8).to(limited).sum().item()
     assert torch.ones(10).to(limited).sum().item() == 10
 
 
-def test_an_op_that_fails_while_memory_is_short_poisons_what_depends_on_it(limited, done):
+def test_failing_op_under_pressure_poisons_dependants(limited, done):
     parts = [torch.full((MIB,), float(i), device=limited) for i in range(20)]
     bad = torch.zeros(3, device=limited)[torch.tensor([7]).to(limited)]
     sums = torch.stack([part.sum() for part in parts])
@@ -157,7 +157,7 @@ def test_an_op_that_fails_while_memory_is_short_poisons_what_depends_on_it(limit
     assert done("evictions") > 0
 
 
-def test_random_numbers_are_drawn_once(limited, done):
+def test_random_numbers_are_drawn_once_under_limit(limited, done):
     torch.manual_seed(3)
     noise = [torch.randn(MIB, device=limited) for _ in range(20)]
     again = [n * 2 for n in noise]
@@ -167,7 +167,7 @@ def test_random_numbers_are_drawn_once(limited, done):
     assert done("evictions") > 0
 
 
-def test_what_the_executor_says_of_its_memory(limited):
+def test_executor_memory_figures(limited):
     figures = executor_figures()
     assert figures["memory_limit"] == LIMIT
     assert figures["device_total"] == LIMIT
@@ -180,7 +180,7 @@ def cache_bytes(cache):
 
 
 @pytest.mark.parametrize("ballast", [0, 56], ids=["room", "short"])
-def test_the_cache_of_a_decode_counts_what_it_holds(limited, done, ballast):
+def test_decode_cache_counts_its_bytes(limited, done, ballast):
     config = LlamaConfig(
         vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=512, pad_token_id=0,
@@ -201,7 +201,7 @@ def test_the_cache_of_a_decode_counts_what_it_holds(limited, done, ballast):
     assert all(one.sum().item() == MIB // 4 for one in beside)
 
 
-def test_the_cache_counts_while_generating(limited):
+def test_cache_bytes_count_during_generation(limited):
     config = LlamaConfig(
         vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, pad_token_id=0,
     )  # fmt: skip
@@ -231,7 +231,7 @@ def test_the_cache_counts_while_generating(limited):
     assert all(n <= held <= tokens for n, held in enumerate(counted)), counted
 
 
-def test_the_spill_file_is_nobody_elses(tmp_path):
+def test_spill_file_is_private(tmp_path):
     space = FileSpill(DiskQuota(), tmp_path)
     tensors = [torch.full((5000,), i, dtype=torch.uint8) for i in range(3)]
     extents = [space.write(tensor) for tensor in tensors]
@@ -249,7 +249,7 @@ def test_the_spill_file_is_nobody_elses(tmp_path):
     assert space.used == 0
 
 
-def test_stretches_of_the_file_are_used_again():
+def test_free_extents_are_reused():
     gaps = FreeExtents()
     large = gaps.take(40_000)
     gaps.give(large, 40_000)

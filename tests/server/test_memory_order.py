@@ -101,7 +101,7 @@ def one_after_the_other(count):
     return Program(count, steps)
 
 
-def test_pressure_rises_with_what_is_held_and_falls_when_it_is_gone(ledger):
+def test_pressure_follows_held_memory(ledger):
     session = Session(ledger, 1)
     levels = []
     for n in range(20):
@@ -115,7 +115,7 @@ def test_pressure_rises_with_what_is_held_and_falls_when_it_is_gone(ledger):
     assert ledger.pressure.level == NONE
 
 
-def test_what_is_used_last_makes_room_first(ledger):
+def test_value_used_last_is_evicted_first(ledger):
     session = Session(ledger, 1)
     given = [session.give(n) for n in range(20)]
     program = one_after_the_other(20)
@@ -130,7 +130,7 @@ def test_what_is_used_last_makes_room_first(ledger):
     assert ledger.counts.restored - before <= 12 * MIB
 
 
-def test_uses_of_runs_far_from_the_limit_are_noted_when_they_are_asked_for(ledger):
+def test_uses_far_from_limit_are_noted_lazily(ledger):
     session = Session(ledger, 1)
     first, second, third = given = [session.give(n) for n in range(3)]
     program = Program(1, [(RELU, 0, 1)])
@@ -151,7 +151,7 @@ def test_uses_of_runs_far_from_the_limit_are_noted_when_they_are_asked_for(ledge
     assert steps_since() == [PAST_RUNS + 2, 1, 2]
 
 
-def test_a_session_that_runs_nothing_makes_room_first_and_comes_back_untouched(ledger):
+def test_idle_session_is_evicted_first(ledger):
     rests, works = Session(ledger, 1), Session(ledger, 2)
     resting = [rests.give(n) for n in range(8)]
     for _ in range(2):
@@ -167,7 +167,7 @@ def test_a_session_that_runs_nothing_makes_room_first_and_comes_back_untouched(l
     assert [rests.read(handle) for handle in resting] == list(range(8))
 
 
-def test_results_of_a_program_are_used_again_as_those_of_its_last_run(ledger):
+def test_results_inherit_use_of_last_run(ledger):
     """Each run makes new storages; the step of the first ones tells when the next ones are used."""
     session = Session(ledger, 1)
     make, use = Program(1, [(RELU, 0, 1)]), Program(1, [(NEG, 0, 1)])
@@ -205,7 +205,7 @@ def expected(width):
     return total
 
 
-def test_temporaries_of_a_program_are_spilled_and_come_back(ledger):
+def test_temporaries_spill_and_return(ledger):
     session = Session(ledger, 1)
     output = session.run(fan(20, [(CLEAR, 0)]), [session.give(2)])
     ledger.reload(session.values[output])
@@ -214,7 +214,7 @@ def test_temporaries_of_a_program_are_spilled_and_come_back(ledger):
     assert ledger.peak <= 16 * MIB
 
 
-def test_what_another_session_or_a_copy_uses_is_not_evicted_by_request():
+def test_values_in_use_are_not_evicted_by_request():
     """Sessions share weights of files; a program that no guard watches pauses between two ops for other sessions."""
     runtime = LimitedRuntime(CpuRuntime(), 0, DiskQuota())
     asks, runs = Session(runtime.ledger, 1), Session(runtime.ledger, 2)
@@ -261,7 +261,7 @@ def test_full_disk_lets_weights_of_files_make_room(ledger, monkeypatch):
 
 
 @pytest.mark.parametrize("pack", [pack_copies, pack_storages])
-def test_what_made_room_travels_to_other_executors_whole(pack):
+def test_spilled_value_is_transferred_whole(pack):
     runtime = LimitedRuntime(CpuRuntime(), 16 * MIB, DiskQuota())
     ledger = runtime.ledger
     ledger.process = ProcessMemory(16 * MIB, None)
@@ -281,7 +281,7 @@ def test_what_made_room_travels_to_other_executors_whole(pack):
     ledger.spaces[0].close()
 
 
-def test_what_another_executor_brings_and_has_no_room_is_lost_alone():
+def test_received_value_without_memory_is_lost_alone():
     small = LimitedRuntime(CpuRuntime(), 1024, DiskQuota())
     item = Item(4096, (View(5, "float32", (1024,), (1,)),))
     ((handle, value),) = unpack_item(item, memoryview(bytearray(4096)), small)
@@ -289,14 +289,14 @@ def test_what_another_executor_brings_and_has_no_room_is_lost_alone():
     assert value.failure.kind == "OutOfMemoryError"
 
 
-def test_a_layout_that_no_memory_is_large_enough_for_loses_its_value_alone():
+def test_oversized_layout_loses_its_value_only():
     item = Item(8, (View(5, "float32", (2,), (1 << 60,)),), dense=True)
     ((handle, value),) = unpack_item(item, memoryview(bytearray(8)), CpuRuntime())
     assert handle == 5
     assert value.failure.kind == "OutOfMemoryError"
 
 
-def test_a_program_that_was_larger_before_is_not_refused(ledger):
+def test_shrunken_program_is_not_refused(ledger):
     session = Session(ledger, 1)
     large, small = session.give(1), next(session.handles)
     with torch.inference_mode():
@@ -308,7 +308,7 @@ def test_a_program_that_was_larger_before_is_not_refused(ledger):
     assert session.values[output].tolist() == [8.0] * 8
 
 
-def test_a_run_that_was_refused_does_not_count_as_small(ledger):
+def test_refused_run_does_not_count_as_small(ledger):
     session, outcomes = Session(ledger, 1), []
     large = next(session.handles)
     with torch.inference_mode():

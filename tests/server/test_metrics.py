@@ -435,7 +435,7 @@ def worked(watched, registry):
     return {name: family for name, family in watched.look().items() if name.startswith("djinn_")}
 
 
-def test_what_a_server_does_moves_its_metrics(watched, worked):
+def test_server_work_moves_metrics(watched, worked):
     assert len(worked) >= 100
     assert worked.keys() - watched.moved == UNMOVED.keys() - watched.moved
 

@@ -14,7 +14,7 @@ from djinn_ucx import UcxTransport
 
 
 @pytest.mark.parametrize("secured", [False, True], ids=["plain", "tls"])
-def test_a_server_listens_only_where_it_is_named(tmp_path, secured):
+def test_server_listens_only_if_named(tmp_path, secured):
     tls = self_signed_tls(tmp_path) if secured else None
     transports = (UcxTransport(), TcpTransport())
     tcp, ucx = ("tcps", "ucxs") if secured else ("tcp", "ucx")
@@ -26,7 +26,7 @@ def test_a_server_listens_only_where_it_is_named(tmp_path, secured):
     assert listening(ListenAddresses(given={"ucx": ListenAddress(port=5560)})) == [ucx, tcp]
 
 
-def test_a_client_follows_its_address_only_if_it_was_named(tmp_path):
+def test_client_follows_address_only_if_named(tmp_path):
     transports = with_tls((UcxTransport(), TcpTransport()), self_signed_tls(tmp_path))
     urls = ("ucxs://10.0.0.5:1", "tcps://10.0.0.5:2")
 

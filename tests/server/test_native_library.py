@@ -34,7 +34,7 @@ def library(tmp_path, monkeypatch):
     return NativeLibrary("the test's library", sources), log
 
 
-def test_a_library_is_compiled_once_and_again_when_a_source_changes(library):
+def test_changed_source_recompiles_library(library):
     made, log = library
     first = made.build()
     assert made.build() == first
@@ -45,7 +45,7 @@ def test_a_library_is_compiled_once_and_again_when_a_source_changes(library):
     assert [path for path in first.parent.iterdir() if path.suffix == ".so"] == [second]
 
 
-def test_a_library_for_another_pytorch_stays_beside_it(library, monkeypatch):
+def test_libraries_of_pytorch_versions_coexist(library, monkeypatch):
     made, _ = library
     first = made.build()
     monkeypatch.setattr(torch, "__version__", "2.99.0+cpu")
@@ -55,7 +55,7 @@ def test_a_library_for_another_pytorch_stays_beside_it(library, monkeypatch):
     assert second.exists()
 
 
-def test_a_library_of_a_read_only_package_is_kept_in_the_cache(library, monkeypatch, tmp_path):
+def test_library_of_read_only_package_uses_cache(library, monkeypatch, tmp_path):
     made, _ = library
     monkeypatch.setattr(os, "access", lambda *_: False)
     built = made.build()
@@ -63,7 +63,7 @@ def test_a_library_of_a_read_only_package_is_kept_in_the_cache(library, monkeypa
     assert made.path() == built
 
 
-def test_a_failing_compiler_is_an_error_with_its_text(library, monkeypatch, tmp_path):
+def test_failing_compiler_shows_its_output(library, monkeypatch, tmp_path):
     made, _ = library
     compiler = tmp_path / "failing"
     compiler.write_text("#!/bin/sh\necho 'no such header' >&2; exit 1\n")
@@ -73,7 +73,7 @@ def test_a_failing_compiler_is_an_error_with_its_text(library, monkeypatch, tmp_
         made.build()
 
 
-def test_a_build_that_does_not_wait_leaves_the_work_to_the_process_that_has_begun(library):
+def test_nonblocking_build_defers_to_running_build(library):
     made, log = library
     folder = made.path().parent
     folder.mkdir()

@@ -196,7 +196,7 @@ def both(made, seed, monkeypatch):
 
 
 @pytest.mark.parametrize("length", [6, 40])
-def test_random_programs_leave_the_same_in_both_ways(length, native, monkeypatch):
+def test_random_programs_equal_python_replay(length, native, monkeypatch):
     failed = 0
     for seed in range(150):
         found, expected = both(program(seed, length), seed, monkeypatch)
@@ -217,7 +217,7 @@ def request(outputs, inputs):
     return RunRequest(1, outputs, [], [], [], (), False, inputs)
 
 
-def test_each_call_of_the_table_is_issued_by_the_library_or_left_to_python(native, monkeypatch):
+def test_each_call_is_issued_by_library_or_python(native, monkeypatch):
     """Alone between others, and with operands that fit it."""
     python = {"empty_like", "is_same_size", "rand_like", "resize_", "roll"}
     for call, slots in CALLS:
@@ -248,7 +248,7 @@ def test_each_call_of_the_table_is_issued_by_the_library_or_left_to_python(nativ
             assert native[0] == 9, call
 
 
-def test_a_bound_template_makes_no_call_of_python_for_an_op():
+def test_bound_template_makes_no_python_calls():
     counts = {}
     for length in (50, 500):
         made = chain(length, form("neg", T), form("sin", T))
@@ -266,7 +266,7 @@ def test_a_bound_template_makes_no_call_of_python_for_an_op():
     assert counts[50] == counts[500]
 
 
-def test_an_op_that_fails_poisons_its_dependants_alone_and_reports_its_own_error(native):
+def test_failing_op_poisons_dependants_only(native):
     """Values 4 and 5 depend on the product that does not fit; 6 and what came before do not."""
     product, neg = form("mm", T, T), form("neg", T)
     forms = (neg, neg, product, neg, neg, neg, neg)
@@ -297,7 +297,7 @@ def test_attention_with_more_values_than_keys_fails(native):
     assert [isinstance(values[handle], Poison) for handle in outputs] == [False, True]
 
 
-def test_values_of_a_run_whose_op_failed_are_freed_at_once(native):
+def test_values_of_failed_run_are_freed(native):
     forms, references = (*[form("neg", T)] * 4, form("mm", T, T)), (0, 1, 1, 2, 2, 3, 3, 4, 4, 4, 5)
     template = Template(forms, tuple(range(5)), references, (0,), (5,))
     values, given = ValueTable(), make_handle(1, 1)
@@ -315,7 +315,7 @@ def test_values_of_a_run_whose_op_failed_are_freed_at_once(native):
 
 
 @pytest.mark.parametrize("kind", ["IndexError", "NotImplementedError", "RuntimeError", "_LinAlgError"])
-def test_errors_have_the_kinds_and_texts_that_python_gives_them(kind, monkeypatch):
+def test_error_types_and_texts_equal_python(kind, monkeypatch):
     failing = {
         "IndexError": (form("sum.dim_IntList", T, listed(S)), [7]),
         "NotImplementedError": (form("bitwise_and.Tensor", T, T), []),
@@ -335,7 +335,7 @@ def test_errors_have_the_kinds_and_texts_that_python_gives_them(kind, monkeypatc
     assert [failure.kind for failure in found[1]] == [kind]
 
 
-def test_a_run_stops_between_two_ops_once_it_is_cancelled(native):
+def test_cancelled_run_stops_between_ops(native):
     """Another thread cancels it when it sees what the second op writes."""
     count = 400
     write, product = form("fill_.Scalar", T, S, new=0), form("mm", T, T)
@@ -363,7 +363,7 @@ def test_a_run_stops_between_two_ops_once_it_is_cancelled(native):
     assert isinstance(values[work.outputs[1]], Poison)
 
 
-def test_another_thread_sees_the_op_that_the_library_issues(native):
+def test_current_op_is_visible_to_other_threads(native):
     """The library runs until the thread has seen an op in the middle, and cancels it there."""
     count = 400
     product = form("mm", T, T)
@@ -387,7 +387,7 @@ def test_another_thread_sees_the_op_that_the_library_issues(native):
     assert native[0] == run.stopped_at > 3
 
 
-def test_a_consumed_input_is_gone_after_the_range_that_read_it(native):
+def test_consumed_input_is_freed_after_its_range(native):
     made = chain(6, form("neg", T))
     template = msgspec.structs.replace(made.template, consumed=(0,))
     values, given = ValueTable(), make_handle(1, 1)
@@ -399,7 +399,7 @@ def test_a_consumed_input_is_gone_after_the_range_that_read_it(native):
     assert tensor.expired()
 
 
-def test_python_runs_templates_with_claims_and_those_over_poison(native):
+def test_claims_and_poison_are_left_to_python(native):
     made = chain(6, form("neg", T))
     values, given, output = ValueTable(), make_handle(1, 1), make_handle(2, 1)
     compiled = compile_template(made.template, CPU, {})
@@ -415,7 +415,7 @@ def test_python_runs_templates_with_claims_and_those_over_poison(native):
     assert values[output].failure.message == "before"
 
 
-def test_python_runs_templates_until_the_library_is_there(native, monkeypatch, tmp_path):
+def test_python_replays_until_library_is_built(native, monkeypatch, tmp_path):
     compiled = compile_template(chain(6, form("neg", T)).template, CPU, {})
     values, given, output = ValueTable(), make_handle(1, 1), make_handle(2, 1)
     values[given] = torch.ones(2)
@@ -431,7 +431,7 @@ def test_python_runs_templates_until_the_library_is_there(native, monkeypatch, t
     assert native == [6]
 
 
-def test_a_template_of_many_ranges_prepares_each_once(native, monkeypatch):
+def test_ranges_are_prepared_once(native, monkeypatch):
     """Python runs each fifth step, whose tensor the library does not make."""
     made = chain(500, *[form("neg", T)] * 4, form("mul.Tensor", T, ScalarTensor("bfloat16")))
     prepared, plain = [], native_replay._Range
@@ -445,7 +445,7 @@ def test_a_template_of_many_ranges_prepares_each_once(native, monkeypatch):
 
 
 @pytest.mark.parametrize("length", [native_replay.LEAST_STEPS - 1, native_replay.LEAST_STEPS])
-def test_range_that_is_too_short_for_a_call_is_pythons(length):
+def test_short_ranges_are_left_to_python(length):
     compiled = compile_template(chain(length, form("neg", T)).template, CPU, {})
     values, given = ValueTable(), make_handle(1, 1)
     values[given] = torch.ones(2)
@@ -455,7 +455,7 @@ def test_range_that_is_too_short_for_a_call_is_pythons(length):
     assert not any(ran[:-1])
 
 
-def test_lists_of_booleans_are_the_librarys(native):
+def test_boolean_lists_are_issued_by_library(native):
     pair = listed(SlotArg(), SlotArg())
     mask = listed(Constant(True), Constant(False), Constant(False))
     numbers = Constant(None), pair, pair, pair, Constant(False), pair, SlotArg(), mask
@@ -474,7 +474,7 @@ def test_lists_of_booleans_are_the_librarys(native):
     assert torch.equal(values[output], -expected)
 
 
-def test_slots_that_are_equal_and_of_other_types_reach_the_op(native):
+def test_equal_slots_of_other_types_are_distinct(native):
     """The library has the slots of the last run: True, 1 and 1.0 differ, as 0.0 and -0.0 do."""
     made = chain(4, form("mul.Scalar", T, SlotArg()), form("neg", T))
     compiled = compile_template(made.template, CPU, {})

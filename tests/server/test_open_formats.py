@@ -37,7 +37,7 @@ class Tied(torch.nn.Module):
         return self.head(self.embedding(ids))
 
 
-def test_a_checkpoint_is_what_torch_load_gives(tmp_path):
+def test_checkpoint_equals_torch_load(tmp_path):
     torch.manual_seed(0)
     tensors = Tied().state_dict() | {
         "strided": torch.randn(50, 60)[::2, 3:40].t(),
@@ -58,7 +58,7 @@ def test_a_checkpoint_is_what_torch_load_gives(tmp_path):
     assert djinn.stats()["bytes_uploaded"] == 0
 
 
-def test_a_sharded_checkpoint_makes_a_model(tmp_path):
+def test_sharded_checkpoint_loads_model(tmp_path):
     torch.manual_seed(0)
     model = Tied()
     names = list(model.state_dict())
@@ -96,7 +96,7 @@ def test_gguf_files(tmp_path):
     assert weights.nbytes == sum(tensor.nbytes for tensor in (*tensors.values(), numbers))
 
 
-def test_a_pickle_that_runs_code_is_refused_and_the_session_goes_on(tmp_path):
+def test_pickle_with_code_is_refused(tmp_path):
     class Runs:
         def __reduce__(self):
             return eval, (f"open({str(tmp_path / 'ran')!r}, 'w')",)

@@ -96,7 +96,7 @@ def equal(ours, theirs):
 
 
 @pytest.mark.usefixtures("remote")
-def test_every_tensor_and_nothing_is_uploaded(folder, address):
+def test_opened_weights_upload_nothing(folder, address):
     local = contents(folder)
     djinn.reset_stats()
     weights = djinn.open_weights(address, REMOTE)
@@ -118,7 +118,7 @@ def test_every_tensor_and_nothing_is_uploaded(folder, address):
 
 
 @pytest.mark.usefixtures("remote")
-def test_slices_are_those_of_safetensors(folder):
+def test_slices_equal_safetensors(folder):
     from safetensors import safe_open
 
     weights = djinn.open_weights(f"file:{folder}")
@@ -139,7 +139,7 @@ def test_slices_are_those_of_safetensors(folder):
         assert equal(ours.get_slice("half")[4:2], contents(folder)["half"][4:2])
 
 
-def test_a_model_with_these_weights_computes_and_trains(remote, folder, address):
+def test_model_with_opened_weights_trains(remote, folder, address):
     names = model().state_dict().keys()
 
     def trained(module, given):
@@ -216,7 +216,7 @@ def carry_out(program, ours, local):
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # an address, which stays as it is
 )
 @given(programs=st.tuples(*[st.lists(STEPS, min_size=4, max_size=12)] * 2))
-def test_random_writes_of_two_threads_change_one_reading_alone(folder, address, programs):
+def test_writes_change_one_reading_only(folder, address, programs):
     """Tensors that were read several times share memory; each behaves as if it were alone."""
     weights = djinn.open_weights(address)
     ours = [[weights["0.weight"] for _ in range(3)] for _ in programs]
@@ -230,7 +230,7 @@ def test_random_writes_of_two_threads_change_one_reading_alone(folder, address, 
 
 
 @pytest.mark.usefixtures("remote")
-def test_running_statistics_are_the_readings_own(tmp_path):
+def test_running_statistics_are_per_reading(tmp_path):
     """A normalization that trains writes them, as no schema says."""
     save_file(torch.nn.BatchNorm1d(6).state_dict(), tmp_path / "model.safetensors")
     weights = djinn.open_weights(f"file:{tmp_path}")
@@ -245,7 +245,7 @@ def test_running_statistics_are_the_readings_own(tmp_path):
 
 
 @pytest.mark.usefixtures("remote")
-def test_what_the_hub_never_writes_in_place_is_mapped(folder, cache):
+def test_immutable_files_are_mapped(folder, cache):
     (executor,) = executor_processes()
     read = djinn.open_weights(f"file:{folder}")
     mapped = djinn.open_weights("hf://org/model")
@@ -267,7 +267,7 @@ def test_what_the_hub_never_writes_in_place_is_mapped(folder, cache):
 
 
 @pytest.mark.usefixtures("remote")
-def test_a_file_that_changed_is_an_error_of_what_uses_it(tmp_path):
+def test_changed_file_fails_its_users(tmp_path):
     save_file({"a": torch.ones(4), "b": torch.ones(4)}, tmp_path / "model.safetensors")
     weights = djinn.open_weights(f"file:{tmp_path}")
     intact = weights["a"]
@@ -282,7 +282,7 @@ def test_a_file_that_changed_is_an_error_of_what_uses_it(tmp_path):
 
 
 @pytest.mark.usefixtures("remote")
-def test_refusals():
+def test_unavailable_weights_raise():
     with pytest.raises(djinn.errors.WeightsUnavailable, match="none"):
         djinn.open_weights("file:/none/there")
     with pytest.raises(djinn.errors.WeightsUnavailable, match=r"reads no weights from 'nope:x': it reads file:"):
@@ -294,7 +294,7 @@ def test_refusals():
 
 
 @pytest.mark.usefixtures("remote")
-def test_what_is_too_long_is_refused_and_the_session_goes_on(tmp_path):
+def test_too_long_address_is_refused(tmp_path):
     with pytest.raises(djinn.errors.WeightsUnavailable, match="4096 characters, not 5,006"):
         djinn.open_weights("file:/" + "a" * 5000)
     many = {f"{number}": "x" * (1 << 20) for number in range(65)}
@@ -330,7 +330,7 @@ class Following:
         return [Notes()]
 
 
-def test_over_two_executors(folder, monkeypatch, tmp_path):
+def test_opened_weights_over_two_executors(folder, monkeypatch, tmp_path):
     folder = shutil.copytree(folder, tmp_path / "models")
     monkeypatch.setattr(executor_client, "SHOWN_BYTES", 1)
     reading = Following()
@@ -362,7 +362,7 @@ def test_over_two_executors(folder, monkeypatch, tmp_path):
                 shell(given.to(REMOTE)).cpu()
 
 
-def test_observers_hear_of_reads_in_a_wait_for_them_alone(folder, monkeypatch):
+def test_observers_hear_of_awaited_reads(folder, monkeypatch):
     monkeypatch.setattr(executor_client, "SHOWN_BYTES", 1)
     reading = Following()
     with configured(threads=1, plugins=[reading]):
@@ -443,7 +443,7 @@ def test_sessions_share_memory_until_one_writes(own_server, python, plain_enviro
 
 
 @pytest.mark.parametrize(("mapped", "file_is_lost"), [(False, False), (False, True), (True, False)])
-def test_a_snapshot_names_what_was_read_and_not_written(mapped, file_is_lost, own_server, tmp_path):
+def test_snapshot_names_unwritten_weights(mapped, file_is_lost, own_server, tmp_path):
     rows, file, journals = 2 << 20, tmp_path / "models" / "model.safetensors", tmp_path / "state" / "journals"
     file.parent.mkdir()
     save_file({"large": torch.arange(rows, dtype=torch.float32), "small": torch.ones(8, 8)}, file)

@@ -122,7 +122,7 @@ def gateway(tmp_path, monkeypatch):
     audit.close()
 
 
-def test_a_good_token_is_let_in_however_many_wrong_ones_come(gateway):
+def test_valid_token_is_admitted_despite_wrong_ones(gateway):
     hear, tokens, log = gateway
     answered = sum(bool(hear(StatusRequest(PROTOCOL_VERSION, f"wrong {n}"))) for n in range(400))
     assert answered < 300, "beyond a rate wrong ones are not answered"
@@ -133,7 +133,7 @@ def test_a_good_token_is_let_in_however_many_wrong_ones_come(gateway):
     assert {line["why"] for line in lines if line["audit"] == "refused"} == {"token", "flood"}
 
 
-def test_a_tenant_that_connects_too_often_is_slowed_and_no_other(gateway):
+def test_frequent_tenant_is_rate_limited_alone(gateway):
     hear, tokens, _ = gateway
     seen = [hear(StatusRequest(PROTOCOL_VERSION, tokens["often"]))[0] for _ in range(5)]
     refused = [answer for answer in seen if isinstance(answer, Refused)]
@@ -143,7 +143,7 @@ def test_a_tenant_that_connects_too_often_is_slowed_and_no_other(gateway):
     assert isinstance(hear(StatusRequest(PROTOCOL_VERSION, tokens["calm"]))[0], Status)
 
 
-def test_there_is_no_room_for_now(gateway):
+def test_full_server_refuses_with_retry(gateway):
     hear, tokens, _ = gateway
     (answer,) = hear(Hello(PROTOCOL_VERSION, tokens["calm"], "", ""))
     assert isinstance(answer, Refused)
@@ -154,7 +154,7 @@ def test_there_is_no_room_for_now(gateway):
     assert caught.value.after == 0.0
 
 
-def test_an_executor_has_room_until_it_is_full_or_busy():
+def test_executor_admits_until_full_or_busy():
     refused = ExecutorLimits(UsageMetrics(), AdmissionLimits(sessions=2, queue_seconds=5.0)).denial
 
     assert refused(1, 1.0) is None
@@ -167,7 +167,7 @@ def test_an_executor_has_room_until_it_is_full_or_busy():
     assert queue.longest_wait(9.0) == 7.0
 
 
-def test_a_gateway_knows_for_a_moment_that_an_executor_is_full():
+def test_gateway_remembers_full_executor_briefly():
     def supervised(name, full):
         device = SimpleNamespace(id=name, kind="cpu")
         return SimpleNamespace(launched=SimpleNamespace(ready=SimpleNamespace(device=device), full=lambda: full))
@@ -179,7 +179,7 @@ def test_a_gateway_knows_for_a_moment_that_an_executor_is_full():
     assert not pool.find("cuda").again
 
 
-def test_an_executor_says_without_being_asked_that_it_is_full(monkeypatch):
+def test_executor_reports_full_unasked(monkeypatch):
     passed = [100.0]
     monkeypatch.setattr(process.time, "monotonic", lambda: passed[0])
     receiving, sending = os.pipe()
@@ -198,7 +198,7 @@ def test_an_executor_says_without_being_asked_that_it_is_full(monkeypatch):
     os.close(sending)
 
 
-def test_who_is_refused_for_now_asks_again_and_not_for_ever(monkeypatch):
+def test_refused_client_retries_for_limited_time(monkeypatch):
     slept, busy = [], ServerBusy("no room", 0.5)
     passed = [0.0]
     monkeypatch.setattr(connecting.time, "monotonic", lambda: passed[0])
@@ -243,7 +243,7 @@ def test_buckets_fill_slowly(clock):
     assert len(buckets._known) == REMEMBERED
 
 
-def test_lines_that_come_over_and_over_are_counted(clock):
+def test_repeated_log_lines_are_counted(clock):
     limit = LogRateLimit(clock)
     written = [limit.count("token") for _ in range(10 * AT_ONCE)]
     assert [n for n in written if n is not None] == [0] * AT_ONCE
@@ -252,7 +252,7 @@ def test_lines_that_come_over_and_over_are_counted(clock):
     assert limit.count("token") == 9 * AT_ONCE
 
 
-def test_messages_beyond_a_rate_wait(monkeypatch):
+def test_messages_over_rate_wait(monkeypatch):
     slept = []
     clock = SimpleNamespace(sleep=slept.append)  # other threads sleep by the real one
     monkeypatch.setattr("djinn_server.usage_metrics.time", clock)
@@ -269,7 +269,7 @@ def test_messages_beyond_a_rate_wait(monkeypatch):
     assert len(slept) == waits
 
 
-def test_a_refusal_says_when_to_come_again():
+def test_refusal_has_retry_time():
     connection = Asking(None)
     refuse(connection, "later", retry=True, retry_after=2.5)
     assert connection.answers == [Refused("later", retry=True, retry_after=2.5)]
@@ -284,7 +284,7 @@ class EndsBadly(ExecutorSession):
 
 
 @pytest.mark.parametrize("session", [ExecutorSession, EndsBadly])
-def test_an_executor_has_room_when_it_says_so(session):
+def test_executor_admission_matches_its_reports(session):
     registry = load_registry(Selection(), builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     device, key = open_device(registry.devices, "cpu"), new_key()
     context = ExecutorContext(SharedDevice(device.runtime), weights=WeightReader((), WeightPermissions()))

@@ -27,7 +27,7 @@ from djinn_server.session_overview import SessionNotes
 from djinn_server.value_kinds import HINTS_LIMIT, LETTERS_LIMIT, ValueKinds
 
 
-def test_a_training_loop_is_seen_as_one(plans_all, over_tcp, serving, url_of, monkeypatch):
+def test_status_shows_training_loop(plans_all, over_tcp, serving, url_of, monkeypatch):
     """Phases, kinds and decisions come with plans; a client makes them at least for a server with a memory limit."""
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2)).to(
         "remote_accelerator:0"
@@ -58,7 +58,7 @@ def test_a_training_loop_is_seen_as_one(plans_all, over_tcp, serving, url_of, mo
     assert "training" in watched.output
 
 
-def test_a_status_of_many_sessions_arrives(serving, url_of, monkeypatch):
+def test_status_of_many_sessions(serving, url_of, monkeypatch):
     settings = Settings(servers=(url_of("tcp"),), token=serving.token, disable=("local",))
     registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds={"transports"})
     opened = [open_connections(settings, registry)[0] for _ in range(MOST_WITH_DECISIONS + 1)]
@@ -86,7 +86,7 @@ def handle(number):
     return make_handle(number, 0)
 
 
-def test_bytes_are_counted_by_what_the_client_says_they_are(values):
+def test_bytes_are_counted_by_client_hints(values):
     notes = SessionNotes(values)
     notes.learn(ValueHints(b"t", "llm_decode", b"wk", b"a", ("a reason",)))
     notes.ran(b"t", (handle(1), handle(2)), (handle(3),), 0.5)
@@ -103,7 +103,7 @@ def test_kinds_are_empty_if_the_client_told_none(values):
     assert notes.overview().kinds == {}
 
 
-def test_a_phase_that_is_none_is_not_shown(values):
+def test_invalid_phase_is_not_shown(values):
     notes = SessionNotes(values)
     notes.learn(ValueHints(b"t", "<b>anything</b>", b"?", b""))
     notes.ran(b"t", (handle(1),), (), 0.0)
@@ -112,7 +112,7 @@ def test_a_phase_that_is_none_is_not_shown(values):
 
 
 @pytest.mark.parametrize(("pieces", "least", "most"), [(1, 95, 100), (3, 95, 100), (6, 95, 100)])
-def test_steps_are_counted_whatever_their_number_of_pieces(values, pieces, least, most):
+def test_steps_in_pieces_count_once(values, pieces, least, most):
     notes = SessionNotes(values)
     notes.ran(b"load", (), (), 0.0)
     for _ in range(100):
@@ -121,7 +121,7 @@ def test_steps_are_counted_whatever_their_number_of_pieces(values, pieces, least
     assert least <= notes.overview().steps <= most
 
 
-def test_what_is_noted_without_a_report_is_bounded(values):
+def test_unreported_notes_are_bounded(values):
     kinds = ValueKinds(values)
     for number in range(2 * HINTS_LIMIT):
         kinds.ran(number.to_bytes(4, "big"), (1,), (2,))
@@ -137,7 +137,7 @@ def test_kinds_noted_at_once_are_bounded_and_forget_dead_storages(values):
     assert sum(kinds.by_kind().values()) == values.held
 
 
-def test_kv_caches_are_found_by_what_the_client_says(values):
+def test_kv_caches_are_found_by_hints(values):
     kinds = ValueKinds(values)
     kinds.learn(ValueHints(b"t", "", b"wa", b"k"))
     assert kinds.caches_made(b"t", (handle(3),)) == {3}
@@ -154,7 +154,7 @@ def test_hints_are_bounded(values):
     assert len(kinds._hints) <= HINTS_LIMIT
 
 
-def test_events_are_kept_for_those_whom_they_concern():
+def test_events_are_kept_per_tenant():
     recent = RecentEvents()
     recent.observe(Event("connected", 1.0, "gateway", {"peer": "x"}))
     recent.observe(Event("refused", 2.0, "gateway", {"why": "token", "peer": "x\x1b[2J"}))
@@ -169,7 +169,7 @@ def test_events_are_kept_for_those_whom_they_concern():
     assert again.of("alice") == ()
 
 
-def test_equal_refusals_are_one_event_that_counts_them():
+def test_equal_refusals_are_merged():
     """A client that tries again while its executor is started anew does not hide why it was refused."""
     recent = RecentEvents()
     recent.observe(Event("executor_died", 1.0, "gateway", {"tenant": "alice", "device": "cpu:0", "exit_status": -9}))
@@ -184,7 +184,7 @@ def test_equal_refusals_are_one_event_that_counts_them():
     assert (second.text, second.seconds) == ("4 times, busy, asked for Hello, client 1, from 127.0.0.1", 9.0)
 
 
-def test_a_connection_tells_of_its_network():
+def test_connection_reports_network_figures():
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         latency, rate = link_figures(client)
         assert latency >= 0

@@ -18,7 +18,7 @@ def base(tmp_path, monkeypatch):
     return tmp_path / "cache" / "djinn" / "own-journals"
 
 
-def test_it_is_for_this_user_alone_and_goes_with_what_made_it(base):
+def test_own_journal_folder_is_private_and_removed(base):
     made = own_journals()
     assert made.path.parent == base
     assert made.path.stat().st_mode & 0o077 == 0
@@ -30,7 +30,7 @@ def test_it_is_for_this_user_alone_and_goes_with_what_made_it(base):
     assert not path.exists()
 
 
-def test_directories_of_programs_that_were_killed_are_removed_by_the_next_one(base):
+def test_folders_of_killed_programs_are_removed(base):
     base.mkdir(mode=0o700, parents=True)
     old, new = base / "1-old", base / "2-new"
     for path in (old, new):
@@ -46,14 +46,14 @@ def test_directories_of_programs_that_were_killed_are_removed_by_the_next_one(ba
     kept.close()
 
 
-def test_without_a_cache_directory_it_is_where_temporary_files_are(base, tmp_path):
+def test_own_journals_fall_back_to_temporary_folder(base, tmp_path):
     (tmp_path / "cache").write_bytes(b"a file")
     made = own_journals()
     assert made.path.parent == tmp_path / f"djinn-own-journals-{os.geteuid()}"
     made.close()
 
 
-def test_without_room_there_is_none_and_the_log_says_so(base, monkeypatch, caplog):
+def test_no_journal_without_disk_space(base, monkeypatch, caplog):
     usage = shutil.disk_usage(base.parents[2])
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage._replace(free=200 << 20))
     assert own_journals() is None
@@ -61,7 +61,7 @@ def test_without_room_there_is_none_and_the_log_says_so(base, monkeypatch, caplo
     assert list(base.iterdir()) == []
 
 
-def test_folders_that_others_may_enter_or_that_are_links_are_not_used(base, tmp_path):
+def test_unsafe_journal_folders_are_not_used(base, tmp_path):
     base.mkdir(mode=0o755, parents=True)
     base.chmod(0o755)
     with pytest.raises(PermissionError, match="others on this machine have access"):

@@ -98,7 +98,7 @@ def load(kind, name, cache, **options):
 @pytest.mark.usefixtures("served")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["llama", "mixtral", "bert", "checkpoint"])
-def test_outputs_are_those_of_the_local_model_and_no_weight_passes_the_client(name, dtype, caches):
+def test_pretrained_outputs_equal_local_without_uploads(name, dtype, caches):
     server, client = caches
     kind, _ = models()[name]
     local = load(kind, name, server, dtype=dtype)
@@ -120,7 +120,7 @@ def test_outputs_are_those_of_the_local_model_and_no_weight_passes_the_client(na
 
 
 @pytest.mark.usefixtures("served")
-def test_a_model_that_the_server_lacks(caches, tmp_path):
+def test_model_missing_on_server(caches, tmp_path):
     server, client = caches
     BertModel(BertConfig(**SIZES)).save_pretrained(tmp_path)
     with pytest.raises(OSError, match="in the cached files"):
@@ -138,7 +138,7 @@ def test_a_model_that_the_server_lacks(caches, tmp_path):
 
 @pytest.mark.usefixtures("served")
 @pytest.mark.parametrize("device", [REMOTE, torch.device(REMOTE), 0, None])
-def test_a_pipeline_loads_its_model_onto_the_device(device, caches):
+def test_pipeline_loads_model_onto_device(device, caches):
     from transformers import PreTrainedTokenizerFast, pipeline
 
     djinn.init()
@@ -160,7 +160,7 @@ def test_a_pipeline_loads_its_model_onto_the_device(device, caches):
 
 
 @pytest.mark.usefixtures("served")
-def test_an_adapter_is_read_by_the_server(caches, monkeypatch):
+def test_adapter_is_read_by_server(caches, monkeypatch):
     peft = pytest.importorskip("peft")
     from huggingface_hub import constants
 
@@ -184,7 +184,7 @@ def test_an_adapter_is_read_by_the_server(caches, monkeypatch):
         torch.testing.assert_close(found(ids.to(REMOTE)).logits.cpu(), local.eval()(ids).logits)
 
 
-def test_the_setting_says_who_reads(served, caches):
+def test_weights_from_setting(served, caches):
     server, client = caches
     with configured(connection_file=served.file, weights_from="client"):
         djinn.reset_stats()
@@ -210,7 +210,7 @@ def _with_configuration(cache):
     return cache
 
 
-def test_a_plain_folder_of_the_server_gives_configuration_tokenizer_and_weights(served, monkeypatch, tmp_path):
+def test_server_folder_gives_config_tokenizer_and_weights(served, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     local = models()["llama"][1].eval()
     with configured(connection_file=served.file):
@@ -228,7 +228,7 @@ def test_a_plain_folder_of_the_server_gives_configuration_tokenizer_and_weights(
                 AutoTokenizer.from_pretrained(address)
 
 
-def test_small_files_of_a_folder_are_limited_and_no_others_are_read(caches, monkeypatch):
+def test_only_limited_small_files_are_read(caches, monkeypatch):
     reader = WeightReader([FileSource()], WeightPermissions((caches[0],)))
     names = {name for name, _ in reader.small_files("file:plain")}
     assert {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"} <= names

@@ -91,7 +91,7 @@ def finish(reads, handle):
         reads.take_finished()
 
 
-def test_what_does_not_use_a_slow_value_does_not_wait(source, reads):
+def test_unrelated_program_does_not_wait_for_read(source, reads):
     reads, values = reads
     for handle, name in ((SLOW, "slow"), (QUICK, "quick"), (AGAIN, "slow")):
         reads.read(request(reads, handle, name))
@@ -109,7 +109,7 @@ def test_what_does_not_use_a_slow_value_does_not_wait(source, reads):
     assert not reads.wait().missing
 
 
-def test_a_read_that_fails_is_poison_of_its_value_alone(source, reads):
+def test_failed_read_poisons_its_value_only(source, reads):
     reads, values = reads
     for handle, name in ((SLOW, "slow"), (QUICK, "quick")):
         reads.read(request(reads, handle, name))
@@ -121,7 +121,7 @@ def test_a_read_that_fails_is_poison_of_its_value_alone(source, reads):
     assert values[QUICK].equal(TENSORS["quick"])
 
 
-def test_a_download_is_shared_reported_and_ended_when_no_client_asks(monkeypatch):
+def test_download_is_shared_and_cancelled(monkeypatch):
     source = Downloading()
     reader = WeightReader([source], WeightPermissions((), ("*",)))
     opening = reader.openings.of("memory:x")

@@ -76,7 +76,7 @@ def send_until_it_fails(connection, nbytes=100_000):
             time.sleep(0.01)
 
 
-def test_the_executors_reason_reaches_a_client_that_goes_on_sending(relayed, url, monkeypatch):
+def test_executor_reason_reaches_sending_client(relayed, url, monkeypatch):
     # No lingering: what the client sends finds no receiver while the reason is still on its way.
     monkeypatch.setattr("djinn_core.protocol.net.sockets._LINGER_SECONDS", 0.0)
 
@@ -92,7 +92,7 @@ def test_the_executors_reason_reaches_a_client_that_goes_on_sending(relayed, url
         client.receive(SECONDS)
 
 
-def test_what_a_client_sent_last_reaches_the_executor(relayed, url):
+def test_last_client_frames_reach_executor(relayed, url):
     came = []
     over = threading.Event()
 
@@ -113,7 +113,7 @@ def test_what_a_client_sent_last_reaches_the_executor(relayed, url):
     assert came == [b"%d" % n for n in range(20)]
 
 
-def test_an_executor_that_does_not_hang_up_does_not_keep_the_relay(relayed, monkeypatch):
+def test_lingering_executor_does_not_block_relay(relayed, monkeypatch):
     monkeypatch.setattr("djinn_server.gateway.relay._REASON_SECONDS", 0.2)
     gone = threading.Event()
 
@@ -135,7 +135,7 @@ def test_an_executor_that_does_not_hang_up_does_not_keep_the_relay(relayed, monk
     assert gone.wait(SECONDS)
 
 
-def test_who_has_too_much_passed_on_is_cut_off_and_nobody_else(relayed, url):
+def test_relay_memory_limit_cuts_largest_only(relayed, url):
     relays, over = Relays(each=8 << 20), threading.Event()
 
     def executor(connection):
@@ -156,7 +156,7 @@ def test_who_has_too_much_passed_on_is_cut_off_and_nobody_else(relayed, url):
     assert not cut.is_alive()
 
 
-def test_frames_that_never_become_whole_are_held_too(relayed):
+def test_partial_frames_count_towards_limit(relayed):
     relays, over = Relays(each=8 << 20), threading.Event()
     client = relayed("tcp://127.0.0.1:0", lambda _: over.wait(3 * SECONDS), watched=partial(relays.limiting, "greedy"))
     begun = b"".join(bytes(part) for part in encode_frame(Frame(b"much", [bytes(64 << 20)]), LIMITS))[: 32 << 20]
@@ -167,7 +167,7 @@ def test_frames_that_never_become_whole_are_held_too(relayed):
     over.set()
 
 
-def test_most_is_taken_where_most_is_held():
+def test_largest_holder_is_cut_first():
     ways = [object() for _ in range(5)]
     held = {"a": {ways[0]: 5, ways[1]: 6}, "b": {ways[2]: 9}, "c": {ways[3]: 1, ways[4]: 0}}
     assert over_limits(held, each=11, together=21) == {}

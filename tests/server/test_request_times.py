@@ -50,7 +50,7 @@ def clock():
     return Clock()
 
 
-def test_a_generation_is_one_request_of_all_its_tokens(clock):
+def test_generation_is_one_request(clock):
     for _ in range(2):
         clock.run(PREFILL)
         for _ in range(3):
@@ -60,14 +60,14 @@ def test_a_generation_is_one_request_of_all_its_tokens(clock):
     assert (seen.model, seen.first_token.p50, seen.token.p99, seen.answer.p99) == ("Llama", 1.0, 3.0, 0.0)
 
 
-def test_attention_without_decode_steps_answers_requests(clock):
+def test_attention_without_decode_counts_requests(clock):
     for _ in range(3):
         clock.run(PREFILL)
     assert clock.counts == (3, 0)
     assert clock.times.figures().answer.p50 == 1.0
 
 
-def test_a_model_without_attention_answers_requests(clock):
+def test_model_without_attention_counts_requests(clock):
     clock.run(PREFILL)
     clock.run(DECODE)
     for _ in range(3):
@@ -77,7 +77,7 @@ def test_a_model_without_attention_answers_requests(clock):
     assert set(clock.times.by_model) == {"Llama", "ResNet"}
 
 
-def test_tokens_that_are_read_together_share_the_time(clock):
+def test_tokens_read_together_share_time(clock):
     clock.run(PREFILL)
     for step in range(4):
         clock.run(DECODE, answers=step == 3)
@@ -85,7 +85,7 @@ def test_tokens_that_are_read_together_share_the_time(clock):
     assert clock.times.figures().token.p50 == 1.0
 
 
-def test_a_prompt_in_pieces_has_one_first_token(clock):
+def test_chunked_prompt_has_one_first_token(clock):
     clock.run(PREFILL, answers=False)
     clock.run(PREFILL)
     clock.run(None)  # a second answer about the first token
@@ -94,7 +94,7 @@ def test_a_prompt_in_pieces_has_one_first_token(clock):
     assert clock.times.figures().first_token.p50 == 2.0
 
 
-def test_a_prompt_of_one_token_begins_a_generation(clock):
+def test_single_token_prompt_starts_generation(clock):
     for _ in range(4):
         clock.run(DECODE)
     assert clock.counts == (1, 4)
@@ -125,7 +125,7 @@ class Served:
         self.measured = SessionGauges
 
 
-def test_the_first_models_of_an_executor_keep_their_names():
+def test_first_model_names_are_kept():
     usage = UsageMetrics()
     sessions = [Served(usage, [f"Model{n}" for n in range(first, first + 24)]) for first in (0, 24, 0)]
     expected = {f"Model{n}": 2 if n < 24 else 1 for n in range(MODELS_LIMIT)} | {OTHER_MODELS: 48 - MODELS_LIMIT}
@@ -166,7 +166,7 @@ def test_metrics_keep_the_first_model_names_of_a_tenant_over_restarts():
         assert scrape(usage) == [models, models]
 
 
-def test_a_server_counts_what_a_model_generates(own_server, monkeypatch):
+def test_server_counts_generated_tokens(own_server, monkeypatch):
     server = own_server("--threads", "1")
     with configured(servers=[server.url("tcp")], token=server.token, disable=("local",)):
         sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}

@@ -13,7 +13,7 @@ from djinn_server.builtins.cpu import CpuDevice
 
 
 @pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="Linux says there what a process may have")
-def test_an_executor_may_have_what_the_machine_has(embedded):
+def test_executor_may_use_machine_memory(embedded):
     torch.ones(2, device=embedded).cpu()
     process = open_connections()[0].attached.process
     assert process != os.getpid()
@@ -23,14 +23,14 @@ def test_an_executor_may_have_what_the_machine_has(embedded):
     assert 0 < int(line.split()[3]) <= CpuDevice().discover()[0].memory
 
 
-def test_what_does_not_fit_fails_alone(embedded):
+def test_oversized_allocation_fails_alone(embedded):
     kept = torch.ones(2, device=embedded)
     with pytest.raises(RuntimeError, match="allocate"):
         torch.empty(1 << 45, dtype=torch.uint8, device=embedded)[:1].cpu()
     assert (kept + 1).tolist() == [2, 2]
 
 
-def test_an_upload_that_cannot_grow_fails_alone(embedded):
+def test_upload_that_cannot_grow_fails_alone(embedded):
     kept = torch.ones(2, device=embedded)
     grown = torch.arange(4.0).to(embedded)
     with pytest.raises(RuntimeError, match="allocate"):

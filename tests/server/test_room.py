@@ -35,17 +35,17 @@ def reports(**found):
     return RoomReport(runtime, lambda: now[0]), runtime, now
 
 
-def test_what_is_free_and_what_the_session_holds_is_reported_first():
+def test_first_report_has_free_and_held_memory():
     report, _, _ = reports()
     assert report.due(100, ()) == Room(700)
 
 
-def test_what_an_allocator_keeps_can_be_used_again():
+def test_reserved_memory_counts_as_free():
     report, _, _ = reports(reserved=300, allocated=100)
     assert report.due(100, ()) == Room(900)
 
 
-def test_the_device_is_asked_once_a_second_and_changes_are_reported():
+def test_memory_is_polled_once_per_second():
     report, runtime, now = reports()
     report.due(100, ())
     runtime.found["free"] = 200
@@ -59,13 +59,13 @@ def test_the_device_is_asked_once_a_second_and_changes_are_reported():
     assert runtime.asked == 3
 
 
-def test_it_is_reported_at_once_where_an_op_got_no_memory():
+def test_memory_shortage_is_reported_at_once():
     report, _, _ = reports()
     report.due(100, ())
     assert report.due(100, [OTHER, NO_MEMORY]) == Room(700, short=True)
 
 
-def test_clients_know_which_dtypes_and_ops_a_device_of_a_plugin_has():
+def test_device_capabilities_reach_client():
     stated = DeviceCapabilities(
         "npu:0", "npu", dtypes=frozenset({"float32", "int64"}), unsupported=frozenset({"aten::sort", "aten::mm.out"})
     )

@@ -170,7 +170,7 @@ def foreseen(dialogue):
     return until_ahead(dialogue())
 
 
-def test_the_expected_submission_takes_what_has_run(foreseen):
+def test_expected_submission_uses_run_ahead(foreseen):
     taken = foreseen.counts[0]
     assert taken <= 3, "a relation is relied on once it was found again"
     for number in range(6, 20):
@@ -190,7 +190,7 @@ def test_the_expected_submission_takes_what_has_run(foreseen):
         {"claims": (Claim(1, 0, (2, 2), (2, 1), "float32"),)},
     ],
 )
-def test_another_one_does_not(foreseen, others):
+def test_other_submission_drops_run_ahead(foreseen, others):
     taken, _ = foreseen.counts
     if "claims" in others:
         others = {"given": foreseen.latest} | others
@@ -200,7 +200,7 @@ def test_another_one_does_not(foreseen, others):
 
 
 @pytest.mark.parametrize("handle", [MATRIX, FIRST, None])
-def test_what_was_written_since_is_not_used(foreseen, handle):
+def test_run_ahead_over_written_value_is_dropped(foreseen, handle):
     written = foreseen.latest if handle is None else handle
     taken, _ = foreseen.counts
     foreseen.submit(WRITING, [written], [3.0])
@@ -210,7 +210,7 @@ def test_what_was_written_since_is_not_used(foreseen, handle):
         foreseen.step(number)
 
 
-def test_what_another_session_writes_into_shared_weights_is_seen_by_it_alone(dialogue, foreseen):
+def test_write_of_other_session_keeps_run_ahead(dialogue, foreseen):
     other = dialogue()
     other.step(0)
     memory = foreseen.session.values[MATRIX].untyped_storage()
@@ -230,7 +230,7 @@ def test_what_another_session_writes_into_shared_weights_is_seen_by_it_alone(dia
     assert foreseen.counts == (taken + 4, 0)
 
 
-def test_values_that_are_others_now_are_not_used(foreseen):
+def test_replaced_values_drop_run_ahead(foreseen):
     taken, _ = foreseen.counts
     value = foreseen.session.values[MATRIX]
     foreseen.session.values.free([MATRIX])
@@ -239,7 +239,7 @@ def test_values_that_are_others_now_are_not_used(foreseen):
     assert foreseen.counts == (taken, 1)
 
 
-def test_uploads_leave_it_and_other_messages_do_not(foreseen):
+def test_only_uploads_keep_run_ahead(foreseen):
     taken, _ = foreseen.counts
     foreseen.upload(90 << 32 | 1, torch.ones(2, 2))
     foreseen.step(6)
@@ -252,13 +252,13 @@ def test_uploads_leave_it_and_other_messages_do_not(foreseen):
     foreseen.step(7)
 
 
-def test_after_a_miss_more_has_to_be_as_expected(foreseen):
+def test_miss_raises_required_confidence(foreseen):
     for number in range(6, 40):
         foreseen.step(number if number % 4 else 0)
     assert foreseen.counts[1] <= 4
 
 
-def test_one_that_nothing_takes_is_dropped_after_a_while(dialogue, monkeypatch):
+def test_unused_run_ahead_expires(dialogue, monkeypatch):
     monkeypatch.setattr(runs_ahead, "KEPT_SECONDS", 0.01)
     found = dialogue()
     for number in range(6):
@@ -268,13 +268,13 @@ def test_one_that_nothing_takes_is_dropped_after_a_while(dialogue, monkeypatch):
     assert len(found.session.values) == 8
 
 
-def test_the_end_of_a_session_drops_it(foreseen):
+def test_session_end_drops_run_ahead(foreseen):
     foreseen.end()
     assert not foreseen.pending
     assert len(foreseen.session.values) == 0
 
 
-def test_while_another_session_has_its_turn_nothing_runs_ahead(dialogue):
+def test_no_run_ahead_during_other_turn(dialogue):
     turns = dialogue().context.device.turns
     other, share = turns.share(), turns.share()
     with other:
@@ -306,7 +306,7 @@ RANDOM_LATER = Template(
 @pytest.mark.parametrize(
     ("template", "count"), [(STEP, 2), (RANDOM, 0), (WRITING, 0), (WRITING_LATER, 1), (RANDOM_LATER, 1)]
 )
-def test_what_leaves_more_than_results_waits_for_its_submission(dialogue, template, count):
+def test_programs_with_side_effects_do_not_run_ahead(dialogue, template, count):
     found = dialogue()
     device = found.context.device
     known = found.session._runs.bind(compile_template(template, torch.device("cpu"), device.own), b"")
@@ -320,7 +320,7 @@ def until_begun(found):
     assert not found.pending[0].over
 
 
-def test_what_comes_before_a_write_runs_ahead(dialogue):
+def test_ops_before_write_run_ahead(dialogue):
     found = dialogue()
     expected = found.values[FIRST]
     for number in range(12):
@@ -350,7 +350,7 @@ def drawn_in_steps(found, *, ahead):
     return drawn
 
 
-def test_what_comes_before_random_numbers_runs_ahead(dialogue):
+def test_ops_before_random_numbers_run_ahead(dialogue):
     found = dialogue()
     expected = drawn_in_steps(dialogue(0), ahead=False)
     assert all(map(torch.equal, drawn_in_steps(found, ahead=True), expected))
@@ -359,7 +359,7 @@ def test_what_comes_before_random_numbers_runs_ahead(dialogue):
     assert len({float(one.sum()) for one in expected}) == 24
 
 
-def test_random_numbers_are_drawn_in_the_order_of_submissions(dialogue):
+def test_random_numbers_follow_submission_order(dialogue):
     found = dialogue()
     drawn = []
     for _ in range(8):
@@ -369,14 +369,14 @@ def test_random_numbers_are_drawn_in_the_order_of_submissions(dialogue):
     assert len({float(one.sum()) for one in drawn}) == 8
 
 
-def test_zero_is_none_at_all(dialogue):
+def test_zero_limit_disables_run_ahead(dialogue):
     found = dialogue(0)
     for number in range(8):
         found.step(number)
     assert found.session._runs.ahead is None
 
 
-def test_what_is_too_large_runs_ahead_once(dialogue):
+def test_oversized_program_runs_ahead_once(dialogue):
     found = dialogue(1)
     for number in range(20):
         found.step(number)
@@ -416,7 +416,7 @@ def hot(dialogue):
     return next(iter(dialogue.context.device.compiling._templates.values()))
 
 
-def test_what_is_compiled_runs_ahead(compiled):
+def test_compiled_program_runs_ahead(compiled):
     found, compiler = compiled
     (taken, dropped), runs = found.counts, compiler.runs
     for _ in range(4):
@@ -426,7 +426,7 @@ def test_what_is_compiled_runs_ahead(compiled):
     assert compiler.runs == runs + 4
 
 
-def test_a_run_ahead_that_has_begun_goes_on_with_what_is_compiled(compiled):
+def test_started_run_ahead_continues_compiled(compiled):
     found, compiler = compiled
     pending, runs = found.pending[0], compiler.runs
     again = runs_ahead.RunAhead(pending.known, pending.expected, pending.slots, pending.inputs, pending.stop)
@@ -438,7 +438,7 @@ def test_a_run_ahead_that_has_begun_goes_on_with_what_is_compiled(compiled):
     assert torch.equal(again.output(0), pending.output(0))
 
 
-def test_while_a_compiler_watches_a_template_it_does_not_run_ahead(compiled):
+def test_watched_template_does_not_run_ahead(compiled):
     found, _ = compiled
     (known,) = [known for _, known in found.session._templates.everything()]
     assert found.session._runs.ahead._may_run(known)
@@ -447,7 +447,7 @@ def test_while_a_compiler_watches_a_template_it_does_not_run_ahead(compiled):
     assert not found.session._runs.ahead._may_run(known)
 
 
-def test_long_compiled_code_waits_for_its_submission(compiled, monkeypatch):
+def test_long_compiled_program_does_not_run_ahead(compiled, monkeypatch):
     found, _ = compiled
     monkeypatch.setattr(runs_ahead, "LONGEST_AT_ONCE", 0.0)
     taken = found.counts[0]
@@ -456,7 +456,7 @@ def test_long_compiled_code_waits_for_its_submission(compiled, monkeypatch):
     assert found.counts[0] == taken + 1
 
 
-def test_nothing_runs_ahead_under_a_memory_limit(dialogue):
+def test_no_run_ahead_under_memory_limit(dialogue):
     found = dialogue(limit=1 << 30)
     for number in range(14):
         found.step(number)

@@ -26,7 +26,7 @@ def saved(tmp_path_factory, python, plain_environment):
     server.stop()
 
 
-def test_an_optimizer_is_saved_there_and_goes_on(saved, tmp_path, monkeypatch):
+def test_saved_optimizer_continues(saved, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(100, 80), torch.nn.Linear(80, 100)).to(REMOTE)
@@ -60,7 +60,7 @@ def test_an_optimizer_is_saved_there_and_goes_on(saved, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())  # nothing is left here where there is no folder for it
 
 
-def test_objects_come_back_as_they_were(saved):
+def test_saved_objects_round_trip(saved):
     tied = torch.nn.Parameter(torch.randn(3, device=REMOTE))
     here = torch.arange(4)
     given = {
@@ -91,7 +91,7 @@ def test_an_object_is_published(saved):
     djinn.weights.unpublish("object")
 
 
-def test_what_text_does_not_describe_is_refused(saved):
+def test_unsupported_objects_are_refused(saved):
     one = torch.ones(1, device=REMOTE)
     with pytest.raises(djinn.errors.UnsupportedOperation, match=r"'a\.1' is of type set"):
         torch.save({"x": one, "a": [1, {2}]}, "file:refused.pt")
@@ -106,7 +106,7 @@ def test_what_text_does_not_describe_is_refused(saved):
     assert not (saved / "refused.pt.safetensors").exists()
 
 
-def test_descriptions_that_are_malformed(saved):
+def test_malformed_descriptions_are_refused(saved):
     one = torch.ones(1, device=REMOTE)
     for text in (
         "{",
@@ -125,7 +125,7 @@ def test_descriptions_that_are_malformed(saved):
         torch.load("file:bad.safetensors")
 
 
-def test_what_has_no_tensors_of_the_device_is_saved_here(saved, tmp_path, monkeypatch):
+def test_object_without_remote_tensors_is_saved_locally(saved, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file:run").mkdir()
     torch.save({"x": torch.ones(2)}, "file:run/here.pt")
@@ -136,7 +136,7 @@ def test_what_has_no_tensors_of_the_device_is_saved_here(saved, tmp_path, monkey
     assert [path.name for path in (saved / "run").glob("*here*")] == ["there.pt.safetensors"]
 
 
-def test_files_are_removed(saved, tmp_path):
+def test_saved_files_are_removed(saved, tmp_path):
     one = {"x": torch.ones(3, device=REMOTE)}
     djinn.save_weights(one, "file:gone/deep/x.safetensors")
     held = djinn.open_weights("file:gone/deep/x.safetensors")
@@ -155,7 +155,7 @@ def test_files_are_removed(saved, tmp_path):
     assert (tmp_path / "x.safetensors").exists()
 
 
-def test_safetensors_writes_and_reads_there(saved):
+def test_safetensors_saves_and_loads_on_server(saved):
     import safetensors.torch
 
     there = {"a": torch.arange(6.0, device=REMOTE).view(2, 3), "b": torch.ones(4, device=REMOTE)}

@@ -191,7 +191,7 @@ def registry():
     return load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"})
 
 
-def test_an_authenticator_of_a_plugin_tells_who_comes(guarded):
+def test_plugin_authenticator_identifies_client(guarded):
     assert "Clients are authenticated by tokens and by badges" in guarded.log
     with configured(servers=(guarded.server.url("tcp"),), token="badge:alice"):
         assert torch.ones(3, device=DEVICE).sum().item() == 3.0
@@ -212,7 +212,7 @@ def test_an_authenticator_of_a_plugin_tells_who_comes(guarded):
         ("badge:../x", "cannot check what this client shows"),
     ],
 )
-def test_who_is_not_known_for_certain_is_refused(guarded, token, said):
+def test_uncertain_identity_is_refused(guarded, token, said):
     with pytest.raises(AccessRefused, match=said):
         enter(guarded, token)
     assert SECRET not in guarded.log
@@ -255,7 +255,7 @@ def test_sessions_end_with_their_credentials(guarded):
 
 
 @pytest.mark.parametrize("scheme", ["tcps", "https"])
-def test_a_gateway_sees_the_certificates_of_clients(scheme, tmp_path):
+def test_gateway_sees_client_certificates(scheme, tmp_path):
     server, client = self_signed_tls(tmp_path / "server"), self_signed_tls(tmp_path / "client")
     asks = TlsOptions(server.certificate, server.key, authority=client.certificate)
     shows = TlsOptions(client.certificate, client.key, fingerprints=server.fingerprints)
@@ -329,20 +329,20 @@ def authenticating(table=None, **members):
         Identity("alice", quota={"sessions": 1}),
     ],
 )
-def test_an_answer_that_is_none_refuses(answer, caplog):
+def test_invalid_authenticator_result_refuses(answer, caplog):
     found = authenticating(authenticate=lambda _: answer).identify(Credentials("shown"))
     assert isinstance(found, Denial)
     assert found.kind == "authenticator"
     assert "plugin 'guards' (djinn-guards 1.0)" in caplog.text
 
 
-def test_the_servers_own_token_is_looked_at_first():
+def test_server_token_precedes_authenticators():
     made = authenticating(authenticate=lambda _: Identity("alice"))
     assert made.identify(Credentials(OWN)).tenant == "default"
     assert made.identify(Credentials("other")).tenant == "alice"
 
 
-def test_limits_of_the_token_file_hold_for_tenants_of_plugins(tmp_path):
+def test_token_file_limits_hold_for_plugin_tenants(tmp_path):
     table = tmp_path / "tokens.json"
     with change_table(table) as change:
         change.table = TokenTable(create(TokenTable(), "bob", 0)[0].tokens, {"alice": Quota(sessions=3)})
@@ -381,7 +381,7 @@ def test_keys_are_valid_while_their_authenticator_says_so(caplog):
 @pytest.mark.parametrize(
     ("error", "raised"), [(ConfigurationError("it has no keys"), ConfigurationError), (KeyError(SECRET), PluginError)]
 )
-def test_a_server_does_not_start_with_an_authenticator_that_is_not_ready(error, raised):
+def test_unready_authenticator_stops_server_start(error, raised):
     def prepare():
         raise error
 
@@ -392,7 +392,7 @@ def test_a_server_does_not_start_with_an_authenticator_that_is_not_ready(error, 
         Authentication(TokenAuthenticator(Token(OWN, "test"))).use(of(authenticators=[Stub()]), ["other"])
 
 
-def test_observers_that_are_slow_or_fail_delay_nothing(monkeypatch, caplog):
+def test_slow_or_failing_observers_do_not_delay(monkeypatch, caplog):
     import threading
 
     monkeypatch.setattr(events, "WAITING", 4)
@@ -418,7 +418,7 @@ def test_observers_that_are_slow_or_fail_delay_nothing(monkeypatch, caplog):
     assert "plugin 'guards' (djinn-guards 1.0)" in caplog.text
 
 
-def test_only_what_an_observer_wants_is_told(monkeypatch):
+def test_observer_gets_wanted_events_only(monkeypatch):
     seen = []
     made, other = ServerEvents("gateway"), ServerEvents("executor")
     for one in (made, other):
@@ -431,7 +431,7 @@ def test_only_what_an_observer_wants_is_told(monkeypatch):
     assert not other.wants("connected")
 
 
-def test_what_an_observer_wants_is_read_again_after_a_connection():
+def test_wanted_events_are_reread_after_connection():
     seen = []
 
     class Later(Observer):
@@ -448,7 +448,7 @@ def test_what_an_observer_wants_is_read_again_after_a_connection():
     assert seen == ["connected", "status"]
 
 
-def test_an_observer_that_raises_is_told_of_the_next_event_and_named_once(caplog):
+def test_raising_observer_is_named_once(caplog):
     seen = []
 
     class Raises(Observer):

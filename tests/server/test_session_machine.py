@@ -76,7 +76,7 @@ def test_messages_are_handled_in_order(machine):
     assert (machine.next(0.0), machine.current) == (Step.HANDLE, "second")
 
 
-def test_a_waiting_message_lets_uploads_pass(machine):
+def test_uploads_pass_waiting_message(machine):
     assert not machine.arrived("part", Kind.AT_ONCE), "without a message that waits it is one like others"
     assert (machine.next(0.0), machine.current) == (Step.HANDLE, "part")
     machine.wait([TEMPLATE])
@@ -88,7 +88,7 @@ def test_a_waiting_message_lets_uploads_pass(machine):
 
 
 @pytest.mark.parametrize("way", ["deadline", "cancelled"])
-def test_a_wait_ends_at_its_deadline_or_when_it_is_cancelled(machine, way):
+def test_wait_ends_at_deadline_or_cancellation(machine, way):
     machine.arrived("first")
     machine.next(0.0)
     machine.wait([READ], until=5.0)
@@ -99,7 +99,7 @@ def test_a_wait_ends_at_its_deadline_or_when_it_is_cancelled(machine, way):
     assert machine.next(4.0 if way == "cancelled" else 5.0) is Step.RESUME
 
 
-def test_a_message_takes_the_frames_behind_it(machine):
+def test_message_takes_following_frames(machine):
     machine.arrived("header")
     machine.next(0.0)
     machine.wait([FRAME])
@@ -110,7 +110,7 @@ def test_a_message_takes_the_frames_behind_it(machine):
     assert (len(machine), machine.nbytes) == (0, 0)
 
 
-def test_a_full_queue_stops_the_client_or_is_an_error(machine):
+def test_full_queue_stops_client_or_raises(machine):
     machine.arrived("first")
     machine.next(0.0)
     machine.wait([READ])
@@ -124,7 +124,7 @@ def test_a_full_queue_stops_the_client_or_is_an_error(machine):
         machine.arrived("more")
 
 
-def test_a_client_that_has_said_goodbye_is_not_waited_for(machine):
+def test_departed_client_is_not_awaited(machine):
     machine.arrived("first")
     machine.next(0.0)
     machine.wait([READ])
@@ -134,7 +134,7 @@ def test_a_client_that_has_said_goodbye_is_not_waited_for(machine):
     assert machine.next(0.0) is Step.END
 
 
-def test_nothing_begins_while_the_client_is_away(machine):
+def test_no_work_begins_while_client_is_away(machine):
     machine.arrived("first")
     machine.connected(9.0)
     assert (machine.next(0.0), machine.deadline()) == (Step.WAIT, 9.0)

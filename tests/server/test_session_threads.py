@@ -78,7 +78,7 @@ def run(threads, pauses, wakeup):
     return ended
 
 
-def test_a_wakeup_ends_a_pause_in_another_thread():
+def test_wakeup_ends_pause_in_other_thread():
     wakeup, inside, seen = Wakeup(), threading.Event(), []
 
     def pauses():
@@ -94,7 +94,7 @@ def test_a_wakeup_ends_a_pause_in_another_thread():
     assert seen[0] is threading.current_thread() is not seen[1]
 
 
-def test_a_wakeup_before_the_pause_is_not_lost():
+def test_early_wakeup_is_not_lost():
     wakeup = Wakeup()
 
     def pauses():
@@ -112,7 +112,7 @@ def test_a_pause_ends_at_its_deadline():
 
 
 @pytest.mark.parametrize("seconds", [1e12, float("inf")])
-def test_a_wakeup_ends_a_pause_with_a_distant_deadline(seconds):
+def test_wakeup_ends_pause_with_distant_deadline(seconds):
     threads, wakeup = SessionThreads(), Wakeup()
 
     def pauses():
@@ -194,7 +194,7 @@ def test_brief_sessions_take_turns_by_device_time(monkeypatch):
 
 
 @pytest.mark.parametrize("promotes", [True, False], ids=["promotes", "does_not_promote"])
-def test_a_brief_session_that_blocks_does_not_keep_others_waiting(promotes):
+def test_blocking_brief_session_does_not_delay_others(promotes):
     threads, pairs, go_on, seen = SessionThreads(), [socket.socketpair() for _ in range(2)], threading.Event(), []
     other = threading.Event()
 
@@ -220,7 +220,7 @@ def test_a_brief_session_that_blocks_does_not_keep_others_waiting(promotes):
         near.close()
 
 
-def test_a_wait_in_the_calling_thread_takes_a_distant_deadline():
+def test_caller_wait_with_distant_deadline():
     wakeup = Wakeup()
     timer = threading.Timer(0.05, wakeup)
     timer.start()
@@ -230,7 +230,7 @@ def test_a_wait_in_the_calling_thread_takes_a_distant_deadline():
 
 
 @pytest.mark.parametrize("number", [None, -1], ids=["none", "closed"])
-def test_a_session_without_a_descriptor_keeps_its_thread(number):
+def test_session_without_descriptor_keeps_thread(number):
     threads, wakeup, seen = SessionThreads(), Wakeup(), []
 
     def pauses():
@@ -242,7 +242,7 @@ def test_a_session_without_a_descriptor_keeps_its_thread(number):
     assert set(seen) == {threading.current_thread()}
 
 
-def test_a_descriptor_that_was_closed_and_given_out_again_wakes_both_sessions():
+def test_reused_descriptor_wakes_both_sessions():
     threads, (near, far), (other, beyond) = SessionThreads(), socket.socketpair(), socket.socketpair()
     number = near.fileno()
 

@@ -103,7 +103,7 @@ def test_random_programs_of_several_sessions_are_right(limited, folder, python, 
                 client.kill()
 
 
-def test_what_is_shared_is_counted_once_and_dropped_without_writing_it(limited, folder):
+def test_shared_weights_count_once_and_are_dropped(limited, folder):
     with configured(connection_file=limited.file):
         djinn.init()
         weights = djinn.open_weights(f"file:{folder}")
@@ -129,7 +129,7 @@ def test_what_is_shared_is_counted_once_and_dropped_without_writing_it(limited, 
         assert executor_figures()["memory_shared"] == 0
 
 
-def test_what_a_program_frees_makes_room_once(limited, folder):
+def test_freed_values_make_room_once(limited, folder):
     with configured(connection_file=limited.file):
         djinn.init()
         weights = djinn.open_weights(f"file:{folder}")
@@ -145,7 +145,7 @@ def test_what_a_program_frees_makes_room_once(limited, folder):
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_what_a_program_uses_last_or_frees_in_vain_is_not_counted_as_shared(limited, folder, monkeypatch, refused):
+def test_last_use_is_not_counted_as_shared(limited, folder, monkeypatch, refused):
     left = [UnsupportedOperation("too large")] if refused else []
 
     def sending(message: Submit) -> Frame:
@@ -166,7 +166,7 @@ def test_what_a_program_uses_last_or_frees_in_vain_is_not_counted_as_shared(limi
         assert executor_figures()["memory_shared"] == 0
 
 
-def test_a_file_that_changes_is_spilled_before_it_is_not_there_any_more(limited, folder, tmp_path_factory):
+def test_changed_file_is_spilled_first(limited, folder, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / folder.name / "changing.safetensors"
     save_file({name: torch.ones(512, 512) for name in NAMES}, path)
     with configured(connection_file=limited.file):

@@ -13,7 +13,7 @@ HANDLE = 5 << 32
 ORIGIN = Origin("file:x", WeightKey(bytes(32), "x", 0, 16))
 
 
-def test_poison_that_is_overwritten_has_memory_of_its_own():
+def test_overwritten_poison_has_own_memory():
     """A refused program poisons what it would have written without a copy; an op that overwrites all of it makes it a tensor again."""
     memory = torch.ones(4)
     values = ValueTable()
@@ -32,7 +32,7 @@ def test_poison_that_is_overwritten_has_memory_of_its_own():
     assert not shares.storages
 
 
-def test_a_view_that_was_laid_out_again_is_not_what_was_read():
+def test_relaid_view_is_not_named_by_address():
     """A snapshot would name it with an address at which other bytes are."""
     values = ValueTable()
     values[HANDLE] = torch.ones(2, 2)

@@ -42,7 +42,7 @@ def sessions(chosen, count):
 
 
 @pytest.mark.parametrize("count", [4, 8])
-def test_clients_of_two_servers_spread_over_them(two, count):
+def test_clients_spread_over_two_servers(two, count):
     found = sessions(settings(two), count)
     counts = [found.count(server.url("tcp")) for server in two]
     assert sum(counts) == count
@@ -62,13 +62,13 @@ def test_equal_servers_are_chosen_by_chance(two, monkeypatch):
     assert sessions(settings(two), 2) == [server.url("tcp") for server in two]
 
 
-def test_a_server_that_does_not_answer_is_left_out(two):
+def test_unreachable_server_is_skipped(two):
     chosen = Settings(servers=("tcp://127.0.0.1:1", two[1].url("tcp")), token="t" * 32)
     assert sessions(chosen, 1) == [two[1].url("tcp")]
 
 
 @pytest.mark.parametrize("count", [3, 8, 20])
-def test_clients_of_a_server_with_two_executors_spread_over_them(python, tmp_path, plain_environment, count):
+def test_clients_spread_over_executors_of_server(python, tmp_path, plain_environment, count):
     server = start_server(python.start, tmp_path, "--device", "cpu", env=plain_environment)
     registry = load_registry(Selection(), builtins=builtin_plugins(), kinds=CLIENT_KINDS)
     try:
@@ -87,7 +87,7 @@ def test_clients_of_a_server_with_two_executors_spread_over_them(python, tmp_pat
         server.stop()
 
 
-def test_the_coordinator_says_which_server_does_not_answer(two):
+def test_unreachable_server_of_pool_is_named(two):
     with configured(servers=["tcp://127.0.0.1:1", two[0].url("tcp")], token="t" * 32, disable=("local",)):
         gone, there = djinn.compat.coordinator().servers
     assert gone.url.endswith(":1")

@@ -33,7 +33,7 @@ def keep(store, data, digest=None):
     assert store.keep(digest or digest_of(data), data).wait(300)
 
 
-def test_what_was_kept_is_found_by_another_process_too(store, tmp_path):
+def test_stored_weights_are_found_by_other_process(store, tmp_path):
     data = some(1)
     assert store.find(digest_of(data), SIZE) is None
     keep(store, data)
@@ -41,14 +41,14 @@ def test_what_was_kept_is_found_by_another_process_too(store, tmp_path):
         assert torch.equal(reader.find(digest_of(data), SIZE), data)
 
 
-def test_what_is_found_is_private(store):
+def test_found_weights_are_private_copies(store):
     data = some(1)
     keep(store, data)
     store.find(digest_of(data), SIZE).zero_()
     assert torch.equal(store.find(digest_of(data), SIZE), data)
 
 
-def test_what_is_not_what_it_says_is_not_kept(store):
+def test_wrong_digest_is_not_stored(store):
     keep(store, some(1), digest_of(some(2)))
     assert store.find(digest_of(some(2)), SIZE) is None
     assert store.nbytes() == 0
@@ -65,12 +65,12 @@ def test_a_damaged_file_is_removed(store, tmp_path):
     assert not path.exists()
 
 
-def test_another_size_is_not_it(store):
+def test_other_size_is_not_found(store):
     keep(store, some(1))
     assert store.find(digest_of(some(1)), SIZE - 8) is None
 
 
-def test_the_least_recently_used_goes_first(store):
+def test_least_recently_used_weights_are_evicted(store):
     for seed in (1, 2, 3):
         keep(store, some(seed))
     old = time.time_ns() - 10**12
@@ -84,7 +84,7 @@ def test_the_least_recently_used_goes_first(store):
     assert store.nbytes() <= store.limit
 
 
-def test_what_is_larger_than_the_store_is_not_kept(tmp_path):
+def test_weights_larger_than_store_are_not_kept(tmp_path):
     store = WeightStore(tmp_path / "weights", SIZE - 1, DiskQuota())
     keep(store, some(1))
     assert store.nbytes() == 0
@@ -109,7 +109,7 @@ def test_unreadable_entry_does_not_end_the_writer_thread(store):
     assert store.find(digest_of(some(2)), SIZE) is not None
 
 
-def test_only_the_owner_can_read_it(store):
+def test_store_is_private(store):
     keep(store, some(1))
     paths = [store._directory, *store._directory.rglob("*")]
     assert all(path.stat().st_mode & 0o077 == 0 for path in paths)

@@ -81,7 +81,7 @@ def test_recently_admitted_tenant_is_not_evicted(tenants, monkeypatch):
     assert names(tenants) == {"alice", "bob"}
 
 
-def test_a_tenant_whose_executor_has_died_is_not_idle(tenants, begin, wait_for, monkeypatch):
+def test_tenant_with_dead_executor_is_not_idle(tenants, begin, wait_for, monkeypatch):
     for tenant in ("alice", "bob"):
         begin(tenant)
     (status,) = tenants.statuses("alice")

@@ -20,7 +20,7 @@ from djinn_server.launch.tickets import TicketChecker, issue_ticket, new_key
 SUPPLIED = Token("a" * 32, "the test")
 
 
-def test_a_ticket_is_good_once_and_says_for_whom():
+def test_ticket_is_valid_once_and_names_client():
     key = new_key()
     checker = TicketChecker(key)
     ticket = issue_ticket(key, "laptop")
@@ -48,7 +48,7 @@ def test_used_tickets_are_forgotten_once_they_have_expired(monkeypatch):
 
 
 @pytest.mark.parametrize("character", ["\N{GRINNING FACE}", '"', "\x1b", "\\", "x"])
-def test_any_name_of_a_client_fits_into_a_message_and_on_a_terminal(character):
+def test_client_names_are_bounded_and_escaped(character):
     key = new_key()
     ticket = issue_ticket(key, character * 1000)
     assert decode(encode(Attach(ticket, ""))) == Attach(ticket, "")
@@ -58,12 +58,12 @@ def test_any_name_of_a_client_fits_into_a_message_and_on_a_terminal(character):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
-def test_loopback_needs_nothing(host):
+def test_loopback_needs_no_token_or_tls(host):
     check_exposure(host, supplied=False, protected=False)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "gpu-box", ""])
-def test_the_network_needs_a_token_and_a_word(host):
+def test_network_needs_token_and_tls_decision(host):
     check_exposure(host, supplied=True, protected=True)
     with pytest.raises(ConfigurationError, match="token of your own"):
         check_exposure(host, supplied=False, protected=True)
@@ -71,7 +71,7 @@ def test_the_network_needs_a_token_and_a_word(host):
         check_exposure(host, supplied=True, protected=False)
 
 
-def test_where_the_token_comes_from(tmp_path):
+def test_token_sources(tmp_path):
     file = tmp_path / "token"
     file.write_text("f" * 32 + "\n")
     file.chmod(0o600)
@@ -91,7 +91,7 @@ def test_a_short_token_is_refused_without_being_shown():
     assert "hunter2" not in str(caught.value)
 
 
-def test_tokens_are_compared_whole():
+def test_tokens_match_exactly():
     assert SUPPLIED.matches("a" * 32)
     assert not any(SUPPLIED.matches(text) for text in ("", "a" * 31, "a" * 33, "b" * 32, "ä" * 32))
 
@@ -130,7 +130,7 @@ def test_only_the_own_connection_file_is_removed(tmp_path):
     remove_connection_file(path, successors)
 
 
-def test_what_is_wrong_with_a_connection_file(tmp_path, caplog):
+def test_invalid_connection_files_are_named(tmp_path, caplog):
     path = tmp_path / "connection.json"
     with pytest.raises(ConfigurationError, match="djinn serve --connection-file"):
         read_connection_file(path)

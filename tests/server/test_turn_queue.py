@@ -108,7 +108,7 @@ class World:
         assert not self.queue.waiting, "a session starves"
 
 
-def test_random_events_keep_exactly_once_one_at_a_time_least_used_first_and_nobody_starves():
+def test_random_events_keep_turn_invariants():
     for seed in range(SEQUENCES):
         world = World(random.Random(seed), 1 + seed % 5)
         try:
@@ -120,7 +120,7 @@ def test_random_events_keep_exactly_once_one_at_a_time_least_used_first_and_nobo
 
 
 @pytest.mark.parametrize("late", [0, 3])
-def test_sessions_that_always_want_the_device_differ_by_one_turn_and_what_is_not_known_yet(late):
+def test_busy_sessions_differ_by_one_turn(late):
     """`late`: number of turns after which the device time of a turn becomes known."""
     for seed in range(50):
         chosen, queue, unknown, now = random.Random(seed), TurnQueue(moment=0.0), [], 0.0

@@ -36,13 +36,13 @@ def pipes():
         os.close(descriptor)
 
 
-def test_it_ends_where_no_session_has_begun(pipes, monkeypatch):
+def test_executor_without_session_ends(pipes, monkeypatch):
     monkeypatch.setattr(control, "_WATCH_SECONDS", 0.01)
     orders, _, reports = pipes
     Control(orders, reports).run(Serving(idle=True), 0.05)  # returns
 
 
-def test_it_stays_once_a_session_has_begun(pipes, monkeypatch):
+def test_executor_with_session_stays(pipes, monkeypatch):
     monkeypatch.setattr(control, "_WATCH_SECONDS", 0.01)
     orders, ordering, reports = pipes
     serving = Serving(idle=False)

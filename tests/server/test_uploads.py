@@ -60,7 +60,7 @@ class Late:
         return self._connection.receive(timeout)
 
 
-def test_a_wait_for_an_upload_is_one_of_its_line(keeping, monkeypatch):
+def test_upload_wait_names_user_line(keeping, monkeypatch):
     monkeypatch.setattr(uploads, "COPY_BYTES", 1 << 20)
     link = only_executor().link
     monkeypatch.setattr(link, "channel", Late(link.channel))
@@ -72,7 +72,7 @@ def test_a_wait_for_an_upload_is_one_of_its_line(keeping, monkeypatch):
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 3])
-def test_an_interrupted_upload_is_what_it_was_then(keeping, monkeypatch, at):
+def test_interrupted_upload_keeps_its_contents(keeping, monkeypatch, at):
     monkeypatch.setattr(uploads, "COPY_BYTES", 1 << 20)
     monkeypatch.setattr(uploads, "CHUNK", 1 << 20)
     executor = only_executor()
@@ -90,7 +90,7 @@ def test_an_interrupted_upload_is_what_it_was_then(keeping, monkeypatch, at):
     assert not executor.uploads.asked
 
 
-def test_a_bar_shows_how_far_an_upload_is(keeping):
+def test_progress_bar_of_upload(keeping):
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=120)
     observer = UploadProgress(lambda: TerminalBar(console), patience=0.0)
@@ -107,7 +107,7 @@ def test_a_bar_shows_how_far_an_upload_is(keeping):
     assert observer._bar is None, "it ends with the upload"
 
 
-def test_a_bar_shows_how_far_the_server_is():
+def test_progress_bar_of_server_read():
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=120)
     observer = ServerProgress(lambda: TerminalBar(console), patience=2.0)
@@ -124,7 +124,7 @@ def test_a_bar_shows_how_far_the_server_is():
     assert observer._bar is None
 
 
-def test_no_bar_where_nobody_sees_it(monkeypatch):
+def test_no_progress_bar_without_terminal(monkeypatch):
     assert djinn_register_observers() == []
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     bars = djinn_register_observers()
@@ -138,7 +138,7 @@ def test_no_bar_where_nobody_sees_it(monkeypatch):
             djinn.configure(progress=True)
 
 
-def test_what_the_server_has_on_disk_is_not_sent_by_the_first_client_either(keeping):
+def test_weights_on_server_disk_are_not_uploaded(keeping):
     local = load_file(keeping)
     djinn.reset_stats()
     remote = {name: weight.to("remote_accelerator:0") for name, weight in local.items()}
@@ -155,7 +155,7 @@ def test_what_the_server_has_on_disk_is_not_sent_by_the_first_client_either(keep
     )
 
 
-def test_large_tensors_of_a_module_are_asked_for_together(keeping, monkeypatch):
+def test_large_module_tensors_are_offered_together(keeping, monkeypatch):
     monkeypatch.setattr(uploads, "COPY_BYTES", 1 << 18)
     local = load_file(keeping)
     model = torch.nn.ParameterList(torch.nn.Parameter(local[f"{n}.weight"]) for n in range(1, 6))
@@ -173,7 +173,7 @@ def test_large_tensors_of_a_module_are_asked_for_together(keeping, monkeypatch):
     assert not uploading.asked
 
 
-def test_memory_of_what_is_expected_is_not_used_for_anything_else(keeping, monkeypatch):
+def test_memory_of_offered_tensor_is_not_reused(keeping, monkeypatch):
     """Tensors are known again by where they lie; something else there would be taken for what it was."""
     monkeypatch.setattr(uploads, "COPY_BYTES", 1 << 18)
     executor = only_executor()
@@ -186,7 +186,7 @@ def test_memory_of_what_is_expected_is_not_used_for_anything_else(keeping, monke
     assert all(reference() is None for reference in alive)
 
 
-def test_nothing_is_expected_after_a_module_has_moved(keeping, monkeypatch):
+def test_offers_end_after_module_move(keeping, monkeypatch):
     monkeypatch.setattr(uploads, "COPY_BYTES", 1 << 18)
     # Neither is uploaded from where it lies: there is something between its rows.
     model = torch.nn.ParameterList(torch.nn.Parameter(torch.randn(256, 600)[:, :512]) for _ in range(2))
@@ -196,7 +196,7 @@ def test_nothing_is_expected_after_a_module_has_moved(keeping, monkeypatch):
     assert not only_executor().uploads._expected
 
 
-def test_a_slow_link_gets_compressed_uploads(keeping, monkeypatch):
+def test_slow_link_compresses_uploads(keeping, monkeypatch):
     weights = torch.randn(2 << 20).to(torch.bfloat16)
     deciding = only_executor().uploads._compressor
     monkeypatch.setattr(deciding, "_sent", 32 << 20)
@@ -219,7 +219,7 @@ def test_a_slow_link_gets_compressed_uploads(keeping, monkeypatch):
     ],
     ids=["truncated", "longer than it is", "beyond the tensor", "unknown coding"],
 )
-def test_bytes_that_do_not_fit_cost_their_own_value(keeping, message, body, reason):
+def test_mismatched_bytes_fail_their_value(keeping, message, body, reason):
     executor = only_executor()
     executor.link.send(Frame(encode(message), [body]))
     with pytest.raises(RemoteError, match=reason):
@@ -235,7 +235,7 @@ def test_bytes_that_do_not_fit_cost_their_own_value(keeping, message, body, reas
     ],
     ids=["sizes", "too many"],
 )
-def test_what_does_not_fit_ends_the_session(keeping, message, body, reason):
+def test_invalid_upload_message_ends_session(keeping, message, body, reason):
     only_executor().link.send(Frame(encode(message), body))
     with pytest.raises(SessionLost, match=reason):
         djinn.synchronize()

@@ -22,7 +22,7 @@ def clock(monkeypatch):
     return now
 
 
-def test_account_adds_up_device_time_of_an_hour(clock):
+def test_device_time_of_last_hour_is_summed(clock):
     account = UsageQuota()
     account.charge(2.0)
     account.tick(3.0)
@@ -33,7 +33,7 @@ def test_account_adds_up_device_time_of_an_hour(clock):
     assert account.used() == (0.0, 3600.0)
 
 
-def test_next_executor_goes_on_with_the_account_of_the_one_that_died(clock, tmp_path):
+def test_replacement_executor_continues_account(clock, tmp_path):
     died = UsageQuota.of("alice", tmp_path)
     died.charge(2.0)
     died.tick(5.0)  # its last turn does not end
@@ -43,7 +43,7 @@ def test_next_executor_goes_on_with_the_account_of_the_one_that_died(clock, tmp_
     assert {oct(path.stat().st_mode & 0o777) for path in tmp_path.iterdir()} == {"0o600"}
 
 
-def test_who_kills_the_executor_has_no_more_time_for_it(tmp_path, plain_environment, python, registry, ask, wait_for):
+def test_killing_executor_gives_no_extra_time(tmp_path, plain_environment, python, registry, ask, wait_for):
     with change_table(tmp_path / "tokens.json") as change:
         table, _, token = create(change.table, "alice", 0.0)
         change.table = type(table)(table.tokens, {"alice": Quota(seconds_an_hour=1e-9)})
@@ -67,7 +67,7 @@ def test_who_kills_the_executor_has_no_more_time_for_it(tmp_path, plain_environm
         server.stop()
 
 
-def test_file_of_an_account_has_its_room_on_the_disk(tmp_path):
+def test_account_file_reserves_disk_space(tmp_path):
     UsageQuota.of("alice", tmp_path)
     (path,) = tmp_path.iterdir()
     assert path.stat().st_blocks, "on a full disk, a store to a hole kills the process"

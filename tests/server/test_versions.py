@@ -35,7 +35,7 @@ class LaterHello(Hello, frozen=True, tag="Hello"):
     more: str = "later"
 
 
-def test_another_djinn_and_another_torch_work_where_the_protocol_is_the_same(client_of):
+def test_other_versions_work_with_same_protocol(client_of):
     with client_of(LaterHello, torch_version="2.11.0"):
         assert (torch.ones(3, device="remote_accelerator:0") + 1).sum().item() == 6
 
@@ -47,11 +47,11 @@ def test_another_djinn_and_another_torch_work_where_the_protocol_is_the_same(cli
         (PROTOCOL_VERSION + 1, "install Djinn 26.99.0 on the server, with all of its packages"),
     ],
 )
-def test_another_protocol_is_refused_with_what_to_install_where(client_of, protocol, cure):
+def test_other_protocol_is_refused_with_cure(client_of, protocol, cure):
     with pytest.raises(djinn.errors.AccessRefused, match=cure), client_of(LaterHello, protocol=protocol):
         pass
 
 
-def test_a_hello_as_an_earlier_version_sent_it_is_understood():
+def test_hello_of_earlier_version_is_understood():
     early = msgspec.msgpack.encode(["Hello", PROTOCOL_VERSION - 1, "token", "26.1.0", "2.11.0"])
     assert msgspec.msgpack.decode(early, type=Hello).protocol == PROTOCOL_VERSION - 1

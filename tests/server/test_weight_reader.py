@@ -51,7 +51,7 @@ def read(reader, address, name, start=0, size=None):
     return reader.read(address, key).result(10).view(entry.dtype)
 
 
-def test_a_file_a_folder_and_a_relative_path(reader, models):
+def test_file_folder_and_relative_path(reader, models):
     for address in (f"file:{models}/model.safetensors", f"file:{models}", "file:model.safetensors"):
         opened = reader.open(address)
         assert list(opened.tensors) == ["a", "b", "empty"] or set(opened.tensors) == {"a", "b", "empty"}
@@ -61,7 +61,7 @@ def test_a_file_a_folder_and_a_relative_path(reader, models):
         assert not len(read(reader, address, "empty"))
 
 
-def test_an_address_is_a_path_as_it_is_written(reader, models):
+def test_address_is_literal_path(reader, models):
     (models / "a#1?b.safetensors").write_bytes((models / "model.safetensors").read_bytes())
     assert set(reader.open("file:a#1?b.safetensors").tensors) == set(TENSORS)
     assert set(reader.open(f"file://{models}/model.safetensors").tensors) == set(TENSORS)
@@ -71,7 +71,7 @@ def test_an_address_is_a_path_as_it_is_written(reader, models):
         reader.open("file:" + "a" * 5000)
 
 
-def test_shards_by_their_index_and_no_other_file(reader, models):
+def test_index_selects_shards_only(reader, models):
     for number, name in enumerate(("x", "y")):
         save_file({name: torch.full((4,), float(number))}, models / f"part-{number}.safetensors")
     save_file({"z": torch.ones(1)}, models / "training_state.safetensors")
@@ -84,7 +84,7 @@ def test_shards_by_their_index_and_no_other_file(reader, models):
         reader.open(f"file:{models}")
 
 
-def test_a_tensor_in_two_files_is_refused(reader, models):
+def test_duplicate_tensor_is_refused(reader, models):
     save_file({"a": torch.ones(1)}, models / "other.safetensors")
     with pytest.raises(WeightsUnavailable, match="twice"):
         reader.open(f"file:{models}")
@@ -109,7 +109,7 @@ def test_a_tensor_in_two_files_is_refused(reader, models):
         "",
     ],
 )
-def test_nothing_outside_of_the_folders(reader, models, address):
+def test_paths_outside_folders_are_refused(reader, models, address):
     outside = models.parent
     save_file({"secret": torch.ones(1)}, outside / "secret.safetensors")
     (models / "link.safetensors").symlink_to(outside / "secret.safetensors")
@@ -119,7 +119,7 @@ def test_nothing_outside_of_the_folders(reader, models, address):
         reader.open(address.format(outside=outside, models=models))
 
 
-def test_what_is_no_regular_file_is_refused_at_once(reader, models):
+def test_special_files_are_refused(reader, models):
     os.mkfifo(models / "pipe.safetensors")
     with pytest.raises(WeightsUnavailable, match="no regular file"):
         reader.open(f"file:{models}/pipe.safetensors")
@@ -224,14 +224,14 @@ def test_hidden_folders_are_not_readable(models):
     assert set(reader.open(f"file:{saved}/bob").tensors) == set(TENSORS)
 
 
-def test_without_permissions_there_is_nothing(models):
+def test_reader_without_permissions_refuses(models):
     with pytest.raises(WeightsUnavailable):
         WeightReader([FileSource()]).open(f"file:{models}")
     with pytest.raises(WeightsUnavailable, match="it reads nothing"):
         WeightReader().open(f"file:{models}")
 
 
-def test_a_file_that_changes_is_noticed(reader, models):
+def test_changed_weight_file_is_detected(reader, models):
     address, file = f"file:{models}", models / "model.safetensors"
     opened = reader.open(address)
     key = WeightKey(opened.version, "a", 0, 48)
@@ -256,7 +256,7 @@ def test_a_file_that_changes_is_noticed(reader, models):
         reader.read(address, key).result(10)
 
 
-def test_parts_beyond_a_tensor_are_refused(reader, models):
+def test_reads_beyond_tensor_are_refused(reader, models):
     version = reader.open(f"file:{models}").version
     for name, start, size in (("a", 0, 49), ("a", 48, 1), ("a", 1 << 62, 1), ("none", 0, 1)):
         with pytest.raises(WeightsUnavailable, match="no such part"):
@@ -296,7 +296,7 @@ def file_with(header: object, body: bytes = bytes(16)) -> bytes:
         file_with({"__metadata__": {"a": 1}}),
     ],
 )  # fmt: skip
-def test_malformed_headers_are_errors_of_that_call(data, models, reader):
+def test_malformed_headers_raise(data, models, reader):
     with pytest.raises((ValueError, RecursionError)):
         header_of(data)
     (models / "model.safetensors").write_bytes(data)
@@ -305,7 +305,7 @@ def test_malformed_headers_are_errors_of_that_call(data, models, reader):
 
 
 @given(st.data())
-def test_headers_that_were_changed_at_random_are_read_or_refused(data):
+def test_mutated_headers_are_read_or_refused(data):
     whole = bytearray(save(TENSORS))
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(whole) - 1))
@@ -319,19 +319,19 @@ def test_headers_that_were_changed_at_random_are_read_or_refused(data):
         assert entry.start + entry.size <= len(cut)
 
 
-def test_names_that_no_message_can_carry_are_refused(reader, models):
+def test_unencodable_tensor_names_are_refused(reader, models):
     entry = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
     (models / "model.safetensors").write_bytes(file_with({"n" * 1025: entry}))
     with pytest.raises(WeightsUnavailable, match="1,025 characters"):
         reader.open(f"file:{models}")
 
 
-def test_a_file_whose_name_is_no_text(reader, models):
+def test_file_name_that_is_not_text(reader, models):
     (models / "model.safetensors").rename(models / os.fsdecode(b"\xff.safetensors"))
     assert set(reader.open(f"file:{models}").tensors) == set(TENSORS)
 
 
-def test_addresses_do_not_keep_more_files_open_than_all_may(reader, models, monkeypatch):
+def test_open_files_are_bounded(reader, models, monkeypatch):
     monkeypatch.setattr(weight_reader, "FILES", 3)
     (models / "other.safetensors").write_bytes(save({"other": torch.ones(1)}))
     before = len(list(Path("/proc/self/fd").iterdir()))
@@ -341,7 +341,7 @@ def test_addresses_do_not_keep_more_files_open_than_all_may(reader, models, monk
     assert read(reader, f"file:{models}", "other").view(torch.float32).tolist() == [1.0]
 
 
-def test_an_index_that_is_no_index(reader, models):
+def test_invalid_index_is_refused(reader, models):
     (models / "model.safetensors").rename(models / "part.safetensors")
     for text in (
         "",
@@ -356,7 +356,7 @@ def test_an_index_that_is_no_index(reader, models):
             reader.open(f"file:{models}")
 
 
-def test_each_tenant_saves_in_a_folder_of_its_own(models):
+def test_tenants_save_in_own_folders(models):
     def reader_of(tenant, limit=0):
         reader = WeightReader([FileSource()], WeightPermissions())
         reader.save_in(models, DiskQuota(limit, reserve=0), tenant)
@@ -384,7 +384,7 @@ def test_each_tenant_saves_in_a_folder_of_its_own(models):
     ]
 
 
-def test_a_disk_that_is_full(models, monkeypatch):
+def test_save_on_full_disk_fails(models, monkeypatch):
     reader = WeightReader([FileSource()], WeightPermissions())
     reader.save_in(models, DiskQuota(reserve=1000), "tenant")
     monkeypatch.setattr(disk_quota, "free_bytes", lambda _: 5000)
@@ -393,7 +393,7 @@ def test_a_disk_that_is_full(models, monkeypatch):
     reader.create("file:x.safetensors", 3999).discard()
 
 
-def test_what_a_process_that_died_was_writing_is_removed(models):
+def test_abandoned_partial_files_are_removed(models):
     reader = WeightReader([FileSource()], WeightPermissions())
     reader.save_in(models, DiskQuota(reserve=0), "tenant")
     under_way = reader.create("file:x.safetensors", 8)
@@ -452,7 +452,7 @@ class FailingSink(FileSource):
 
 
 @pytest.mark.parametrize("source", [FailingSource(), FailingSink()], ids=["source", "sink"])
-def test_a_source_that_fails_to_save_costs_only_that_call(models, caplog, source):
+def test_failing_save_fails_its_call_only(models, caplog, source):
     reader, values = WeightReader([source], WeightPermissions(saving=(models,))), ValueTable()
     values[1] = torch.ones(3)
     request = SaveWeights("file:new.safetensors", ("a",), pack_handles([1]))
@@ -461,7 +461,7 @@ def test_a_source_that_fails_to_save_costs_only_that_call(models, caplog, source
     assert "a weight source failed" in caplog.text
 
 
-def test_a_source_that_fails_to_remove_costs_only_that_call(models, caplog):
+def test_failing_remove_fails_its_call_only(models, caplog):
     reader = WeightReader([FailingSource()], WeightPermissions(saving=(models,)))
     reply = remove(reader, RemoveWeights("file:model.safetensors"))
     assert reply.refused == "'file:model.safetensors' cannot be removed: KeyError"
@@ -469,7 +469,7 @@ def test_a_source_that_fails_to_remove_costs_only_that_call(models, caplog):
 
 
 @pytest.mark.parametrize("fault", HEADERS)
-def test_a_format_that_fails_costs_only_that_call(models, caplog, fault):
+def test_failing_format_fails_its_call_only(models, caplog, fault):
     class Failing(Safetensors):
         def read_header(self, file):
             return HEADERS[fault](file)
@@ -493,7 +493,7 @@ def test_executor_refuses_tensors_outside_of_the_file(models, fault):
 
 @pytest.mark.parametrize("method", ["places", "open", "download"])
 @pytest.mark.parametrize("fault", MALFORMED)
-def test_a_source_that_fails_costs_only_that_call(caplog, fault, method):
+def test_failing_source_fails_its_call_only(caplog, fault, method):
     class Failing(WeightSource):
         name = "faulty"
 

@@ -39,7 +39,7 @@ def client(python, plain_environment):
     return run
 
 
-def test_the_second_process_and_a_restarted_server(own_server, client, wait_for, tmp_path):
+def test_weights_are_not_sent_again(own_server, client, wait_for, tmp_path):
     store = tmp_path / "weights"
     server = own_server("--store", str(store))
     first = client(server)

@@ -67,7 +67,7 @@ def under_tls(python, plain_environment, tmp_path_factory):
     server.stop()
 
 
-def test_a_server_that_is_not_there_shows_before_anything_is_computed(closed, caplog):
+def test_unreachable_server_raises_at_first_op(closed, caplog):
     with configured(servers=[closed], token=TOKEN):
         assert not torch.accelerator.is_available()
         assert not torch.remote_accelerator.is_available()
@@ -82,7 +82,7 @@ def test_a_server_that_is_not_there_shows_before_anything_is_computed(closed, ca
             torch.ones(2, device=DEVICE)
 
 
-def test_a_token_that_is_missing_or_wrong_shows_at_once(closed, plain, caplog):
+def test_missing_or_wrong_token_raises_at_once(closed, plain, caplog):
     with configured(servers=[closed]):
         assert not torch.accelerator.is_available()
         assert f"no token for {closed}" in caplog.text
@@ -95,7 +95,7 @@ def test_a_token_that_is_missing_or_wrong_shows_at_once(closed, plain, caplog):
             torch.zeros(3, device=DEVICE)
 
 
-def test_an_answer_is_not_waited_for_long(mute, caplog):
+def test_availability_check_is_bounded(mute, caplog):
     with configured(servers=[mute], token=TOKEN, connect_timeout=3600):
         found = []
         asking = threading.Thread(target=lambda: found.append(torch.accelerator.is_available()))
@@ -105,7 +105,7 @@ def test_an_answer_is_not_waited_for_long(mute, caplog):
         assert f"within {AVAILABLE_SECONDS:g} s" in caplog.text
 
 
-def test_a_server_that_answers_is_available_without_a_session(plain):
+def test_availability_check_opens_no_session(plain):
     with configured(servers=[plain.url("tcp")], token=plain.token):
         assert torch.accelerator.is_available()
         assert not djinn.compat.is_initialized()
@@ -115,7 +115,7 @@ def test_a_server_that_answers_is_available_without_a_session(plain):
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "http"])
-def test_a_server_under_tls_is_found_by_its_address(under_tls, scheme):
+def test_wrong_scheme_names_tls_address(under_tls, scheme):
     right = under_tls.url(f"{scheme}s")
     wrong = f"{scheme}{right.removeprefix(f'{scheme}s')}"
     with configured(servers=[wrong], token=under_tls.token, connect_timeout=60):
@@ -125,14 +125,14 @@ def test_a_server_under_tls_is_found_by_its_address(under_tls, scheme):
         assert f"If that server uses TLS, its address is {right}" in str(answer)
 
 
-def test_an_address_that_no_transport_serves_is_told_before_the_token():
+def test_unknown_transport_is_named_before_token():
     with configured(servers=["foo://x"]), pytest.raises(djinn.errors.PluginError, match="no transport for foo://"):
         djinn.init()
     with pytest.raises(djinn.errors.PluginError, match="no transport for foo://"):
         ask_servers(Settings(servers=("foo://x",)))
 
 
-def test_servers_in_containers_are_several(monkeypatch):
+def test_servers_with_equal_process_numbers_are_distinct(monkeypatch):
     """Their processes have the same numbers; only a server with several addresses answers once."""
     said = {
         url: Status("26.11.0", 1, 1.0, (), instance=instance)
@@ -144,7 +144,7 @@ def test_servers_in_containers_are_several(monkeypatch):
     assert list(ask_servers(Settings(servers=tuple(said), token="t" * 16))) == ["tcp://a"]
 
 
-def test_errors_name_the_address_that_was_configured(plain):
+def test_errors_name_configured_address(plain):
     url = plain.url("tcp")
     with configured(servers=[url], token=plain.token):
         matrix = torch.ones(700, 700, device=DEVICE)
@@ -163,13 +163,13 @@ def test_errors_name_the_address_that_was_configured(plain):
         assert "unix://" not in str(caught.value)
 
 
-def test_an_executor_of_ones_own_has_no_address():
+def test_own_executor_has_no_address():
     with configured(threads=1):
         djinn.init()
         assert only_executor().link.called == "this program's own executor"
 
 
-def test_a_port_that_is_taken_is_told_before_executors_start(python, plain_environment, tmp_path):
+def test_taken_port_is_named_before_executors_start(python, plain_environment, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         file = tmp_path / "connection.json"
