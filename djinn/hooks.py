@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from djinn_launchers.holder import ExecutorHolder
     from djinn_launchers.piped_handle import PipedHandle
     from djinn_launchers.piped_holder import holder_command
-    from djinn_server.compiling.compile_worker import CompileProcess
-    from djinn_server.compiling.packing import pack, unpack
     from djinn_server.hookspecs.assignment_policies import (
         AssignmentPolicy,
         AssignmentRefusal,
@@ -69,9 +67,12 @@ if TYPE_CHECKING:
     from djinn_server.hookspecs.operations import OperationsAddress, OperationsServer, ServerMetrics, WatchedServer
     from djinn_server.hookspecs.quotas import Quota
     from djinn_server.hookspecs.run_strategies import (
+        JointRun,
+        Replacement,
         RunOffer,
         RunResults,
         RunStrategy,
+        StrategyContext,
         StrategyRun,
         TemplateFacts,
         TemplateOp,
@@ -86,6 +87,8 @@ if TYPE_CHECKING:
         WeightSource,
     )
     from djinn_server.launch.engines import LocalEngine
+    from djinn_strategies.compiling.compile_worker import CompileProcess
+    from djinn_strategies.compiling.packing import pack, unpack
 
 __all__ = [
     "API_VERSION",
@@ -126,6 +129,7 @@ __all__ = [
     "Integration",
     "Interception",
     "JoinedReplies",
+    "JointRun",
     "Judge",
     "LaunchRequest",
     "LaunchedExecutor",
@@ -153,6 +157,7 @@ __all__ = [
     "Quota",
     "Ready",
     "Renderer",
+    "Replacement",
     "Replay",
     "ReportDownload",
     "Router",
@@ -168,6 +173,7 @@ __all__ = [
     "SocketListener",
     "SocketTransport",
     "StandbyServer",
+    "StrategyContext",
     "StrategyRun",
     "StreamConnection",
     "Submission",
@@ -221,7 +227,7 @@ _PLACES = {
     "djinn_server.hookspecs.quotas": "Quota",
     "djinn_core.hookspecs.renderers": "Renderer",
     "djinn_core.hookspecs.routers": "Executor Executors JoinedReplies Part PendingReply Router",
-    "djinn_server.hookspecs.run_strategies": "RunOffer RunResults RunStrategy StrategyRun TemplateFacts TemplateOp",
+    "djinn_server.hookspecs.run_strategies": "JointRun Replacement RunOffer RunResults RunStrategy StrategyContext StrategyRun TemplateFacts TemplateOp",
     "djinn_core.hookspecs.schedulers": "NodePriority Scheduler SchedulingContext",
     "djinn_core.hookspecs.session_channel": "ClientChannel",
     "djinn_core.hookspecs.transports": "Buffer Connection Frame Limits LinkFacts Listener TlsOptions Transport TransportCapabilities",
@@ -235,8 +241,8 @@ _PLACES = {
     "djinn_core.registry.version": "djinn_version",
     "djinn_core.wire.executor_reports": "Ready Sessions",
     "djinn_core.wire.frames": "FrameDecoder encode_frame",
-    "djinn_server.compiling.compile_worker": "CompileProcess",
-    "djinn_server.compiling.packing": "pack unpack",
+    "djinn_strategies.compiling.compile_worker": "CompileProcess",
+    "djinn_strategies.compiling.packing": "pack unpack",
     "djinn_server.launch.engines": "LocalEngine",
     "djinn_launchers.holder": "ExecutorHolder",
     "djinn_launchers.piped_handle": "PipedHandle",

@@ -13,8 +13,8 @@ In the order in which a client's program passes through:
   thread. `session_threads`: the threads of all sessions. `session_registry`: the live sessions. `idle`: sessions whose values leave the device.
 - `weights`: uploads, and a content-addressed store of weights that need not be sent again.
 - `custom_operators`: ops of other libraries that the server's operator allows.
-- `running`: templates, their values, and their runs. `checks`: validation of kernel arguments. `compiling`: hot templates.
-  `batching`: a template that several sessions run together.
+- `running`: templates, their values, and their runs. `checks`: validation of kernel arguments.
+  `run_strategies`: other ways to run a template than op by op, which plugins register.
 - `memory`: the table of storages, eviction, spilling and idle values.
 - `peers`: transfer of values between executors.
 - `recovery`: leases, journals and snapshots of sessions, which outlive a connection and a process.

@@ -26,7 +26,7 @@ import msgspec
 import torch
 
 from djinn_core import logs
-from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionLost, StartupError, TransportError
+from djinn_core.errors import DjinnError, ProtocolError, QuotaExceeded, SessionLost, TransportError
 from djinn_core.hookspecs.session_channel import SessionChannel
 from djinn_core.hookspecs.transports import Connection, Limits, Listener
 from djinn_core.ir.operators import operators_digest
@@ -44,7 +44,6 @@ from djinn_core.wire.messages import Attached
 from djinn_core.wire.resume_messages import ControlAttach, ParallelAttach, Resume, Resumed
 from djinn_server.admission_limits import ExecutorLimits
 from djinn_server.attach import AdmittedClient, admit, attached
-from djinn_server.compiling.compilation_queue import CompilationQueue, chosen
 from djinn_server.context import ExecutorContext
 from djinn_server.control import Control
 from djinn_server.custom_operators import CustomOperators
@@ -67,6 +66,7 @@ from djinn_server.recovery.executor_channel import ExecutorChannel, PlainExecuto
 from djinn_server.recovery.leases import CrashLoop, Leases
 from djinn_server.recovery.log_records import SessionIdentity
 from djinn_server.rlimits import confine
+from djinn_server.run_strategies import begin_strategies, compilers_of, strategies_of
 from djinn_server.session import ExecutorSession
 from djinn_server.session_pauses import Pause, Wakeup
 from djinn_server.session_registry import ServedSession, SessionEntry, SessionRegistry
@@ -576,7 +576,8 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     registry = load_plugins(config)
     operators = CustomOperators(config.operators, registry.operators, tenants=config.tenants)
     disk = DiskQuota()
-    found, evicts = open_device(registry.devices, device), not config.batch_sessions
+    strategies, compilers = strategies_of(registry, config), compilers_of(registry, config)
+    found, evicts = open_device(registry.devices, device), not any(one.joins_sessions for one in strategies)
     opened = limited(found, config.memory.limit, disk, on_demand=evicts, idle=config.memory.idle_minutes > 0)
     if config.hang_seconds is not None:
         opened.runtime.hang_seconds = config.hang_seconds
@@ -593,9 +594,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     )
     if opened.capabilities.kind == FALLBACK:
         confine(opened.capabilities.memory)
-    if config.batch_sessions:
-        begin_batching(context)
-    begin_strategies(context, registry, config.compilers, graphs=config.graphs)
+    begin_strategies(context, strategies, compilers)
     store = _open_store(config.store, disk)
     key, config = TicketChecker(start.key), start.without_secrets().config
     return Executor(opened, context, registry, key, new, config, store, operators)
@@ -616,44 +615,6 @@ def load_plugins(config: ExecutorConfig) -> Registry:
         PluginError: a requested plugin cannot be used.
     """
     return load_registry(config.plugins, builtins=builtin_plugins(), kinds=EXECUTOR_KINDS, started=True)
-
-
-def begin_strategies(
-    context: ExecutorContext, registry: Registry, names: Sequence[str], *, graphs: bool = False
-) -> None:
-    """Register run strategies: those of plugins, packed products, compilation by the compilers called `names`, and graphs if `graphs`.
-
-    Raises:
-        StartupError: there is no such compiler.
-    """
-    device = context.device
-    for strategy in registry.run_strategies:
-        device.arbiter.register(strategy)
-    others = device.batches, device.ledger, device.timekeeper
-    if device.runtime.device.type == "cpu" and all(other is None for other in others):
-        device.begin_packing()
-    if names:
-        compiling = CompilationQueue(chosen(registry.compilers, names), device.runtime)
-        compiling.prepare()
-        device.begin_compiling(compiling)
-    if graphs and device.runtime.device.type != "cpu":
-        device.begin_recording()
-    elif graphs:
-        _log.warning("--graphs has no effect: only an accelerator records graphs", device=str(device.runtime.device))
-
-
-def begin_batching(context: ExecutorContext) -> None:
-    """Run programs of several sessions together.
-
-    Raises:
-        StartupError: another option of the executor excludes batching.
-    """
-    device = context.device
-    others = {"--memory-gib": device.ledger, "a simulated device": device.timekeeper}
-    for name, other in others.items():
-        if other is not None:
-            raise StartupError(f"--batch-sessions and {name} exclude each other: leave one of them out")
-    device.begin_batching()
 
 
 def _open_store(config: StoreConfig, disk: DiskQuota) -> WeightStore | None:

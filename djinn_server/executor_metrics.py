@@ -6,9 +6,6 @@ import attrs
 
 from djinn_core.wire.executor_reports import ExecutorMetrics, LabelledValue
 from djinn_core.wire.messages import PRESSURE
-from djinn_server.batching.session_batches import SessionBatches
-from djinn_server.compiling.compilation_queue import CompilationQueue
-from djinn_server.compiling.graph_recorder import GraphRecorder
 from djinn_server.context import ExecutorContext
 from djinn_server.memory.ledger import Ledger
 from djinn_server.recovery.leases import Leases
@@ -27,16 +24,10 @@ def metered(context: ExecutorContext, store: WeightStore | None, leases: Leases,
     """
     device = context.device
     sessions = context.usage.report(holdings)
-    values = _queue(context) | _appended() | _recovery(leases) | _read(context.weights)
+    values = _queue(context) | _appended() | _recovery(leases) | _read(context.weights) | device.arbiter.figures()
     labelled = dict(sessions.labelled)
     if store is not None:
         values |= _stored(store)
-    if device.compiling is not None:
-        values |= _compiled(device.compiling)
-    if device.graphs is not None:
-        values |= _recorded(device.graphs)
-    if device.batches is not None:
-        values |= _batched(device.batches)
     if device.ledger is not None:
         values |= _memory(device.ledger)
         entered = zip(PRESSURE, device.ledger.pressure.entered, strict=True)
@@ -77,31 +68,6 @@ def _read(weights: WeightReader) -> Values:
 def _stored(store: WeightStore) -> Values:
     counts, contents = attrs.asdict(store.counts), zip(("weights", "bytes"), store.contents(), strict=True)
     return {f"store_{name}": value for name, value in {**counts, **dict(contents), "limit_bytes": store.limit}.items()}
-
-
-def _compiled(compiling: CompilationQueue) -> Values:
-    counts = compiling.counts
-    return {
-        "compilations": counts.compilations,
-        "compilation_failures": counts.failures,
-        "compilation_seconds": counts.seconds,
-        "compilations_unused": counts.unused,
-        "compiled_runs": counts.runs,
-        **compiling.figures(),
-    }
-
-
-def _recorded(graphs: GraphRecorder) -> Values:
-    return {
-        "graph_captures": graphs.captures,
-        "graphs_unused": graphs.counts.unused,
-        "graph_runs": graphs.counts.runs,
-        **graphs.figures(),
-    }
-
-
-def _batched(batches: SessionBatches) -> Values:
-    return {**attrs.asdict(batches.counts), "batch_weight_bytes": batches.packed.nbytes}
 
 
 def _memory(ledger: Ledger) -> Values:

@@ -20,9 +20,10 @@ from djinn_server.context import ExecutorContext
 from djinn_server.custom_operators import CustomOperators
 from djinn_server.devices import limited, open_device
 from djinn_server.disk_quota import DiskQuota
-from djinn_server.executor import Executor, begin_strategies
-from djinn_server.launch.executor_config import EVERYTHING
+from djinn_server.executor import Executor
+from djinn_server.launch.executor_config import EVERYTHING, ExecutorConfig
 from djinn_server.launch.tickets import TicketChecker, issue_ticket, new_key
+from djinn_server.run_strategies import begin_strategies, compilers_of, strategies_of
 from djinn_server.session import ExecutorSession
 from djinn_server.shared_device import SharedDevice
 from djinn_server.weights.weight_reader import WeightReader
@@ -105,7 +106,8 @@ def begin(settings: Settings, client: str) -> tuple[Connection, str]:
     device = limited(opened, bytes_of(settings.memory_gib), disk)
     weights = WeightReader(registry.weight_sources, EVERYTHING.permissions, registry.weight_formats)
     context = ExecutorContext(SharedDevice(device.runtime), weights=weights, disk=disk)
-    begin_strategies(context, registry, settings.compilers)
+    config = ExecutorConfig(compilers=settings.compilers)
+    begin_strategies(context, strategies_of(registry, config), compilers_of(registry, config))
     operators = CustomOperators(settings.operators, registry.operators, tenants=False)
     executor = Executor(device, context, registry, TicketChecker(key), ExecutorSession, operators=operators)
     ours, theirs = connected_pair()

@@ -472,8 +472,9 @@ class ExecutorSession:
         if len(group) > 1:
             turns.run(self._turn, self._compute_together(group))
         else:
-            if self.device.batches is not None:
-                turn.pending = self._runs.pending(known, work, timed=self._timings is not None and self._timings.ops)
+            if known is not None and known.joint is not None:
+                timed = self._timings is not None and self._timings.ops
+                turn.pending = self._runs.pending(known, known.joint, work, timed=timed)
             turns.run(self._turn, self._compute(turn), turn.pending)
         executed = [*map(self._wait, group)]
         took = turns.take_seconds(self._turn) / len(group)
@@ -524,8 +525,7 @@ class ExecutorSession:
         if self._reads.shares.storages:
             self._reads.shares.forget([*work.free, *(known.consumed(work.inputs) if known is not None else ())])
         if pending is not None:
-            begun, pending.batched.seconds = pending.began or begun, took
-            self._rounded |= pending.outcome is not None
+            begun = pending.ended(took) or begun
         self._rounded |= run.rounded
         pressure = self.device.ledger.pressure.level if self.device.ledger is not None else 0
         timing = Timing(begun - waited + work.rested, decoded - started, took, done - executed, pressure)
@@ -820,8 +820,7 @@ class ExecutorSession:
                 "peer_kept": self.exchange.kept_bytes,
                 **{f"idle_{where}": nbytes for where, nbytes in self._evicted().items()},
             }
-            | (self.device.compiling.figures() if self.device.compiling else {})
-            | (self.device.graphs.figures() if self.device.graphs else {})
+            | {name: int(value) for name, value in self.device.arbiter.figures().items()}
             | (self.device.ledger.figures() if self.device.ledger else {})
             | {f"used_{kind}": used.get(kind, 0) for kind in KINDS.values()}
             | (self._memory.figures() if self._memory is not None else {})
@@ -852,8 +851,7 @@ class ExecutorSession:
             self._reads.clear()
             self._runs.close()
             self.values.clear()
-            if self.device.graphs is not None:
-                self.device.graphs.free(dead=True)
+            self.device.arbiter.free(dead=True)
             self._uploads.clear()
             self._templates.clear()
             self._loop.machine.close()

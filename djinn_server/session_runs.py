@@ -12,8 +12,8 @@ from djinn_core.wire import limits
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.templates import TemplateCache
-from djinn_server.batching.batch import BatchMember, PendingRun, pending_run
 from djinn_server.context import ExecutorContext
+from djinn_server.hookspecs.run_strategies import JointRun, RunOffer
 from djinn_server.memory.session_memory import SessionMemory
 from djinn_server.running.arbiter import ServedRun, TemplateChoice
 from djinn_server.running.bound_templates import BoundTemplate
@@ -22,6 +22,7 @@ from djinn_server.running.cancellation import CancellationState
 from djinn_server.running.device_turn import DeviceTurn
 from djinn_server.running.fair_share import Share, Steps
 from djinn_server.running.growing import Growth
+from djinn_server.running.joint_runs import JoinableSubmission
 from djinn_server.running.lanes import Access, access_of
 from djinn_server.running.random_state import SessionRandomness
 from djinn_server.running.run import RunOutcome, StepGuard, TemplateRun, refuse_run, run_template
@@ -56,7 +57,7 @@ class SessionRuns:
         memory: the session's memory on a device that evicts values; otherwise None. limited: True if the device has a memory limit.
         ahead: runs programs before they are submitted; None if the executor does not.
         runs_reused: runs that were given results of earlier runs.
-        alone: True on a CPU without batches and simulated time. randomness: the session's random state. numeric_settings: the session's; None: those of the process.
+        alone: True on a CPU without joint runs and simulated time. randomness: the session's random state. numeric_settings: the session's; None: those of the process.
     """
 
     def __init__(
@@ -79,13 +80,12 @@ class SessionRuns:
         self.runs_reused = 0
         self.memory = SessionMemory(device.ledger, values, kinds) if device.ledger is not None else None
         self.limited = self.memory is not None and self.memory.limited
-        others = device.batches, device.timekeeper
-        self.alone = device.runtime.device.type == "cpu" and all(other is None for other in others)
+        self.alone = device.runtime.device.type == "cpu" and not device.arbiter.joins_sessions and not device.timekeeper
         self._grows = self.alone and device.ledger is None  # proved for kernels of CPUs, where nothing is evicted
         self.ahead = self._runs_ahead(templates, counts)
 
     def _runs_ahead(self, templates: TemplateCache[BoundTemplate], counts: SessionCounters) -> RunsAhead | None:
-        """None if nothing runs ahead: in batches, in simulated time, if values are evicted, and on GPUs, where it is untried."""
+        """None if nothing runs ahead: in joint runs, in simulated time, if values are evicted, and on GPUs, where it is untried."""
         limit = self._ahead_bytes
         if not limit or not self._grows:
             return None
@@ -93,10 +93,11 @@ class SessionRuns:
 
     def bind(self, compiled: CompiledTemplate, digest: bytes) -> BoundTemplate:
         """A template of the session, without bindings."""
-        batches = self._device.batches
-        known = BoundTemplate(compiled, [], [], self._device.arbiter.choice(digest, compiled), digest)
-        if batches is not None:
-            known.batched = batches.template(digest, compiled, known.input_aliases(self._device.own))
+        choice = self._device.arbiter.choice(digest, compiled)
+        known = BoundTemplate(compiled, [], [], digest=digest)
+        if choice is not None:
+            known.joint = choice.joint
+            known.choice = choice if choice.candidates or choice.caches else None
         return known
 
     def missed(self) -> None:
@@ -104,20 +105,18 @@ class SessionRuns:
         if self.ahead is not None:
             self.ahead.missed()
 
-    def pending(self, known: BoundTemplate | None, work: RunRequest, *, timed: bool) -> PendingRun | None:
-        """The run as other sessions may join it, on a device with batches; None if it has to be this session's alone. `timed`: each op is timed."""
+    def pending(self, known: BoundTemplate, joint: RunOffer, work: RunRequest, *, timed: bool) -> JointRun | None:
+        """The run as other sessions may join it; None if it has to be this session's alone. `timed`: each op is timed."""
         settings = self.numeric_settings
-        if not (self._turn.group or self._device.turns.busy):
-            return None
-        if known is None or known.batched is None or settings is None or settings.exact:
+        if not (self._turn.group or self._device.turns.busy) or settings is None or settings.exact:
             return None
         if work.stop_at is not None or timed or (known.choice is not None and known.choice.is_replaced()):
             return None
-        owner = BatchMember(self._values, self._shares, self.randomness, settings, self._turn)
-        return pending_run(known.batched, work, known.slots, known.input_aliases(self._device.own), owner)
+        session = self._values, self._shares, self.randomness, settings, self._turn
+        return joint.join(JoinableSubmission(work, known.slots, known.input_aliases(self._device.own), *session))
 
     def run(
-        self, known: BoundTemplate | None, work: RunRequest, pending: PendingRun | None = None
+        self, known: BoundTemplate | None, work: RunRequest, pending: JointRun | None = None
     ) -> Generator[None, None, RunOutcome]:
         """Run a submission, with others where they are `pending` as well. An error of the executor's own costs it alone."""
         if known is None:
@@ -202,15 +201,13 @@ class SessionRuns:
         return run, partial(_has_ended, steps)
 
     def _run(
-        self, known: BoundTemplate, work: RunRequest, pending: PendingRun | None
+        self, known: BoundTemplate, work: RunRequest, pending: JointRun | None
     ) -> Generator[None, None, RunOutcome]:
         device, memory, values = self._device, self.memory, self._values
-        if pending is not None and pending.over:
-            return pending.result()
+        if pending is not None and (joined := (yield from pending.run())) is not None:
+            return joined  # type: ignore[no-any-return]
         if self.numeric_settings is not device.numeric_settings.now:
             device.numeric_settings.compute_under(self.numeric_settings)
-        if pending is not None and device.batches is not None and (joined := device.batches.gather(pending)):
-            return (yield from device.batches.run(pending, joined))
         if known.template.random:
             device.randomness.hand_to(self.randomness)
         self._before_run(known, work)
@@ -260,16 +257,19 @@ class SessionRuns:
         return outcome
 
     def _before_run(self, known: BoundTemplate, work: RunRequest) -> None:
-        """Prepare for what a run writes: shared weights and packed ones."""
-        packed = self._device.packed
+        """Prepare for what a run writes: shared weights, and what strategies derived from its inputs."""
+        before_write = self._device.arbiter.before_write
         shares = self._shares.storages or self._shares.names
-        if not shares and packed is None:
+        if not shares and not before_write:
             return
         aliases = known.input_aliases(self._device.own)
         if shares:
             self._shares.before_run(aliases, work.inputs, work.outputs)
-        if packed is not None and aliases.written:
-            packed.writing([strided(self._values.table.get(work.inputs[at])) for at in aliases.written])
+        if before_write and aliases.written:
+            values = (strided(self._values.table.get(work.inputs[at])) for at in aliases.written)
+            written = [value for value in values if value is not None]
+            for notify in before_write:
+                notify(written)
 
     def _choice(self, known: BoundTemplate) -> TemplateChoice | None:
         """Return the choice of a template; None if no strategy may run it for this session."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,14 @@ import torch
 from djinn.testing.suite import Ending, missing, require_protocol
 from djinn_client.runtime.client import configure, shut_down
 from djinn_core.hookspecs import API_VERSION, hookimpl
-from djinn_server.hookspecs.run_strategies import RunOffer, RunStrategy, Stage, StrategyRun, TemplateFacts
+from djinn_server.hookspecs.run_strategies import (
+    RunOffer,
+    RunStrategy,
+    Stage,
+    StrategyContext,
+    StrategyRun,
+    TemplateFacts,
+)
 
 RUNS = 12  # the first two compare results, the others take those of the strategy in turns with those of the ops
 Programs = Mapping[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]]
@@ -19,7 +26,8 @@ Programs = Mapping[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, .
 
 class _Counted(RunOffer):
     def __init__(self, offer: RunOffer) -> None:
-        self.offer, self.checked, self.runs = offer, offer.checked, 0
+        self.offer, self.runs = offer, 0
+        self.checked, self.concurrent = offer.checked, offer.concurrent
 
     def run(self, run: StrategyRun) -> Iterator[None]:
         self.runs += 1
@@ -45,12 +53,18 @@ class _Watched(RunStrategy):
         self.caches_results = strategy.caches_results
         self.offers: list[_Counted] = []
 
+    def begin(self, context: StrategyContext) -> bool:
+        return self.strategy.begin(context)
+
     def acts_on(self, template: TemplateFacts) -> RunOffer | None:
         offer = self.strategy.acts_on(template)
         if offer is None:
             return None
         self.offers.append(_Counted(offer))
         return self.offers[-1]
+
+    def before_write(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.strategy.before_write(tensors)
 
     @hookimpl
     def djinn_register_run_strategies(self) -> list[RunStrategy]:

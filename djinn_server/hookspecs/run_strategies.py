@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
 import torch
 
 from djinn_core.hookspecs import hookspec
+from djinn_server.hookspecs.compilers import Compiler
 
 Stage = Literal["idle", "watching", "ready"]
 
@@ -125,6 +126,32 @@ class StrategyRun(ABC):
         return False
 
 
+class JointRun(ABC):
+    """A run that another session may do with its own, while the session of this run waits for its turn on the device."""
+
+    @abstractmethod
+    def run(self) -> Generator[None, None, Any]:
+        """Run the ops with those of other sessions, and return the outcome. Return None if the session has to run them alone."""
+
+    @abstractmethod
+    def ended(self, seconds: float) -> float | None:
+        """Receive the device seconds of the session's turn. Return the time at which a joint run began; None if the session ran alone."""
+
+
+@attrs.frozen
+class Replacement:
+    """Ops that an offer replaces as a whole in every run.
+
+    Attributes:
+        start, stop: the first op, and the op after the last one.
+        apply: puts their results into the values of a run, which are by place. Returns False if the ops have to run.
+    """
+
+    start: int
+    stop: int
+    apply: Callable[[list[Any]], bool]
+
+
 class RunOffer(ABC):
     """A strategy's way to run one template. The executor keeps it for all sessions of the device and calls it in one thread at a time.
 
@@ -159,6 +186,34 @@ class RunOffer(ABC):
         is tried again after its stage has changed.
         """
 
+    def replacement(self) -> Replacement | None:
+        """Return the ops that the offer replaces now. They may run before their submission arrives, and their results may be dropped.
+
+        None: a run of this template waits for its submission, unless the offer is `concurrent`.
+        """
+        return None
+
+    def join(self, submission: Any) -> JointRun | None:
+        """Return a submission (`djinn_server.running.joint_runs`) as a run that others may join; None if it cannot be joined.
+
+        Called for strategies with `joins_sessions`, if other sessions use the device.
+        """
+        del submission
+        return None
+
+
+@attrs.frozen
+class StrategyContext:
+    """What an executor tells its strategies when it starts.
+
+    Attributes:
+        device: the executor's `djinn_server.shared_device.SharedDevice`. Its attributes may change in any version.
+        compilers: the compilers that the operator chose, in the order in which they are asked.
+    """
+
+    device: Any
+    compilers: tuple[Compiler, ...] = ()
+
 
 class RunStrategy(ABC):
     """Run templates in another way than op by op.
@@ -171,15 +226,39 @@ class RunStrategy(ABC):
         exact: False if results may round in another way than the ops. Such an offer runs only for sessions with `exact=False`.
         caches_results: True if its offers give results of earlier runs again. Such an offer comes before other strategies, which run what it
             leaves. The executor neither compares nor times it.
+        joins_sessions: True if its offers run a template for several sessions at once (`RunOffer.join`). Such an offer comes before all others,
+            and compares and times its own results. On its device no value is evicted and no submission runs beside another one.
+        on_request: True if the strategy is used only if an option of the executor asks for it.
     """
 
     name: str
     exact: bool = True
     caches_results: bool = False
+    joins_sessions: bool = False
+    on_request: bool = False
+
+    def begin(self, context: StrategyContext) -> bool:
+        """Prepare when the executor starts. Return False if the strategy does nothing on this device.
+
+        Raises:
+            StartupError: it was asked for, and cannot be used with another option of the executor.
+        """
+        del context
+        return True
 
     @abstractmethod
     def acts_on(self, template: TemplateFacts) -> RunOffer | None:
         """Return an offer for a template, or None. Depends on the argument only."""
+
+    def before_write(self, tensors: Sequence[torch.Tensor]) -> None:  # noqa: B027 - most strategies copy nothing
+        """Drop what was derived from tensors, because ops are about to write into them."""
+
+    def free(self, *, dead: bool = False) -> None:  # noqa: B027 - most strategies hold no memory
+        """Free device memory. `dead`: a session has ended, so free only what belonged to its values."""
+
+    def figures(self) -> Mapping[str, float]:
+        """Return metrics of the strategy, under their names in `/metrics`."""
+        return {}
 
 
 @hookspec

@@ -300,6 +300,16 @@ class ExecutorConfig(ExecutorOptions):
         )
 
     @property
+    def strategies(self) -> Mapping[str, str]:
+        """Map the run strategies that the options ask for to these options."""
+        options = {
+            "compiled": ("--compile", self.compilers),
+            "graphs": ("--graphs", self.graphs),
+            "batches": ("--batch-sessions", self.batch_sessions),
+        }
+        return {name: option for name, (option, asked) in options.items() if asked}
+
+    @property
     def recoverable(self) -> bool:
         """True if journals let sessions outlive the executor."""
         return self.recovery.lease_seconds > 0 and self.recovery.journals is not None

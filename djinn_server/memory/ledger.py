@@ -184,7 +184,7 @@ class Ledger:
         self.peak = 0
         self.pressure = Pressure()
         self.loading: threading.Thread | None = None
-        self.free_graphs: Callable[[], None] = _nothing
+        self.free_strategies: Callable[[], None] = _nothing
         self.cached: CachedMemory | None = None
         self._runtime, self._device = runtime, runtime.device
         self._is_host = runtime.device.type == "cpu"
@@ -489,7 +489,7 @@ class Ledger:
         """
         if resident + wanted <= self.budget:
             return 0
-        self.free_graphs()
+        self.free_strategies()
         without = min(resident, self.allocated() or resident)
         excess = without + wanted - self.budget
         if excess <= 0:

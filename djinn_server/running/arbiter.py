@@ -120,16 +120,19 @@ class TemplateChoice:
 
     Attributes:
         facts: the template. candidates: in the order of their trials. caches: offers that give results of earlier runs.
+        joint: the offer that runs the template for several sessions at once.
         has_exact: True if an offer may run the template for sessions that need bitwise equal results.
         concurrent: True if the offers of all candidates are `concurrent`.
     """
 
     def __init__(self, facts: ServedFacts, candidates: Sequence[Candidate], timer: DeviceTimer) -> None:
         self.facts, self.name = facts, facts.digest.hex()[:8]
-        self.candidates = [one for one in candidates if not one.strategy.caches_results]
-        self.caches = [one for one in candidates if one.strategy.caches_results]
+        self.joint = next((one.offer for one in candidates if one.strategy.joins_sessions), None)
+        alone = [one for one in candidates if not one.strategy.joins_sessions]
+        self.candidates = [one for one in alone if not one.strategy.caches_results]
+        self.caches = [one for one in alone if one.strategy.caches_results]
         self.spans = TimedSpans(timer)
-        self.has_exact = any(candidate.strategy.exact for candidate in candidates)
+        self.has_exact = any(candidate.strategy.exact for candidate in alone)
         self.concurrent = all(candidate.offer.concurrent for candidate in self.candidates)
 
     def cache(self, *, exact: bool) -> Candidate | None:
@@ -343,25 +346,39 @@ class Arbiter:
     All methods but `choice` are called by the session whose turn it is.
 
     Attributes:
-        caches_results: True if a strategy gives results of earlier runs.
+        strategies: the registered ones. before_write: methods of strategies that are told of writes.
+        caches_results: True if a strategy gives results of earlier runs. joins_sessions: True if a strategy runs several sessions at once.
     """
 
     def __init__(self, device: torch.device, timer: DeviceTimer, limits: TrialLimits | None = None) -> None:
         self._device, self._timer = device, timer
         self._limits = limits or TrialLimits()
-        self._strategies: list[RunStrategy] = []
+        self.strategies: list[RunStrategy] = []
+        self.before_write: list[Callable[[Sequence[torch.Tensor]], None]] = []
         self._choices: LruCache[bytes, TemplateChoice] = LruCache(TEMPLATES)
         self._lock = threading.Lock()
-        self.caches_results = False
+        self.caches_results = self.joins_sessions = False
 
     def register(self, strategy: RunStrategy) -> None:
         """Ask a strategy about each template from now on, after earlier strategies."""
-        self._strategies.append(strategy)
+        self.strategies.append(strategy)
         self.caches_results |= strategy.caches_results
+        self.joins_sessions |= strategy.joins_sessions
+        if type(strategy).before_write is not RunStrategy.before_write:
+            self.before_write.append(strategy.before_write)
+
+    def free(self, *, dead: bool = False) -> None:
+        """Have all strategies free device memory, as `RunStrategy.free` does."""
+        for strategy in self.strategies:
+            strategy.free(dead=dead)
+
+    def figures(self) -> dict[str, float]:
+        """Return the metrics of all strategies."""
+        return {name: value for strategy in self.strategies for name, value in strategy.figures().items()}
 
     def choice(self, digest: bytes, template: CompiledTemplate) -> TemplateChoice | None:
-        """Return the shared record of a template; None if it runs op by op."""
-        if not self._strategies:
+        """Return the shared record of a template; None without strategies."""
+        if not self.strategies:
             return None
         with self._lock:
             found = self._choices.use(digest)
@@ -371,11 +388,11 @@ class Arbiter:
                 )
                 found = TemplateChoice(facts, self._candidates(facts), self._timer)
                 self._choices.store(digest, found)
-        return found if found.candidates or found.caches else None
+        return found
 
     def _candidates(self, facts: ServedFacts) -> list[Candidate]:
         candidates = list[Candidate]()
-        for strategy in self._strategies:
+        for strategy in self.strategies:
             if strategy.caches_results and facts.cacheable_ops is None:
                 continue
             try:

@@ -13,9 +13,9 @@ from djinn_core.errors import ProtocolError
 from djinn_core.wire.binding_delta import apply_input_changes, apply_slot_changes, unpack_handles
 from djinn_core.wire.messages import Submit, Workload
 from djinn_core.wire.templates import TemplateCache
-from djinn_server.batching.batch import BatchedTemplate
-from djinn_server.batching.products import Draws, draws_of
+from djinn_server.hookspecs.run_strategies import RunOffer
 from djinn_server.running.arbiter import TemplateChoice
+from djinn_server.running.drawing import Draws, draws_of
 from djinn_server.running.input_aliases import InputAliases, aliases_of
 from djinn_server.running.run_request import RunRequest, unpack
 from djinn_server.running.template_compiler import CompiledTemplate
@@ -46,7 +46,7 @@ class CompiledTemplates:
 class BoundTemplate:
     """A template that the client may name by its digest, and the bindings of its last run.
 
-    `choice`: its record on the device, if a strategy may run it. `batched`: likewise, where it may run in batches.
+    `choice`: its record on the device, if a strategy may run it. `joint`: the offer that may run it for several sessions at once.
     `runs_ahead`: number of leading instructions that may run ahead (except random draws); None: not known
     yet. `workload`: its workload, if known from its client. `seconds`: of its last runs.
     """
@@ -56,7 +56,7 @@ class BoundTemplate:
     inputs: list[int]
     choice: TemplateChoice | None = None
     digest: bytes = b""
-    batched: BatchedTemplate | None = None
+    joint: RunOffer | None = None
     runs_ahead: int | None = None
     workload: Workload | None = None
     seconds: float = math.inf

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from djinn_core.wire.messages import Submit
-from djinn_server.batching.batch import PendingRun
+from djinn_server.hookspecs.run_strategies import JointRun
 from djinn_server.running.bound_templates import BoundTemplate
 from djinn_server.running.responses import Responses
 from djinn_server.running.run import RunOutcome
@@ -32,7 +32,7 @@ class DeviceTurn:
     started: float
     decoded: float
     waited: float
-    pending: PendingRun | None = None
+    pending: JointRun | None = None
     begun: float = 0.0
     executed: float = 0.0
     freed: set[int] = attrs.field(factory=set)

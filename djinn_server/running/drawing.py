@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
+import attrs
 import torch
 
 from djinn_core import torch_private
 from djinn_core.ir.form import Form, SlotArg, slots_taken
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
+from djinn_server.running.template_compiler import CompiledTemplate
 
 ALWAYS: Final = -1  # in place of a slot
+
+
+@attrs.frozen
+class Draws:
+    """Random draws of a template. `calls`: drawing instructions, each with the slot that must be nonzero, or `ALWAYS`."""
+
+    calls: tuple[tuple[int, int], ...]
+
+    def first(self, slots: Sequence[int | float]) -> int | None:
+        """Return the first instruction that draws a random number in a run with these slots."""
+        return next((at for at, chance in self.calls if chance == ALWAYS or slots[chance] != 0), None)
 
 
 def chance_of(form: Form) -> int | None:
@@ -29,3 +43,15 @@ def chance_of(form: Form) -> int | None:
             return taken if isinstance(argument, SlotArg) else ALWAYS
         taken += slots_taken(argument)
     return None  # dropout defaults to 0
+
+
+def draws_of(template: CompiledTemplate) -> Draws:
+    """Return the random draws of a template."""
+    calls, taken = list[tuple[int, int]](), 0
+    for at, code in enumerate(template.source.code if template.random else ()):
+        form = template.source.forms[code]
+        chance = chance_of(form)
+        if chance is not None:
+            calls.append((at, chance if chance == ALWAYS else taken + chance))
+        taken += form.slot_count
+    return Draws(tuple(calls))

@@ -22,7 +22,6 @@ from djinn_core.wire.binding_delta import Slot
 from djinn_core.wire.messages import Submit
 from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.templates import TemplateCache
-from djinn_server.compiling.hot_template import HotTemplate
 from djinn_server.hookspecs.run_strategies import RunOffer
 from djinn_server.recovery.executor_channel import ExecutorChannel
 from djinn_server.running.arbiter import ServedRun
@@ -53,7 +52,7 @@ class RunAhead:
     Attributes:
         inputs, slots: bindings of the run. env: its environment. step: its next instruction.
         stop: the first instruction that may not run ahead.
-        hot: compilation of its template, with phase and compiled region; None if nothing is compiled.
+        offer: what runs its template, and `replacement` the ops that it replaces; None if nothing is replaced.
         seconds: time that it has run.
         nbytes: bytes of its outputs, once the run is over.
     """
@@ -64,13 +63,12 @@ class RunAhead:
         "env",
         "expected",
         "growth",
-        "hot",
         "inputs",
         "known",
         "native_ops",
         "nbytes",
-        "phase",
-        "region",
+        "offer",
+        "replacement",
         "seconds",
         "slots",
         "step",
@@ -90,10 +88,9 @@ class RunAhead:
         self.growth = growth
         self._steps = template.steps if growth is None else growth.steps
         self.known, self.expected, self.slots, self.inputs = known, expected, slots, inputs
-        self.hot = _hot(known)
-        self.phase = None if self.hot is None else self.hot.phase
-        self.region = region = None if self.phase is None else self.phase.region
-        self.stop = stop if region is None or region.stop <= stop else min(stop, region.start)
+        self.offer = _offer(known)
+        self.replacement = replaced = None if self.offer is None else self.offer.replacement()
+        self.stop = stop if replaced is None or replaced.stop <= stop else min(stop, replaced.start)
         self.env: Environment = [*template.constants, *slots, *inputs, *([None] * template.made)]
         self._native = template.native() if growth is None else template.native_growth(growth)
         self.native_ops = 0
@@ -107,13 +104,13 @@ class RunAhead:
 
     def advance(self, until: float) -> None:
         """Run at least one instruction, until a time on the clock `time.perf_counter`."""
-        step, stop, region, phase = self.step, self.stop, self.region, self.phase
+        step, stop, replaced = self.step, self.stop, self.replacement
         with inference_mode(True):
             while step < stop:
-                if region is not None and phase is not None and step == region.start and phase.take(self.env):
-                    step = region.stop
-                elif region is not None and step < region.start:
-                    step = self._advance(step, min(region.start, stop), until)
+                if replaced is not None and step == replaced.start and replaced.apply(self.env):
+                    step = replaced.stop
+                elif replaced is not None and step < replaced.start:
+                    step = self._advance(step, min(replaced.start, stop), until)
                 else:
                     step = self._advance(step, stop, until)
                 if time.perf_counter() > until:
@@ -159,9 +156,10 @@ class RunAhead:
         choice = self.known.choice
         run = TemplateRun(self.known.template, work, self.slots, values, growth=self.growth, env=self.env)
         run.step, run.outcome.native_ops = self.step, self.native_ops
-        if choice is not None and self.hot is not None and self.region is not None and self.step <= self.region.start:
+        offer, replaced = self.offer, self.replacement
+        if choice is not None and offer is not None and replaced is not None and self.step <= replaced.start:
             with inference_mode(True):
-                for _ in self.hot.run(ServedRun(choice.facts, run, self.slots, lambda: iter(()))):
+                for _ in offer.run(ServedRun(choice.facts, run, self.slots, lambda: iter(()))):
                     pass
         if not self.over:
             run.advance()
@@ -176,12 +174,6 @@ def _offer(known: BoundTemplate) -> RunOffer | None:
     """Return what runs a template next; None: its ops."""
     candidate = known.choice.next(exact=False) if known.choice is not None else None
     return candidate.offer if candidate is not None else None
-
-
-def _hot(known: BoundTemplate) -> HotTemplate | None:
-    """Return the compilation of a template, unless another strategy runs it."""
-    offer = _offer(known)
-    return offer if isinstance(offer, HotTemplate) else None
 
 
 class RunsAhead:
@@ -279,7 +271,11 @@ class RunsAhead:
         known = self._templates.get(expected.digest)
         if known is None or not self._may_run(known):
             return None
-        if expected.seconds > LONGEST_AT_ONCE and (hot := _hot(known)) is not None and hot.phase.region is not None:
+        if (
+            expected.seconds > LONGEST_AT_ONCE
+            and (offer := _offer(known)) is not None
+            and offer.replacement() is not None
+        ):
             return None
         try:
             run = self._begun(known, expected)
@@ -290,14 +286,14 @@ class RunsAhead:
         return run
 
     def _may_run(self, known: BoundTemplate) -> int:
-        """Number of its first instructions that leave nothing but results, as schemas of PyTorch's own ops tell; 0 while a compiler watches."""
+        """Number of its first instructions that leave nothing but results, as schemas of PyTorch's own ops tell; 0 while an offer only watches."""
         if known.runs_ahead is None:
             steps = known.template.steps
             others = (at for at, step in enumerate(steps) if step.moves or not step.op.startswith("aten::"))
             unwritten = known.input_aliases(self._device.own).unwritten
-            known.runs_ahead = min(next(others, len(steps)), unwritten) if known.batched is None else 0
+            known.runs_ahead = min(next(others, len(steps)), unwritten)
         offer = _offer(known)
-        runs = offer is None or offer.concurrent or (isinstance(offer, HotTemplate) and offer.phase.settled)
+        runs = offer is None or offer.concurrent or offer.replacement() is not None
         return known.runs_ahead if runs else 0
 
     def _begun(self, known: BoundTemplate, expected: ExpectedSubmission) -> RunAhead | None:

@@ -42,15 +42,15 @@ from djinn_core.registry.kinds import EXECUTOR_KINDS
 from djinn_core.registry.registry import load_registry
 from djinn_core.registry.selection import Selection
 from djinn_core.wire.messages import Completed, Goodbye, Submit, decode, encode
-from djinn_server.batching.session_batches import BatchCounters
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.context import ExecutorContext
-from djinn_server.executor import begin_batching
 from djinn_server.launch.executor_config import EVERYTHING
 from djinn_server.recovery.executor_channel import PlainExecutorChannel
+from djinn_server.run_strategies import begin_strategies
 from djinn_server.session import ExecutorSession
 from djinn_server.shared_device import SharedDevice
 from djinn_server.weights.weight_reader import WeightReader
+from djinn_strategies.batches import Batches
 from evaluation.benchmarks.bench_balance import REMOTE, Clients, clients, processor_seconds
 from evaluation.benchmarks.measuring import Case, Effort, Outcome, main
 from evaluation.served import served
@@ -199,15 +199,15 @@ def replay(
     registry = load_registry(Selection(), builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     weights = WeightReader(registry.weight_sources, EVERYTHING.permissions, registry.weight_formats)
     context = ExecutorContext(SharedDevice(CpuRuntime()), weights=weights)
+    strategy = Batches()
     if batched:
-        begin_batching(context)
+        begin_strategies(context, [strategy])
     channels = [Recorded(*texts[number % len(texts)]) for number in range(sessions)]
     for one in channels:
         threading.Thread(target=ExecutorSession(context).serve, args=(PlainExecutorChannel(one),), daemon=True).start()
     work(channels)
     began, processor = time.perf_counter(), time.process_time()
-    counts = context.device.batches.counts if context.device.batches is not None else BatchCounters()
-    before = attrs.evolve(counts)
+    counts, before = strategy.counts, attrs.evolve(strategy.counts)
     work(channels)
     if any(one.failed for one in channels):
         raise RuntimeError("an op failed")

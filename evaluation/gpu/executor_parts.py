@@ -447,10 +447,11 @@ def graph_capture(device: str) -> Found:
     """Capture a decode step as a graph in the executor: replays give the tokens of plain PyTorch."""
     needs_accelerator(device)
     place, model = plain_device(device), Model.sized_for(device)
-    from djinn_server.compiling.graph_recorder import GraphRecorder
     from djinn_server.hookspecs.devices import DeviceRuntime
+    from djinn_server.hookspecs.run_strategies import StrategyContext
     from djinn_server.running.template_compiler import compile_template
     from djinn_server.shared_device import SharedDevice
+    from djinn_strategies.graphs import GraphRecorder
 
     expected, state = ([tensor.to(place) for tensor in model.decode_state()] for _ in range(2))
     program = recorded(model.decode, state)
@@ -465,7 +466,9 @@ def graph_capture(device: str) -> Found:
 
     with torch.inference_mode():
         run()
-        launch, _, nbytes = GraphRecorder(shared.runtime, shared.numeric_settings, shared.names).record(run)
+        recorder = GraphRecorder()
+        recorder.begin(StrategyContext(shared))
+        launch, _, nbytes = recorder.record(run)
         for _ in range(8):
             launch()
         synchronize(place)

@@ -38,8 +38,6 @@ from djinn_core.wire.messages import (
 from djinn_core.wire.resume_messages import Resume, Resumed
 from djinn_server import value_kinds
 from djinn_server.builtins.cpu import CpuRuntime
-from djinn_server.compiling.packing import pack
-from djinn_server.compiling.region import find_region
 from djinn_server.context import ExecutorContext
 from djinn_server.devices import OpenDevice
 from djinn_server.disk_quota import DiskQuota
@@ -65,6 +63,8 @@ from djinn_server.running.template_compiler import compile_template
 from djinn_server.running.values import ValueTable
 from djinn_server.session import ExecutorSession
 from djinn_server.weights.uploads import UploadAssembly
+from djinn_strategies.compiling.packing import pack
+from djinn_strategies.compiling.region import find_region
 
 CPU = torch.device("cpu")
 START_SECONDS = 300.0

@@ -8,6 +8,7 @@ from configured import configured
 from simulated_marks import own_executors
 
 import djinn
+from djinn_client.interception.device.numeric_settings import require_exact
 from djinn_client.interception.runtime_interface import port
 from djinn_core import torch_private
 from djinn_core.wire.messages import decode, encode
@@ -169,3 +170,14 @@ def test_every_setter_is_noted(set_it):
         torch_private.set_numeric_settings(before)
     assert noted() == usual
     check_former_switches()
+
+
+def test_a_client_says_that_its_results_need_not_be_exact():
+    before = port.numeric_settings
+    try:
+        require_exact(False)
+        assert not port.numeric_settings.exact
+        require_exact(True)
+        assert port.numeric_settings == before
+    finally:
+        port.numeric_settings = before

@@ -140,7 +140,7 @@ def test_executor_plugin_object_is_refused(settings: dict[str, Any], module: Mak
 
 def test_inline_executor_accepts_plugin_object(module: Make) -> None:
     plugin = module("made_in_memory", AT_CLIENTS + AT_EXECUTORS)
-    with configured(plugins=[plugin], executor="inline", compilers="latest", threads=1):
+    with configured(plugins=["compiled", plugin], executor="inline", compilers="latest", threads=1):
         djinn.init()
         use(plugin)
 
@@ -160,7 +160,7 @@ def test_module_from_file_is_loaded_by_executors(tmp_path: Path, monkeypatch: py
     (tmp_path / "policies_in_a_file.py").write_text(AT_EXECUTORS)
     monkeypatch.syspath_prepend(tmp_path)
     plugin = importlib.import_module("policies_in_a_file")
-    with configured(plugins=[plugin], compilers="latest", threads=1):
+    with configured(plugins=["compiled", plugin], compilers="latest", threads=1):
         djinn.init()
         assert torch.ones(3, device=REMOTE).sum().item() == 3
 

@@ -47,7 +47,7 @@ FINDING_CODE = {"importlib.import_module", "import_module", "pkgutil.resolve_nam
 SHIPPED = {"djinn", "djinn_core", "djinn_client", "djinn_server", "plugins"}
 RECEIVING = ("djinn_core/wire/", "djinn_core/protocol/", "djinn_client/runtime/", "djinn_server/")
 KNOWN = {
-    "djinn_server/compiling/compile_worker.py",  # in a process of its own: the compiler's entry, which the server's operator chose
+    "plugins/strategies/djinn_strategies/compiling/compile_worker.py",  # in a process of its own: the compiler's entry, which the server's operator chose
     "djinn_server/custom_operators.py",  # modules that the server's operator chose
     "plugins/launchers/djinn_launchers/fork_server.py",  # two modules by names that are written there, late: they take long
     "djinn_server/malloc_trim.py",  # the C library of this process

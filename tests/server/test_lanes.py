@@ -28,10 +28,12 @@ from djinn_server.recovery.executor_channel import PlainExecutorChannel
 from djinn_server.recovery.journal import Journal
 from djinn_server.recovery.journal_reader import JournalReader
 from djinn_server.recovery.log_records import NO_SESSION
+from djinn_server.run_strategies import begin_strategies
 from djinn_server.running import arbiter
 from djinn_server.running.arbiter import TrialLimits
 from djinn_server.running.run import TemplateRun
 from djinn_server.session import ExecutorSession
+from djinn_strategies.packed_products import PackedProducts
 
 SECONDS = 60.0
 _MM = Form("aten::mm", (Operand(), Operand()), (), ("new",), False)
@@ -96,7 +98,7 @@ class Program:
         """Return the answers, and the numbers of runs at a time."""
         context = ExecutorContext.of(CpuRuntime())
         if not exact:
-            context.device.begin_packing()
+            begin_strategies(context, [PackedProducts()])
             self._frames.insert(0, Frame(encode(NumericSettings(exact=False))))
         context.usage.quota, context.device.lanes.count = self.quota, lanes
         plain, sizes = context.device.lanes.run, []

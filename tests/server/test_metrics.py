@@ -190,7 +190,7 @@ def watched(python, tmp_path_factory, plain_environment):
     (folder / "chains_and_whims.py").write_text(PLUGIN)
     environment = plain_environment | {
         "PYTHONPATH": str(folder),
-        "DJINN_PLUGINS": "tcp,http,operations,chains_and_whims",
+        "DJINN_PLUGINS": "tcp,http,operations,compiled,chains_and_whims",
     }
     options = ["--device", "cpu", "--compile", "chains", "--assignment", "whims", "--threads", "1"]
     options += ["--operations-port", "0", "--token-file", str(table), "--drain-seconds", "1"]

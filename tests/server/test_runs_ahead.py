@@ -32,14 +32,12 @@ from djinn_core.wire.messages import (
 )
 from djinn_core.wire.templates import digest_of
 from djinn_server.builtins.cpu import CpuRuntime
-from djinn_server.compiling import region
-from djinn_server.compiling.compilation_queue import CompilationQueue
-from djinn_server.compiling.hot_template import AdoptedPhase, CheckingPhase, Thresholds
 from djinn_server.context import ExecutorContext
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.hookspecs.compilers import Compiler
 from djinn_server.memory.limited import LimitedRuntime
 from djinn_server.recovery.executor_channel import PlainExecutorChannel
+from djinn_server.run_strategies import begin_strategies
 from djinn_server.running import arbiter, expected_runs, runs_ahead
 from djinn_server.running.arbiter import TrialLimits
 from djinn_server.running.run_request import RunRequest
@@ -47,6 +45,9 @@ from djinn_server.running.template_compiler import compile_template
 from djinn_server.running.values import ValueTable
 from djinn_server.session import ExecutorSession
 from djinn_server.weights.shared_weights import Origin, WeightKey
+from djinn_strategies.compiled import CompiledTemplates
+from djinn_strategies.compiling import region
+from djinn_strategies.compiling.hot_template import AdoptedPhase, CheckingPhase, Thresholds
 
 SECONDS = 60.0
 ORIGIN = Origin("file:x", WeightKey(bytes(32), "x", 0, 16))
@@ -74,7 +75,7 @@ class Dialogue:
         self.context = attrs.evolve(ExecutorContext.of(runtime), ahead_bytes=ahead_bytes)
         if compiler is not None:
             limits = Thresholds(runs=2, seconds=0.0, observed=2, checks=1)
-            self.context.device.begin_compiling(CompilationQueue([compiler], runtime, limits))
+            begin_strategies(self.context, [CompiledTemplates(limits)], (compiler,))
         self.session = ExecutorSession(self.context)
         self.connection = SocketConnection(ours, Limits(), "test")
         self.channel = PlainExecutorChannel(SocketConnection(theirs, Limits(), "test"))
@@ -413,7 +414,7 @@ def compiled(dialogue, monkeypatch):
 
 
 def hot(dialogue):
-    return next(iter(dialogue.context.device.compiling._templates.values()))
+    return next(iter(dialogue.context.device.arbiter.strategies[0].templates))
 
 
 def test_compiled_program_runs_ahead(compiled):

@@ -15,12 +15,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 from djinn_core import torch_private
 from djinn_core.ir.operators import resolve
 from djinn_server.builtins.cpu import CpuRuntime
-from djinn_server.compiling.compiled_region import CompiledRegion
 from djinn_server.running.device_time import DeviceTimer
 from djinn_server.running.own_operators import own_operators
 from djinn_server.running.random_state import DeviceRandomness
 from djinn_server.running.uninitialized_memory import copy_with_strides, needs_zero_fill, zero_filling
 from djinn_server.system.memory import resident, zero_fill
+from djinn_strategies.compiling.compiled_region import CompiledRegion
 from evaluation.fuzz.real_calls import database_calls
 
 pytestmark = pytest.mark.skipif("glibc" not in platform.libc_ver(), reason="glibc alone fills what it hands out")

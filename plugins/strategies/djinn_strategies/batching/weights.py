@@ -72,10 +72,10 @@ class PackedWeights:
         copies[_layout(weight)] = _Copy(packed, WeakSet((user,)))
         return packed
 
-    def writing(self, values: Iterable[torch.Tensor | None]) -> None:
+    def writing(self, values: Iterable[torch.Tensor]) -> None:
         """Free the copies of these values, which are written now, and pack them no more."""
         for value in values if self._kept else ():
-            if value is not None and value.untyped_storage() in self._kept:
+            if value.untyped_storage() in self._kept:
                 del self._kept[value.untyped_storage()]
                 self._written.add(value.untyped_storage())
 

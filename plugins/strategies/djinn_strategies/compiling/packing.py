@@ -14,9 +14,9 @@ from djinn_core.errors import ProtocolError, UnsupportedOperation
 from djinn_core.ir.form import Enumerated
 from djinn_core.ir.operators import resolve
 from djinn_core.ir.values import tensor_meta
-from djinn_server.compiling.region import PLAIN
 from djinn_server.hookspecs.compilers import CompilerContext
 from djinn_server.running.template_compiler import enumerated
+from djinn_strategies.compiling.region import PLAIN
 
 _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "getitem": operator.getitem,

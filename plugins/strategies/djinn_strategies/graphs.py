@@ -2,65 +2,59 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from djinn_core.system.lru import LruCache
-from djinn_server.compiling.hot_template import (
-    AdoptedPhase,
-    CompilationCounters,
-    CompilationJob,
-    HotTemplate,
-    Thresholds,
-)
-from djinn_server.compiling.recorded_region import RecordedRegion
+from djinn_core.hookspecs import hookimpl
+from djinn_core.logs import get_logger
 from djinn_server.hookspecs.devices import DeviceRuntime
-from djinn_server.hookspecs.run_strategies import RunOffer, RunStrategy, TemplateFacts
-from djinn_server.running.arbiter import ServedFacts
+from djinn_server.hookspecs.run_strategies import RunStrategy, StrategyContext
 from djinn_server.running.process_settings import ProcessNumericSettings
 from djinn_server.running.storage_names import StorageNames
+from djinn_strategies.compiling.hot_template import AdoptedPhase, CompilationJob
+from djinn_strategies.compiling.hot_templates import HotTemplates
+from djinn_strategies.compiling.recorded_region import RecordedRegion
 
-TEMPLATES: Final = 1024  # that are counted
+djinn_api_version = "2.0"
+_log = get_logger("djinn.server")
 
 
-class GraphRecorder(RunStrategy):
-    """Counts the runs of all templates on a device, and records the hot ones whose shapes do not vary.
+class GraphRecorder(HotTemplates):
+    """Records the hot templates of a device whose shapes do not vary.
 
     Each graph has its own memory pool. In a shared pool, a replay would write into results of another graph that sessions still hold.
 
     Attributes:
         runtime: the device. settings: numeric settings, which choose kernels. names: names of storages, which replays write into.
-        counts: counters since the executor began. captures: recorded graphs since then.
+        captures: recorded graphs since the executor began.
     """
 
     name = "graphs"
+    on_request = True
+    runtime: DeviceRuntime
+    settings: ProcessNumericSettings
+    names: StorageNames
 
-    def __init__(self, runtime: DeviceRuntime, settings: ProcessNumericSettings, names: StorageNames) -> None:
-        self.runtime, self.settings, self.names = runtime, settings, names
-        self.counts, self.captures = CompilationCounters(), 0
-        self._thresholds = Thresholds()
-        self._templates: LruCache[bytes, HotTemplate] = LruCache(TEMPLATES)
+    def __init__(self) -> None:
+        super().__init__()
+        self.captures = 0
         self._regions: weakref.WeakSet[RecordedRegion] = weakref.WeakSet()
-        self._lock = threading.Lock()
         self._stream: torch.Stream | None = None
 
-    def acts_on(self, template: TemplateFacts) -> RunOffer:
-        """Return the record of a template, which all sessions share."""
-        assert isinstance(template, ServedFacts)
-        with self._lock:
-            hot = self._templates.use(template.digest)
-            if hot is None:
-                name = template.digest.hex()[:8]
-                hot = HotTemplate(template.template, self._thresholds, self._begin, name, self.counts)
-                for evicted in self._templates.store(template.digest, hot):
-                    evicted.leave("others are used more")
-        return hot
+    def begin(self, context: StrategyContext) -> bool:
+        """Return True on an accelerator, as `RunStrategy.begin` does."""
+        device = context.device
+        self.runtime, self.settings, self.names = device.runtime, device.numeric_settings, device.names
+        if self.runtime.device.type == "cpu":
+            _log.warning("--graphs has no effect: only an accelerator records graphs", device=str(self.runtime.device))
+            return False
+        return True
 
-    def _begin(self, job: CompilationJob) -> None:
+    def ask(self, job: CompilationJob) -> None:
+        """Record a region at its next run, as `HotTemplates.ask` does."""
         if job.compiler:
             job.hot.leave("its graph is not used")
         elif job.law.base is not None:
@@ -96,13 +90,16 @@ class GraphRecorder(RunStrategy):
         for region in regions:
             region.forget(dead=dead)
 
-    def figures(self) -> dict[str, int]:
-        """Return the number of templates that run as graphs, of their recordings, and the device memory of these."""
+    def figures(self) -> Mapping[str, float]:
+        """Return the counters, and the number of templates that run as graphs, of their recordings, and the device memory of these."""
         with self._lock:
-            phases, regions = [hot.phase for hot in self._templates.values()], list(self._regions)
+            regions = list(self._regions)
         recordings = [recording for region in regions for recording in region.recordings]
         return {
-            "recorded_templates": sum(isinstance(phase, AdoptedPhase) for phase in phases),
+            "graph_captures": self.captures,
+            "graphs_unused": self.counts.unused,
+            "graph_runs": self.counts.runs,
+            "recorded_templates": sum(isinstance(phase, AdoptedPhase) for phase in self.phases()),
             "recorded_graphs": len(recordings),
             "recorded_graph_bytes": sum(recording.nbytes for recording in recordings),
         }
@@ -116,3 +113,9 @@ def _new_graph() -> tuple[Any, Any]:
         return graph, graph
     graph = torch.cuda.CUDAGraph()
     return graph, torch.cuda.graph(graph, capture_error_mode="thread_local")
+
+
+@hookimpl
+def djinn_register_run_strategies() -> Iterable[RunStrategy]:
+    """Return the strategy."""
+    return [GraphRecorder()]

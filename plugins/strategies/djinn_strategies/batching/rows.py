@@ -8,10 +8,10 @@ from typing import Final, Literal
 import attrs
 
 from djinn_core.ir.form import Form, ListArg, Operand
-from djinn_server.batching.products import Product
 from djinn_server.running.compiled_step import CompiledStep
 from djinn_server.running.input_aliases import may_return_operand
 from djinn_server.running.template_compiler import CompiledTemplate
+from djinn_strategies.batching.products import Product
 
 # How an op treats rows, the first dimension of its operands:
 # `each`: elementwise. Operands are rows, or are broadcast to each row.

@@ -14,17 +14,17 @@ import attrs
 
 from djinn_core.errors import DjinnError
 from djinn_core.logs import get_logger
-from djinn_server.compiling.comparison import difference
-from djinn_server.compiling.compiled_region import CompiledRegion, inputs_getter, slots_of
-from djinn_server.compiling.region import Region, find_region
-from djinn_server.compiling.scalars import movable_slots
-from djinn_server.compiling.sizes import ObservedRun, SizeRelation, UnrulySlots, find_law, observe
-from djinn_server.compiling.written_views import WrittenView, written_views
-from djinn_server.hookspecs.run_strategies import RunOffer, Stage, StrategyRun
+from djinn_server.hookspecs.run_strategies import Replacement, RunOffer, Stage, StrategyRun
 from djinn_server.memory.room import is_out_of_memory
 from djinn_server.running.arbiter import ServedRun
 from djinn_server.running.compiled_step import Environment
 from djinn_server.running.template_compiler import CompiledTemplate
+from djinn_strategies.compiling.comparison import difference
+from djinn_strategies.compiling.compiled_region import CompiledRegion, inputs_getter, slots_of
+from djinn_strategies.compiling.region import Region, find_region
+from djinn_strategies.compiling.scalars import movable_slots
+from djinn_strategies.compiling.sizes import ObservedRun, SizeRelation, UnrulySlots, find_law, observe
+from djinn_strategies.compiling.written_views import WrittenView, written_views
 
 _log = get_logger("djinn.server")
 
@@ -74,12 +74,11 @@ class Phase(Protocol):
     """A phase of a template's compilation.
 
     Attributes:
-        stage: as `RunOffer.stage`. settled: True if a run may begin before its submission arrives, and be dropped.
+        stage: as `RunOffer.stage`.
         region: the instructions that it observes or replaces.
     """
 
     stage: ClassVar[Stage]
-    settled: ClassVar[bool]
 
     @property
     def region(self) -> Region | None:
@@ -158,6 +157,13 @@ class HotTemplate(RunOffer):
             except WrittenError as error:
                 run.run.fail(region.stop, error)
 
+    def replacement(self) -> Replacement | None:
+        """Return the compiled region once it is adopted, as `RunOffer.replacement` does."""
+        phase = self.phase
+        if not isinstance(phase, AdoptedPhase):
+            return None
+        return Replacement(phase.region.start, phase.region.stop, phase.take)
+
     def ran(self, seconds: float) -> None:
         """Note that a run was issued, as `RunOffer.ran` does."""
         self.phase.ran(seconds)
@@ -220,7 +226,6 @@ class NotCompiledPhase:
     """Phase of a template that runs uncompiled, permanently, or until a compiler returns."""
 
     stage: ClassVar[Stage] = "idle"
-    settled: ClassVar[bool] = True
     region: Region | None = None
 
     def take(self, _: Environment, /) -> bool:
@@ -265,7 +270,6 @@ class HotPhase(NotCompiledPhase):
     """Phase of a hot template until its next run, whose slots tell which ops draw random numbers."""
 
     stage: ClassVar[Stage] = "watching"
-    settled: ClassVar[bool] = False
     hot: HotTemplate
     share: float
 
@@ -282,7 +286,6 @@ class ObservingPhase:
     """Phase that observes how sizes and slots differ between runs."""
 
     stage: ClassVar[Stage] = "watching"
-    settled: ClassVar[bool] = False
 
     def __init__(self, hot: HotTemplate, region: Region, share: float, unruly: frozenset[int] = frozenset()) -> None:
         """`unruly`: slots that kept a larger region from being compiled."""
@@ -335,7 +338,6 @@ class _RegionPhase:
     """A phase with a compiled region."""
 
     stage: ClassVar[Stage] = "watching"
-    settled: ClassVar[bool] = False
 
     def __init__(self, hot: HotTemplate, job: CompilationJob, compiled: CompiledRegion) -> None:
         self.hot, self.job, self.compiled = hot, job, compiled
@@ -445,7 +447,6 @@ class AdoptedPhase(_RegionPhase):
     """Final phase: the compiled region replaces the instructions."""
 
     stage: ClassVar[Stage] = "ready"
-    settled: ClassVar[bool] = True
 
     def __init__(self, hot: HotTemplate, job: CompilationJob, compiled: CompiledRegion) -> None:
         super().__init__(hot, job, compiled)

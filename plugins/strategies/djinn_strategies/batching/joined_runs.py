@@ -9,9 +9,9 @@ import attrs
 import torch
 
 from djinn_core.ir.program import interchangeable
-from djinn_server.batching.rows import RowStep
 from djinn_server.running.compiled_step import Environment
 from djinn_server.running.run import TemplateRun
+from djinn_strategies.batching.rows import RowStep
 
 MOST_ROWS: Final = 64  # larger products are not bound by reading weights
 

@@ -8,7 +8,7 @@ once. Row-wise instructions next to a product are batched as well.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,29 +19,29 @@ import torch
 from djinn_core.ir.handles import storage_of
 from djinn_core.logs import get_logger
 from djinn_core.wire.numeric_messages import NumericSettings
-from djinn_server.batching.joined_runs import JoinedRuns, Rows, is_plain, is_same
-from djinn_server.batching.products import Draws, Product
-from djinn_server.batching.rows import RowStep, RowSteps
-from djinn_server.batching.trial import BatchTrial, Operands, split_rows
+from djinn_server.hookspecs.run_strategies import JointRun, RunOffer, StrategyRun
 from djinn_server.running.cancellation import LOOK_SECONDS
 from djinn_server.running.compiled_step import Environment
-from djinn_server.running.fair_share import Share, Steps
-from djinn_server.running.input_aliases import InputAliases
-from djinn_server.running.random_state import DeviceRandomness, SessionRandomness
+from djinn_server.running.drawing import Draws
+from djinn_server.running.fair_share import Steps
+from djinn_server.running.joint_runs import JoinableSubmission
+from djinn_server.running.random_state import DeviceRandomness
 from djinn_server.running.run import RunOutcome, TemplateRun
-from djinn_server.running.run_request import RunRequest
 from djinn_server.running.template_compiler import CompiledTemplate
-from djinn_server.running.values import ValueTable
-from djinn_server.weights.shared_weights import SessionShares
+from djinn_strategies.batching.joined_runs import JoinedRuns, Rows, is_plain, is_same
+from djinn_strategies.batching.products import Product
+from djinn_strategies.batching.rows import RowStep, RowSteps
+from djinn_strategies.batching.trial import BatchTrial, Operands, split_rows
 
 _log = get_logger("djinn.server")
 
 
 @attrs.define(eq=False)
-class BatchedTemplate:
+class BatchedTemplate(RunOffer):
     """A template that may run in batches.
 
     Attributes:
+        run_joined: runs a submission with those of other sessions that join it. It does nothing if none joins.
         products: products that are computed for several sessions at once. rows: row-wise instructions, batched if next
             to a product.
         draws: random draws of the template. numbers: numbers of the products, by instruction. between: row-wise
@@ -50,6 +50,7 @@ class BatchedTemplate:
         trials: by the memory of the first weight and the numeric settings.
     """
 
+    run_joined: Callable[[PendingRun], Generator[None, None, None]]
     template: CompiledTemplate
     products: tuple[Product, ...]
     rows: RowSteps
@@ -66,34 +67,30 @@ class BatchedTemplate:
         self.numbers = {product.step: number for number, product in enumerate(self.products)}
         self.between = {row.step: row for row in self.rows.steps}
 
+    def run(self, run: StrategyRun) -> Iterator[None]:
+        """Run the ops: there is nothing to gain for one session."""
+        yield from run.advance()
 
-@attrs.frozen(eq=False)
-class BatchMember:
-    """The parts of a session that a batch needs."""
-
-    values: ValueTable
-    shares: SessionShares
-    randomness: SessionRandomness
-    settings: NumericSettings
-    share: Share
+    def join(self, submission: JoinableSubmission) -> JointRun | None:
+        """Return a submission as a run that others may join; None if its first weight is no tensor."""
+        weight = submission.values.table.get(submission.work.inputs[self.products[0].source])
+        return PendingRun(self, submission, weight.untyped_storage()) if type(weight) is torch.Tensor else None
 
 
 @attrs.define(eq=False)
-class PendingRun:
+class PendingRun(JointRun):
     """A run whose session waits for its turn.
 
     Attributes:
-        weight: memory of the first weight; equal for sessions of one model.
+        owner: the submission and its session. weight: memory of the first weight; equal for sessions of one model.
+        progress: the run in a batch.
         outcome, error: the result in a batch. began: when the batch began; 0.0 without a batch.
     """
 
     batched: BatchedTemplate
-    work: RunRequest
-    slots: Sequence[Any]
-    aliases: InputAliases
-    owner: BatchMember
+    owner: JoinableSubmission
     weight: torch.UntypedStorage
-    run: TemplateRun | None = None
+    progress: TemplateRun | None = None
     outcome: RunOutcome | None = None
     error: Exception | None = None
     began: float = 0.0
@@ -103,16 +100,18 @@ class PendingRun:
         """True if another session has finished this run in a batch."""
         return self.outcome is not None or self.error is not None
 
-    def result(self) -> RunOutcome:
-        """Return the outcome of the run in its batch.
-
-        Raises:
-            Exception: an error of the executor, not of an op.
-        """
+    def run(self) -> Generator[None, None, RunOutcome | None]:
+        """Run the submission with those of other sessions, as `JointRun.run` does."""
+        if not self.over:
+            yield from self.batched.run_joined(self)
         if self.error is not None:
             raise self.error
-        assert self.outcome is not None
         return self.outcome
+
+    def ended(self, seconds: float) -> float | None:
+        """Note the time of the run, as `JointRun.ended` does."""
+        self.batched.seconds = seconds
+        return self.began or None
 
     def joins(self, other: object) -> bool:
         """Return True if `other` runs the same template with the same weights, under the same settings."""
@@ -122,18 +121,6 @@ class PendingRun:
             and other.weight is self.weight
             and other.owner.settings == self.owner.settings
         )
-
-
-def pending_run(
-    batched: BatchedTemplate, work: RunRequest, slots: Sequence[Any], aliases: InputAliases, owner: BatchMember
-) -> PendingRun | None:
-    """Return a run of a session; None if it has no product that can be batched."""
-    if not batched.products:
-        return None
-    weight = owner.values.table.get(work.inputs[batched.products[0].source])
-    if type(weight) is not torch.Tensor:
-        return None
-    return PendingRun(batched, work, slots, aliases, owner, weight.untyped_storage())
 
 
 class Batch:
@@ -191,23 +178,24 @@ class Batch:
                 member.error = error
 
     def _begin(self, member: PendingRun) -> None:
-        owner, work = member.owner, member.work
+        owner, work = member.owner, member.owner.work
         if owner.shares.storages or owner.shares.names:
-            owner.shares.before_run(member.aliases, work.inputs, work.outputs)
-        member.run = TemplateRun(member.batched.template, work, member.slots, owner.values)
+            owner.shares.before_run(owner.aliases, work.inputs, work.outputs)
+        member.progress = TemplateRun(member.batched.template, work, owner.slots, owner.values)
 
     def _advance(self, member: PendingRun, stop: int | None = None) -> None:
-        assert member.run is not None
-        if stop is not None and member.run.step >= stop:
+        assert member.progress is not None
+        if stop is not None and member.progress.step >= stop:
             return
-        if member.batched.draws.first(member.slots) is not None:
+        if member.batched.draws.first(member.owner.slots) is not None:
             self._randomness.hand_to(member.owner.randomness)
-        member.run.advance(stop)
+        member.progress.advance(stop)
 
     def _finish(self, member: PendingRun) -> None:
         self._advance(member)
-        assert member.run is not None
-        member.outcome = member.run.finish()
+        assert member.progress is not None
+        member.outcome = member.progress.finish()
+        member.outcome.rounded = True
 
     def _run_chain(self, start: int, stop: int) -> int:
         """Compute instructions from `start` to before `stop` for all runs at `start`; return the first remaining one."""
@@ -233,7 +221,7 @@ class Batch:
 
     def _runs_at(self, start: int) -> Sequence[TemplateRun]:
         """Return the runs at an instruction whose operands are valid."""
-        runs = [member.run for member in self.members if member.error is None and member.run is not None]
+        runs = [member.progress for member in self.members if member.error is None and member.progress is not None]
         runs = [run for run in runs if run.step == start and not run.outcome.halt.value and not run.claims]
         number = self.batched.numbers.get(start)
         if number is None:
@@ -343,7 +331,9 @@ class Batch:
 
     def _unwritten(self, product: Product) -> bool:
         """Return True if the weight is never written: a writing session would get its own copy first."""
-        return all(storage_of(one.work.inputs[product.source]) in one.owner.shares.storages for one in self.members)
+        return all(
+            storage_of(one.owner.work.inputs[product.source]) in one.owner.shares.storages for one in self.members
+        )
 
 
 def _alone(joined: JoinedRuns, step: int, place: int) -> Callable[[int], torch.Tensor]:

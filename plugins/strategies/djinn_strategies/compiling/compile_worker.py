@@ -1,6 +1,6 @@
 """Low-priority process for compilers: a long compilation must not hold the interpreter lock of the sessions.
 
-    python -m djinn_server.compiling.compile_worker NICE IDLE_SECONDS DESCRIPTOR
+    python -m djinn_strategies.compiling.compile_worker NICE IDLE_SECONDS DESCRIPTOR
 
 takes calls on a socket, one after the other: a name, then the argument. It answers whether the call succeeded, then the result.
 Imports of one call stay for the next. The process ends with its parent, and after IDLE_SECONDS without a call.

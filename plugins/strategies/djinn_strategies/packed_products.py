@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,37 +10,48 @@ import attrs
 import torch
 
 from djinn_core import torch_private
-from djinn_server.batching.joined_runs import is_plain
-from djinn_server.batching.products import PRODUCTS, Product, find_products
-from djinn_server.batching.weights import PackedWeights, WeightPlace, place_of
-from djinn_server.hookspecs.devices import DeviceRuntime
-from djinn_server.hookspecs.run_strategies import RunOffer, RunStrategy, StrategyRun, TemplateFacts
+from djinn_core.hookspecs import hookimpl
+from djinn_server.hookspecs.run_strategies import RunOffer, RunStrategy, StrategyContext, StrategyRun, TemplateFacts
 from djinn_server.running.arbiter import ServedFacts, ServedRun
 from djinn_server.running.input_aliases import aliases_of
 from djinn_server.running.own_operators import OwnOperators
 from djinn_server.running.values import strided
+from djinn_strategies.batching.joined_runs import is_plain
+from djinn_strategies.batching.products import PRODUCTS, Product, find_products
+from djinn_strategies.batching.weights import PackedWeights, WeightPlace, place_of
+
+djinn_api_version = "2.0"
 
 
 class PackedProducts(RunStrategy):
     """Compute products from packed copies of their weights. The arbiter measures whether that is faster.
 
     Attributes:
-        packed: the copies. Sessions tell it before they write into a value.
+        packed: the copies.
     """
 
     name = "packed_products"
     exact = False
+    packed: PackedWeights
+    _own: OwnOperators
 
-    def __init__(self, runtime: DeviceRuntime, own: OwnOperators) -> None:
-        self._own = own
-        self.packed = PackedWeights(runtime)
+    def begin(self, context: StrategyContext) -> bool:
+        """Return True on a CPU on which nothing is evicted and no sessions are joined, as `RunStrategy.begin` does."""
+        device = context.device
+        self._own, self.packed = device.own, PackedWeights(device.runtime)
+        return bool(device.is_plain)
 
     def acts_on(self, template: TemplateFacts) -> RunOffer | None:
         """Return an offer for a template with products of inputs that it does not write."""
-        assert isinstance(template, ServedFacts)
+        if not isinstance(template, ServedFacts):
+            return None
         compiled, aliases = template.template, aliases_of(template.template, self._own)
         products, first = find_products(compiled, aliases), len(compiled.constants) + compiled.slots
         return PackedOffer(self, products, tuple([first + at for at in aliases.written])) if products else None
+
+    def before_write(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Free the copies of weights that are written, as `RunStrategy.before_write` does."""
+        self.packed.writing(tensors)
 
     def copy_of(
         self, weight: torch.Tensor, product: Product, rows: int, user: PackedOffer, written: Container[int]
@@ -104,3 +115,9 @@ class PackedOffer(RunOffer):
             return None
         packed = self.strategy.copy_of(weight, product, rows.numel() // rows.shape[-1], self, written)
         return None if packed is None else torch_private.packed_product(rows, packed, bias)
+
+
+@hookimpl
+def djinn_register_run_strategies() -> Iterable[RunStrategy]:
+    """Return the strategy."""
+    return [PackedProducts()]

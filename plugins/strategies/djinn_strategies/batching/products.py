@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import attrs
@@ -11,7 +10,6 @@ from djinn_core import torch_private
 from djinn_core.ir.form import Form, Operand
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_server.running.compiled_step import CompiledStep
-from djinn_server.running.drawing import ALWAYS, chance_of
 from djinn_server.running.input_aliases import InputAliases
 from djinn_server.running.template_compiler import CompiledTemplate
 
@@ -47,17 +45,6 @@ class Product:
     source: int
 
 
-@attrs.frozen
-class Draws:
-    """Random draws of a template. `calls`: drawing instructions, each with the slot that must be nonzero, or `ALWAYS`."""
-
-    calls: tuple[tuple[int, int], ...]
-
-    def first(self, slots: Sequence[int | float]) -> int | None:
-        """Return the first instruction that draws a random number in a run with these slots."""
-        return next((at for at, chance in self.calls if chance == ALWAYS or slots[chance] != 0), None)
-
-
 def find_products(template: CompiledTemplate, aliases: InputAliases) -> tuple[Product, ...]:
     """Return the products whose weights are inputs, or views of inputs, that the template does not write."""
     first = len(template.constants) + template.slots
@@ -71,18 +58,6 @@ def find_products(template: CompiledTemplate, aliases: InputAliases) -> tuple[Pr
         if len(step.reads) == 1 and step.reads[0] in sources and _is_view(form):
             sources.update(dict.fromkeys((place for _, place in step.makes), sources[step.reads[0]]))
     return tuple(found)
-
-
-def draws_of(template: CompiledTemplate) -> Draws:
-    """Return the random draws of a template."""
-    calls, taken = list[tuple[int, int]](), 0
-    for at, code in enumerate(template.source.code if template.random else ()):
-        form = template.source.forms[code]
-        chance = chance_of(form)
-        if chance is not None:
-            calls.append((at, chance if chance == ALWAYS else taken + chance))
-        taken += form.slot_count
-    return Draws(tuple(calls))
 
 
 def _product(form: Form, step: CompiledStep, index: int, sources: dict[int, int]) -> Product | None:

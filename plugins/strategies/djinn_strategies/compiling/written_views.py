@@ -11,7 +11,7 @@ import attrs
 import torch
 
 from djinn_core.wire.tensors import extent
-from djinn_server.compiling.region import Region
+from djinn_strategies.compiling.region import Region
 
 
 @attrs.frozen

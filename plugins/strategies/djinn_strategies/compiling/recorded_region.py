@@ -18,14 +18,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from djinn_core import torch_private
 from djinn_core.ir.values import TensorMeta, meta_of
 from djinn_core.wire.numeric_messages import NumericSettings
-from djinn_server.compiling.compiled_region import CompiledRegion
-from djinn_server.compiling.scalars import call_with_tensors
-from djinn_server.compiling.written_views import address_of
 from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.running.compiled_step import CompiledStep, Environment, ListSource
 from djinn_server.running.process_settings import ProcessNumericSettings
 from djinn_server.running.result_layout import layout_difference
 from djinn_server.running.storage_names import StorageNames
+from djinn_strategies.compiling.compiled_region import CompiledRegion
+from djinn_strategies.compiling.scalars import call_with_tensors
+from djinn_strategies.compiling.written_views import address_of
 
 RECORDINGS: Final = 8  # of one region, by the addresses of its weights
 _RUNS_PER_RECORDING: Final = 16  # after the first recordings: recording takes longer than running the ops

@@ -13,18 +13,19 @@ import djinn
 from djinn.hooks import Compiler, hookimpl, pack, unpack
 from djinn_server import inline
 from djinn_server.builtins.cpu import CpuRuntime
-from djinn_server.compiling import compilation_queue, hot_template
-from djinn_server.compiling.hot_template import (
+from djinn_server.run_strategies import begin_strategies
+from djinn_server.running import arbiter
+from djinn_server.running.arbiter import TrialLimits
+from djinn_server.shared_device import SharedDevice
+from djinn_strategies import compiled
+from djinn_strategies.compiling import hot_template
+from djinn_strategies.compiling.hot_template import (
     AdoptedPhase,
     CheckingPhase,
     CompilingPhase,
     NotCompiledPhase,
     Thresholds,
 )
-from djinn_server.executor import begin_strategies
-from djinn_server.running import arbiter
-from djinn_server.running.arbiter import TrialLimits
-from djinn_server.shared_device import SharedDevice
 
 DEVICE = "remote_accelerator:0"
 QUICK = Thresholds(runs=2, seconds=0.0, observed=3, checks=2, misses=4, tries=2)
@@ -76,7 +77,7 @@ def compiling_with(monkeypatch):
     """A function: `remote_accelerator` has hot templates compiled by the compiler that it is given."""
 
     def begin(compiler, limits=ANY_TIME):
-        monkeypatch.setattr(compilation_queue, "Thresholds", lambda: QUICK)
+        monkeypatch.setattr(compiled, "Thresholds", lambda: QUICK)
         monkeypatch.setattr(arbiter, "TrialLimits", lambda: limits)
         djinn.shut_down()
         _contexts.clear()
@@ -86,7 +87,7 @@ def compiling_with(monkeypatch):
             begin_strategies(context, *others)
 
         monkeypatch.setattr(inline, "begin_strategies", noted)
-        djinn.configure(executor="inline", plugins=[Plugin(compiler)], compilers=["counting"], threads=1)
+        djinn.configure(executor="inline", plugins=["compiled", Plugin(compiler)], compilers=["counting"], threads=1)
         return compiler
 
     yield begin
@@ -100,8 +101,8 @@ _contexts = []  # of the present executor
 def phases():
     """Phase of each template of the present executor, by its length; waits until no compilation is pending."""
     found = {}
-    for compiling_templates in [context.device.compiling for context in _contexts]:
-        for hot in compiling_templates._templates.values():
+    for strategy in [one for context in _contexts for one in context.device.arbiter.strategies]:
+        for hot in strategy.templates:
             while type(hot.phase) is CompilingPhase:
                 time.sleep(0.001)
             found[hot.template.source] = hot.phase
@@ -152,7 +153,7 @@ def test_compilers_are_prepared_before_a_program_comes():
 
     called = threading.Event()
     context = SimpleNamespace(device=SharedDevice(CpuRuntime()))
-    begin_strategies(context, SimpleNamespace(compilers=[Waiting()], run_strategies=()), ["counting"])
+    begin_strategies(context, [compiled.CompiledTemplates()], (Waiting(),))
     assert called.wait(30)
 
 

@@ -16,11 +16,11 @@ from typing import Final
 import torch
 
 from djinn_core.ir.values import meta_of
-from djinn_server.compiling.compiled_region import CompiledRegion
-from djinn_server.compiling.recorded_region import RecordedRegion, difference_in_place
-from djinn_server.compiling.written_views import address_of
 from djinn_server.running.compiled_step import CompiledStep, Environment
 from djinn_server.running.result_layout import layout_difference
+from djinn_strategies.compiling.compiled_region import CompiledRegion
+from djinn_strategies.compiling.recorded_region import RecordedRegion, difference_in_place
+from djinn_strategies.compiling.written_views import address_of
 
 # Larger read-only inputs are not copied: the copy would delay the session.
 COPIED_BYTES: Final = 4 << 20

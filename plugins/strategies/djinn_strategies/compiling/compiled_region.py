@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from djinn_server.compiling.region import Region
-from djinn_server.compiling.sizes import SizeRelation
-from djinn_server.compiling.written_views import WrittenView, address_of, are_followed
 from djinn_server.hookspecs.compilers import Replay
 from djinn_server.running.compiled_step import Environment
 from djinn_server.running.template_compiler import CompiledTemplate
 from djinn_server.running.uninitialized_memory import call_with_zero_fill, needs_zero_fill
+from djinn_strategies.compiling.region import Region
+from djinn_strategies.compiling.sizes import SizeRelation
+from djinn_strategies.compiling.written_views import WrittenView, address_of, are_followed
 
 
 class CompiledRegion:

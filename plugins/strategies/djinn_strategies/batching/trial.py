@@ -15,12 +15,12 @@ import torch
 
 from djinn_core import torch_private
 from djinn_core.logs import get_logger
-from djinn_server.batching.joined_runs import KnownChain
-from djinn_server.batching.products import Product
-from djinn_server.batching.rows import RowStep, chains
-from djinn_server.batching.weights import PackedWeights, WeightPlace, place_of
 from djinn_server.running.device_time import DeviceTimer
 from djinn_server.running.result_layout import layout_difference
+from djinn_strategies.batching.joined_runs import KnownChain
+from djinn_strategies.batching.products import Product
+from djinn_strategies.batching.rows import RowStep, chains
+from djinn_strategies.batching.weights import PackedWeights, WeightPlace, place_of
 
 CHECKS: Final = 3  # batches of a trial
 GAIN: Final = 0.9  # largest accepted ratio of batched to separate time

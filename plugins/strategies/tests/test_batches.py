@@ -10,8 +10,6 @@ import time
 import pytest
 import torch
 
-from djinn_client.interception.device.numeric_settings import require_exact
-from djinn_client.interception.runtime_interface import port
 from djinn_core.errors import StartupError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Constant, Form, ListArg, Operand, SlotArg
@@ -21,15 +19,9 @@ from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Completed, Goodbye, InitialBindings, Submit, Template, decode, encode
 from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.templates import digest_of
-from djinn_server.batching import trial as trials
-from djinn_server.batching.joined_runs import JoinedRuns
-from djinn_server.batching.products import draws_of, find_products
-from djinn_server.batching.rows import chains, find_rows
-from djinn_server.batching.trial import BatchTrial
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.context import ExecutorContext
 from djinn_server.disk_quota import DiskQuota
-from djinn_server.executor import begin_batching
 from djinn_server.hookspecs.run_strategies import RunOffer, RunStrategy
 from djinn_server.launch.tickets import NO_TENANT
 from djinn_server.memory.limited import LimitedRuntime
@@ -38,6 +30,8 @@ from djinn_server.recovery.journal import Journal
 from djinn_server.recovery.journal_reader import JournalReader
 from djinn_server.recovery.leased_connection import LeasedConnection
 from djinn_server.recovery.log_records import SessionIdentity
+from djinn_server.run_strategies import begin_strategies
+from djinn_server.running.drawing import draws_of
 from djinn_server.running.fair_share import FairShare
 from djinn_server.running.input_aliases import aliases_of
 from djinn_server.running.run import TemplateRun
@@ -45,6 +39,12 @@ from djinn_server.running.template_compiler import compile_template
 from djinn_server.session import ExecutorSession
 from djinn_server.usage_metrics import UsageMetrics
 from djinn_server.weights.shared_weights import Origin, WeightKey
+from djinn_strategies.batches import Batches
+from djinn_strategies.batching import trial as trials
+from djinn_strategies.batching.joined_runs import JoinedRuns
+from djinn_strategies.batching.products import find_products
+from djinn_strategies.batching.rows import chains, find_rows
+from djinn_strategies.batching.trial import BatchTrial
 
 GIVEN, WEIGHT, CACHE = (number << 32 | 1 for number in (1, 2, 3))
 ROUNDS = trials.CHECKS + 2
@@ -164,13 +164,19 @@ def together(context, clients):
     until(lambda: all(len(one.answers) > before for one, before in zip(clients, answered, strict=True)))
 
 
+def batches(context):
+    """The strategy of an executor."""
+    (found,) = [one for one in context.device.arbiter.strategies if isinstance(one, Batches)]
+    return found
+
+
 @pytest.fixture(params=trials.WAYS)
 def context(request, monkeypatch):
     """An executor that joins products in one way, however fast that is."""
     monkeypatch.setattr(trials, "GAIN", float("inf"))
     monkeypatch.setattr(trials, "WAYS", (request.param,))
     found = ExecutorContext.of(CpuRuntime())
-    begin_batching(found)
+    begin_strategies(found, [Batches()])
     return found
 
 
@@ -195,7 +201,7 @@ def test_sessions_of_one_model_run_together_with_caches_of_any_length(context, w
             found = one.results()
             torch.testing.assert_close(found[0], product)
             torch.testing.assert_close(found[1], values[1])
-    counts = context.device.batches.counts
+    counts = batches(context).counts
     assert (counts.batches, counts.batched_submissions) == (ROUNDS, 3 * ROUNDS)
     assert counts.batched_products == ROUNDS
     storages = [one.session.values[made_by(one.submitted)[0]].untyped_storage() for one in clients]
@@ -218,7 +224,7 @@ def test_what_lies_between_two_products_runs_once_for_all_sessions(context, weig
         for number, one in enumerate(clients):
             row, caches[number] = after_block(torch.ones(1, 4) * one.length, weight, caches[number])
             torch.testing.assert_close(one.results(), [row, caches[number]])
-    counts, decided = context.device.batches.counts, ROUNDS - trials.CHECKS
+    counts, decided = batches(context).counts, ROUNDS - trials.CHECKS
     assert counts.batched_products == 2 * ROUNDS
     assert counts.batched_rows == 7 * decided, "all but the products and the cache"
     storages = [one.session.values[made_by(one.submitted)[0]].untyped_storage() for one in clients]
@@ -231,7 +237,7 @@ def test_batch_does_not_join_numbers_of_other_type_or_sign(context, weight):
     clients = [Client(context, weight, rows, template=SCALED) for rows in (1, 2, 3)]
     for _ in range(ROUNDS):
         together(context, clients)
-    assert context.device.batches.counts.batched_rows
+    assert batches(context).counts.batched_rows
     for slots in ((0.0, -0.0, 0.0), (-0.0, 0.0, 0), (0, -0.0, 0.0)):
         for one, slot in zip(clients, slots, strict=True):
             one.slots = (slot,)
@@ -246,7 +252,7 @@ def test_a_session_whose_operand_does_not_fit_poisons_nothing_of_the_others(cont
     clients = [Client(context, weight, rows, template=BLOCK) for rows in (1, 2, 3)]
     for _ in range(ROUNDS):
         together(context, clients)
-    counts = context.device.batches.counts
+    counts = batches(context).counts
     before = counts.batched_rows
     clients[1].session.values[GIVEN] = torch.ones(1, 5)
     for _ in range(3):
@@ -286,7 +292,7 @@ def test_a_client_that_is_killed_in_the_middle_of_a_batch_takes_nothing_along(co
         row, _ = after_block(torch.ones(1, 4) * one.length, weight, torch.zeros(1, 4))
         torch.testing.assert_close(one.results()[0], row)
         assert one.results()[1].shape == (one.length + one.submitted, 4)
-    assert context.device.batches.counts.batched_submissions == 3 * (ROUNDS + 1) + 2
+    assert batches(context).counts.batched_submissions == 3 * (ROUNDS + 1) + 2
     close(left)
 
 
@@ -356,7 +362,7 @@ def test_a_session_that_wants_exact_results_and_one_with_other_weights_run_alone
     alone = [Client(context, weight, 3, exact=True), Client(context, weight.clone(), 4)]
     for _ in range(ROUNDS):
         together(context, [*clients, *alone])
-    counts = context.device.batches.counts
+    counts = batches(context).counts
     assert (counts.batches, counts.batched_submissions) == (ROUNDS, 2 * ROUNDS)
     given = torch.ones(1, 4) * 3
     for _ in range(ROUNDS):
@@ -377,7 +383,7 @@ def test_template_that_a_strategy_runs_faster_is_not_joined(context, weight):
             yield from run.advance()
 
     context.device.arbiter.register(Whole())
-    clients, counts = [Client(context, weight, rows) for rows in (1, 2)], context.device.batches.counts
+    clients, counts = [Client(context, weight, rows) for rows in (1, 2)], batches(context).counts
     together(context, clients)
     assert counts.batches == 1
     (choice,) = context.device.arbiter._choices.values()
@@ -405,7 +411,7 @@ def test_what_fails_or_is_cancelled_in_one_session_is_no_other_ones(context, wei
     for one in (clients[0], clients[3]):
         assert one.results()[1].shape == (one.length + one.submitted, 4)
         assert not one.answers[-1][0].failures
-    assert context.device.batches.counts.batched_submissions == 4 * (ROUNDS + 1)
+    assert batches(context).counts.batched_submissions == 4 * (ROUNDS + 1)
     close(clients)
 
 
@@ -413,7 +419,7 @@ def test_an_error_of_the_executors_own_costs_its_session_alone(context, weight, 
     clients = [Client(context, weight, rows) for rows in (1, 2, 3)]
     broken = clients[1].session.values
     monkeypatch.setattr(
-        "djinn_server.batching.batch.TemplateRun.finish",
+        "djinn_strategies.batching.batch.TemplateRun.finish",
         lambda run, plain=TemplateRun.finish: (
             (_ for _ in ()).throw(KeyError("broken")) if run._values is broken else plain(run)
         ),
@@ -435,11 +441,11 @@ def test_time_is_charged_in_equal_parts(context, weight):
 def test_what_does_not_pay_is_not_done_and_is_tried_again_with_twice_as_many(context, weight, monkeypatch):
     monkeypatch.setattr(trials, "GAIN", 0.0)
     clients = [Client(context, weight, rows) for rows in (1, 2, 3, 4)]
-    counts = context.device.batches.counts
+    counts = batches(context).counts
     for _ in range(ROUNDS):
         together(context, clients[:2])
     assert counts.batches == trials.CHECKS
-    assert not context.device.batches.packed.nbytes, "what is not used is not kept"
+    assert not batches(context).packed.nbytes, "what is not used is not kept"
     for _ in range(2):
         together(context, clients[:3])
     assert counts.batches == trials.CHECKS
@@ -548,15 +554,4 @@ def test_rows_are_joined_where_each_is_computed_by_itself_and_nothing_shares_its
 def test_batches_and_a_memory_limit_exclude_each_other():
     context = ExecutorContext.of(LimitedRuntime(CpuRuntime(), 1 << 20, DiskQuota()))
     with pytest.raises(StartupError, match="--memory-gib"):
-        begin_batching(context)
-
-
-def test_a_client_says_that_its_results_need_not_be_exact():
-    before = port.numeric_settings
-    try:
-        require_exact(False)
-        assert not port.numeric_settings.exact
-        require_exact(True)
-        assert port.numeric_settings == before
-    finally:
-        port.numeric_settings = before
+        begin_strategies(context, [Batches()])

@@ -13,8 +13,8 @@ from typing import Any, Final
 import torch
 
 from djinn_core.ir.form import Argument, Form, ListArg, SlotArg, slots_taken
-from djinn_server.compiling.region import Region
 from djinn_server.running.template_compiler import CompiledTemplate
+from djinn_strategies.compiling.region import Region
 
 aten: Final = torch.ops.aten
 _NAME: Final = re.compile(

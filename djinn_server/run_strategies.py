@@ -1,0 +1,58 @@
+"""The run strategies of an executor: those of plugins, of which some act only if an option asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from djinn_core.errors import StartupError
+from djinn_core.logs import get_logger
+from djinn_core.registry.registry import Registry
+from djinn_server.context import ExecutorContext
+from djinn_server.hookspecs.compilers import Compiler
+from djinn_server.hookspecs.run_strategies import RunStrategy, StrategyContext
+from djinn_server.launch.executor_config import ExecutorConfig
+
+_log = get_logger("djinn.server")
+
+
+def strategies_of(registry: Registry, config: ExecutorConfig) -> Sequence[RunStrategy]:
+    """Return the strategies of an executor. Those that join sessions come first. Warn of options without a strategy."""
+    found: Sequence[RunStrategy] = registry.run_strategies
+    for name in config.strategies.keys() - {strategy.name for strategy in found}:
+        _log.warning(
+            f"{config.strategies[name]} has no effect, and programs run op by op: no plugin has the run strategy {name!r}. "
+            "Install the package in plugins/strategies of the checkout, or its wheel, beside djinn-server"
+        )
+    used = [one for one in found if not one.on_request or one.name in config.strategies]
+    return sorted(used, key=lambda one: not one.joins_sessions)
+
+
+def compilers_of(registry: Registry, config: ExecutorConfig) -> tuple[Compiler, ...]:
+    """Return the compilers that an executor is to use, in the order in which they are asked.
+
+    Raises:
+        StartupError: no compiler has one of the names; the message lists the compilers.
+    """
+    known: dict[str, Compiler] = {compiler.name: compiler for compiler in registry.compilers}
+    for name in config.compilers:
+        if name not in known:
+            there = ", ".join(sorted(known)) or "none"
+            raise StartupError(
+                f"there is no compiler {name!r} here (compilers: {there}). Compilers come with plugins, such as those in "
+                "plugins/compilers of the checkout; `djinn plugins` shows what is installed"
+            )
+    return tuple(known[name] for name in config.compilers)
+
+
+def begin_strategies(
+    context: ExecutorContext, strategies: Sequence[RunStrategy], compilers: tuple[Compiler, ...] = ()
+) -> None:
+    """Have the arbiter of the device ask these strategies from now on.
+
+    Raises:
+        StartupError: a strategy and another option of the executor exclude each other.
+    """
+    device = context.device
+    for strategy in strategies:
+        if strategy.begin(StrategyContext(device, compilers)):
+            device.arbiter.register(strategy)

@@ -1,0 +1,154 @@
+"""The run strategy `batches`: sessions that wait with the same template run it together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import attrs
+
+from djinn_core.errors import DjinnError, StartupError
+from djinn_core.hookspecs import hookimpl
+from djinn_core.logs import get_logger
+from djinn_server.hookspecs.run_strategies import RunOffer, RunStrategy, StrategyContext, TemplateFacts
+from djinn_server.running.arbiter import ServedFacts
+from djinn_server.running.drawing import draws_of
+from djinn_server.running.input_aliases import aliases_of
+from djinn_server.shared_device import SharedDevice
+from djinn_strategies.batching.batch import Batch, BatchedTemplate, PendingRun
+from djinn_strategies.batching.products import find_products
+from djinn_strategies.batching.rows import find_rows
+from djinn_strategies.batching.trial import BatchTrial
+from djinn_strategies.batching.weights import PackedWeights
+
+djinn_api_version = "2.0"
+SETTINGS: Final = 8  # numeric settings under which a template is tried
+MOST_SESSIONS: Final = 32  # in a batch
+PATIENCE_SECONDS: Final = 0.001  # wait limit for the sessions of the previous batch
+PATIENCE_SHARE: Final = 0.25  # as a share of the template's run time
+_log = get_logger("djinn.server")
+
+
+@attrs.define
+class BatchCounters:
+    """Counters of a device's batches, under their names in `/metrics`.
+
+    Attributes:
+        batches: runs of a template for several sessions. batched_submissions: submissions in batches.
+        batched_products, batched_rows: products, and adjacent instructions, that were computed for several sessions at
+            once.
+    """
+
+    batches: int = 0
+    batched_submissions: int = 0
+    batched_products: int = 0
+    batched_rows: int = 0
+
+
+class Batches(RunStrategy):
+    """The batches of a device.
+
+    Attributes:
+        counts: counters since the executor began. packed: copies of weights.
+    """
+
+    name = "batches"
+    exact = False
+    joins_sessions = True
+    on_request = True
+    packed: PackedWeights
+    _device: SharedDevice
+
+    def __init__(self) -> None:
+        self.counts = BatchCounters()
+
+    def begin(self, context: StrategyContext) -> bool:
+        """Use the device of an executor, as `RunStrategy.begin` does."""
+        self._device = device = context.device
+        others = {"--memory-gib": device.ledger, "a simulated device": device.timekeeper}
+        for name, other in others.items():
+            if other is not None:
+                raise StartupError(f"--batch-sessions and {name} exclude each other: leave one of them out")
+        self.packed = PackedWeights(device.runtime)
+        return True
+
+    def acts_on(self, template: TemplateFacts) -> RunOffer | None:
+        """Return an offer for a template with products of inputs that it does not write."""
+        if not isinstance(template, ServedFacts):
+            return None
+        compiled, aliases = template.template, aliases_of(template.template, self._device.own)
+        products = find_products(compiled, aliases)
+        if not products:
+            return None
+        rows, name = find_rows(compiled, aliases.written), template.digest.hex()[:8]
+        return BatchedTemplate(self.run_joined, compiled, products, rows, draws_of(compiled), name)
+
+    def figures(self) -> Mapping[str, float]:
+        """Return the counters and the bytes of the copies."""
+        return {**attrs.asdict(self.counts), "batch_weight_bytes": self.packed.nbytes}
+
+    def _gather(self, pending: PendingRun) -> Sequence[PendingRun]:
+        """Return the runs of other sessions that join this one. Their sessions wait for the end of the batch."""
+        share = pending.owner.share
+        if not share.group and not self._device.turns.waiting:
+            return ()
+        batched, trial = pending.batched, self._trial(pending)
+        if trial.pause:
+            trial.pause, share.group = trial.pause - 1, ()
+            return ()
+        least = 2 * trial.refused or 2
+        patience = min(PATIENCE_SECONDS, PATIENCE_SHARE * batched.seconds)
+        joined = self._device.turns.gather(share, pending.joins, patience, range(least - 1, MOST_SESSIONS))
+        if not joined:
+            share.group = ()
+        return [one.pending for one in joined if isinstance(one.pending, PendingRun)]
+
+    def run_joined(self, pending: PendingRun) -> Generator[None, None, None]:
+        """Run a submission with those that join it, and set the outcomes of all."""
+        joined = self._gather(pending)
+        if not joined:
+            return
+        resume = partial(self._device.numeric_settings.compute_under, pending.owner.settings)
+        resume()
+        batch = Batch((pending, *joined), self._trial(pending), self._device.randomness, resume)
+        began = time.perf_counter()
+        try:
+            yield from batch.run()
+        finally:
+            self._end(batch, began)
+
+    def _end(self, batch: Batch, began: float) -> None:
+        """Wake all sessions of the batch."""
+        first, group = batch.members[0], tuple([one.owner.share for one in batch.members])
+        for one in batch.members:
+            one.began = began
+            one.owner.share.group = group
+            if one.outcome is None and one.error is None:
+                one.error = DjinnError("the batch of this program was broken off by another one's error")
+        self._device.turns.release(group[0])
+        self.counts.batches += 1
+        self.counts.batched_submissions += len(batch.members)
+        self.counts.batched_products += batch.products
+        self.counts.batched_rows += batch.rows
+        trial = batch.trial
+        if trial.decide(batch.products):
+            found = "runs in batches" if trial.ways else "does not run in batches"
+            _log.info(f"a template {found}", template=first.batched.name, sessions=len(group), reason=trial.reason)
+
+    def _trial(self, pending: PendingRun) -> BatchTrial:
+        trials, settings = pending.batched.trials.setdefault(pending.weight, {}), pending.owner.settings
+        trial = trials.get(settings)
+        if trial is None:
+            if len(trials) >= SETTINGS:
+                trials.clear()
+            products, rows = pending.batched.products, pending.batched.rows.steps
+            trial = trials[settings] = BatchTrial(products, rows, self.packed, self._device.timer)
+        return trial
+
+
+@hookimpl
+def djinn_register_run_strategies() -> Iterable[RunStrategy]:
+    """Return the strategy."""
+    return [Batches()]

@@ -1,0 +1,171 @@
+"""The run strategy `compiled`: a background thread compiles hot templates, one at a time, by the compilers of plugins."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import queue
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import torch
+
+from djinn_core.hookspecs import hookimpl
+from djinn_core.ir.values import TensorMeta, tensor_meta
+from djinn_core.logs import get_logger
+from djinn_server.hookspecs.compilers import Compiler, CompilerContext, Replay
+from djinn_server.hookspecs.devices import DeviceRuntime
+from djinn_server.hookspecs.run_strategies import RunOffer, RunStrategy, StrategyContext, TemplateFacts
+from djinn_strategies.compiling.compiled_region import CompiledRegion
+from djinn_strategies.compiling.hot_template import (
+    AdoptedPhase,
+    CheckingPhase,
+    CompilationJob,
+    CompilingPhase,
+    Thresholds,
+    TimingPhase,
+)
+from djinn_strategies.compiling.hot_templates import HotTemplates
+from djinn_strategies.compiling.region_graph import region_graph
+from djinn_strategies.compiling.sizes import SizeRelation
+
+djinn_api_version = "2.0"
+COMPILED_LIMIT: Final = 256  # that are kept
+_log = get_logger("djinn.server")
+
+
+class CompiledTemplates(HotTemplates):
+    """Compiles the hot templates of a device.
+
+    Compiled code may round differently than the ops. The operator chose that by naming a compiler, so it runs for all
+    sessions.
+    """
+
+    name = "compiled"
+    _compilers: tuple[Compiler, ...]
+    _runtime: DeviceRuntime
+
+    def __init__(self, thresholds: Thresholds | None = None) -> None:
+        super().__init__(thresholds or Thresholds())
+        # Jobs with the largest share of time come first; None: prepare the compilers.
+        self._jobs: queue.PriorityQueue[tuple[float, int, CompilationJob | None]] = queue.PriorityQueue()
+        self._numbers = itertools.count()
+        self._thread: threading.Thread | None = None
+        self._told: set[tuple[str, str]] = set()
+
+    def begin(self, context: StrategyContext) -> bool:
+        """Prepare the compilers; return False if the operator chose none. As `RunStrategy.begin`."""
+        self._compilers, self._runtime = context.compilers, context.device.runtime
+        if self._compilers:
+            self.prepare()
+        return bool(self._compilers)
+
+    def acts_on(self, template: TemplateFacts) -> RunOffer | None:
+        """As `HotTemplates.acts_on`. The first template prepares the compilers again: they may have gone idle."""
+        if not self.templates:
+            self.prepare()
+        return super().acts_on(template)
+
+    def figures(self) -> Mapping[str, float]:
+        """Return the counters, and the numbers of compiled templates and of templates that wait for a compiler, a check or a timing."""
+        phases, counts = self.phases(), self.counts
+        return {
+            "compilations": counts.compilations,
+            "compilation_failures": counts.failures,
+            "compilation_seconds": counts.seconds,
+            "compilations_unused": counts.unused,
+            "compiled_runs": counts.runs,
+            "compiled_templates": sum(isinstance(phase, AdoptedPhase) for phase in phases),
+            "compiling_templates": sum(
+                isinstance(phase, CompilingPhase | CheckingPhase | TimingPhase) for phase in phases
+            ),
+        }
+
+    def ask(self, job: CompilationJob) -> None:
+        """Queue a job for the background thread, as `HotTemplates.ask` does."""
+        if job.compiler >= len(self._compilers):
+            job.hot.leave("no compiler has something better")
+        elif self.figures()["compiled_templates"] >= COMPILED_LIMIT:
+            job.hot.leave(f"{COMPILED_LIMIT} templates are compiled already")
+        else:
+            self._jobs.put((-job.share, next(self._numbers), job))
+
+    def prepare(self) -> None:
+        """Prepare the compilers on the background thread. The first call starts the thread."""
+        self._jobs.put((-math.inf, next(self._numbers), None))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="djinn-compiling", daemon=True)
+            self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            job = self._jobs.get()[-1]
+            if job is None:
+                self._prepare()
+            else:
+                self._compile(job)
+
+    def _prepare(self) -> None:
+        for compiler in self._compilers:
+            try:
+                compiler.prepare()
+            except Exception as error:  # the compiler reports it again when it compiles
+                _log.debug("a compiler is not prepared", compiler=compiler.name, error=repr(error))
+
+    def _compile(self, job: CompilationJob) -> None:
+        compiler = self._compilers[job.compiler]
+        began = time.perf_counter()
+        self.counts.compilations += 1
+        try:
+            replay = compiler.compile(self._context(job))
+            compiled = replay and self._region(compiler.name, replay, job)
+        except Exception as error:
+            self.counts.failures += 1
+            self._tell(compiler.name, job.hot.name, repr(error))
+            job.hot.refuse(job, compiler.name, f"it raised {type(error).__name__}")
+            return
+        finally:
+            self.counts.seconds += time.perf_counter() - began
+        if compiled is None:
+            job.hot.refuse(job, compiler.name, "it has nothing better")
+        else:
+            job.hot.check(job, compiled)
+
+    def _region(self, compiler: str, replay: Replay, job: CompilationJob) -> CompiledRegion:
+        return CompiledRegion(compiler, replay, job.template, job.region, job.law, self._runtime.receive, job.aliases)
+
+    def _tell(self, compiler: str, template: str, error: str) -> None:
+        """Warn once for each reason, not for every template."""
+        log = _log.debug if (compiler, error) in self._told else _log.warning
+        self._told.add((compiler, error))
+        log(
+            "a compiler failed: what it was asked for runs uncompiled",
+            compiler=compiler,
+            template=template,
+            error=error,
+        )
+
+    def _context(self, job: CompilationJob) -> CompilerContext:
+        device = self._runtime.device
+        grows = {index: tuple(sizes) for index, sizes in job.law.sizes.items()}
+        return CompilerContext(
+            region_graph(job, device),
+            (*job.law.example.metas, *_float_metas(job.law)),
+            device,
+            tuple([i for i, place in enumerate(job.region.inputs) if place in job.region.written]),
+            grows,
+            torch.get_num_threads(),
+        )
+
+
+def _float_metas(law: SizeRelation) -> tuple[TensorMeta, ...]:
+    """Return the extra input with the varying fractional numbers, if any."""
+    return (tensor_meta((len(law.floats),), (1,), 0, torch.float64),) if law.floats else ()
+
+
+@hookimpl
+def djinn_register_run_strategies() -> Iterable[RunStrategy]:
+    """Return the strategy."""
+    return [CompiledTemplates()]

@@ -1,0 +1,155 @@
+"""The region of a compilation job as a `torch.fx.GraphModule` over its inputs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from djinn_core.ir.form import (
+    Argument,
+    ComplexSlot,
+    Constant,
+    Enumerated,
+    Form,
+    ListArg,
+    Operand,
+    ScalarTensor,
+    SelfDevice,
+    SlotArg,
+)
+from djinn_core.ir.operators import resolve
+from djinn_core.ir.values import TensorMeta
+from djinn_server.running.template_compiler import enumerated
+from djinn_strategies.compiling.hot_template import CompilationJob
+from djinn_strategies.compiling.scalars import call_with_tensors
+from djinn_strategies.compiling.sizes import LinearSize
+from djinn_strategies.compiling.written_views import WrittenView
+
+
+def region_graph(job: CompilationJob, device: torch.device) -> fx.GraphModule:
+    """Return a job's region as a graph over its inputs. Numbers that depend on an input size are computed from it."""
+    return _RegionGraphBuilder(job, device).make()
+
+
+class _RegionGraphBuilder:
+    def __init__(self, job: CompilationJob, device: torch.device) -> None:
+        self.template, self.region, self.law, self.device = job.template, job.region, job.law, device
+        self.graph = fx.Graph()
+        self.nodes: dict[int, Any] = {place: self.graph.placeholder(f"x{place}") for place in self.region.inputs}
+        self.floats = self.graph.placeholder("floats") if self.law.floats else None
+        self._look_into_written(job.aliases)
+        places = zip(self.region.inputs, self.law.example.metas, strict=True)
+        self._empty = [self.nodes[place] for number, (place, meta) in enumerate(places) if self._is_empty(number, meta)]
+        self.moved = False  # True if the current call takes one of the floats
+        self.slot = 0  # index of the next slot
+        self.n: Any = None
+        self.lines: dict[LinearSize, Any] = {}
+
+    def _look_into_written(self, aliases: Iterable[WrittenView]) -> None:
+        inputs, metas = self.region.inputs, self.law.example.metas
+        for alias in aliases:
+            base, meta = self.nodes[inputs[alias.base]], metas[alias.view]
+            view = (base, list(meta.shape), list(meta.stride), alias.offset)
+            self.nodes[inputs[alias.view]] = self.graph.call_function(torch.ops.aten.as_strided.default, view)
+
+    def _is_empty(self, number: int, meta: TensorMeta) -> bool:
+        return meta.shape == (0,) and number not in self.law.sizes
+
+    def make(self) -> fx.GraphModule:
+        source = self.template.source
+        for index, code in enumerate(source.code[: self.region.stop]):
+            form = source.forms[code]
+            if index < self.region.start:
+                self.slot += form.slot_count
+            else:
+                self._call(form, index)
+        self.graph.output(tuple([self.nodes[place] for place in self.region.fresh]))
+        return fx.GraphModule({}, self.graph)
+
+    def _call(self, form: Form, index: int) -> None:
+        step = self.template.steps[index]
+        operands = iter([self.nodes[place] for place in step.reads])
+        self.moved = False
+        args = tuple([self._argument(a, operands) for a in form.args])
+        kwargs = {name: self._argument(a, operands) for name, a in form.kwargs}
+        if form.op == "aten::cat" and not kwargs:
+            result = self._joined(*args)
+        elif self.moved:
+            result = call_with_tensors(form.op, args, kwargs, self.graph.call_function)
+        else:
+            result = self.graph.call_function(resolve(form.op), args, kwargs)
+        for number, place in step.makes:
+            self.nodes[place] = self._taken(result, number) if form.sequence else result
+
+    def _joined(self, tensors: Sequence[Any], *dimension: Any) -> Any:
+        """Return a concatenation without empty tensors, such as a KV cache before its first token.
+
+        With empty tensors, inductor uses another layout.
+        """
+        some = [tensor for tensor in tensors if tensor not in self._empty]
+        if len(some) == 1:
+            clone = torch.ops.aten.clone.default
+            return self.graph.call_function(clone, (*some,), {"memory_format": torch.contiguous_format})
+        return self.graph.call_function(torch.ops.aten.cat.default, (some or tensors, *dimension))
+
+    def _taken(self, result: Any, number: int) -> Any:
+        if isinstance(result, list):
+            return result[number]
+        return self.graph.call_function(operator.getitem, (result, number))
+
+    def _argument(self, argument: Argument, operands: Iterator[Any]) -> Any:
+        if isinstance(argument, Operand):
+            return next(operands)
+        if isinstance(argument, SlotArg):
+            return self._slot()
+        if isinstance(argument, ListArg):
+            return [self._argument(item, operands) for item in argument.items]
+        if isinstance(argument, ComplexSlot):
+            return complex(self._slot(), self._slot())
+        if isinstance(argument, ScalarTensor):
+            return self._scalar_tensor(argument)
+        if isinstance(argument, Constant):
+            return argument.value
+        if isinstance(argument, Enumerated):
+            return enumerated(argument)
+        if isinstance(argument, SelfDevice):
+            return torch.device("cpu") if argument.cpu else self.device
+        return None  # a generator; no op of a region uses one
+
+    def _scalar_tensor(self, argument: ScalarTensor) -> Any:
+        dtype = enumerated(Enumerated("dtype", argument.dtype))
+        value = complex(self._slot(), self._slot()) if dtype.is_complex else self._slot()
+        make = torch.ops.aten.scalar_tensor.default
+        return self.graph.call_function(make, (value,), {"dtype": dtype, "device": torch.device("cpu")})
+
+    def _slot(self) -> Any:
+        index, self.slot = self.slot, self.slot + 1
+        if index in self.law.floats:
+            self.moved = True
+            place = self.law.floats.index(index)
+            return self.graph.call_function(torch.ops.aten.select.int, (self.floats, 0, place))
+        line = self.law.slots.get(index)
+        return self.law.example.slots[index] if line is None else self._line(line)
+
+    def _line(self, line: LinearSize) -> Any:
+        """Return `line` as nodes, created once."""
+        if line not in self.lines:
+            value = self._base()
+            if line.times != 1:
+                value = self.graph.call_function(operator.mul, (value, line.times))
+            if line.plus:
+                value = self.graph.call_function(operator.add, (value, line.plus))
+            self.lines[line] = value
+        return self.lines[line]
+
+    def _base(self) -> Any:
+        if self.n is None:
+            assert self.law.base is not None
+            source, dimension = self.law.base
+            tensor = self.nodes[self.region.inputs[source]]
+            self.n = self.graph.call_function(torch.ops.aten.sym_size.int, (tensor, dimension))
+        return self.n
