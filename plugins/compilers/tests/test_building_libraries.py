@@ -1,4 +1,4 @@
-"""Building of compiled libraries: the order and the concurrency of their C++ files. With stand-ins for inductor's builders."""
+"""Building of compiled libraries, with stand-ins for inductor's builders: order and concurrency of C++ files, and example inputs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from types import SimpleNamespace
 
 import attrs
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
+from djinn.hooks import CompilerContext
 from djinn_compilers.inductor import torch_libraries
+from djinn_core.ir.values import meta_of
 
 NEXT = 5.0  # seconds that one file waits for the other
 
@@ -48,3 +52,16 @@ def test_files_are_compiled_concurrently_then_linked(built):
     assert headers == {"wrapper.gch", "kernels.gch"}
     assert sources == {"wrapper.o", "kernels.o"}
     assert linked == ["library.so"]
+
+
+def test_a_worker_takes_no_memory_of_a_gpu_for_example_inputs(monkeypatch):
+    given = []
+    monkeypatch.setattr(
+        torch_libraries, "_compile_package", lambda _, inputs, *others: given.extend(inputs) or b"library"
+    )
+    meta = meta_of(torch.empty(3, 4).t())
+    context = CompilerContext(torch.fx.GraphModule({}, torch.fx.Graph()), (meta,), torch.device("cuda:0"))
+    assert torch_libraries.compile_library(context, {}) == b"library"
+    (example,) = given
+    assert isinstance(example, FakeTensor)
+    assert (example.shape, example.stride(), example.device) == ((4, 3), (1, 4), torch.device("cuda:0"))

@@ -73,6 +73,6 @@ def package(packed: bytes) -> bytes:
     options = {"compile_threads": 1, "cpp.vec_isa_ok": True}
     try:
         with quick_linker():
-            return compile_library(context.graph_module, context.inputs, context.grows, options)
+            return compile_library(context, options)
     except Exception:  # one of the C++ compiler, if it does not know these vectors or cannot use that linker
-        return compile_library(context.graph_module, context.inputs, context.grows, {"compile_threads": 1})
+        return compile_library(context, {"compile_threads": 1})

@@ -17,23 +17,31 @@ from typing import Any, Final
 
 import torch
 
+from djinn.hooks import CompilerContext
 
-def compile_library(
-    module: torch.fx.GraphModule,
-    inputs: Sequence[torch.Tensor],
-    grows: Mapping[int, Sequence[int]],
-    options: Mapping[str, Any],
-) -> bytes:
-    """Compile `module` for inputs like `inputs`, and return the native library for `load_library`. Takes seconds.
+
+def compile_library(context: CompilerContext, options: Mapping[str, Any]) -> bytes:
+    """Compile a template, and return the native library for `load_library`. Takes seconds.
 
     On CPUs it is the extension module that inductor makes for `torch.compile` with a wrapper in C++, a third of the C++
     of an ahead-of-time package. Other devices, and ops that need a call through Python, get an ahead-of-time package.
+    Example inputs on another device have no memory there: sessions need it.
 
-    `grows`: dynamic dimensions, by input. `options`: inductor options that differ from the defaults.
+    `options`: inductor options that differ from the defaults.
     """
-    on_cpu = all(tensor.device.type == "cpu" for tensor in inputs)
-    library = _compile_extension(copy.deepcopy(module), inputs, grows, options) if on_cpu else None
-    return _compile_package(module, inputs, grows, options) if library is None else library
+    module, grows = context.graph_module, context.grows
+    if context.device.type != "cpu":
+        return _compile_package(module, _inputs_without_memory(context), grows, options)
+    library = _compile_extension(copy.deepcopy(module), context.inputs, grows, options)
+    return _compile_package(module, context.inputs, grows, options) if library is None else library
+
+
+def _inputs_without_memory(context: CompilerContext) -> Sequence[torch.Tensor]:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        return context.inputs
 
 
 def prepare_to_compile() -> None:
