@@ -484,7 +484,7 @@ class ExecutorSession:
     def _gather(self, turn: DeviceTurn, connection: ExecutorChannel) -> list[DeviceTurn]:
         """Return this turn with those of the submissions that have arrived behind it and may run at the same time."""
         group, runs, known, quota = [turn], self._runs, turn.known, self._usage.quota
-        if known is None or known.seconds < BRIEF_SECONDS or not runs.has_lanes:
+        if known is None or known.seconds < BRIEF_SECONDS or not (runs.has_lanes and self.device.lanes.pay_for(known)):
             return group
         if quota.requests_a_second or quota.values or quota.seconds_an_hour:  # a refusal leaves what came before it
             return group

@@ -145,7 +145,7 @@ class SessionRuns:
     def has_lanes(self) -> bool:
         """True if submissions of the session may run at the same time."""
         ahead = self.ahead is not None and self.ahead.pending
-        return self.alone and self.memory is None and self._device.lanes.count > 1 and not ahead
+        return self.alone and self.memory is None and not ahead
 
     def access(self, known: BoundTemplate | None, work: RunRequest) -> Access | None:
         """Return what a bound submission uses; None if it cannot run beside others."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
+from typing import Final
 
 import attrs
 import torch
@@ -16,6 +17,8 @@ from djinn_core.ir.handles import storages_of
 from djinn_core.system.limits import processors
 from djinn_server.running.bound_templates import BoundTemplate
 from djinn_server.running.run_request import RunRequest
+
+OP_SECONDS: Final = 2e-4  # mean time of an op from which lanes pay: below it, threads mostly wait for each other
 
 
 class Lanes:
@@ -28,6 +31,10 @@ class Lanes:
     def __init__(self, device: torch.device) -> None:
         self.count = max(processors() // torch.get_num_threads(), 1) if device.type == "cpu" else 1
         self._pool = ThreadPoolExecutor(self.count, "djinn-lane", _use_process_threads)
+
+    def pay_for(self, known: BoundTemplate) -> bool:
+        """Return True if the template's ops take long enough to run beside those of other submissions."""
+        return self.count > 1 and known.seconds >= OP_SECONDS * known.template.count
 
     def run(self, calls: Sequence[Callable[[], bool]]) -> Sequence[bool | Exception]:
         """Make the calls, at most `count` at a time. Once all have ended, return their results, or the error of a call that raised."""

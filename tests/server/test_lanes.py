@@ -30,6 +30,7 @@ from djinn_server.recovery.journal_reader import JournalReader
 from djinn_server.recovery.log_records import NO_SESSION
 from djinn_server.run_strategies import begin_strategies
 from djinn_server.running import arbiter
+from djinn_server.running import lanes as lanes_module
 from djinn_server.running.arbiter import TrialLimits
 from djinn_server.running.run import TemplateRun
 from djinn_server.session import ExecutorSession
@@ -116,6 +117,7 @@ class Program:
 @pytest.fixture(autouse=True)
 def brief_runs_join(monkeypatch):
     monkeypatch.setattr(session, "BRIEF_SECONDS", 0.0)
+    monkeypatch.setattr(lanes_module, "OP_SECONDS", 0.0)
 
 
 def matrices(count):
@@ -144,6 +146,15 @@ def test_independent_submissions_run_concurrently(monkeypatch):
     assert sizes == [2]
     expected = [(values[handle(1)] @ values[handle(number)]).numpy().tobytes() for number in (2, 3)]
     assert answers == [(1, [], expected[:1]), (2, [], expected[1:])]
+
+
+def test_submissions_of_small_ops_run_one_after_another(monkeypatch):
+    monkeypatch.setattr(lanes_module, "OP_SECONDS", SECONDS)
+    program = Program()
+    most = 2 * session.TOGETHER
+    products(program, most + 4)
+    answers, sizes = program.run(2, matrices(most + 5))
+    assert (len(answers), sizes) == (most + 4, [most]), "the first ones run before the template's time is known"
 
 
 def test_random_programs_equal_one_lane():
