@@ -125,6 +125,18 @@ class StrategyRun(ABC):
         """
         return False
 
+    def reuse_prefix(self, candidates: Iterable[RunResults]) -> Generator[None, None, bool]:
+        """Compute only the tokens that no run before has had. Call it after `digest` and before `advance`: `yield from run.reuse_prefix(...)`.
+
+        `candidates`: results of runs with the same `TemplateFacts.cacheable`. The executor takes those of the run that shares the most first
+        tokens with this one, and proves that they do not depend on later tokens. Results may round in another way than those of the ops.
+
+        Returns False, and leaves the ops to be run, if the session has `exact=True`, or if the proof fails.
+        """
+        del candidates
+        yield from ()
+        return False
+
 
 class JointRun(ABC):
     """A run that another session may do with its own, while the session of this run waits for its turn on the device."""

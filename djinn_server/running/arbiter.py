@@ -9,7 +9,7 @@ import functools
 import statistics
 import threading
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import attrs
@@ -322,6 +322,12 @@ class ServedRun(StrategyRun):
     def reuse(self, results: RunResults) -> bool:
         """Give results of an earlier run, as `StrategyRun.reuse` does."""
         return self.rest is not None and self.cacheable is not None and self.cacheable.reuse(results)
+
+    def reuse_prefix(self, candidates: Iterable[RunResults]) -> Generator[None, None, bool]:
+        """Give results that begin as those of an earlier run, as `StrategyRun.reuse_prefix` does."""
+        if self.rest is None or self.cacheable is None:
+            return False
+        return (yield from self.cacheable.reuse_prefix(candidates, self._pause))
 
     @property
     def step(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final, TypeGuard
 
@@ -17,6 +17,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from djinn_core.ir.values import meta_of
+from djinn_core.logs import get_logger
 from djinn_core.system.lru import LruCache
 from djinn_core.torch_private import inference_mode, storage_key
 from djinn_core.wire.digests import ContentHash
@@ -27,13 +28,24 @@ from djinn_server.hookspecs.run_strategies import RunResults
 from djinn_server.running.drawing import ALWAYS, chance_of
 from djinn_server.running.input_aliases import may_return_operand, written_places
 from djinn_server.running.run import TemplateRun
+from djinn_server.running.shared_prefixes import (
+    LEAST,
+    UNKNOWN,
+    GivenValues,
+    NoSharedPrefixError,
+    PrefixRun,
+    Whole,
+    indices_of,
+)
 from djinn_server.running.storage_names import ReadAllowance, StorageNames
 from djinn_server.running.template_checks import counts_of
 from djinn_server.running.template_compiler import CompiledTemplate
 
 LAYOUTS: Final = 4096
+UNFIT: Final = 4  # runs in a row that could not use the first rows of an earlier one; after them it is not tried
 HELD: Final = 1 << 20  # bytes of a consumed input that is kept to the end of the run, for the key
 _NUMBERS: Final = (bool, int, float, complex, type(None))
+_log = get_logger("djinn.server")
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
@@ -146,10 +158,16 @@ class InputView:
 
 @attrs.define(eq=False)
 class CachedResults(RunResults):
-    """Results of cacheable ops. `values`: None once they are dropped."""
+    """Results of cacheable ops.
+
+    Attributes:
+        values: None once they are dropped.
+        given: what the ops were given; None if no later run may use the first rows.
+    """
 
     nbytes: int
     values: Sequence[Any] | None
+    given: GivenValues | None = None
 
     @property
     def held(self) -> bool:
@@ -158,7 +176,7 @@ class CachedResults(RunResults):
 
     def drop(self) -> None:
         """Free the results."""
-        self.values = None
+        self.values, self.given = None, None
 
 
 class CachedResultsTable:
@@ -166,9 +184,11 @@ class CachedResultsTable:
 
     Attributes:
         fulfilled: predicted layouts that runs have fulfilled, by the digest of everything that layouts depend on.
+        unfit: how often runs in a row could not use the first rows of an earlier one, by the digest of their ops.
     """
 
     def __init__(self) -> None:
+        self.unfit: LruCache[bytes, int] = LruCache(LAYOUTS)
         self.fulfilled: LruCache[bytes, frozenset[Claim]] = LruCache(LAYOUTS)
         self._results: weakref.WeakSet[CachedResults] = weakref.WeakSet()
         self._lock = threading.Lock()
@@ -213,8 +233,10 @@ class CacheableRun:
         self._large: dict[int, StorageWeakRef] = {}  # by key, which no other storage has meanwhile
         self._aliases: list[int] = []  # by input: the first input with the same storage
         self._digest: bytes | None = None
+        self._parts: Sequence[tuple[bytes, bytes] | None] = ()
         self._layouts = b""  # digest of the ops, the numbers and the layouts of the inputs
         self._claims = frozenset[Claim]()
+        self._rounds = settings is not None and not settings.exact
 
     def begin(self) -> bool:
         """Note the inputs, before the cacheable ops. Return False if the run does not fit: it is cancelled, or its single ops matter."""
@@ -253,6 +275,7 @@ class CacheableRun:
             parts = [self._part(number, allowance) for number in range(len(self._inputs))]
             if None in parts:
                 return None
+            self._parts = parts
             names, layouts = zip(*parts, strict=True) if parts else ((), ())
             numbers = _encode(self._run.env[self.ops.slots]), _encode(self._settings), _encode(self._aliases)
             self._layouts = ContentHash(b"".join((self.ops.digest, *numbers, *layouts))).digest()
@@ -301,7 +324,11 @@ class CacheableRun:
         if self._claims:
             fulfilled = self._table.fulfilled.get(self._layouts) or frozenset[Claim]()
             self._table.fulfilled.store(self._layouts, fulfilled | self._claims)
-        found = CachedResults(sum(storages.values()), values)
+        given = None
+        if self._rounds:
+            given = GivenValues(self._settings, self._parts, run.env[ops.slots], indices_of(self._inputs))
+        nbytes = sum(storages.values()) + (given.nbytes if given is not None else 0)
+        found = CachedResults(nbytes, values, given)
         self._table.add(found)
         return found
 
@@ -323,10 +350,70 @@ class CacheableRun:
                     run.env[place] = value.detach()
                 else:
                     run.env[place] = value
-        released = {place for step in run.template.steps[ops.start : ops.stop] for place in step.release}
-        run.pass_steps(ops.stop, [*released], {})
-        self.reused = True
+        run.outcome.rounded |= self._rounds  # as the run may have that made them
+        self._pass_ops()
         return True
+
+    def reuse_prefix(
+        self, candidates: Iterable[RunResults], pause: Callable[[], Iterator[None]]
+    ) -> Generator[None, None, bool]:
+        """Compute the rows that no earlier run has, as `StrategyRun.reuse_prefix` does. `pause`: lets other sessions compute."""
+        run, ops, work, unfit = self._run, self.ops, self._run.work, self._table.unfit
+        if not self._rounds or self._digest is None or self._claims or run.step != ops.start:
+            return False
+        tries = unfit.use(ops.digest) or 0
+        found = self._prefix_run(candidates) if tries < UNFIT else None
+        if found is None:
+            return False
+        try:
+            for _ in found.run():
+                if run.outcome.halt.value:
+                    if work.rest is None or not work.rest(work):
+                        return False
+                    yield from pause()
+            made = found.results_at(ops.made)
+        except NoSharedPrefixError as error:
+            unfit.store(ops.digest, tries + 1)
+            _log.debug("the first rows of an earlier run are not used", reason=str(error))
+            return False
+        for place, value in zip(ops.made, made, strict=True):
+            run.env[place] = value
+        unfit.store(ops.digest, 0)
+        run.outcome.rounded = True
+        self._pass_ops()
+        return True
+
+    def _prefix_run(self, candidates: Iterable[RunResults]) -> PrefixRun | None:
+        """Return a run after the candidate with the most rows; None if no candidate has enough."""
+        run, ops, best = self._run, self.ops, None
+        for one in candidates:
+            assert isinstance(one, CachedResults)
+            given, values = one.given, one.values
+            if given is None or values is None:
+                continue
+            extent = given.shared_rows(self._settings, self._parts, self._inputs)
+            if extent is None or extent.first < LEAST * extent.count:
+                continue
+            if best is None or extent.first > best[0].first:
+                best = extent, given, dict(zip(ops.made, values, strict=True))
+        if best is None:
+            return None
+        extent, given, results = best
+        env, before = [*run.env], [*run.env]
+        before[ops.slots] = given.numbers
+        for number, place in enumerate(ops.inputs):
+            same = self._parts[number] == given.names[number]
+            value = run.env[place]
+            env[place] = before[place] = Whole(value, value if same else given.indices.get(number, UNKNOWN))
+        return PrefixRun(run.template.steps[ops.start : ops.stop], env, before, results, *attrs.astuple(extent))
+
+    def _pass_ops(self) -> None:
+        """Go past the ops: their results are in the environment."""
+        released = {
+            place for step in self._run.template.steps[self.ops.start : self.ops.stop] for place in step.release
+        }
+        self._run.pass_steps(self.ops.stop, [*released], {})
+        self.reused = True
 
     def shared_outputs(self, handles: Iterable[int]) -> list[int]:
         """Return the handles of the outputs whose memory the cache has as well."""

@@ -1,9 +1,10 @@
-"""Prompts that repeat: executor time up to the first token of an equal prompt over that of the first one (plugins/result_cache).
+"""Prompts that repeat: executor time up to the first token over that of the first prompt (plugins/result_cache).
 
     python -m evaluation.benchmarks.bench_prompts [--json] [--quick] [--case same_session]
 
 GPT-2 with random weights and prompts of 800 tokens, on a `djinn serve` with a cache of results and a store of weights. A session is a
 process. The first one generates from each prompt twice. The second one builds equal weights and generates from prompts of the first session.
+`common_prefix` is with `exact=False`: prompts of 850 tokens, of which 800 are those of an earlier prompt, over that one.
 `other_prompts` is the time of prompts that never repeat with the cache over the time without it, on two servers in turns.
 """
 
@@ -21,23 +22,30 @@ from typing import Any
 from evaluation.benchmarks.measuring import Case, Effort, Outcome, main
 from evaluation.served import Server, served
 
-LAYERS, TOKENS = 12, 800
+LAYERS, TOKENS, OTHER_TOKENS = 12, 800, 50
 CACHE = {"DJINN_PLUGIN_RESULT_CACHE_GIB": "2"}
 
 
-def session(url: str, token: str, layers: int, tokens: int, pipe: Connection) -> None:
-    """Answer each number of a prompt with the executor's seconds up to the first token, and that token."""
+def session(url: str, token: str, layers: int, tokens: int, exact: bool, pipe: Connection) -> None:
+    """Answer each prompt with the executor's seconds up to the first token, and that token.
+
+    A prompt is its number, and the number of the prompt that it shares all but `OTHER_TOKENS` first tokens with, or None.
+    """
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
     import djinn
 
     torch.set_num_threads(1)
-    djinn.configure(servers=[url], token=token, disable=("local",))
+    djinn.configure(servers=[url], token=token, disable=("local",), exact=exact)
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(n_layer=layers)).eval().to("remote_accelerator:0")
-    while (number := pipe.recv()) is not None:
+    while (prompt := pipe.recv()) is not None:
+        number, earlier = prompt
         ids = torch.randint(0, 50_000, (1, tokens), generator=torch.Generator().manual_seed(number))
+        if earlier is not None:
+            generator = torch.Generator().manual_seed(earlier)
+            ids[:, :-OTHER_TOKENS] = torch.randint(0, 50_000, (1, tokens), generator=generator)[:, :-OTHER_TOKENS]
         before = djinn.stats()["server_execute_us"]
         found = model.generate(ids.to("remote_accelerator:0"), max_new_tokens=1, do_sample=False, pad_token_id=0)
         made = int(found[0, -1])
@@ -47,17 +55,17 @@ def session(url: str, token: str, layers: int, tokens: int, pipe: Connection) ->
 class Session:
     """A client in a process of its own."""
 
-    def __init__(self, server: Server, layers: int, tokens: int) -> None:
+    def __init__(self, server: Server, layers: int, tokens: int, exact: bool = True) -> None:
         spawning: Any = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawning.Pipe()
         self._process = spawning.Process(
-            target=session, args=(server.tcp, server.token, layers, tokens, theirs), daemon=True
+            target=session, args=(server.tcp, server.token, layers, tokens, exact, theirs), daemon=True
         )
         self._process.start()
 
-    def generate(self, number: int) -> tuple[float, int]:
-        """Return the seconds of a prompt, and the token."""
-        self._pipe.send(number)
+    def generate(self, number: int, earlier: int | None = None) -> tuple[float, int]:
+        """Return the seconds of a prompt, and the token. `earlier`: number of the prompt whose first tokens it has."""
+        self._pipe.send((number, earlier))
         if not self._pipe.poll(600):
             raise RuntimeError("a session did not answer")
         found: tuple[float, int] = self._pipe.recv()
@@ -102,6 +110,22 @@ def equal_prompts(second_session: bool, effort: Effort) -> Outcome:
     return _ratio(first, again)
 
 
+def common_prefix(effort: Effort) -> Outcome:
+    """Each prompt, and one with its first tokens."""
+    layers, tokens = _sizes(effort)
+    environment = CACHE | ({"DJINN_PLUGIN_RESULT_CACHE_SECONDS": "0"} if effort.small else {})
+    with served(threads=effort.threads, environment=environment) as server:
+        one = Session(server, layers, tokens + OTHER_TOKENS, exact=False)
+        one.generate(0)
+        pairs = [
+            (one.generate(2 * number)[0], one.generate(2 * number + 1, 2 * number)[0])
+            for number in range(1, effort.rounds + 1)
+        ]
+        one.close()
+    first, later = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return Outcome(later / first, {"first s": first, "later s": later, "prompts": len(pairs)})
+
+
 def other_prompts(effort: Effort) -> Outcome:
     """Prompts that never repeat, with the cache and without it."""
     layers, tokens = _sizes(effort)
@@ -124,6 +148,7 @@ def other_prompts(effort: Effort) -> Outcome:
 CASES = (
     Case("same_session", 0.05, partial(equal_prompts, False)),
     Case("second_session", 0.05, partial(equal_prompts, True)),
+    Case("common_prefix", 0.3, common_prefix),
     Case("other_prompts", None, other_prompts),
 )
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Final, Literal
 
 import attrs
@@ -16,6 +16,7 @@ LEAST: Final = 1 << 20  # bytes that are hashed in any case
 FIRST: Final = 8  # runs of a template that are cached without a hit; later ones are cached if their digest was seen
 SEEN: Final = 65536  # digests of runs that were not cached
 ENTRIES: Final = 16384  # results that are cached at most: small ones fill no budget
+LATEST: Final = 64  # results whose first tokens are compared with those of a run
 UNKNOWN: Final = 3  # runs without a digest after which a template is left alone
 
 
@@ -46,12 +47,12 @@ class Cache:
     """Results by digest. Evicts by GreedyDual-Size: results that took long for their size, or were used of late, stay.
 
     Attributes:
-        programs: number of entries by program. seconds: of the longest run of each of them. nbytes: of all entries.
+        programs: digests of entries by program, the latest one last. seconds: of the longest run of each of them. nbytes: of all entries.
         seen: digests of the latest runs that were not cached.
     """
 
     def __init__(self, limit: int) -> None:
-        self.programs: Counter[bytes] = Counter()
+        self.programs: dict[bytes, dict[bytes, None]] = {}
         self.seconds: dict[bytes, float] = {}
         self.seen: dict[bytes, None] = {}
         self.nbytes = 0
@@ -69,6 +70,10 @@ class Cache:
         entry.priority = self._clock + entry.seconds / max(entry.results.nbytes, 1)
         return entry.results
 
+    def latest(self, program: bytes) -> Sequence[RunResults]:
+        """Return the latest results of a program."""
+        return [self._entries[digest].results for digest in islice(reversed(self.programs.get(program, {})), LATEST)]
+
     def store(self, digest: bytes, program: bytes, results: RunResults, seconds: float) -> None:
         """Store results, and evict others where the budget needs it. Results above half of the budget are dropped."""
         if digest in self._entries:
@@ -81,7 +86,7 @@ class Cache:
             self._clock = self._entries[lowest].priority
             self._remove(lowest)
         self._entries[digest] = Entry(program, results, seconds, self._clock + seconds / max(results.nbytes, 1))
-        self.programs[program] += 1
+        self.programs.setdefault(program, {})[digest] = None
         self.seconds[program] = max(seconds, self.seconds.get(program, 0.0))
         self.nbytes += results.nbytes
 
@@ -97,7 +102,7 @@ class Cache:
         entry = self._entries.pop(digest)
         entry.results.drop()
         self.nbytes -= entry.results.nbytes
-        self.programs[entry.program] -= 1
+        del self.programs[entry.program][digest]
         if not self.programs[entry.program]:
             del self.programs[entry.program], self.seconds[entry.program]
 
@@ -119,11 +124,16 @@ class CachingOffer(RunOffer):
 
     def run(self, run: StrategyRun) -> Iterator[None]:
         """Give the results of an equal run. If there was none, run the ops and cache their results."""
-        if self._program in self._cache.programs:
-            digest = self._digest(run, self._cache.seconds[self._program])
-            found = self._cache.find(digest) if digest is not None else None
+        seconds = self._cache.seconds.get(self._program)
+        digest = self._digest(run, seconds) if seconds is not None else None
+        if seconds is not None and digest is not None:
+            found = self._cache.find(digest)
             if found is not None and run.reuse(found):
                 self.unused = 0
+                return
+            if (yield from run.reuse_prefix(self._cache.latest(self._program))):
+                self.unused = 0
+                self._keep(run, seconds)
                 return
         began = time.perf_counter()
         yield from run.advance()

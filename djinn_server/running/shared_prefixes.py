@@ -1,0 +1,552 @@
+"""Results of a run whose first rows, such as tokens of a prompt, equal those of an earlier run: only the other rows are computed.
+
+Ops on small inputs, such as positions and masks, run in full with the values of both runs. From the first embedding on, a value has the rows
+from `first` on. Each op must compute a row from the operands' rows of this number, so that the rows before are those of the earlier run.
+Attention is causal, and takes keys and values of the earlier run's results. The work ends at any other op.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, Final
+
+import attrs
+import torch
+
+from djinn_core.ir.operators import resolve
+from djinn_core.torch_private import schema_of, storage_key
+from djinn_core.wire.numeric_messages import NumericSettings
+from djinn_server.running.compiled_step import CompiledStep, ComplexSource, Environment, ListSource, ScalarTensorSource
+
+INDICES: Final = 64 << 10  # bytes of an input of integers that is kept to be compared with that of later runs
+LEAST: Final = 0.25  # share of the rows that an earlier run must have
+_INTEGERS: Final = (torch.int64, torch.int32, torch.bool)
+UNKNOWN: Final = object()  # a value of the earlier run that is not known
+_LAYOUTS: Final = frozenset({
+    "aten::expand", "aten::reshape", "aten::transpose.int", "aten::unsqueeze", "aten::view", "aten::_unsafe_view",
+})  # fmt: skip
+
+
+class NoSharedPrefixError(Exception):
+    """Rows of the run cannot be proven to be those of the earlier run."""
+
+
+@attrs.frozen(eq=False)
+class Whole:
+    """A value that is computed in full. `before`: in the earlier run; the same object if both runs must have the same value."""
+
+    now: Any
+    before: Any
+
+    @property
+    def same(self) -> bool:
+        """True if both runs have this value."""
+        if self.now is self.before:
+            return True
+        tensors = isinstance(self.now, torch.Tensor) and isinstance(self.before, torch.Tensor)
+        return tensors and self.now.dtype is self.before.dtype and torch.equal(self.now, self.before)
+
+
+@attrs.frozen(eq=False)
+class Rows:
+    """The last rows of a value along `axis`. The rows before them equal those of the earlier run. `place`: of the value."""
+
+    tail: torch.Tensor
+    axis: int
+    place: int
+
+
+_Made = Whole | tuple[torch.Tensor, int]  # the last rows, and their axis
+
+
+@attrs.frozen
+class Extent:
+    """Numbers of rows: `first` that both runs have, `count` of this run, and `earlier` of the earlier one."""
+
+    first: int
+    count: int
+    earlier: int
+
+
+@attrs.frozen(eq=False)
+class GivenValues:
+    """What the ops of a run were given.
+
+    Attributes:
+        settings: PyTorch's numeric settings. names: names and layouts of the inputs. numbers: of the ops. indices: copies of small inputs of integers, such as tokens, by number.
+    """
+
+    settings: NumericSettings | None
+    names: Sequence[Any]
+    numbers: Sequence[Any]
+    indices: Mapping[int, torch.Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the copies."""
+        return sum([one.nbytes for one in self.indices.values()])
+
+    def shared_rows(
+        self, settings: NumericSettings | None, names: Sequence[Any], inputs: Sequence[Any]
+    ) -> Extent | None:
+        """Return how many leading entries of their last dimension the indices of another run share with these; None if it has other inputs."""
+        if settings != self.settings:
+            return None
+        found, lengths = list[int](), set[tuple[int, int]]()
+        for number, (ours, theirs) in enumerate(zip(names, self.names, strict=True)):
+            if ours == theirs:
+                continue
+            now, before = inputs[number], self.indices.get(number)
+            if before is None or now.dtype is not before.dtype or now.shape[:-1] != before.shape[:-1]:
+                return None
+            lengths.add((now.shape[-1], before.shape[-1]))
+            length = min(now.shape[-1], before.shape[-1])
+            differ = (now[..., :length] != before[..., :length]).view(-1, length).any(0).nonzero()
+            found.append(int(differ[0]) if len(differ) else length)
+        if len(lengths) != 1:
+            return None
+        ((count, earlier),) = lengths
+        return Extent(min(*found, count - 1), count, earlier)
+
+
+def indices_of(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+    """Return copies of the small inputs of integers, by number."""
+    return {
+        number: one.clone()
+        for number, one in enumerate(inputs)
+        if isinstance(one, torch.Tensor) and one.dtype in _INTEGERS and one.dim() and one.nbytes <= INDICES
+    }
+
+
+@attrs.define(eq=False)
+class PrefixRun:
+    """A run of a template's ops.
+
+    Attributes:
+        steps: the ops. env, before: constants, numbers and inputs of this run, and of the earlier one. Values are `Whole` or `Rows`.
+        results: of the earlier run, by place. first, count, earlier: as in `Extent`.
+    """
+
+    steps: Sequence[CompiledStep]
+    env: Environment
+    before: Environment
+    results: Mapping[int, Any]
+    first: int
+    count: int
+    earlier: int
+    _full: dict[int, torch.Tensor] = attrs.field(factory=dict)
+    _makers: dict[int, CompiledStep] = attrs.field(factory=dict)
+
+    def run(self) -> Iterator[None]:
+        """Run the ops, and pause before each.
+
+        Raises:
+            NoSharedPrefixError: the earlier run does not help, or an op failed.
+        """
+        for step in self.steps:
+            yield
+            try:
+                self._run(step)
+            except NoSharedPrefixError:
+                raise
+            except Exception as error:
+                raise NoSharedPrefixError(f"{step.op} failed: {error}") from error
+
+    def results_at(self, places: Sequence[int]) -> list[Any]:
+        """Return the results at these places in full.
+
+        Raises:
+            NoSharedPrefixError: the layout of a result is not known.
+        """
+        return [self._result(place) for place in places]
+
+    def _run(self, step: CompiledStep) -> None:
+        if step.writes:
+            raise NoSharedPrefixError(f"{step.op} writes")
+        operands = [self.env[place] for place in step.reads]
+        if step.op == "aten::embedding" and (rows := self._embedded(step)) is not None:
+            self._store(step, rows)
+        elif any(isinstance(one, Rows) for one in operands):
+            self._store(step, self._rows(step))
+        else:
+            self._run_whole(step, operands)
+        self._makers.update((place, step) for _, place in step.makes)
+
+    def _result(self, place: int) -> Any:
+        """Return a result in full, with the layout that the op gives it."""
+        value, before = self.env[place], self.results[place]
+        if isinstance(value, Whole) and (value.now is value.before or not isinstance(value.now, torch.Tensor)):
+            return value.now
+        made = self.full(value) if isinstance(value, Rows) else value.now
+        alone = isinstance(before, torch.Tensor) and self._is_alone(before)
+        if (isinstance(value, Rows) or value.before is UNKNOWN) and not (
+            alone and _is_dense(before) and _is_dense(made)
+        ):
+            raise NoSharedPrefixError("a result has another layout than a dense one")
+        return made
+
+    def _is_alone(self, result: torch.Tensor) -> bool:
+        """Return True if a result of the earlier run has its memory for itself."""
+        keys = [storage_key(one) for one in self.results.values() if isinstance(one, torch.Tensor)]
+        return result.untyped_storage().nbytes() == result.nbytes and keys.count(storage_key(result)) == 1
+
+    def full(self, value: Whole | Rows) -> torch.Tensor:
+        """Return all rows of a value, of which the first ones come from the earlier run."""
+        if isinstance(value, Whole):
+            return _tensor(value.now)
+        found = self._full.get(value.place)
+        if found is None:
+            before, step = self.results.get(value.place), self._makers[value.place]
+            if isinstance(before, torch.Tensor):
+                found = torch.cat([before.narrow(value.axis, 0, self.first), value.tail], value.axis)
+            elif step.op in _LAYOUTS:
+                args, named = step.given(self.env)
+                found = step.function(*_each(self.full, args), **named)
+            else:
+                raise NoSharedPrefixError(f"all rows of {step.op} are needed")
+            self._full[value.place] = found
+        return found
+
+    def _run_whole(self, step: CompiledStep, operands: Sequence[Whole]) -> None:
+        now = _call(step, self.env, lambda value: value.now)
+        before = now
+        if not self._same_numbers(step) or any(one.now is not one.before for one in operands):
+            known = all(one.before is not UNKNOWN for one in operands)
+            before = _call(step, self.before, lambda value: value.before) if known else UNKNOWN
+        for result, place in step.makes:
+            one = now[result] if step.sequence else now
+            other = before[result] if step.sequence and before is not UNKNOWN else before
+            self.env[place] = self.before[place] = Whole(one, other)
+
+    def _store(self, step: CompiledStep, made: _Made | list[_Made]) -> None:
+        for result, place in step.makes:
+            one = made[result] if isinstance(made, list) else made
+            self.env[place] = self.before[place] = one if isinstance(one, Whole) else Rows(*one, place)
+
+    def _same_numbers(self, step: CompiledStep) -> bool:
+        sources = [*step.arguments, *[source for _, source in step.keywords]]
+        numbers = {place for source in sources for place in _places(source)}.difference(step.reads)
+        return all(_equal(self.env[place], self.before[place]) for place in numbers)
+
+    def _rows(self, step: CompiledStep) -> _Made | list[_Made]:
+        if (resizing := _RESIZING.get(step.op)) is not None:
+            return resizing(self, _bound(step, self.env), _bound(step, self.before))
+        if not self._same_numbers(step):
+            raise NoSharedPrefixError(f"{step.op} has other numbers")
+        if (rule := _RULES.get(step.op)) is not None:
+            return rule(self, step.function, _bound(step, self.env))
+        if step.sequence or not _is_pointwise(step.op):
+            raise NoSharedPrefixError(f"{step.op} has no rule")
+        return self._pointwise(step)
+
+    def _embedded(self, step: CompiledStep) -> _Made | None:
+        """Return the rows of an embedding of indices of which there is one for each row."""
+        args, named = step.given(self.env)
+        weight, indices = args[:2]
+        if not (isinstance(weight, Whole) and weight.same and isinstance(indices, Whole)):
+            return None
+        axis = indices.now.dim() - 1
+        if axis < 0 or indices.now.shape[axis] != self.count or not self._same_numbers(step):
+            return None
+        rows = self.last_rows(indices, -1)
+        return step.function(weight.now, rows, *args[2:], **named), axis
+
+    def last_rows(self, value: Whole | Rows, axis: int) -> torch.Tensor:
+        """Return an operand's last rows, or the operand if it is the same for all rows. `axis`: from the right."""
+        if isinstance(value, Rows):
+            if value.axis - value.tail.dim() != axis:
+                raise NoSharedPrefixError("rows lie along two dimensions")
+            return value.tail
+        now, before = value.now, value.before
+        if not isinstance(now, torch.Tensor):
+            raise NoSharedPrefixError("an operand is no tensor")
+        if now.dim() < -axis or now.shape[axis] == 1:
+            if not value.same:
+                raise NoSharedPrefixError("an operand has another value")
+            return now
+        known = isinstance(before, torch.Tensor) and before.dim() == now.dim() and before.shape[axis] >= self.first
+        if now.shape[axis] != self.count or not known:
+            raise NoSharedPrefixError("an operand has another number of rows, or is not known")
+        ours, theirs = (one.narrow(axis, 0, self.first) for one in (now, before))
+        if now is not before and not (ours.dtype is theirs.dtype and torch.equal(ours, theirs)):
+            raise NoSharedPrefixError("an operand has other rows")
+        return now.narrow(axis, self.first, self.count - self.first)
+
+    def _pointwise(self, step: CompiledStep) -> _Made:
+        operands = [self.env[place] for place in step.reads]
+        axis = next(one.axis - one.tail.dim() for one in operands if isinstance(one, Rows))
+        args, named = step.given(self.env)
+
+        def cut(value: Whole | Rows) -> torch.Tensor:
+            return self.last_rows(value, axis)
+
+        made = step.function(*_each(cut, args), **{name: _each(cut, value) for name, value in named.items()})
+        return made, made.dim() + axis
+
+
+Given = Mapping[str, Any]
+Function = Callable[..., Any]
+_Rule = Callable[[PrefixRun, Function, Given], "_Made | list[_Made]"]
+
+
+def _product(run: PrefixRun, function: Function, given: Given) -> _Made:
+    """Products of rows with a weight, to which a bias may be added."""
+    del run
+    rows = _rows_of(given.get("mat1", given.get("input", given.get("self"))))
+    weight = _same(given.get("mat2", given.get("weight", given.get("other"))))
+    bias = given.get("bias", given["self"] if "mat1" in given else None)
+    bias = bias if bias is None else _same(bias)
+    _require(weight.dim() == 2 and rows.axis < rows.tail.dim() - 1 and (bias is None or bias.dim() == 1))
+    if "mat1" in given:
+        return function(bias, rows.tail, weight, beta=given["beta"], alpha=given["alpha"]), rows.axis
+    return function(*[one for one in (rows.tail, weight, bias) if one is not None]), rows.axis
+
+
+def _norm(run: PrefixRun, function: Function, given: Given) -> _Made:
+    """Norms over the last dimensions."""
+    del run
+    rows, (_, shape, *rest) = _rows_of(given["input"]), given.values()
+    _require(rows.axis < rows.tail.dim() - len(shape))
+    return function(rows.tail, shape, *[_same(one) if isinstance(one, Whole) else one for one in rest]), rows.axis
+
+
+def _reduced(run: PrefixRun, function: Function, given: Given) -> _Made:
+    """Reductions over other dimensions."""
+    del run
+    rows, rank = _rows_of(given["self"]), _rows_of(given["self"]).tail.dim()
+    dims = {one % rank for one in given["dim"] or range(rank)}
+    _require(rows.axis not in dims)
+    lost = 0 if given["keepdim"] else sum(one < rows.axis for one in dims)
+    named = {"dtype": given["dtype"]} if "dtype" in given else {}
+    return function(rows.tail, given["dim"], given["keepdim"], **named), rows.axis - lost
+
+
+def _softmax(run: PrefixRun, function: Function, given: Given) -> _Made:
+    del run
+    rows = _rows_of(given["self"])
+    _require(given["dim"] % rows.tail.dim() != rows.axis)
+    return function(
+        rows.tail, given["dim"], *[value for name, value in given.items() if name not in {"self", "dim"}]
+    ), rows.axis
+
+
+def _joined(run: PrefixRun, function: Function, given: Given) -> _Made:
+    """Concatenation along another dimension, or with empty tensors, such as that of an empty KV cache and its first keys."""
+    tensors, rows = given["tensors"], next(one for one in given["tensors"] if isinstance(one, Rows))
+    rank = rows.tail.dim()
+    if given["dim"] % rank == rows.axis:
+        _require(all(one is rows or (isinstance(one, Whole) and _is_empty(one)) for one in tensors))
+        return rows.tail, rows.axis
+    return function([run.last_rows(one, rows.axis - rank) for one in tensors], given["dim"]), rows.axis
+
+
+def _stacked(run: PrefixRun, function: Function, given: Given) -> _Made:
+    rows = next(one for one in given["tensors"] if isinstance(one, Rows))
+    rank = rows.tail.dim()
+    made = function([run.last_rows(one, rows.axis - rank) for one in given["tensors"]], given["dim"])
+    return made, rows.axis + (given["dim"] % (rank + 1) <= rows.axis)
+
+
+def _split(run: PrefixRun, function: Function, given: Given) -> list[_Made]:
+    del run
+    rows = _rows_of(given["self"])
+    _require(given["dim"] % rows.tail.dim() != rows.axis)
+    _, size, dim = given.values()
+    return [(one, rows.axis) for one in function(rows.tail, size, dim)]
+
+
+def _transposed(run: PrefixRun, function: Function, given: Given) -> _Made:
+    del run
+    rows, rank = _rows_of(given["self"]), _rows_of(given["self"]).tail.dim()
+    order = [*range(rank)]
+    if "dims" in given:
+        order = [one % rank for one in given["dims"]]
+    else:
+        a, b = given["dim0"] % rank, given["dim1"] % rank
+        order[a], order[b] = b, a
+    return function(rows.tail, *[value for name, value in given.items() if name != "self"]), order.index(rows.axis)
+
+
+def _unsqueezed(run: PrefixRun, function: Function, given: Given) -> _Made:
+    del run
+    rows = _rows_of(given["self"])
+    dim = given["dim"] % (rows.tail.dim() + 1)
+    return function(rows.tail, dim), rows.axis + (dim <= rows.axis)
+
+
+def _attention(run: PrefixRun, function: Function, given: Given) -> _Made:
+    """Causal attention of the last rows over all keys."""
+    operands = [_rows_of(given[name]) for name in ("query", "key", "value")]
+    _require(all(one.axis == one.tail.dim() - 2 for one in operands) and not given["dropout_p"])
+    query, mask = operands[0].tail, given["attn_mask"]
+    if mask is None:
+        _require(given["is_causal"])
+        allowed = torch.ones(query.shape[-2], run.count, dtype=torch.bool, device=query.device).tril(run.first)
+    else:
+        _require(not given["is_causal"])
+        allowed = _causal_rows(run, mask)
+    keys, values = (run.full(one) for one in operands[1:])
+    named = {name: given[name] for name in ("scale", "enable_gqa")}
+    return function(query, keys, values, allowed, 0.0, False, **named), operands[0].axis
+
+
+def _causal_rows(run: PrefixRun, mask: Any) -> torch.Tensor:
+    """Return the last rows of a mask. In both runs, the first rows must be equal and must not see a later row."""
+    _require(isinstance(mask, Whole) and isinstance(mask.before, torch.Tensor) and mask.now.dtype is torch.bool)
+    now, before, first = mask.now, mask.before, run.first
+    _require(now.dim() >= 2 and now.shape[-2:] == (run.count,) * 2 and before.shape[-2:] == (run.earlier,) * 2)
+    ours, theirs = now[..., :first, :first], before[..., :first, :first]
+    _require(ours.shape == theirs.shape and torch.equal(ours, theirs) and not ours.triu(1).any())
+    _require(not now[..., :first, first:].any() and not before[..., :first, first:].any())
+    return _tensor(now[..., first:, :])
+
+
+def _viewed(run: PrefixRun, given: Given, before: Given) -> _Made:
+    """Other shapes in which the rows are a dimension."""
+    rows = _rows_of(given["self"])
+    shape, shape_before = [*rows.tail.shape], [*rows.tail.shape]
+    shape[rows.axis], shape_before[rows.axis] = run.count, run.earlier
+    size, size_before = _sizes(given["size"], shape), _sizes(before["size"], shape_before)
+    lead = prod(shape[: rows.axis])
+    axis = next((at for at, one in enumerate(size) if one == run.count and prod(size[:at]) == lead), None)
+    if axis is None or size_before != [*size[:axis], run.earlier, *size[axis + 1 :]]:
+        raise NoSharedPrefixError("a view has no dimension of rows")
+    return rows.tail.reshape([*size[:axis], run.count - run.first, *size[axis + 1 :]]), axis
+
+
+def _expanded(run: PrefixRun, given: Given, before: Given) -> _Made:
+    rows, size, size_before = _rows_of(given["self"]), [*given["size"]], [*before["size"]]
+    axis = rows.axis + len(size) - rows.tail.dim()
+    _require(size[axis] in {-1, run.count} and size_before[axis] in {-1, run.earlier})
+    size[axis] = size_before[axis] = -1
+    _require(size == size_before)
+    return rows.tail.expand(size), axis
+
+
+def _narrowed(run: PrefixRun, given: Given, before: Given) -> _Made:
+    """Slices: of another dimension, all rows, or rows that are computed, such as the last one."""
+    rows, dim = _rows_of(given["self"]), given["dim"] % _rows_of(given["self"]).tail.dim()
+    if dim != rows.axis:
+        bounds = [[one[name] for name in ("dim", "start", "end", "step")] for one in (given, before)]
+        _require(bounds[0] == bounds[1])
+        return torch.ops.aten.slice.Tensor(rows.tail, *bounds[0]), rows.axis
+    start, stop, step = slice(given["start"], given["end"], given["step"]).indices(run.count)
+    if (start, stop, step) == (0, run.count, 1):
+        _require(slice(before["start"], before["end"], before["step"]).indices(run.earlier) == (0, run.earlier, 1))
+        return rows.tail, rows.axis
+    _require(start >= run.first)
+    return Whole(torch.ops.aten.slice.Tensor(rows.tail, dim, start - run.first, stop - run.first, step), UNKNOWN)
+
+
+def _selected(run: PrefixRun, given: Given, before: Given) -> _Made:
+    rows, dim, index = _rows_of(given["self"]), given["dim"] % _rows_of(given["self"]).tail.dim(), given["index"]
+    if dim != rows.axis:
+        _require((given["dim"], index) == (before["dim"], before["index"]))
+        return rows.tail.select(dim, index), rows.axis - (dim < rows.axis)
+    index = index % run.count
+    _require(index >= run.first)
+    return Whole(rows.tail.select(dim, index - run.first), UNKNOWN)
+
+
+_RULES: Final[Mapping[str, _Rule]] = {
+    **dict.fromkeys(("aten::linear", "aten::addmm", "aten::mm", "aten::matmul"), _product),
+    **dict.fromkeys(("aten::layer_norm", "aten::rms_norm"), _norm),
+    **dict.fromkeys(("aten::mean.dim", "aten::sum.dim_IntList", "aten::amax"), _reduced),
+    **dict.fromkeys(("aten::_softmax", "aten::softmax.int"), _softmax),
+    **dict.fromkeys(("aten::split.Tensor", "aten::split_with_sizes"), _split),
+    **dict.fromkeys(("aten::transpose.int", "aten::permute"), _transposed),
+    "aten::cat": _joined,
+    "aten::stack": _stacked,
+    "aten::unsqueeze": _unsqueezed,
+    "aten::scaled_dot_product_attention": _attention,
+}
+_RESIZING: Final[Mapping[str, Callable[[PrefixRun, Given, Given], _Made]]] = {
+    **dict.fromkeys(("aten::view", "aten::reshape", "aten::_unsafe_view", "aten::_reshape_alias"), _viewed),
+    "aten::expand": _expanded,
+    "aten::slice.Tensor": _narrowed,
+    "aten::select.int": _selected,
+}
+
+
+@functools.lru_cache(4096)
+def _is_pointwise(op: str) -> bool:
+    return op == "aten::_to_copy" or torch.Tag.pointwise in resolve(op).tags
+
+
+def _bound(step: CompiledStep, env: Environment) -> dict[str, Any]:
+    """Return the arguments of an op by name, with defaults."""
+    args, named = step.given(env)
+    arguments = schema_of(resolve(step.op)).arguments
+    found = {one.name: one.default_value for one in arguments}
+    return found | dict(zip(found, args, strict=False)) | named
+
+
+def _call(step: CompiledStep, env: Environment, pick: Callable[[Whole], Any]) -> Any:
+    args, named = step.given(env)
+    return step.function(*_each(pick, args), **{name: _each(pick, value) for name, value in named.items()})
+
+
+def _each(change: Callable[[Any], Any], value: Any) -> Any:
+    """Change the operands in nested arguments."""
+    if isinstance(value, list | tuple):
+        return type(value)([_each(change, one) for one in value])
+    return change(value) if isinstance(value, Whole | Rows) else value
+
+
+def _places(source: Any) -> Iterator[int]:
+    """Yield the places that an argument comes from."""
+    if isinstance(source, int):
+        yield source
+    elif isinstance(source, ListSource):
+        for item in source.items:
+            yield from _places(item)
+    elif isinstance(source, ComplexSource):
+        yield from (source.real, source.imaginary)
+    elif isinstance(source, ScalarTensorSource):
+        yield from _places(source.number)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) and repr(one) == repr(other))
+
+
+def _sizes(size: Sequence[int], shape: Sequence[int]) -> list[int]:
+    """Return the sizes of a view without -1."""
+    rest = prod(shape) // max(prod([one for one in size if one != -1]), 1)
+    return [rest if one == -1 else one for one in size]
+
+
+def _require(holds: bool) -> None:
+    if not holds:
+        raise NoSharedPrefixError("operands do not fit a rule")
+
+
+def _rows_of(value: Any) -> Rows:
+    if not isinstance(value, Rows):
+        raise NoSharedPrefixError("rows are expected in another operand")
+    return value
+
+
+def _same(value: Any) -> torch.Tensor:
+    _require(isinstance(value, Whole) and value.same)
+    return _tensor(value.now)
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise NoSharedPrefixError("an operand is no tensor")
+    return value
+
+
+def _is_empty(value: Whole) -> bool:
+    return all(isinstance(one, torch.Tensor) and not one.numel() for one in (value.now, value.before))
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    expected, size = list[int](), 1
+    for length in reversed(tensor.shape):
+        expected.insert(0, size)
+        size *= max(length, 1)
+    return list(tensor.stride()) == expected and tensor.storage_offset() == 0
