@@ -47,11 +47,11 @@ def using(**settings: object) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def one_server(folder: Path, *options: str, **settings: object) -> Iterator[Server]:
-    """Use a server with its state and weight store in `folder`."""
-    environment = {"XDG_CACHE_HOME": str(folder / "cache")}
+def one_server(folder: Path, *options: str, device: str = "cpu", **settings: object) -> Iterator[Server]:
+    """Use a server with its state and weight store in `folder`, and the sockets of a `fakegpu`."""
+    environment = {"XDG_CACHE_HOME": str(folder / "cache"), "DJINN_PLUGIN_FAKEGPU_CONTROL": str(folder)}
     kept = ("--state-dir", str(folder / "state"), "--store", str(folder / "store"))
-    with served(*kept, *options, folder=folder, environment=environment) as server:
+    with served(*kept, *options, folder=folder, device=device, environment=environment) as server:
         given = {"servers": [server.tcp], "token": server.token, "disable": ("local",)}
         with using(**(given | settings)):
             yield server

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
-from collections.abc import Callable
+import itertools
+import signal
+import threading
+from collections.abc import Callable, Iterator
 
 import torch
+
+import djinn
 
 REMOTE = "remote_accelerator:0"
 Program = Callable[[Callable[[int], object]], object]
@@ -92,6 +98,50 @@ def upload(at: Callable[[int], object]) -> object:
         view = held[-1].view(-1)[:1000]
         view.mul_(3)
     return digest_of_state()
+
+
+def interrupted(at: Callable[[int], object]) -> object:
+    """Train, and press Ctrl-C after each step during long work on copies. The work leaves nothing. `at` gets each step."""
+    torch.manual_seed(8)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8)).to(REMOTE)
+    optimizer, given = torch.optim.AdamW(model.parameters(), 1e-2), torch.randn(16, 64).to(REMOTE)
+    for step in range(8):
+        at(step)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.dropout(model(given), 0.1).square().mean()
+        loss.backward()
+        optimizer.step()
+        djinn.synchronize()  # Ctrl-C stops work that has not run, this step included
+        press = threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+        press.start()
+        with contextlib.suppress(KeyboardInterrupt):
+            _work_for_ever(model[0].weight.detach())
+    return loss.item(), digest_of_state()
+
+
+def _work_for_ever(square: torch.Tensor) -> None:
+    while True:
+        product = square
+        for _ in range(300):
+            product = product @ square
+        product.sum().item()
+
+
+def switch(at: Callable[[int], object], number: Iterator[int] = itertools.count()) -> object:  # noqa: B008 - of all calls
+    """Run a program that was never run before 48 times, so that its run strategy changes meanwhile. `at` gets each run.
+
+    The ops differ from call to call, and the results do not.
+    """
+    torch.manual_seed(9)
+    weight, state, bits = torch.randn(32, 32).to(REMOTE), torch.randn(4, 32).to(REMOTE), f"{next(number):010b}"
+    sums = []
+    for run in range(48):
+        at(run)
+        for bit in bits:
+            state = state.neg().neg() if bit == "1" else state.clone()
+        state = torch.tanh(state @ weight)
+        sums.append(state.sum().item())
+    return sums, digest_of_state()
 
 
 PROGRAMS: dict[str, Program] = {"generate": generate, "train": train, "sample": sample, "upload": upload}

@@ -6,8 +6,8 @@ Each row disturbs each program of `programs.PROGRAMS` at a uniformly random mome
 tensors and the random state with an undisturbed run. Rows kill: the executor of a server; one of two executors that
 exchange values, or both, of one server and of two; a program's own executors, also without journals, and while
 executors join and leave; a server with its executor while another server stands by; the gateway, which is restarted,
-alone, with its executor, and with two executors. Other rows kill an executor that saves checkpoints or moves an idle
-session to disk, and lose frames and connections through a relay. Prints a table, and with --json one object on the last
+alone, with its executor, and with two executors. Other rows kill an executor whose program gets Ctrl-C, becomes a graph,
+saves checkpoints or moves an idle session to disk, and lose frames and connections through a relay. Prints a table, and with --json one object on the last
 line.
 """
 
@@ -18,6 +18,7 @@ import contextlib
 import functools
 import json
 import random
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +27,9 @@ from pathlib import Path
 import torch
 
 import djinn
+from djinn.testing import executor_figures
+from djinn_core.system.interrupts import raise_outside_torch
+from djinn_fakegpu.remote_control import RemoteControl
 from evaluation.chaos import files
 from evaluation.chaos.bad_network import HALF, LOSE, PASS, BadNetwork
 from evaluation.chaos.disturbing import (
@@ -40,7 +44,7 @@ from evaluation.chaos.disturbing import (
     two_servers,
     using,
 )
-from evaluation.chaos.programs import PROGRAMS, REMOTE, Program
+from evaluation.chaos.programs import PROGRAMS, REMOTE, Program, interrupted, switch
 from evaluation.served import Server
 
 FRAMES_BETWEEN = 48  # frames of 4 MiB between resets: three chunks of 64 MiB
@@ -169,6 +173,35 @@ def moves(options: Options, chance: random.Random, folder: Path) -> dict[str, fl
     return _while_writing("move", options, chance, folder, "--idle-minutes", "0.005")
 
 
+def interrupts(options: Options, chance: random.Random, folder: Path) -> dict[str, float]:
+    """Kill the executor of a program whose work Ctrl-C ends again and again."""
+    before = signal.signal(signal.SIGINT, raise_outside_torch)
+    try:
+        with one_server(folder):
+            return disturb_all("ctrl_c_", (options.kills + 4) // 5, chance, an_executor, {"train": interrupted})
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def switches(options: Options, chance: random.Random, folder: Path) -> dict[str, float]:
+    """Kill the executor of programs that become graphs of an accelerator."""
+    device = RemoteControl(folder)
+
+    def slow_launches(run: int) -> None:
+        """Make launches so slow on the clock of the device, which may be new, that a program is hot after few runs."""
+        if run % 4 == 0:
+            with contextlib.suppress(ConnectionError):  # it was killed during the call
+                device.configure(launch=0.1)
+
+    kills = (options.kills + 4) // 5
+    with one_server(folder, "--graphs", device="fakegpu"):
+        report = disturb_all("switch_", kills, chance, an_executor, {"graphs": switch}, slow_launches)
+        switch(slow_launches)
+        report["switch_graph_launches"] = executor_figures().get("device_graph_launches", 0)
+    print(f"graphs were launched {report['switch_graph_launches']} times in a further run")
+    return report
+
+
 def networks(options: Options, _: random.Random, folder: Path) -> dict[str, float]:
     """Use networks that lose frames and reset connections."""
     with one_server(folder) as server:
@@ -204,6 +237,8 @@ ROWS: dict[str, Row] = {
     "failover": another_server,
     "standby": own_pool,
     "scaled": scaled,
+    "interrupts": interrupts,
+    "switches": switches,
     "saves": saves,
     "moves": moves,
     "restarts": restarted,
