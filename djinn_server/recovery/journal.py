@@ -203,8 +203,12 @@ class Journal:
         Raises:
             SessionLost: they have another one.
         """
-        if frame.body and (self.open or self.past is not None):
+        if not frame.body:
+            return frame
+        if self.past is not None:
             self.decide(lambda before: before if before == _ROUNDED else b"%d" % reply_checksum(frame.body))
+        elif self._file >= 0:
+            self.append(records.DECISION, b"%d" % reply_checksum(frame.body), ())
         return frame
 
     def rounded(self, frame: Frame) -> Frame:

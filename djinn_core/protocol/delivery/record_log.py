@@ -29,6 +29,7 @@ _FIELDS: Final = struct.Struct("<cIQII")
 _SUM: Final = struct.Struct("<I")
 _BARE_BYTES: Final = _FIELDS.size + _SUM.size  # bytes of a record without head and buffers
 _BODY_SUM: Final = 8  # bytes of the checksum of the buffers
+_pack_fields, _pack_sum, _crc32 = _FIELDS.pack, _SUM.pack, zlib.crc32
 _AT_ONCE: Final = 512  # buffers per system call
 
 
@@ -77,7 +78,9 @@ def sizes_of(buffers: Buffers) -> Sequence[int]:
 
 def record_size(head: bytes, body: Buffers) -> int:
     """Return the bytes of a record."""
-    return _BARE_BYTES + len(head) + (8 * len(body) + sum(sizes_of(body)) + _BODY_SUM if body else 0)
+    if not body:
+        return _BARE_BYTES + len(head)
+    return _BARE_BYTES + len(head) + 8 * len(body) + sum(sizes_of(body)) + _BODY_SUM
 
 
 def body_checksum(buffers: Iterable[Buffer]) -> bytes:
@@ -107,11 +110,12 @@ class RecordWriter:
         Raises:
             OSError: the file cannot grow.
         """
-        if self.size + record_size(head, body) > self._limit:
+        if self._limit != math.inf and self.size + record_size(head, body) > self._limit:
             raise OSError(errno.EFBIG, f"a record log would exceed its limit of {self._limit:,} bytes")
         try:
             if not body:
-                record = _opening(kind, head, ())
+                fields = _pack_fields(kind, len(head), 0, 0, _crc32(head))
+                record = b"".join((fields, _pack_sum(_crc32(fields)), head))
                 count = pwrite(self._file, record, self.size)  # one call for most records
                 self.size = self.size + count if count == len(record) else self._write([record], self.size)
             elif isinstance(body, LazyBuffers):
