@@ -183,7 +183,8 @@ class RestartedServer:
 @contextlib.contextmanager
 def restartable(folder: Path, *options: str, **settings: object) -> Iterator[RestartedServer]:
     """Use a server that can be restarted. `settings`: further settings of this program."""
-    server = RestartedServer(folder, options)
+    # On a busy machine, a server takes minutes to start.
+    server = RestartedServer(folder, ("--lease-seconds", "600", *options))
     started = server.start()
     try:
         given = {"servers": [started.tcp], "token": started.token, "disable": ("local",)}

@@ -14,6 +14,8 @@ import pytest
 from djinn_client.runtime.connecting.reconnect import ResumingConnection
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame
+from djinn_core.protocol.delivery.reconnect_limit import BREAKS_LIMIT
+from djinn_core.protocol.delivery.reliable_connection import NotReconnected
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.frame_order import KEPT_LIMIT, AckFlags, FrameOrder, Inbox, Outbox, Prefix, split
 from djinn_core.wire.messages import Goodbye, Refused, decode, encode
@@ -153,6 +155,29 @@ def test_reconnection_observer_may_use_session() -> None:
     assert not sending.is_alive()
     assert [client.receive(30.0).head for _ in range(2)] == [b"of the program", b"of the observer"]
     assert client.resumed == len(told) == 2
+    client.close()
+    network.server.close()
+
+
+def test_interrupted_reconnections_count_as_one_break() -> None:
+    network, interrupts = Network(0), iter(range(2 * BREAKS_LIMIT))
+    client = network.client
+
+    def dial(taken: int, seconds: float) -> tuple[Connection, int]:
+        if next(interrupts, None) is not None:
+            raise NotReconnected  # as Ctrl-C does
+        return network._dial(taken, seconds)
+
+    client._redial = dial
+    threading.Thread(target=_echo, args=(network.server,), daemon=True).start()
+    client._inner.close()
+    client.send(Frame(b"before Ctrl-C"))
+    deadline, found = time.monotonic() + 60.0, None
+    while found is None and time.monotonic() < deadline:
+        with contextlib.suppress(NotReconnected):
+            found = client.receive(30.0).head
+    assert found == b"before Ctrl-C"
+    assert next(interrupts, None) is None
     client.close()
     network.server.close()
 

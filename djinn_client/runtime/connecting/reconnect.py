@@ -64,6 +64,7 @@ class ResumingConnection(ReliableConnection, ClientChannel):
         self._server = server
         self._reconnecting = threading.Lock()
         self._reconnects = ReconnectLimit((0, 0))  # frames received at both ends
+        self._counted: Connection | None = None  # its break was counted; after Ctrl-C, the same break is met again
         self.resumed = 0
         self._when_resumed: list[Callable[[float], None]] = []
 
@@ -136,8 +137,10 @@ class ResumingConnection(ReliableConnection, ClientChannel):
         if self._expired:
             raise error
         received = self._retire()
-        self._check_limit(received, error)
-        _log.warning("the connection broke; connecting again", server=self._server, reason=str(error))
+        if self._counted is not self._inner:
+            self._counted = self._inner
+            self._check_limit(received, error)
+            _log.warning("the connection broke; connecting again", server=self._server, reason=str(error))
         started = time.monotonic()
         self._dial_until(started + self._patience, received, error)
         seconds = time.monotonic() - started
