@@ -8,7 +8,7 @@ import attrs
 import torch
 
 from djinn_core.ir.form import Argument, Form, Operand, SlotArg
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.handles import make_handle, new_storage, storage_of
 from djinn_core.ir.program import Call, Program, Signature, Slot
 from djinn_core.ir.values import TensorMeta, contiguous_strides, tensor_meta
@@ -75,9 +75,9 @@ class ProgramBuilder:
         """The program so far."""
         return Program(tuple(self.calls), tuple(self.operands), tuple(self.slots), frozenset(self.dead))
 
-    def graph(self) -> ProgramGraph:
+    def graph(self) -> Graph:
         """The graph of the program so far."""
-        return ProgramGraph(self.program(), dict(self.modules))
+        return Graph(self.program(), dict(self.modules))
 
     def _dtype(self, dtype: torch.dtype | None, inputs: Sequence[int]) -> torch.dtype:
         return dtype or (self.metas[inputs[0]].dtype if inputs else torch.float32)

@@ -13,7 +13,7 @@ from djinn.testing.contexts import optimization_context
 from djinn.testing.replaying import replay
 from djinn_client.interception.recording.substitute import rewrite
 from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.plan import OptimizationResult, Rewrite, resolved
 from djinn_core.planning.stages.verify_rewrite import check_rewrite
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def compare_results(
     optimization: Optimization,
-    program: Captured | ProgramGraph,
+    program: Captured | Graph,
     inputs: Tensors | None = None,
     *,
     context: OptimizationContext | None = None,
@@ -55,10 +55,10 @@ def compare_results(
         AssertionError: a result differs; the message names its op.
         InvalidStage: the rewrite is illegal, or a substitution cannot be recorded.
     """
-    graph = program if isinstance(program, ProgramGraph) else program.graph
+    graph = program if isinstance(program, Graph) else program.graph
     if context is None:
         context = optimization_context(graph)
-        if not isinstance(program, ProgramGraph):
+        if not isinstance(program, Graph):
             context = attrs.evolve(context, profile=program.profile)
     result = optimization.optimize(context)
     check_rewrite(graph, context.plan, result.rewrite, context.kept, optimization.name)
@@ -72,7 +72,7 @@ def compare_results(
     return result
 
 
-def example_inputs(graph: ProgramGraph, seed: int = 0) -> dict[int, torch.Tensor]:
+def example_inputs(graph: Graph, seed: int = 0) -> dict[int, torch.Tensor]:
     """Return a CPU tensor for every input of the graph: random numbers from -1 to 1, or whole numbers 0 and 1.
 
     Vectors hold numbers from 0 to 1, because they may be variances. Inputs that share memory do so here.
@@ -99,7 +99,7 @@ def example_inputs(graph: ProgramGraph, seed: int = 0) -> dict[int, torch.Tensor
 
 
 def _rewritten(
-    context: OptimizationContext, graph: ProgramGraph, change: Rewrite, inputs: Tensors
+    context: OptimizationContext, graph: Graph, change: Rewrite, inputs: Tensors
 ) -> Iterator[tuple[str, dict[int, torch.Tensor]]]:
     """Return the final values after the rewrite: without dropped and replaced nodes, and with its substitutions."""
     if change.drop or change.replace:
@@ -109,18 +109,16 @@ def _rewritten(
         rewritten = rewrite(graph.program, change.substitutions, persistent_weights(graph, context.profile))
         values = dict(inputs)
         for recipe in rewritten.recipes:
-            recipe_results = replay(ProgramGraph(recipe.program), {value: values[value] for value in recipe.sources})
+            recipe_results = replay(Graph(recipe.program), {value: values[value] for value in recipe.sources})
             values |= {value: recipe_results[value] for value in recipe.makes}
         removed = [graph.nodes[node] for node in sorted(frozenset().union(*(s.nodes for s in change.substitutions)))]
         names = ", ".join(f"{node.op} (node {node.id})" for node in removed[:_NAMED]) + (
             ", ..." if removed[_NAMED:] else ""
         )
-        yield f"substitution for {names}", replay(ProgramGraph(rewritten.program), values)
+        yield f"substitution for {names}", replay(Graph(rewritten.program), values)
 
 
-def _compare(
-    graph: ProgramGraph, expected: Tensors, found: Tensors, way: str, rtol: float | None, atol: float | None
-) -> None:
+def _compare(graph: Graph, expected: Tensors, found: Tensors, way: str, rtol: float | None, atol: float | None) -> None:
     for value in (*graph.outputs, *graph.inputs):
         maker = graph.producer(value)
         made_by = f"what {maker.op} makes (node {maker.id})" if maker is not None else "an input"

@@ -6,7 +6,7 @@ from djinn_core.hookspecs.optimizations import OptimizationContext
 from djinn_core.hookspecs.placement_policies import PlacementContext
 from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.costs import CostEstimate, Costs, DeviceCapabilities, Link, NetworkTopology
-from djinn_core.ir.graph import Graph, Node, ProgramGraph
+from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.handles import RANDOM_STATE, storage_of
 from djinn_core.ir.placement import Placement, PlacementDecision
 from djinn_core.ir.plan import OptimizationPlan
@@ -59,7 +59,7 @@ def placement_context(graph: Graph, devices: int = 1) -> PlacementContext:
     return PlacementContext(graph, profile(graph), plan(graph), costs(graph, network), network, {})
 
 
-def scheduling_context(graph: ProgramGraph, devices: int = 1) -> SchedulingContext:
+def scheduling_context(graph: Graph, devices: int = 1) -> SchedulingContext:
     """Return a context for a scheduler, with work spread over the devices as evenly as shared memory allows."""
     network = topology(devices)
     return SchedulingContext(graph.program, graph, plan(graph), spread(graph, network), costs(graph, network), network)

@@ -11,7 +11,7 @@ from djinn.testing.samples import perceptron
 from djinn.testing.suite import OnGraphs, missing, require_protocol
 from djinn_core.hookspecs.cost_models import CostModel
 from djinn_core.ir.costs import CostEstimate, DeviceCapabilities
-from djinn_core.ir.graph import Node, ProgramGraph
+from djinn_core.ir.graph import Graph, Node
 from djinn_core.planning.stages.verify import check_estimate
 
 
@@ -29,7 +29,7 @@ class CostModelConformance(OnGraphs):
         odd = [operation for operation in cost_model.operations if "::" in operation or "." in operation]
         assert not odd, f"`operations` are names without namespace and overload, such as mm: {odd}"
 
-    def test_its_estimates_are_sane(self, cost_model: CostModel, graphs: Mapping[str, ProgramGraph]) -> None:
+    def test_its_estimates_are_sane(self, cost_model: CostModel, graphs: Mapping[str, Graph]) -> None:
         """Estimates are finite and not negative, or None; equal for repeated calls; also for an unknown device."""
         for device in (topology().devices[0], DeviceCapabilities("unknown/cpu:0", "cpu")):
             for graph in graphs.values():

@@ -14,7 +14,7 @@ from djinn.testing.programs import sample_programs
 from djinn.testing.replaying import replay
 from djinn.testing.suite import OnGraphs, missing, require_protocol
 from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.plan import OptimizationResult
 from djinn_core.planning.stages.verify_rewrite import check_rewrite
 from djinn_core.planning.stages.verify_substitution import check_substitutions
@@ -41,34 +41,30 @@ class OptimizationConformance(OnGraphs):
         require_protocol(optimization, "optimizations")
         assert optimization.name not in optimization.before | optimization.after, "it waits for itself"
 
-    def test_it_says_whether_it_wants_a_program(
-        self, optimization: Optimization, graphs: Mapping[str, ProgramGraph]
-    ) -> None:
+    def test_it_says_whether_it_wants_a_program(self, optimization: Optimization, graphs: Mapping[str, Graph]) -> None:
         """It answers for programs of any ops with True or False."""
         for ops in (frozenset[str](), *(frozenset(node.op for node in graph.nodes) for graph in graphs.values())):
             assert isinstance(optimization.wants(ops), bool), f"{optimization.name}: wants() returned no bool"
 
-    def test_it_changes_no_result(self, optimization: Optimization, graphs: Mapping[str, ProgramGraph]) -> None:
+    def test_it_changes_no_result(self, optimization: Optimization, graphs: Mapping[str, Graph]) -> None:
         """Its rewrites are legal: nothing observable differs."""
         for name, graph in graphs.items():
             _judge(optimization, optimization_context(graph), name)
 
-    def test_it_keeps_what_somebody_still_holds(
-        self, optimization: Optimization, graphs: Mapping[str, ProgramGraph]
-    ) -> None:
+    def test_it_keeps_what_somebody_still_holds(self, optimization: Optimization, graphs: Mapping[str, Graph]) -> None:
         """As above, but every value is held until the end."""
         for name, graph in graphs.items():
             every = frozenset((*graph.inputs, *(value for node in graph.nodes for value in node.outputs)))
             _judge(optimization, attrs.evolve(optimization_context(graph), kept=every), name)
 
-    def test_it_gives_one_answer(self, optimization: Optimization, graphs: Mapping[str, ProgramGraph]) -> None:
+    def test_it_gives_one_answer(self, optimization: Optimization, graphs: Mapping[str, Graph]) -> None:
         """Equal contexts give equal results."""
         for name, graph in graphs.items():
             context = optimization_context(graph)
             assert optimization.optimize(context) == optimization.optimize(context), f"{name}: two results"
 
     def test_its_results_are_the_same_when_it_runs(
-        self, optimization: Optimization, graphs: Mapping[str, ProgramGraph], programs: Mapping[str, Captured]
+        self, optimization: Optimization, graphs: Mapping[str, Graph], programs: Mapping[str, Captured]
     ) -> None:
         """Final values of a program, as recorded and as optimized, with substitutions."""
         runnable = {name: graph for name, graph in graphs.items() if _runs_here(graph)}
@@ -83,7 +79,7 @@ class OptimizationConformance(OnGraphs):
                 "fixture `programs` with some that it does something about (`djinn.testing.compare_results` takes a context)"
             )
 
-    def test_it_may_run_after_placement(self, optimization: Optimization, graphs: Mapping[str, ProgramGraph]) -> None:
+    def test_it_may_run_after_placement(self, optimization: Optimization, graphs: Mapping[str, Graph]) -> None:
         """It runs in the second pass, if it declares one."""
         if not optimization.after_placement:
             pytest.skip("it does not ask for a second pass")
@@ -104,7 +100,7 @@ def _judge(optimization: Optimization, context: OptimizationContext, graph: str)
     check_substitutions(context.graph, context.plan, result.rewrite.substitutions, context.kept, author)
 
 
-def _runs_here(graph: ProgramGraph) -> bool:
+def _runs_here(graph: Graph) -> bool:
     """Return True if every op of a graph can be called. Ops of hand-written graphs may not exist."""
     try:
         replay(graph, example_inputs(graph))

@@ -9,7 +9,7 @@ import pytest
 
 from djinn.testing.suite import OnGraphs, missing, require_protocol
 from djinn_core.hookspecs.patterns import Pattern
-from djinn_core.ir.graph import Graph, Node, ProgramGraph
+from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.profile import PatternMatch
 from djinn_core.planning.stages.verify import check_match
 
@@ -34,7 +34,7 @@ class PatternConformance(OnGraphs):
         odd = [operation for operation in pattern.operations if "::" in operation or "." in operation]
         assert not odd, f"`operations` are names without namespace and overload, such as mm: {odd}"
 
-    def test_its_matches_fit_the_graph(self, pattern: Pattern, graphs: Mapping[str, ProgramGraph]) -> None:
+    def test_its_matches_fit_the_graph(self, pattern: Pattern, graphs: Mapping[str, Graph]) -> None:
         """Each names the pattern, covers nodes in order, among them a candidate, and gives a reason."""
         for name, graph in graphs.items():
             for match in _matches(pattern, graph):
@@ -45,16 +45,14 @@ class PatternConformance(OnGraphs):
                 operations = {graph.nodes[node].operation for node in match.nodes}
                 assert operations & pattern.operations, f"{name}: a match without any of {sorted(pattern.operations)}"
 
-    def test_it_depends_on_nothing_but_the_graph(self, pattern: Pattern, graphs: Mapping[str, ProgramGraph]) -> None:
+    def test_it_depends_on_nothing_but_the_graph(self, pattern: Pattern, graphs: Mapping[str, Graph]) -> None:
         """Two calls give equal matches, and the graph does not change."""
         for name, graph in graphs.items():
             before = (graph.topology_hash, graph.shape_hash)
             assert _matches(pattern, graph) == _matches(pattern, graph), f"{name}: two results"
             assert (graph.topology_hash, graph.shape_hash) == before, f"{name}: it changed the graph"
 
-    def test_it_finds_nothing_where_there_is_nothing(
-        self, pattern: Pattern, graphs: Mapping[str, ProgramGraph]
-    ) -> None:
+    def test_it_finds_nothing_where_there_is_nothing(self, pattern: Pattern, graphs: Mapping[str, Graph]) -> None:
         """No candidates, no matches."""
         for name, graph in graphs.items():
             assert not list(pattern.match(graph, ())), f"{name}: a match without a candidate"

@@ -15,7 +15,7 @@ from djinn.testing.suite import OnGraphs, missing, require_protocol
 from djinn_core.errors import DoesNotFit
 from djinn_core.hookspecs.placement_policies import PlacementContext, PlacementPolicy
 from djinn_core.ir.costs import DeviceCapabilities
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.plan import OptimizationPlan
 from djinn_core.planning.stages.verify import check_placement
 
@@ -33,9 +33,7 @@ class PlacementPolicyConformance(OnGraphs):
         require_protocol(policy, "placement_policies")
 
     @pytest.mark.parametrize("devices", [1, 2, 3])
-    def test_its_placements_hold(
-        self, policy: PlacementPolicy, graphs: Mapping[str, ProgramGraph], devices: int
-    ) -> None:
+    def test_its_placements_hold(self, policy: PlacementPolicy, graphs: Mapping[str, Graph], devices: int) -> None:
         """Every node has a device and a reason, shared memory is on one device, and decisions are reproducible."""
         for name, graph in graphs.items():
             context = placement_context(graph, devices)
@@ -44,7 +42,7 @@ class PlacementPolicyConformance(OnGraphs):
             assert policy.place(context) == placement, f"{name}: two results"
 
     @pytest.mark.parametrize("situation", ["last", "mixed", "unequal", "unknown", "nothing free", "limits"])
-    def test_it_copes_with(self, policy: PlacementPolicy, graphs: Mapping[str, ProgramGraph], situation: str) -> None:
+    def test_it_copes_with(self, policy: PlacementPolicy, graphs: Mapping[str, Graph], situation: str) -> None:
         """Resident inputs, and devices that are unequal, unmeasured, full or limited. `DoesNotFit` is not a failure."""
         for name, graph in (*graphs.items(), ("writes of a list", list_write())):
             context = _situations(placement_context(graph, devices=2))[situation]
@@ -65,9 +63,7 @@ class PlacementPolicyConformance(OnGraphs):
     @pytest.mark.parametrize(
         "make", [perceptron, lambda length: attention_in_parts(length=length)], ids=["batch", "length"]
     )
-    def test_it_tolerates_growth_if_it_says_so(
-        self, policy: PlacementPolicy, make: Callable[[int], ProgramGraph]
-    ) -> None:
+    def test_it_tolerates_growth_if_it_says_so(self, policy: PlacementPolicy, make: Callable[[int], Graph]) -> None:
         """Programs whose sizes differ by a factor of 64 are placed alike."""
         if not policy.tolerates_growth:
             return
@@ -75,7 +71,7 @@ class PlacementPolicyConformance(OnGraphs):
         assert short == long, "it has tolerates_growth, but decides otherwise for larger sizes"
 
 
-def list_write() -> ProgramGraph:
+def list_write() -> Graph:
     """A step on two weights by one op, which writes both."""
     builder = ProgramBuilder()
     weights, gradients = ([builder.input(8, 8) for _ in range(2)] for _ in range(2))

@@ -10,7 +10,7 @@ import torch
 
 from djinn.testing.builders import ProgramBuilder
 from djinn_client.interception.recording.arguments import call_arguments
-from djinn_core.ir.graph import Node, ProgramGraph
+from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.operators import resolve
 from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
@@ -19,7 +19,7 @@ from djinn_core.torch_private import storage_key
 _SIDE = 3
 
 
-def random_graph(seed: int, length: int = 24) -> ProgramGraph:
+def random_graph(seed: int, length: int = 24) -> Graph:
     """A program of `length` ops on 3x3 matrices: new values, views, writes through views, random numbers, repetitions.
 
     Every op is one that `replay` can run. About half of the values are dead at the end.
@@ -60,14 +60,14 @@ def _scale_in_place(builder: ProgramBuilder, target: int) -> None:
     builder.inplace("aten::mul_.Scalar", target, slots=(0.5,))
 
 
-def random_inputs(graph: ProgramGraph, seed: int = 0) -> dict[int, torch.Tensor]:
+def random_inputs(graph: Graph, seed: int = 0) -> dict[int, torch.Tensor]:
     """A tensor of small numbers for every input of the graph."""
     generator = torch.Generator().manual_seed(seed)
     return {v: torch.rand(graph.meta(v).shape, generator=generator, dtype=torch.float64) for v in graph.inputs}
 
 
 def replay(
-    graph: ProgramGraph,
+    graph: Graph,
     inputs: Mapping[int, torch.Tensor],
     order: Sequence[int] | None = None,
     replace: Mapping[int, int] | None = None,
@@ -94,8 +94,6 @@ def _copies(tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
 
 
 def _run(node: Node, values: dict[int, torch.Tensor], replace: Mapping[int, int]) -> None:
-    if node.form is None:
-        raise ValueError(f"node {node.id} ({node.op}) has no form to call it by")
     operands = [values[replace.get(v, v)] for v in node.inputs]
     args, kwargs = call_arguments(node.form, operands, node.slots, torch.device("cpu"))
     results_of_op = resolve(node.op)(*args, **kwargs)
@@ -112,7 +110,7 @@ class _Device:
 
 
 def replay_schedule(
-    graph: ProgramGraph,
+    graph: Graph,
     schedule: ExecutionSchedule,
     inputs: Mapping[int, torch.Tensor],
     resident: Mapping[int, str],
@@ -143,7 +141,7 @@ def replay_schedule(
 
 
 def _step(
-    graph: ProgramGraph,
+    graph: Graph,
     schedule: ExecutionSchedule,
     name: str,
     device: _Device,

@@ -7,21 +7,21 @@ from collections.abc import Mapping
 import torch
 
 from djinn.testing.builders import ProgramBuilder
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 
 
-def sample_graphs() -> Mapping[str, ProgramGraph]:
+def sample_graphs() -> Mapping[str, Graph]:
     """Return graphs by name: no op, a perceptron, attention whole and in parts, writes through views, randomness, dead code."""
     makers = (empty, perceptron, fused_attention, attention_in_parts, mutation, randomness, repetition)
     return {maker.__name__: maker() for maker in makers}
 
 
-def empty() -> ProgramGraph:
+def empty() -> Graph:
     """A program without ops."""
     return ProgramBuilder().graph()
 
 
-def perceptron(batch: int = 8, width: int = 32) -> ProgramGraph:
+def perceptron(batch: int = 8, width: int = 32) -> Graph:
     """Two linear layers with a ReLU between them."""
     builder = ProgramBuilder()
     x, w1, w2 = builder.input(batch, width), builder.input(width, 4 * width), builder.input(4 * width, width)
@@ -32,7 +32,7 @@ def perceptron(batch: int = 8, width: int = 32) -> ProgramGraph:
     return builder.graph()
 
 
-def fused_attention(heads: int = 4, length: int = 16, width: int = 8) -> ProgramGraph:
+def fused_attention(heads: int = 4, length: int = 16, width: int = 8) -> Graph:
     """One `scaled_dot_product_attention`."""
     builder = ProgramBuilder()
     query, key, value = (builder.input(1, heads, length, width) for _ in range(3))
@@ -40,7 +40,7 @@ def fused_attention(heads: int = 4, length: int = 16, width: int = 8) -> Program
     return builder.graph()
 
 
-def attention_in_parts(heads: int = 4, length: int = 16, width: int = 8) -> ProgramGraph:
+def attention_in_parts(heads: int = 4, length: int = 16, width: int = 8) -> Graph:
     """Attention as two batched products with a softmax between them."""
     builder = ProgramBuilder()
     query, value = builder.input(heads, length, width), builder.input(heads, length, width)
@@ -53,7 +53,7 @@ def attention_in_parts(heads: int = 4, length: int = 16, width: int = 8) -> Prog
     return builder.graph()
 
 
-def mutation() -> ProgramGraph:
+def mutation() -> Graph:
     """A write through a view: the same op reads different values before and after it."""
     builder = ProgramBuilder()
     x = builder.input(4, 4)
@@ -66,7 +66,7 @@ def mutation() -> ProgramGraph:
     return builder.graph()
 
 
-def randomness() -> ProgramGraph:
+def randomness() -> Graph:
     """Two samples from one generator differ, and the first one advances the state for the second."""
     builder = ProgramBuilder()
     x = builder.input(16)
@@ -77,7 +77,7 @@ def randomness() -> ProgramGraph:
     return builder.graph()
 
 
-def repetition() -> ProgramGraph:
+def repetition() -> Graph:
     """Repeated work, scalars that are equal but differ in type, and an unused result."""
     builder = ProgramBuilder()
     x = builder.input(8, 8, dtype=torch.int64)

@@ -9,7 +9,7 @@ import pytest
 from djinn.testing.contexts import scheduling_context
 from djinn.testing.suite import OnGraphs, missing, require_protocol
 from djinn_core.hookspecs.schedulers import Scheduler
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.planning.stages.schedule import build_schedule
 from djinn_core.planning.stages.verify_schedule import check_schedule
 
@@ -27,7 +27,7 @@ class SchedulerConformance(OnGraphs):
         require_protocol(scheduler, "schedulers")
 
     @pytest.mark.parametrize("devices", [1, 2, 3])
-    def test_its_schedules_hold(self, scheduler: Scheduler, graphs: Mapping[str, ProgramGraph], devices: int) -> None:
+    def test_its_schedules_hold(self, scheduler: Scheduler, graphs: Mapping[str, Graph], devices: int) -> None:
         """Every node runs once, on its device and after its dependences. Decisions are reproducible."""
         for name, graph in graphs.items():
             context = scheduling_context(graph, devices)

@@ -12,7 +12,7 @@ from typing import ClassVar, TypeVar
 import pytest
 
 from djinn.testing.samples import sample_graphs
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.registry.contract import complaint
 from djinn_core.registry.kinds import KINDS
 from djinn_core.system.processes import SPARE_SIGNAL, signal_main_thread
@@ -92,6 +92,6 @@ class OnGraphs(Ending):
     """Base of the suites for plugins that work on graphs."""
 
     @pytest.fixture
-    def graphs(self) -> Mapping[str, ProgramGraph]:
+    def graphs(self) -> Mapping[str, Graph]:
         """The graphs to try, by name. Override to add your own to `djinn.testing.sample_graphs()`."""
         return sample_graphs()

@@ -20,7 +20,7 @@ from djinn_core.wire.messages import DeviceInfo
 
 if TYPE_CHECKING:
     from djinn_core.ir.costs import NetworkTopology
-    from djinn_core.ir.graph import ProgramGraph
+    from djinn_core.ir.graph import Graph
     from djinn_core.ir.profile import WorkloadProfile
     from djinn_core.ir.result import PipelineResult
 
@@ -294,7 +294,7 @@ class Router:
     def plan_anew(self) -> None:
         """Drop plans, because settings or plugins that affect plans have changed."""
 
-    def plan(self, graph: ProgramGraph) -> PipelineResult | None:
+    def plan(self, graph: Graph) -> PipelineResult | None:
         """Return the plan that a program would get now. None: it would be planned for one device."""
         del graph
         return None

@@ -30,11 +30,8 @@ def arguments(node: Node) -> dict[str, Any]:
     """Return the arguments of the call of `node` by their schema names, defaults included.
 
     Tensors appear as value ids, numbers as numbers, dtypes and the like by name, devices as `device`, generators as None.
-    A node without a form has none.
     """
     form = node.form
-    if form is None:
-        return {}
     known = _readers.get(id(form))
     if known is None or known[0] is not form:
         if len(_readers) >= _FORMS_LIMIT:

@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import attrs
 import msgspec
@@ -52,7 +52,7 @@ class Node:
     slots: tuple[Slot, ...] = ()
     random: bool = False
     module: str = ""
-    form: Form | None = attrs.field(default=None, repr=False)
+    form: Form = attrs.field(kw_only=True, repr=False)
     operation: str = attrs.field(init=False, repr=False, eq=False)  # cached, because matchers mostly ask for this
 
     @operation.default
@@ -79,55 +79,14 @@ class Edge:
     kind: EdgeKind
 
 
-@runtime_checkable
-class Graph(Protocol):
-    """Interface of a graph for patterns, cost models, optimizations, placement and scheduling."""
-
-    @property
-    def nodes(self) -> Sequence[Node]:
-        """Nodes in an order in which they may run."""
-
-    @property
-    def edges(self) -> Sequence[Edge]:
-        """Data and ordering edges, without duplicates."""
-
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        """Values that the graph uses and does not make."""
-
-    @property
-    def outputs(self) -> tuple[int, ...]:
-        """Values that the graph makes and that the client holds after it."""
-
-    @property
-    def by_op(self) -> Mapping[str, Sequence[int]]:
-        """Node ids by op without namespace and overload (`mm`), in order."""
-
-    def meta(self, value: int) -> TensorMeta:
-        """Metadata of a value."""
-
-    def producer(self, value: int) -> Node | None:
-        """The node that makes a value, or None for an input."""
-
-    def consumers(self, value: int) -> Sequence[Node]:
-        """The nodes that use a value, in order."""
-
-    @property
-    def flow(self) -> Flow:
-        """The data flow from op to op, past views, casts and copies (`djinn_core.ir.flow.Flow`)."""
-
-    @property
-    def topology_hash(self) -> str:
-        """Hash of ops and data flow, without sizes and scalars; the same in every process."""
-
-    @property
-    def shape_hash(self) -> str:
-        """Hash of the metadata of all values, in order of appearance; the same in every process."""
-
-
 @attrs.define(eq=False, slots=False, repr=False)
-class ProgramGraph(ShortRepr):
-    """The graph of a program."""
+class Graph(ShortRepr):
+    """A view of a program for patterns, cost models, optimizations, placement and scheduling.
+
+    Attributes:
+        program: the program.
+        modules: module path by node, if the program itself does not record it.
+    """
 
     program: Program
     modules: Mapping[int, str] = attrs.field(factory=dict)
@@ -135,21 +94,14 @@ class ProgramGraph(ShortRepr):
     def __repr__(self) -> str:
         counts = Counter(call.signature.form.op.partition("::")[2].partition(".")[0] for call in self.program.calls)
         named = ", ".join(f"{op} {count:,}" for op, count in counts.most_common(_NAMED))
-        return f"ProgramGraph({len(self.program):,} ops{': ' + named if named else ''}{', ...' if len(counts) > _NAMED else ''})"
+        return (
+            f"Graph({len(self.program):,} ops{': ' + named if named else ''}{', ...' if len(counts) > _NAMED else ''})"
+        )
 
     @cached_property
-    def _names(self) -> ModuleNames:
-        return ModuleNames(dict(self.modules)) if self.modules else module_names(self.program.modules)
-
-    @property
     def module_names(self) -> ModuleNames:
-        """Module path that issued each op, by node, for modules that still exist."""
-        return self._names
-
-    @property
-    def module_classes(self) -> tuple[str, ...]:
-        """Class names of the modules that issued the ops, outermost first, for modules that still exist."""
-        return self._names.classes
+        """Paths and classes of the modules that issued the ops, for modules that still exist."""
+        return ModuleNames(dict(self.modules)) if self.modules else module_names(self.program.modules)
 
     @cached_property
     def nodes(self) -> Sequence[Node]:
@@ -157,7 +109,7 @@ class ProgramGraph(ShortRepr):
         return tuple(self._made())
 
     def _made(self) -> Iterator[Node]:
-        names, operands, numbers = self._names.paths, self.program.operands, self.program.slots
+        names, operands, numbers = self.module_names.paths, self.program.operands, self.program.slots
         at = slot = 0
         for index, call in enumerate(self.program.calls):
             middle, last = at + call.operand_count, slot + call.slot_count
@@ -365,10 +317,8 @@ def topology_hash(graph: Graph) -> str:
     forms: dict[int, bytes] = {}
     digest = hashlib.blake2b(digest_size=16)
     for node in graph.nodes:
-        if node.form is None:
-            digest.update(node.op.encode())
-        else:  # many nodes share a form, so forms are looked up by identity
-            digest.update(forms.get(id(node.form)) or forms.setdefault(id(node.form), _encode_form(node.form)))
+        # Many nodes share a form, so forms are looked up by identity.
+        digest.update(forms.get(id(node.form)) or forms.setdefault(id(node.form), _encode_form(node.form)))
         for group in (node.inputs, node.outputs, node.writes):
             flow = [
                 (values.setdefault(v, len(values)), storages.setdefault(storage_of(v), len(storages))) for v in group

@@ -6,13 +6,12 @@ of an index are placed on its device, independently of index 0.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 
-from djinn_core.ir.graph import Graph, Node, ProgramGraph
+from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.placement import Placement, PlacementDecision
-from djinn_core.ir.values import TensorMeta
 
 POOL = 0  # placement policies decide about this index
 
@@ -28,7 +27,7 @@ def index_of_node(graph: Graph, node: Node) -> int:
 def bound_nodes(graph: Graph, nodes: Sequence[int]) -> dict[int, int]:
     """Return the index of each node that is bound to a device."""
     every = graph.nodes
-    if not nodes or not any(meta.device for meta in _metas(graph, nodes)):
+    if not nodes or not any(meta.device for meta in graph.kinds):
         return {}
     found = {node: index_of_node(graph, every[node]) for node in nodes}
     return {node: index for node, index in found.items() if index != POOL}
@@ -53,11 +52,6 @@ def only_bound(graph: Graph, nodes: Sequence[int], bound: Mapping[int, int], dev
     decisions = tuple(PlacementDecision(node, "", "") for node in nodes)
     values = dict.fromkeys(_values(graph, nodes), devices[0])
     return bind(graph, Placement(decisions, values, "the indexes of its tensors"), bound, devices)
-
-
-def _metas(graph: Graph, nodes: Sequence[int]) -> Collection[TensorMeta]:
-    """Return the distinct metadata of operands and results of these nodes."""
-    return graph.kinds if isinstance(graph, ProgramGraph) else {*map(graph.meta, _values(graph, nodes))}
 
 
 def _values(graph: Graph, nodes: Sequence[int]) -> list[int]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import attrs
 
 from djinn_core.hookspecs.optimizations import Optimization
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.plan import OptimizationPlan, OptimizationResult
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.result import PipelineResult
@@ -31,7 +31,7 @@ class Draft:
         rewritten: the rewrite from the recorded program to `graph`.
     """
 
-    graph: ProgramGraph
+    graph: Graph
     request: Request
     optimizations: tuple[Optimization, ...]
     profile: WorkloadProfile | None = None
@@ -61,7 +61,7 @@ class Draft:
             return attrs.evolve(rest, profile=profile, results=(*self.results, *refused))
         return attrs.evolve(
             rest,
-            graph=ProgramGraph(made.program),
+            graph=Graph(made.program),
             request=_request_after(self.request, made),
             profile=None,
             known=NOTHING_KNOWN,

@@ -14,7 +14,7 @@ from djinn_core.hookspecs.optimizations import OptimizationContext
 from djinn_core.hookspecs.placement_policies import PlacementContext, PlacementPolicy
 from djinn_core.hookspecs.schedulers import Scheduler, SchedulingContext
 from djinn_core.ir.costs import Costs
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.plan import OptimizationPlan
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
@@ -37,7 +37,7 @@ _SCHEDULER = Sequential()
 
 
 def plan(
-    program: Program | ProgramGraph,
+    program: Program | Graph,
     plugins: Plugins,
     request: Request,
     *,
@@ -63,7 +63,7 @@ def plan(
     """
     policy = _choose("placement policy", request.placement_policy, plugins.placement_policies, _POLICY)
     scheduler = _choose("scheduler", request.scheduler, plugins.schedulers, _SCHEDULER)
-    graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
+    graph = program if isinstance(program, Graph) else Graph(program)
     draft = Draft(graph, request, selected(plugins, request.exact), profile, known)
     clock, last = _StageClock(), STAGES.index(request.until)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from djinn_core.errors import InvalidStage
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.plan import OptimizationResult
 from djinn_core.ir.profile import DataResidency, WorkloadProfile
@@ -21,7 +21,7 @@ Rewrite: TypeAlias = Callable[[Program, Sequence[Substitution], frozenset[int]],
 _log = get_logger("djinn.pipeline")
 
 
-def persistent_weights(graph: ProgramGraph, profile: WorkloadProfile) -> frozenset[int]:
+def persistent_weights(graph: Graph, profile: WorkloadProfile) -> frozenset[int]:
     """Return the inputs that many programs leave unchanged. Values that depend only on them are computed once."""
     written = {storage_of(v) for node in graph.nodes for v in node.writes}
     kinds = profile.residency
@@ -31,7 +31,7 @@ def persistent_weights(graph: ProgramGraph, profile: WorkloadProfile) -> frozens
 
 
 def substitute(
-    graph: ProgramGraph, profile: WorkloadProfile, results: Sequence[OptimizationResult], rewrite: Rewrite | None
+    graph: Graph, profile: WorkloadProfile, results: Sequence[OptimizationResult], rewrite: Rewrite | None
 ) -> RewrittenProgram | str:
     """Return the program with all substitutions applied, or the reason for none. A failure of `rewrite` is logged."""
     if rewrite is None:

@@ -26,7 +26,7 @@ import attrs
 from djinn.errors import DoesNotFit
 from djinn_client.interception.recording.substitute import rewrite
 from djinn_core.ir.dataflow import is_view
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.schedule import Fetch, Run, Send, Upload
 from djinn_core.planning.request import PluginOverrides, Plugins
 from djinn_profiler.plans.cluster_plan import ClusterPlan, plan_for_cluster, planning_plugins
@@ -118,7 +118,7 @@ def cases(models: Sequence[str], *, scenarios: bool) -> Iterator[Case]:
         yield Case(scenario.name, lambda count, plugins, s=scenario, graph=graph: s.plans(graph, count, plugins))
 
 
-def planned(graph: ProgramGraph, count: int, plugins: Plugins) -> ClusterPlan:
+def planned(graph: Graph, count: int, plugins: Plugins) -> ClusterPlan:
     """Plan a program of the zoo."""
     return plan_for_cluster(graph, cluster(count), plugins, exact=False, rewrite=rewrite)
 

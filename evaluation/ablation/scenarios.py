@@ -21,7 +21,7 @@ import djinn
 from djinn_client.interception.recording.substitute import rewrite
 from djinn_core.errors import DoesNotFit
 from djinn_core.ir.costs import NetworkTopology
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.stream import ALONE, Stream
 from djinn_core.planning.request import PluginOverrides, Plugins
 from djinn_profiler.plans.cluster import read_cluster
@@ -67,7 +67,7 @@ class Scenario:
     gbs: float = 25.0
     instead: tuple[str, Mapping[str, Any]] | None = None
 
-    def graph(self) -> ProgramGraph:
+    def graph(self) -> Graph:
         """Return the captured program."""
         with torch.device("meta"):
             model, inputs = self.build()
@@ -76,7 +76,7 @@ class Scenario:
         del kept
         return captured.graph
 
-    def plans(self, graph: ProgramGraph, count: int, plugins: Plugins, **options: Any) -> list[ClusterPlan]:
+    def plans(self, graph: Graph, count: int, plugins: Plugins, **options: Any) -> list[ClusterPlan]:
         """Return the plans for `count` devices: one plan, or for a stream one per device that may have the next turn."""
         topology = cluster(count, self.gbs)
         turns = [device.id for device in topology.devices] if self.stream else [""]

@@ -21,7 +21,7 @@ import djinn
 from djinn.planning import read_cluster
 from djinn_core.hookspecs.placement_policies import PlacementContext
 from djinn_core.hookspecs.schedulers import SchedulingContext
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.planning.builtins.costs import Roofline
 from djinn_core.planning.builtins.placement import SingleDevice
 from djinn_core.planning.builtins.scheduling import Sequential
@@ -68,7 +68,7 @@ class Branches(torch.nn.Module):
 
 
 @functools.cache
-def branches(small: bool) -> ProgramGraph:
+def branches(small: bool) -> Graph:
     model = Branches(2 if small else 16).eval()
     with djinn.capture() as captured, torch.no_grad():
         model.to("remote_accelerator:0")
@@ -78,7 +78,7 @@ def branches(small: bool) -> ProgramGraph:
 
 
 @functools.cache
-def steps(small: bool) -> ProgramGraph:
+def steps(small: bool) -> Graph:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     model = GPT2LMHeadModel(
@@ -101,7 +101,7 @@ def placed(machines: int, effort: Effort) -> Outcome:
         known = make(effort.small)
         took, used = [], 0
         for _ in range(effort.times(ROUNDS) + 1):
-            graph = ProgramGraph(known.program, known.modules)
+            graph = Graph(known.program, known.modules)
             profile = annotate(graph, ())
             plan, costs = starting_plan(graph, profile), estimate(graph, [Roofline()], topology)
             where = PlacementContext(graph, profile, plan, costs, topology, {})

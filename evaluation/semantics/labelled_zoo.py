@@ -15,7 +15,7 @@ import attrs
 import torch
 from torch import nn
 
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from evaluation.semantics import (  # noqa: F401 - their models are in PLAIN
     blind_models,
     blind_networks,
@@ -276,7 +276,7 @@ def _calls(entry: Entry, model: nn.Module, inputs: dict[str, object]) -> Iterato
 
 def truth_of(entry: Entry, call: Call, model: nn.Module) -> Truth:
     """Return the ground truth of a recorded call."""
-    graph, runs, kept = ProgramGraph(call.recorded.captured.program), call.recorded.runs, call.kept
+    graph, runs, kept = Graph(call.recorded.captured.program), call.recorded.runs, call.kept
     kinds = modalities_of(graph, kept)
     scene = Scene(graph, runs, _vocabulary(model, entry.family))
     decodes = "decode" in call.situation

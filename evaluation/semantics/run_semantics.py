@@ -26,7 +26,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import djinn
 from djinn.planning import Tier, WorkloadProfile
 from djinn_client.runtime.client import registry
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.program import Program
 from djinn_core.planning.builtins.flops import flops_of
 from djinn_core.planning.stages.annotate import annotate
@@ -96,7 +96,7 @@ def _take(tally: Tally, name: str, misses: bool, flops: bool) -> None:
 
 
 def _judge(tally: Tally, program: Labelled, misses: bool) -> None:
-    graph = ProgramGraph(attrs.evolve(program.program, modules=(), sites=()))
+    graph = Graph(attrs.evolve(program.program, modules=(), sites=()))
     structural = annotate(graph, registry().patterns, tiers=frozenset({Tier.STRUCTURE}))
     found = score(program, structural)
     tally.structural.add(program.situation, found)
@@ -122,7 +122,7 @@ def analysed(program: Program) -> WorkloadProfile:
     return profile
 
 
-def wrong(program: Labelled, found: Score, profile: WorkloadProfile, graph: ProgramGraph) -> Iterator[str]:
+def wrong(program: Labelled, found: Score, profile: WorkloadProfile, graph: Graph) -> Iterator[str]:
     """Yield errors as text."""
     if not found.workload:
         names = ", ".join(sorted(w.value for w in program.truth.workloads))

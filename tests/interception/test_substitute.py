@@ -8,7 +8,7 @@ import torch
 import djinn
 from djinn_client.interception.recording.substitute import rewrite
 from djinn_core.errors import InvalidStage
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.substitution import Substitution
 
@@ -27,7 +27,7 @@ def program():
 
 
 def substituted(program, compute, op="sigmoid"):
-    graph = ProgramGraph(program)
+    graph = Graph(program)
     (node,) = (graph.nodes[n] for n in graph.by_op[op])
     return rewrite(program, [Substitution(frozenset({node.id}), node.inputs, node.outputs, compute)], frozenset())
 
@@ -44,7 +44,7 @@ def test_unsubstituted_nodes_are_unchanged(program):
 
 
 def test_views_keep_their_base(program):
-    graph = ProgramGraph(substituted(program, lambda given: [given[0].tanh().view(3, 2).view(2, 3).clone()]).program)
+    graph = Graph(substituted(program, lambda given: [given[0].tanh().view(3, 2).view(2, 3).clone()]).program)
     for node in graph.nodes:
         if node.operation in {"view", "slice"}:
             assert storage_of(node.outputs[0]) == storage_of(node.inputs[0])
@@ -97,9 +97,9 @@ def test_written_results_have_own_memory(compute):
     substitution = Substitution(frozenset({node.id}), node.inputs, node.outputs, compute)
     rewritten = rewrite(graph.program, [substitution], frozenset(node.inputs))
     assert not rewritten.recipes or not {storage_of(v) for r in rewritten.recipes for v in r.makes} & {
-        storage_of(v) for n in ProgramGraph(rewritten.program).nodes for v in n.writes
+        storage_of(v) for n in Graph(rewritten.program).nodes for v in n.writes
     }
-    written = [v for n in ProgramGraph(rewritten.program).nodes for v in n.writes]
+    written = [v for n in Graph(rewritten.program).nodes for v in n.writes]
     assert written == list(node.outputs)
     assert storage_of(written[0]) != storage_of(node.inputs[0])
 

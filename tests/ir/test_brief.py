@@ -34,7 +34,7 @@ def test_reprs_are_short(captured):
 
 def test_reprs_show_contents(captured):
     graph, result = captured.graph, djinn.plan(captured, until="annotate")
-    assert repr(graph).startswith(f"ProgramGraph({len(graph.nodes):,} ops: ")
+    assert repr(graph).startswith(f"Graph({len(graph.nodes):,} ops: ")
     assert "linear 120" in repr(graph)
     assert f"phases=<{len(graph.nodes):,} of them>" in repr(result)
     assert "placement=None" in repr(result)

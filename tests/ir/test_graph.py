@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from djinn.testing import ProgramBuilder, random_graph, random_inputs, replay
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 
 SQUARE = (3, 3)
 
 
-def edges(graph: ProgramGraph) -> set[tuple[int, int, str]]:
+def edges(graph: Graph) -> set[tuple[int, int, str]]:
     return {(e.source, e.target, e.kind) for e in graph.edges}
 
 
@@ -74,7 +74,7 @@ def test_topological_orders_give_same_values(seed: int):
         torch.testing.assert_close(got[value], tensor, rtol=0, atol=0, equal_nan=True)
 
 
-def shuffled(graph: ProgramGraph, seed: int) -> list[int]:
+def shuffled(graph: Graph, seed: int) -> list[int]:
     """Another order in which the nodes may run: latest first, or at random."""
     chance, waits, follow = random.Random(seed), defaultdict(int), defaultdict(list)
     for edge in graph.edges:
@@ -92,7 +92,7 @@ def shuffled(graph: ProgramGraph, seed: int) -> list[int]:
 
 
 def test_topology_hash_ignores_sizes():
-    def build(side: int, op: str = "aten::tanh", slot: float = 1.0) -> ProgramGraph:
+    def build(side: int, op: str = "aten::tanh", slot: float = 1.0) -> Graph:
         builder = ProgramBuilder()
         x = builder.op(op, builder.input(side, side), shape=(side, side))
         builder.op("aten::mul.Scalar", x, shape=(side, side), slots=(slot,))
@@ -108,7 +108,7 @@ def test_topology_hash_ignores_sizes():
 
 
 def test_topology_hash_includes_shared_memory():
-    def build(shared: bool) -> ProgramGraph:
+    def build(shared: bool) -> Graph:
         builder = ProgramBuilder()
         x = builder.input(*SQUARE)
         y = builder.view("aten::alias", x, shape=SQUARE) if shared else builder.op("aten::alias", x, shape=SQUARE)

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from djinn.planning import fx_graph
 from djinn.testing import ProgramBuilder, random_graph, random_inputs, replay, replay_schedule, topology
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.handles import make_handle, new_storage, storage_of, view_of
 from djinn_core.ir.program import Program
 from djinn_core.planning.pipeline import plan
@@ -180,7 +180,7 @@ def test_cached_decode_plan_keeps_semantics(registry):
     cache, request = AnalysisCache(), Request(topology())
     planned(graph, registry, request, cache)
     program = again(graph.program)
-    result = planned(ProgramGraph(program, graph.modules), registry, request, cache)
+    result = planned(Graph(program, graph.modules), registry, request, cache)
     (match,) = (m for m in result.profile.patterns if m.pattern == "kv_cache")
     assert set(match.residency) <= set(program.operands)
     (together, *_) = result.plan.hints["colocate"]

@@ -9,7 +9,7 @@ from torch import nn
 
 import djinn
 from djinn.planning import Lineage, Tier, WorkloadType, fx_graph
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.planning.stages.annotate import annotate
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import load_registry
@@ -75,9 +75,9 @@ def test_model_is_recognised_from_any_graph(patterns):
 def test_structure_tier_ignores_names(patterns):
     model = Pictures().eval()
     graph = captured_graph(model, torch.rand(2, 3, 6, 6))
-    assert "Pictures" in graph.module_classes
-    bare = ProgramGraph(attrs.evolve(graph.program, modules=(), sites=()))
-    assert not bare.module_classes
+    assert "Pictures" in graph.module_names.classes
+    bare = Graph(attrs.evolve(graph.program, modules=(), sites=()))
+    assert not bare.module_names.classes
     structure = frozenset({Tier.STRUCTURE})
     assert annotate(bare, patterns, tiers=structure) == annotate(graph, patterns, tiers=structure)
 
@@ -125,7 +125,7 @@ def test_text_model_with_three_embeddings(patterns):
     """As FNet (three tables, no attention), Nystroemformer (a convolution on the way) and the text tower of CLIP are."""
     with djinn.capture(model := CLIPTextModel()) as captured:
         model(torch.zeros(2, 6, dtype=torch.long))
-    assert "CLIPTextModel" in captured.graph.module_classes
+    assert "CLIPTextModel" in captured.graph.module_names.classes
     assert annotate(captured.graph, patterns).workload is WorkloadType.GENERIC
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import djinn
 from djinn.planning import DataResidency, ExecutionPhase, Modality, PatternMatch, WorkloadType
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.planning.builtins.flops import flops_of
 from evaluation.semantics.ground_truth import Instance
 from evaluation.semantics.labelled_zoo import LABELLED, labelled
@@ -182,7 +182,7 @@ def test_embedding_bags_are_recognised(embedded, recorded, name):
 @pytest.mark.parametrize("name", ["bert", "resnet", "dlrm", "perceptron", "qwen2_moe"])
 def test_labelled_flops_equal_pytorch_counter(embedded, recorded, name):
     program = recorded(name)
-    graph = ProgramGraph(program.program)
+    graph = Graph(program.program)
     assert program.flops == sum(flops_of(graph, node) for node in graph.nodes)
 
 

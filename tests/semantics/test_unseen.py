@@ -7,7 +7,7 @@ import pytest
 
 from djinn.planning import Tier
 from djinn_client.runtime.client import registry
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.planning.stages.annotate import annotate
 from evaluation.semantics.labelled_zoo import LABELLED, labelled
 from evaluation.semantics.scoring import NAMES, least, score
@@ -23,7 +23,7 @@ FEW = (
 def test_unseen_architectures_are_recognised_by_structure(embedded, name, monkeypatch):
     monkeypatch.setitem(LABELLED, name, attrs.evolve(LABELLED[name], situations=("forward",)))
     (program,) = labelled(name)
-    graph = ProgramGraph(attrs.evolve(program.program, modules=(), sites=()))
+    graph = Graph(attrs.evolve(program.program, modules=(), sites=()))
     found = score(program, annotate(graph, registry().patterns, tiers=frozenset({Tier.STRUCTURE})))
     assert any(i.required for i in program.truth.instances)
     assert {pattern: found.patterns[pattern].missed for pattern in NAMES} == dict.fromkeys(NAMES, ())

@@ -84,7 +84,7 @@ def call_again(node: Node, operands: Sequence[torch.Tensor], changed: Mapping[st
     Raises:
         InvalidStage: the node's op cannot be called again.
     """
-    if node.form is None or node.op in OWN_OPERATORS:
+    if node.op in OWN_OPERATORS:
         raise InvalidStage(f"{node.op} (node {node.id}) cannot be replayed")
     positional, keywords = call_arguments(node.form, operands, node.slots, logical_device(POOL))
     names = parameter_names(node.op)

@@ -22,7 +22,7 @@ from djinn_core.system.lru import LruCache
 
 if TYPE_CHECKING:
     from djinn_core.hookspecs.optimizations import Judge
-    from djinn_core.ir.graph import ProgramGraph
+    from djinn_core.ir.graph import Graph
     from djinn_core.ir.result import Measured, PipelineResult
 
 MIN_RUNS: Final = 16  # runs of a plan before a test starts
@@ -48,15 +48,15 @@ class Verdicts:
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], dict[str, tuple[Measured, str]]] = {}
 
-    def about(self, program: Program | ProgramGraph) -> Without:
+    def about(self, program: Program | Graph) -> Without:
         """Return the optimizations and placements that are switched off for such a program, with reasons."""
         return {name: reason for name, (_, reason) in self._of(program).items() if reason} or NOTHING
 
-    def measured(self, program: Program | ProgramGraph) -> dict[str, Measured]:
+    def measured(self, program: Program | Graph) -> dict[str, Measured]:
         """Return the measured times by optimization or placement policy."""
         return {name: times for name, (times, _) in self._of(program).items()}
 
-    def _of(self, program: Program | ProgramGraph) -> dict[str, tuple[Measured, str]]:
+    def _of(self, program: Program | Graph) -> dict[str, tuple[Measured, str]]:
         return self._known.get(_key(program), {}) if self._known else {}
 
     def add(self, program: Program, name: str, measured: Measured, reason: str) -> None:
@@ -68,10 +68,10 @@ class Verdicts:
         self._of(program).pop(name, None)
 
 
-def _key(program: Program | ProgramGraph) -> tuple[str, str]:
-    from djinn_core.ir.graph import ProgramGraph  # imported here, because only planning needs it
+def _key(program: Program | Graph) -> tuple[str, str]:
+    from djinn_core.ir.graph import Graph  # imported here, because only planning needs it
 
-    graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
+    graph = program if isinstance(program, Graph) else Graph(program)
     return graph.topology_hash, graph.shape_hash
 
 

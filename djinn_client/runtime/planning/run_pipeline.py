@@ -11,7 +11,7 @@ from djinn_client.runtime.planning.calibrations import calibration_of
 from djinn_client.runtime.planning.constraints import NOT_OCCUPIED, limits_of, policy_for, within
 from djinn_core.errors import DoesNotFit
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.plan import OptimizationResult
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult, Stage
@@ -52,20 +52,20 @@ def capabilities_of(device: DeviceInfo) -> DeviceCapabilities:
 
 
 def plan_program(
-    program: Program | ProgramGraph,
+    program: Program | Graph,
     registry: Registry,
     settings: Settings,
     device: DeviceInfo,
     until: Stage = "schedule",
     without: Mapping[str, str] = NOTHING_LEFT_OUT,
-    make: Callable[[ProgramGraph, Plugins, Request], PipelineResult] = plan,
+    make: Callable[[Graph, Plugins, Request], PipelineResult] = plan,
 ) -> PipelineResult:
     """Plan a program for one device, as far as `until`.
 
     `without`: optimizations to leave out, each with the reason. `make`: `plan` with further facts about the program, or
     `planned` with a cache.
     """
-    graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
+    graph = program if isinstance(program, Graph) else Graph(program)
     # A single device leaves no choice. The executor reports missing ops and memory, op by op.
     topology = unmeasured(unparticular(topology_of(device)))
     topology, memory_limits = within(topology, limits_of(settings, [device.id]), NOT_OCCUPIED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -17,7 +17,7 @@ from djinn_core.settings import DEFAULT_SCHEDULER
 
 if TYPE_CHECKING:
     from djinn_core.hookspecs.optimizations import Optimization
-    from djinn_core.ir.graph import ProgramGraph
+    from djinn_core.ir.graph import Graph
     from djinn_core.ir.result import PipelineResult
 
 log = get_logger("djinn.stages")
@@ -134,24 +134,24 @@ def plan_anew(context: ClientContext) -> None:
             context.session.router.plan_anew()
 
 
-def switched_off(context: ClientContext, program: Program | ProgramGraph) -> Without:
+def switched_off(context: ClientContext, program: Program | Graph) -> Without:
     """Return the optimizations that are switched off for such a program in this session, each with the reason."""
     return context.planner.verdicts.about(program) if context.planner is not None else NOTHING
 
 
 def with_measured(
-    context: ClientContext, result: PipelineResult, program: Program | ProgramGraph | None = None
+    context: ClientContext, result: PipelineResult, program: Program | Graph | None = None
 ) -> PipelineResult:
     """Return the result with the times of trials. `program`: the recorded program. None: the program of the schedule."""
     if context.planner is None:
         return result
     if program is None:
         rewritten = result.schedule.rewritten if result.schedule is not None else None
-        program = rewritten.origin if rewritten is not None else cast("ProgramGraph", result.graph)
+        program = rewritten.origin if rewritten is not None else result.graph
     return attrs.evolve(result, measured=context.planner.verdicts.measured(program))
 
 
-def plan_in_session(context: ClientContext, graph: ProgramGraph) -> PipelineResult | None:
+def plan_in_session(context: ClientContext, graph: Graph) -> PipelineResult | None:
     """Return the plan that a program would get now in the open session over several executors. None: no such session."""
     with port.lock:
         return None if context.session is None else context.session.router.plan(graph)

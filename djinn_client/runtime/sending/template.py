@@ -17,7 +17,7 @@ from djinn_core.wire.messages import Template, ValueHints
 from djinn_core.wire.templates import digest_of
 
 if TYPE_CHECKING:
-    from djinn_core.ir.graph import ProgramGraph
+    from djinn_core.ir.graph import Graph
     from djinn_core.ir.plan import Rewrite
     from djinn_core.ir.profile import WorkloadProfile
     from djinn_core.ir.result import PipelineResult
@@ -54,7 +54,7 @@ def are_as_they_were(program: Program, relied: Iterable[tuple[int, Call]], fixed
     )
 
 
-def nodes_rewritten(graph: ProgramGraph, rewrites: Iterable[Rewrite]) -> tuple[int, ...]:
+def nodes_rewritten(graph: Graph, rewrites: Iterable[Rewrite]) -> tuple[int, ...]:
     """Return the nodes that rewrites drop, replace, or add as replacements."""
     nodes: set[int] = set()
     for rewrite in rewrites:
@@ -77,10 +77,10 @@ def relied_on(program: Program, result: PipelineResult, unsure: Container[str]) 
     rewrites = [r.rewrite for r in results if r.applied and r.optimization in unsure]
     if not rewrites:
         return (), ()
-    from djinn_core.ir.graph import ProgramGraph  # imported here, because only planning needs it
+    from djinn_core.ir.graph import Graph  # imported here, because only planning needs it
 
     rerecorded = result.schedule is not None and result.schedule.rewritten is not None
-    nodes = range(len(program)) if rerecorded else nodes_rewritten(ProgramGraph(program), rewrites)
+    nodes = range(len(program)) if rerecorded else nodes_rewritten(Graph(program), rewrites)
     _, starts = _laid_out(program)
     positions = [p for node in nodes for p in range(starts[node], starts[node + 1])]
     return tuple((node, program.calls[node]) for node in nodes), tuple((p, program.slots[p]) for p in positions)

@@ -38,12 +38,7 @@ META = torch.device("meta")
 
 
 def meta_call(graph: Graph, node: Node) -> tuple[list[Any], dict[str, Any]]:
-    """Return positional and keyword arguments of `node`, with tensors on the meta device.
-
-    Without a form, the arguments are the inputs, then the slots.
-    """
-    if node.form is None:
-        return [*(meta_tensor(graph.meta(v)) for v in node.inputs), *node.slots], {}
+    """Return positional and keyword arguments of `node`, with tensors on the meta device."""
     unpack = _ArgumentReader(graph, iter(node.inputs), iter(node.slots)).unpack
     return [unpack(a) for a in node.form.args], {name: unpack(a) for name, a in node.form.kwargs}
 
@@ -51,7 +46,7 @@ def meta_call(graph: Graph, node: Node) -> tuple[list[Any], dict[str, Any]]:
 def meta_results(graph: Graph, node: Node) -> Any:
     """Results of `node` on the meta device: a tensor, or a list with None if there is no new value."""
     made = [meta_tensor(graph.meta(v)) for v in node.outputs or node.writes[-1:]]
-    if node.form is None or not node.form.sequence:
+    if not node.form.sequence:
         return made[0] if made else None
     rest = iter(made)
     return [next(rest, None) if kind == "new" else None for kind in node.form.results]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from djinn_core.ir.graph import Graph, ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.logs import get_logger
 
 _log = get_logger("djinn.stages")
@@ -15,17 +15,12 @@ def title(kind: str, plugin: Any) -> str:
     return f"{kind} {getattr(plugin, 'name', '?')!r} ({type(plugin).__module__})"
 
 
-def refused_nodes(graph: Graph) -> frozenset[int]:
-    """Return nodes that PyTorch rejects because of an error in the user's program. Plugin failures at these are ignored."""
-    return graph.refused if isinstance(graph, ProgramGraph) else frozenset()
-
-
 def warn_skipped(kind: str, plugin: Any, error: Exception, instead: str, graph: Graph) -> str:
     """Log that `plugin` was skipped and what happens instead. Return the sentence for the result's reasons.
 
     If PyTorch rejects an op of the program, the message has level debug.
     """
     failure = f"{type(error).__name__}: {error}"
-    log = _log.debug if refused_nodes(graph) else _log.warning
+    log = _log.debug if graph.refused else _log.warning
     log("a plugin failed and is left out", plugin=title(kind, plugin), error=failure, instead=instead)
     return f"{title(kind, plugin)} failed with {failure}; {instead}"

@@ -9,7 +9,7 @@ import attrs
 from djinn_core.hookspecs.cost_models import CostModel
 from djinn_core.ir.costs import CostEstimate, Costs, DeviceCapabilities, NetworkTopology
 from djinn_core.ir.graph import Graph, Node
-from djinn_core.planning.stages.attribution import refused_nodes, warn_skipped
+from djinn_core.planning.stages.attribution import warn_skipped
 from djinn_core.planning.stages.verify import check_estimate
 
 _UNKNOWN = CostEstimate(0.0, 0, 0, 0.0)
@@ -49,7 +49,7 @@ class _Panel:
                     check_estimate(answer, node)
                     self.checked[id(answer)] = answer  # kept alive, so that no other object gets its identity
             except Exception as error:
-                if node.id in refused_nodes(graph):
+                if node.id in graph.refused:  # an error of the user's program
                     continue
                 self._dismiss(model, error, graph)
                 return self.ask(graph, node, device)

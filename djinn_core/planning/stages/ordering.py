@@ -11,17 +11,15 @@ from typing import Any
 import attrs
 
 from djinn_core.hookspecs.schedulers import SchedulingContext
-from djinn_core.ir.graph import ProgramGraph
 
 
 def orderings(context: SchedulingContext) -> list[tuple[int, int]]:
     """Return pairs of running nodes in which the second depends on the first."""
     graph, running = context.graph, frozenset(context.plan.nodes)
-    found = graph.pairs if isinstance(graph, ProgramGraph) else [(e.source, e.target) for e in graph.edges]
     if len(running) == len(graph.nodes):
-        pairs = list(found)
+        pairs = list(graph.pairs)
     else:
-        pairs = [(source, target) for source, target in found if source in running and target in running]
+        pairs = [(source, target) for source, target in graph.pairs if source in running and target in running]
     for value, stand_in in context.plan.replace.items():
         maker = graph.producer(stand_in)
         if maker is not None:

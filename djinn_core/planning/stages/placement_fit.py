@@ -22,7 +22,7 @@ from djinn_core.hookspecs.placement_policies import PlacementContext
 from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.colocation import storage_sizes
 from djinn_core.ir.costs import DeviceCapabilities
-from djinn_core.ir.graph import Graph, ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.placement import Placement
 from djinn_core.ir.result import PipelineResult
@@ -134,14 +134,12 @@ class Shortage:
 def needs(context: PlacementContext, placement: Placement) -> dict[str, MemoryNeed]:
     """Return the memory need by device if nodes run in program order."""
     order = scheduling(context, placement)
-    return needs_of_steps(order, write_steps(order, context.plan.nodes)) if order is not None else {}
+    return needs_of_steps(order, write_steps(order, context.plan.nodes))
 
 
-def scheduling(context: PlacementContext, placement: Placement) -> SchedulingContext | None:
-    """Return the scheduling context of a placement; None if the graph is no program's, so that frees are unknown."""
+def scheduling(context: PlacementContext, placement: Placement) -> SchedulingContext:
+    """Return the scheduling context of a placement."""
     graph = context.graph
-    if not isinstance(graph, ProgramGraph):
-        return None
     known = (graph.program, graph, context.plan, placement, context.costs, context.topology)
     return SchedulingContext(*known, context.resident, context.fetch, context.copies, context.memory_limits)
 
@@ -313,7 +311,7 @@ def _fits_at_a_glance(context: Context, placement: Placement) -> bool:
         return False
     if not used.issuperset(context.resident.values()):
         return False
-    if isinstance(graph, ProgramGraph) and len(context.plan.nodes) == len(graph.nodes):
+    if len(context.plan.nodes) == len(graph.nodes):
         whole = graph.bytes_of_storages  # read once, because it is computed
     else:
         made = [v for n in context.plan.nodes for v in graph.nodes[n].outputs]

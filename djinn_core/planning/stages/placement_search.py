@@ -17,7 +17,6 @@ from djinn_core.errors import DoesNotFit
 from djinn_core.hookspecs.placement_policies import PlacementContext
 from djinn_core.ir.colocation import Colocation, homes_of_values, resident_blocks, storage_sizes, together
 from djinn_core.ir.costs import DeviceCapabilities
-from djinn_core.ir.graph import ProgramGraph
 from djinn_core.ir.handles import RANDOM_STATE, storage_of
 from djinn_core.ir.placement import Placement, PlacementDecision
 from djinn_core.planning.stages.placement_fit import (
@@ -59,7 +58,7 @@ def search(context: PlacementContext, *, spill: bool = False, pinned: Where = NO
     """
     known = _Search.of(context, spill, pinned)
     known.check_hope()
-    if len(known.blocks) <= SMALL and isinstance(context.graph, ProgramGraph):
+    if len(known.blocks) <= SMALL:
         placement = known.extended(0, {})
         if placement is not None:
             return placement

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from djinn_client.runtime.sending.template import make_template
-from djinn_core.ir.graph import Graph, ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.handles import RANDOM_STATE, storage_of
 from djinn_core.ir.indexes import POOL, index_of_node
 from djinn_core.ir.program import Program
@@ -30,7 +30,7 @@ class ProgramPlacement:
     homes: Mapping[int, int]
     executors: Mapping[str, int]
     schedule: ExecutionSchedule
-    origin: ProgramGraph
+    origin: Graph
     names: Mapping[int, int] = attrs.field(factory=dict)
 
     @property

@@ -12,7 +12,7 @@ from djinn_client.runtime.planning.constraints import MemoryInUse, limits_of, po
 from djinn_client.runtime.planning.run_pipeline import unmeasured, unparticular
 from djinn_core.errors import DoesNotFit, InvalidStage
 from djinn_core.ir.costs import NetworkTopology
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.placement import MARGIN
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.stream import ALONE, Stream
@@ -76,7 +76,7 @@ def rules_for(context: ClientContext) -> PoolRules:
 
 
 def plan_for_pool(
-    graph: ProgramGraph, registry: Registry, settings: Settings, topology: NetworkTopology, where: PlanningInputs
+    graph: Graph, registry: Registry, settings: Settings, topology: NetworkTopology, where: PlanningInputs
 ) -> PipelineResult:
     """Plan a program for several devices, from the present locations of its inputs.
 

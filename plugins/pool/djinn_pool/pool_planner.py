@@ -16,7 +16,7 @@ from djinn_client.runtime.sending.template import relied_on
 from djinn_client.runtime.stats import Stats
 from djinn_client.torch_dispatch import modes_as_before
 from djinn_core.ir.costs import DeviceCapabilities
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.placement import MARGIN
 from djinn_core.ir.profile import WorkloadProfile
@@ -35,7 +35,7 @@ from djinn_pool.value_locations import ValueLocations
 VARIANTS_LIMIT = 16  # cached plans per structure; they differ in locations, scalars and turns
 
 
-PlanForPool = Callable[[ProgramGraph, PlanningInputs], PipelineResult]
+PlanForPool = Callable[[Graph, PlanningInputs], PipelineResult]
 FreeCopies = Callable[[Sequence[tuple[int, int]]], None]
 
 
@@ -151,7 +151,7 @@ class PoolPlanner:
         return alone
 
     def _make(self, program: Program, alike: ProgramFamily, turn: int | None, alone: bool) -> PooledPlan:
-        graph = ProgramGraph(program)
+        graph = Graph(program)
         has_trials = self._rules.placements is not None
         # Programs that depend on each other have no separate time, so a trial of one program is impossible.
         together = alone or (has_trials and turn is not None and alike.tried is None)
@@ -174,7 +174,7 @@ class PoolPlanner:
             plan.turn = turn if follows else None
         return plan
 
-    def inputs(self, graph: ProgramGraph, stream: Stream, margin: float) -> PlanningInputs:
+    def inputs(self, graph: Graph, stream: Stream, margin: float) -> PlanningInputs:
         """Return the locations of a program's inputs, and the other facts that its plan depends on."""
         names, locations, program = self.devices, self._locations, graph.program
         where = {v: names[e] for v, e in resident(program, graph, locations, self.random).items()}
@@ -183,7 +183,7 @@ class PoolPlanner:
         residencies = self._earlier.residency(program)
         return PlanningInputs(where, copies, stream, self.derived.places, self._occupied(graph), residencies, margin)
 
-    def _lowered(self, program: Program, graph: ProgramGraph, result: PipelineResult) -> PooledPlan | None:
+    def _lowered(self, program: Program, graph: Graph, result: PipelineResult) -> PooledPlan | None:
         """Lower a plan to steps. Return None if derived values were missing: they are computed now, and planning must be repeated."""
         assert result.schedule is not None
         assert result.placement is not None
@@ -251,7 +251,7 @@ class PoolPlanner:
                 return False
         return True
 
-    def _occupied(self, graph: ProgramGraph) -> dict[str, MemoryInUse]:
+    def _occupied(self, graph: Graph) -> dict[str, MemoryInUse]:
         """Return by device the bytes in use, and how many of them the program does not use."""
         bytes_held, bytes_of_program = (
             self._locations.held,
@@ -261,7 +261,7 @@ class PoolPlanner:
             name: MemoryInUse(bytes_held[e], bytes_held[e] - bytes_of_program[e]) for e, name in enumerate(self.devices)
         }
 
-    def _stream(self, graph: ProgramGraph, alike: ProgramFamily, turn: int | None) -> Stream:
+    def _stream(self, graph: Graph, alike: ProgramFamily, turn: int | None) -> Stream:
         if turn is None:
             return ALONE
         carried = alike.carried(graph.inputs, self._locations)

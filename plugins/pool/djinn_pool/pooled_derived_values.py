@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from djinn_client.runtime.planning.derived_values import DerivedValues
 from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.costs import Costs, NetworkTopology
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.placement import Placement, PlacementDecision
 from djinn_core.ir.plan import OptimizationPlan
@@ -84,7 +84,7 @@ class PooledDerivedValues:
 
     def _all_on(self, program: Program, executor: int) -> PooledPlan:
         """Return a plan in which one executor runs all nodes. The plan copies weights of other executors to that executor."""
-        graph, names, device = ProgramGraph(program), self._devices, self._devices[executor]
+        graph, names, device = Graph(program), self._devices, self._devices[executor]
         homes = {v: names[e] for v, e in resident(program, graph, self._locations, None).items()}
         nodes = tuple(node.id for node in graph.nodes)
         device_of = {v: device for node in graph.nodes for v in node.outputs}

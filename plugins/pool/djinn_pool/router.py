@@ -23,7 +23,7 @@ from djinn_client.runtime.sending.template import PreparedTemplate
 from djinn_core.errors import DeadlineExceeded, DjinnError
 from djinn_core.hookspecs.routers import EMPTY, Executors, JoinedReplies, PendingReply, Router
 from djinn_core.ir.costs import NetworkTopology
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program
@@ -190,13 +190,13 @@ class PoolRouter(Router):
         """Return the devices and links, as `Router.topology`."""
         return self._links.topology
 
-    def plan(self, graph: ProgramGraph) -> PipelineResult:
+    def plan(self, graph: Graph) -> PipelineResult:
         """Plan a program, as `Router.plan`."""
         program = self._list_ops.split(graph.program, self._locations.homes)
-        graph = graph if program is graph.program else ProgramGraph(program)
+        graph = graph if program is graph.program else Graph(program)
         return self._planned(graph, self._planner.inputs(graph, ALONE, self._planner.margin), unseen=True)
 
-    def _planned(self, graph: ProgramGraph, where: PlanningInputs, *, unseen: bool) -> PipelineResult:
+    def _planned(self, graph: Graph, where: PlanningInputs, *, unseen: bool) -> PipelineResult:
         """Return the plan of a program, or of a piece of it. `unseen`: do not notify observers."""
         started = time.monotonic()
         result = plan_for_pool(graph, *context.configured(), self._links.topology, where)

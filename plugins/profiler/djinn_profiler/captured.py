@@ -22,7 +22,7 @@ from djinn_client.runtime.planning import session_planner
 from djinn_client.runtime.planning.run_pipeline import NOWHERE, plan_program, with_reasons
 from djinn_client.tracebacks import for_users
 from djinn_core.errors import ConfigurationError, DjinnError
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.profile import PatternMatch, WorkloadProfile
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import STAGES, PipelineResult, Stage, shown_until
@@ -57,9 +57,9 @@ class Captured:
         return self._capturing.program
 
     @cached_property
-    def graph(self) -> ProgramGraph:
+    def graph(self) -> Graph:
         """Return the program as a graph."""
-        return ProgramGraph(self.program)
+        return Graph(self.program)
 
     @cached_property
     def profile(self) -> WorkloadProfile:
@@ -129,7 +129,7 @@ def _on_device(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @for_users
-def get_graph() -> ProgramGraph:
+def get_graph() -> Graph:
     """Return the graph of this thread's present or last `capture()`.
 
     Raises:
@@ -138,11 +138,11 @@ def get_graph() -> ProgramGraph:
     latest = context.captures.latest
     if latest is None:
         raise DjinnError("this thread has captured no program: run code inside `with djinn.capture():` first")
-    return ProgramGraph(latest.program)
+    return Graph(latest.program)
 
 
 @for_users
-def plan(program: Program | ProgramGraph | Captured, until: Stage = "schedule") -> PipelineResult:
+def plan(program: Program | Graph | Captured, until: Stage = "schedule") -> PipelineResult:
     """Run the planning stages over a program, up to `until`, for the connected device, or for an unknown one.
 
     Results are cached by the content of programs. In a session over several executors, the stages from `optimize` on plan for all
@@ -157,7 +157,7 @@ def plan(program: Program | ProgramGraph | Captured, until: Stage = "schedule") 
         program = program.graph
     out = session_planner.switched_off(context, program)
     if STAGES.index(until) >= STAGES.index("optimize"):
-        graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
+        graph = program if isinstance(program, Graph) else Graph(program)
         if (planned_in_session := session_planner.plan_in_session(context, graph)) is not None:
             found = session_planner.with_measured(context, planned_in_session, program)
             return shown_until(with_reasons(found, out), until)
@@ -168,7 +168,7 @@ def plan(program: Program | ProgramGraph | Captured, until: Stage = "schedule") 
 
 @for_users
 def explain(
-    program: Program | ProgramGraph | Captured | PipelineResult,
+    program: Program | Graph | Captured | PipelineResult,
     until: Stage = "schedule",
     *,
     unfold: bool = False,
@@ -204,7 +204,7 @@ def execute(
         DjinnError: an input differs in metadata from the captured one, the number of inputs is wrong, or a value id is not an
             input.
     """
-    graph = ProgramGraph(schedule.program)
+    graph = Graph(schedule.program)
     nodes = [
         node for steps in schedule.steps.values() for step in steps if isinstance(step, Run) for node in step.nodes
     ]
@@ -213,7 +213,7 @@ def execute(
 
 
 def _by_value(
-    graph: ProgramGraph, inputs: Mapping[int, torch.Tensor] | Sequence[torch.Tensor] | None
+    graph: Graph, inputs: Mapping[int, torch.Tensor] | Sequence[torch.Tensor] | None
 ) -> Mapping[int, torch.Tensor]:
     if inputs is None:
         return {}

@@ -99,15 +99,9 @@ _SEEN_OR_HEARD = frozenset({
 
 def _named(evidence: Evidence) -> Judgement | None:
     """Return the judgement by names. Ignore names of vision or audio if only text enters: a text tower is also called CLIP."""
-    named = judge_modules(classes_in(evidence.graph))
+    named = judge_modules(evidence.graph.module_names.classes)
     reads = evidence.kinds == {Modality.TEXT}
     return None if named is None or (reads and named.workload in _SEEN_OR_HEARD) else named
-
-
-def classes_in(graph: Graph) -> tuple[str, ...]:
-    """Return the class names of the modules that issued the ops, outermost first, as far as they are known."""
-    found: tuple[str, ...] = getattr(graph, "module_classes", ())
-    return found
 
 
 # Operations tier: counts of ops.

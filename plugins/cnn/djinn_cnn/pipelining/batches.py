@@ -142,7 +142,7 @@ class _Search:
         first = min(self.nodes, default=None)
         if maker is None or maker.id in self.shared or first is None or maker.id < first:
             return True
-        pure = maker.form is not None and not (maker.random or maker.writes) and maker.id not in self.nodes
+        pure = not (maker.random or maker.writes) and maker.id not in self.nodes
         if not pure or not all(self._is_there(v) for v in maker.inputs):
             return False
         self.shared[maker.id] = maker

@@ -38,7 +38,7 @@ Rule = Callable[[At], tuple[int, ...] | None]
 
 def rows_of(graph: Graph, node: Node) -> tuple[int, ...] | None:
     """Return the operands with rows; None if the node mixes rows. Row i of each result depends only on row i of these operands."""
-    if node.form is None or node.random or not (node.outputs or node.writes):
+    if node.random or not (node.outputs or node.writes):
         return None
     at = At(graph, node, arguments(node))
     rule = _RULES.get(node.operation)

@@ -174,7 +174,7 @@ def _print_summary(results: Sequence[PipelineResult]) -> None:
     for number, result in enumerate(results[:_SUMMARISED], 1):
         workload = result.profile.workload.value if result.profile else ""
         share = f"{duration(_seconds(result))} {_seconds(result) / every:>4.0%}" if every else ""
-        model = next(iter(getattr(result.graph, "module_classes", ())), "")
+        model = next(iter(result.graph.module_names.classes), "")
         click.echo(f"{number:>4}  {workload:<16} {len(result.graph.nodes):>6,} ops  {share:>14}  {model}".rstrip())
     if len(results) > _SUMMARISED:
         click.echo(f"      and {len(results) - _SUMMARISED} more")

@@ -48,13 +48,7 @@ class _Search:
         self.merged = MergedNodes()
 
     def take(self, node: Node) -> None:
-        mergeable = (
-            node.op.startswith("aten::")
-            and not node.writes
-            and not node.random
-            and node.outputs
-            and node.form is not None
-        )
+        mergeable = node.op.startswith("aten::") and not node.writes and not node.random and node.outputs
         if mergeable and _comparable(node) and not self._fills_little(node):
             key = self._key(node)
             first = next((n for n in self.known[key] if self._may_stand_in(n, node)), None)

@@ -60,7 +60,7 @@ def _after_activation(graph: Graph, pooling: Pooling) -> Pair | None:
         return Pair("activations of the largest elements", pooling, frozenset({before.id, pooling.node.id}), before.inputs,
                     lambda given: [call_again(before, _pooled(pooling, given[0]), {})[0]])  # fmt: skip
     maker = graph.producer(pooling.source)
-    if maker is None or maker.form is None or maker.writes or maker.random or len(maker.outputs) != 1:
+    if maker is None or maker.writes or maker.random or len(maker.outputs) != 1:
         return None
 
     def compute(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

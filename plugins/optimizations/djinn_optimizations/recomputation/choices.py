@@ -88,7 +88,7 @@ def _simulated(
     context: OptimizationContext, placement: Placement, replicas: tuple[PlacementDecision, ...]
 ) -> ReplicaChoice:
     """Simulate the program in order, from its second run on: uploads, which no choice changes, have finished."""
-    graph, program = context.graph, context.graph.program  # type: ignore[attr-defined]
+    graph, program = context.graph, context.graph.program
     plan = attrs.evolve(context.plan, replicas=replicas)
     replicated = with_replicas(graph, placement, plan, context.profile)
     stay = replicated.copies

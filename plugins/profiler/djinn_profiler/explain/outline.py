@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import attrs
 
-from djinn_core.ir.graph import Graph, ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.module_names import ModuleNames
 from djinn_core.ir.profile import ExecutionPhase, WorkloadProfile
 
@@ -151,7 +151,7 @@ class _OutlineBuilder:
     @cached_property
     def routes(self) -> list[tuple[_PathStep, ...]]:
         """Return for each node the path of names from the outermost module."""
-        router = _Router(self.graph.module_names if isinstance(self.graph, ProgramGraph) else None)
+        router = _Router(self.graph.module_names)
         routes = [router.route(node.id, node.module) for node in self.graph.nodes]
         sections = self._sections()
         return [(section, *route) if section else route for section, route in zip(sections, routes, strict=True)]
@@ -178,11 +178,11 @@ class _PathStep:
 class _Router:
     """Finds the path from the outermost module to the module that issued a node."""
 
-    names: ModuleNames | None
+    names: ModuleNames
     _known: dict[tuple[int, str], tuple[_PathStep, ...]] = attrs.field(factory=dict)
 
     def route(self, node: int, path: str) -> tuple[_PathStep, ...]:
-        run = self.names.runs.get(node, -1) if self.names is not None else -1
+        run = self.names.runs.get(node, -1)
         if run < 0 and not path:
             return ()
         route = self._known.get((run, path))
@@ -191,7 +191,7 @@ class _Router:
         return route
 
     def _steps(self, run: int, path: str) -> tuple[_PathStep, ...]:
-        value_names = self.names.called if self.names is not None and run >= 0 else {}
+        value_names = self.names.called if run >= 0 else {}
         steps = [_PathStep(value_names.get((run, ""), "model"), "", value_names.get((run, ""), ""), run)]
         names, start = path.split(".") if path else [], 0
         for end in range(1, len(names) + 1):

@@ -30,13 +30,13 @@ from djinn_core.ir.form import (
     SessionGenerator,
     SlotArg,
 )
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.handles import make_handle, new_storage, storage_of
 from djinn_core.ir.program import Call, Program, Signature, Slot
 from djinn_core.ir.values import TensorMeta, tensor_meta
 
 
-def fx_graph(module: torch.nn.Module | torch.export.ExportedProgram, *inputs: Any) -> ProgramGraph:
+def fx_graph(module: torch.nn.Module | torch.export.ExportedProgram, *inputs: Any) -> Graph:
     """Return the graph of `module`; `graph.program` is the equivalent program.
 
     Args:
@@ -55,7 +55,7 @@ def fx_graph(module: torch.nn.Module | torch.export.ExportedProgram, *inputs: An
     reader = _FxReader(graph_module)
     for node in graph_module.graph.nodes:
         reader.read(node)
-    return ProgramGraph(reader.program(), reader.modules)
+    return Graph(reader.program(), reader.modules)
 
 
 @attrs.define

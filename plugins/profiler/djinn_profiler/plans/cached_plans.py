@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.plan import OptimizationPlan
 from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult
@@ -20,14 +20,14 @@ from djinn_profiler.plans.rebinding import rebind, rebind_plan, rebind_profile
 
 
 def planned(
-    program: Program | ProgramGraph,
+    program: Program | Graph,
     plugins: Plugins,
     request: Request,
     cache: AnalysisCache,
     known_plan: OptimizationPlan | None = None,
 ) -> PipelineResult:
     """Plan, as `plan`. Reuse the cached plan of a program with the same content and module names."""
-    graph = program if isinstance(program, ProgramGraph) else ProgramGraph(program)
+    graph = program if isinstance(program, Graph) else Graph(program)
     mark = fingerprint(graph.program)
     profile_key = (mark.topology, mark.shapes, graph.module_names.key, _identity(plugins))
     plan_key = (*profile_key, _circumstances(request, mark.values), _content(known_plan, mark.values))

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from djinn_core.ir.costs import NetworkTopology
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.profile import DataResidency, WorkloadProfile
 from djinn_core.ir.result import PipelineResult
 from djinn_core.planning.pipeline import plan
@@ -60,7 +60,7 @@ def planning_plugins(**settings: Any) -> Registry:
 
 
 def plan_for_cluster(
-    graph: ProgramGraph,
+    graph: Graph,
     topology: NetworkTopology,
     plugins: Plugins | None = None,
     *,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.placement import Placement
 from djinn_core.ir.plan import OptimizationPlan, OptimizationResult
@@ -58,7 +58,7 @@ class ReboundResult(PipelineResult):
         return schedule and rebind_schedule(schedule, self.graph, self._names)
 
 
-def rebind(result: PipelineResult, graph: ProgramGraph, old: tuple[int, ...], new: tuple[int, ...]) -> PipelineResult:
+def rebind(result: PipelineResult, graph: Graph, old: tuple[int, ...], new: tuple[int, ...]) -> PipelineResult:
     """Rename each value of `old` in `result` to the value at the same position of `new`. Each part is renamed at first access."""
     rebound = ReboundResult.__new__(ReboundResult)
     rebound.__dict__.update(_made=result, _values=(old, new))

@@ -12,7 +12,7 @@ from djinn_core.errors import DoesNotFit
 from djinn_core.hookspecs.cost_models import CostModel
 from djinn_core.hookspecs.optimizations import Optimization
 from djinn_core.ir.costs import DeviceCapabilities, NetworkTopology
-from djinn_core.ir.graph import ProgramGraph
+from djinn_core.ir.graph import Graph
 from djinn_core.ir.plan import OptimizationPlan
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.schedule import ExecutionSchedule, Run, SchedulingGroup
@@ -58,9 +58,7 @@ class Scheduler:
         self._cache = AnalysisCache(_CAPACITY)
         self._counts: Counter[str] = Counter()
 
-    def create_schedule(
-        self, graph: ProgramGraph, optimization_plan: OptimizationPlan | None = None
-    ) -> ExecutionSchedule:
+    def create_schedule(self, graph: Graph, optimization_plan: OptimizationPlan | None = None) -> ExecutionSchedule:
         """Return the schedule of `graph`, reduced by `optimization_plan` if given.
 
         Schedules are cached by the content of graph and plan.
@@ -84,7 +82,7 @@ class Scheduler:
         with self._lock:
             return {name: self._counts[name] for name in ("hits", "misses", "cost_aware", "basic", "minimal")}
 
-    def _create(self, graph: ProgramGraph, optimization_plan: OptimizationPlan | None) -> ExecutionSchedule:
+    def _create(self, graph: Graph, optimization_plan: OptimizationPlan | None) -> ExecutionSchedule:
         ways: tuple[tuple[str, Callable[[], ExecutionSchedule]], ...] = (
             ("cost_aware", lambda: self._cost_aware(graph, optimization_plan)),
             ("basic", lambda: self._basic(graph, optimization_plan)),
@@ -117,15 +115,15 @@ class Scheduler:
         with self._lock:
             self._counts.update(names)
 
-    def _cost_aware(self, graph: ProgramGraph, optimization_plan: OptimizationPlan | None) -> ExecutionSchedule:
+    def _cost_aware(self, graph: Graph, optimization_plan: OptimizationPlan | None) -> ExecutionSchedule:
         result = planned(graph, self._plugins, self._request, self._cache, optimization_plan)
         self._count(*(("misses", "cost_aware") if result.seconds else ("hits",)))
         return _scheduled(result)
 
-    def _basic(self, graph: ProgramGraph, optimization_plan: OptimizationPlan | None) -> ExecutionSchedule:
+    def _basic(self, graph: Graph, optimization_plan: OptimizationPlan | None) -> ExecutionSchedule:
         return _scheduled(plan(graph, Registry(), Request(self.network_topology), known_plan=optimization_plan))
 
-    def _minimal(self, graph: ProgramGraph, optimization_plan: OptimizationPlan | None) -> ExecutionSchedule:
+    def _minimal(self, graph: Graph, optimization_plan: OptimizationPlan | None) -> ExecutionSchedule:
         plan = optimization_plan or OptimizationPlan(tuple(node.id for node in graph.nodes))
         device = next((d.id for d in self.network_topology.devices), _ALONE.devices[0].id)
         return ExecutionSchedule(
