@@ -9,21 +9,27 @@ from djinn_core.hookspecs import API_VERSION, hookimpl
 
 # A plugin imports only the names that it uses (`__getattr__`).
 if TYPE_CHECKING:
+    from djinn_client.hookspecs.channels import (
+        ChannelContext,
+        ChannelWrapper,
+        ClientChannel,
+        StandbyServer,
+        WrappedChannel,
+    )
+    from djinn_client.hookspecs.integrations import Integration
+    from djinn_client.hookspecs.interception import Interception
+    from djinn_client.hookspecs.renderers import Renderer
+    from djinn_client.hookspecs.routers import Executor, Executors, JoinedReplies, Part, PendingReply, Router
     from djinn_client.interception.on_import import rebind
     from djinn_client.runtime.plugins import is_disabled
-    from djinn_core.hookspecs.channels import ChannelContext, ChannelWrapper, StandbyServer, WrappedChannel
+    from djinn_client.sink import DescribedValue, Facts, OpHandler, Sink, Submission, SubmissionReply
     from djinn_core.hookspecs.cost_models import CostModel, Probe
-    from djinn_core.hookspecs.integrations import Integration
-    from djinn_core.hookspecs.interception import Interception
     from djinn_core.hookspecs.observers import Event, Observer
     from djinn_core.hookspecs.operators import CastPolicy, OperatorLibrary
     from djinn_core.hookspecs.optimizations import Judge, Optimization, OptimizationContext, PlacementTrial, Trial
     from djinn_core.hookspecs.patterns import Pattern
     from djinn_core.hookspecs.placement_policies import PlacementContext, PlacementPolicy
-    from djinn_core.hookspecs.renderers import Renderer
-    from djinn_core.hookspecs.routers import Executor, Executors, JoinedReplies, Part, PendingReply, Router
     from djinn_core.hookspecs.schedulers import NodePriority, Scheduler, SchedulingContext
-    from djinn_core.hookspecs.session_channel import ClientChannel
     from djinn_core.hookspecs.transports import (
         Buffer,
         Connection,
@@ -41,7 +47,6 @@ if TYPE_CHECKING:
     from djinn_core.protocol.net.streams import StreamConnection
     from djinn_core.protocol.net.tls_contexts import client_context, server_context
     from djinn_core.registry.version import djinn_version
-    from djinn_core.sink import DescribedValue, Facts, OpHandler, Sink, Submission, SubmissionReply
     from djinn_core.wire.executor_reports import Ready, Sessions
     from djinn_core.wire.frames import FrameDecoder, encode_frame
     from djinn_launchers.holder import ExecutorHolder
@@ -210,14 +215,14 @@ _PLACES = {
     "djinn_client.runtime.plugins": "is_disabled",
     "djinn_server.hookspecs.assignment_policies": "AssignmentPolicy AssignmentRefusal AssignmentRequest ExecutorLoad TenantLoad",
     "djinn_server.hookspecs.authenticators": "Authenticator Credentials Denial Identity",
-    "djinn_core.hookspecs.channels": "ChannelContext ChannelWrapper StandbyServer WrappedChannel",
+    "djinn_client.hookspecs.channels": "ChannelContext ChannelWrapper ClientChannel StandbyServer WrappedChannel",
     "djinn_server.hookspecs.compilers": "Compiler CompilerContext Replay",
     "djinn_core.hookspecs.cost_models": "CostModel Probe",
     "djinn_server.hookspecs.devices": "Device DeviceRuntime",
     "djinn_server.hookspecs.executors": "ExecutorEngine ExecutorHandle ExecutorOptions LaunchRequest LaunchedExecutor",
-    "djinn_core.hookspecs.integrations": "Integration",
-    "djinn_core.hookspecs.interception": "Interception",
-    "djinn_core.sink": "DescribedValue Facts OpHandler Sink Submission SubmissionReply",
+    "djinn_client.hookspecs.integrations": "Integration",
+    "djinn_client.hookspecs.interception": "Interception",
+    "djinn_client.sink": "DescribedValue Facts OpHandler Sink Submission SubmissionReply",
     "djinn_core.hookspecs.observers": "Event Observer",
     "djinn_server.hookspecs.operations": "OperationsAddress OperationsServer ServerMetrics WatchedServer",
     "djinn_core.hookspecs.operators": "CastPolicy OperatorLibrary",
@@ -225,11 +230,10 @@ _PLACES = {
     "djinn_core.hookspecs.patterns": "Pattern",
     "djinn_core.hookspecs.placement_policies": "PlacementContext PlacementPolicy",
     "djinn_server.hookspecs.quotas": "Quota",
-    "djinn_core.hookspecs.renderers": "Renderer",
-    "djinn_core.hookspecs.routers": "Executor Executors JoinedReplies Part PendingReply Router",
+    "djinn_client.hookspecs.renderers": "Renderer",
+    "djinn_client.hookspecs.routers": "Executor Executors JoinedReplies Part PendingReply Router",
     "djinn_server.hookspecs.run_strategies": "JointRun Replacement RunOffer RunResults RunStrategy StrategyContext StrategyRun TemplateFacts TemplateOp",
     "djinn_core.hookspecs.schedulers": "NodePriority Scheduler SchedulingContext",
-    "djinn_core.hookspecs.session_channel": "ClientChannel",
     "djinn_core.hookspecs.transports": "Buffer Connection Frame Limits LinkFacts Listener TlsOptions Transport TransportCapabilities",
     "djinn_server.hookspecs.weight_formats": "Decoding FileHeader HeaderEntry WeightFormat",
     "djinn_server.hookspecs.weight_sources": "LocalPlace ReportDownload WeightFile WeightPermissions WeightSink WeightSource",

@@ -8,7 +8,6 @@ The layers, lowest first. Each may import only from those before it (docs/archit
 - `settings`, `logs`: settings and where each came from; structured logs.
 - `ir`: programs, graphs and the result types of the stages.
 - `wire`: bytes to messages and back, without I/O.
-- `sink`: what interception and the runtime hand each other.
 - `hookspecs`: the contract for plugins, one module per kind.
 - `protocol`: addresses, connections over sockets, TLS, and frames that are delivered exactly once although connections break.
 - `observing`: events of a process, and the observers that are told of them.

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from djinn.testing.suite import Ending, missing, require_protocol
-from djinn_core.hookspecs.integrations import Integration
+from djinn_client.hookspecs.integrations import Integration
 
 
 class IntegrationConformance(Ending):

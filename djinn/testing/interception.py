@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from djinn.testing.suite import missing, require_protocol
-from djinn_core.hookspecs.interception import Interception
-from djinn_core.sink import Submission
+from djinn_client.hookspecs.interception import Interception
+from djinn_client.sink import Submission
 
 
 class InterceptionConformance:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from djinn.testing.suite import missing, require_protocol
-from djinn_core.sink import OpHandler
+from djinn_client.sink import OpHandler
 
 
 class OpHandlerConformance:

@@ -9,7 +9,7 @@ import pytest
 
 from djinn.testing.contexts import costs, plan, profile, spread, topology
 from djinn.testing.suite import OnGraphs, missing, require_protocol
-from djinn_core.hookspecs.renderers import Renderer
+from djinn_client.hookspecs.renderers import Renderer
 from djinn_core.ir.graph import Graph
 from djinn_core.ir.result import PipelineResult
 

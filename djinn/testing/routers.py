@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from djinn.testing.suite import missing, require_protocol
-from djinn_core.hookspecs.routers import Router
+from djinn_client.hookspecs.routers import Router
 
 
 class RouterConformance:

@@ -10,13 +10,13 @@ import signal
 from collections.abc import Mapping
 
 from djinn.testing.processes import executor_process
+from djinn_client.hookspecs.channels import WrappedChannel
 from djinn_client.interception.recording.recorder import current
 from djinn_client.runtime import client
 from djinn_client.runtime.connecting.open import OpenSession
 from djinn_client.runtime.context import context
 from djinn_client.runtime.session import Session
 from djinn_core.errors import DjinnError
-from djinn_core.hookspecs.channels import WrappedChannel
 from djinn_core.protocol.delivery.reliable_connection import ReliableConnection
 from djinn_core.wire.messages import StatsReply, StatsRequest
 

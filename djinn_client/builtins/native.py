@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Sequence
 
+from djinn_client.hookspecs.interception import Interception
+from djinn_client.sink import Sink, Submission
 from djinn_core.hookspecs import API_VERSION, hookimpl
-from djinn_core.hookspecs.interception import Interception
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.program import Call
-from djinn_core.sink import Sink, Submission
 
 djinn_api_version = API_VERSION
 

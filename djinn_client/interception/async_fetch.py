@@ -16,9 +16,9 @@ from djinn_client.interception.runtime_interface import port
 from djinn_client.interception.sync import fetch
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_client.interception.tensors.partial_fetch import PART_BYTES
+from djinn_client.sink import Ticket
 from djinn_core.errors import DjinnError
 from djinn_core.logs import get_logger
-from djinn_core.sink import Ticket
 from djinn_core.system.interrupts import interrupt_mask, require_stack_room
 
 Tensors = tuple[torch.Tensor, ...]

@@ -23,6 +23,7 @@ from djinn_client.interception.shape_inference.write_checks import check_overlap
 from djinn_client.interception.tap import Cause, taps, waiting_for
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor, change, wrap
 from djinn_client.interception.tensors.storage import Value
+from djinn_client.sink import DescribedValue, SubmissionReply
 from djinn_core.errors import (
     DjinnError,
     RemoteError,
@@ -35,7 +36,6 @@ from djinn_core.errors import (
 from djinn_core.ir.program import Call, Slot
 from djinn_core.ir.values import TensorMeta, tensor_meta
 from djinn_core.logs import get_logger
-from djinn_core.sink import DescribedValue, SubmissionReply
 from djinn_core.torch_private import schema_of
 
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from djinn_client.sink import Facts, Sink
 from djinn_core.errors import StartupError
-from djinn_core.sink import Facts, Sink
 from djinn_core.system.interrupts import InterruptibleLock
 
 if TYPE_CHECKING:
-    from djinn_core.hookspecs.interception import Interception
+    from djinn_client.hookspecs.interception import Interception
 
 Dispatch = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]  # (func, args, kwargs) -> result
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import msgspec
 
+from djinn_client.hookspecs.routers import Router
 from djinn_client.interception import interpreter_shutdown
 from djinn_client.interception.device.device_state import device_state
 from djinn_client.interception.device.numeric_settings import require_exact
@@ -34,10 +35,10 @@ from djinn_client.runtime.reconfiguring import (
 )
 from djinn_client.runtime.session import Session
 from djinn_client.runtime.sink import ClientSink
+from djinn_client.sink import OpHandler
 from djinn_client.tracebacks import for_users
 from djinn_core.errors import ConfigurationError, DjinnError, ForkedProcess, SessionLost
 from djinn_core.hookspecs.observers import Observer
-from djinn_core.hookspecs.routers import Router
 from djinn_core.ir.handles import new_storage
 from djinn_core.ir.short_repr import ShortRepr
 from djinn_core.logs import get_logger, set_debug_level
@@ -45,7 +46,6 @@ from djinn_core.observing import Sink as EventSink
 from djinn_core.registry.embedded_executors import LOCAL
 from djinn_core.registry.registry import Registry
 from djinn_core.settings import Settings, resolve
-from djinn_core.sink import OpHandler
 from djinn_core.system.gc_pause import collect_later
 from djinn_core.wire.messages import DeviceInfo
 

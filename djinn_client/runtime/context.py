@@ -18,7 +18,7 @@ from djinn_core.registry.registry import Registry
 from djinn_core.settings import Settings
 
 if TYPE_CHECKING:
-    from djinn_core.hookspecs.integrations import Integration
+    from djinn_client.hookspecs.integrations import Integration
     from djinn_core.ir.result import PipelineResult
     from djinn_core.registry.embedded_executors import EmbeddedExecutor
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import torch
 
+from djinn_client.hookspecs.routers import PendingReply
 from djinn_client.interception.deadlines import due
 from djinn_client.runtime.connecting.open import OpenSession
 from djinn_client.runtime.executor_link import ExecutorLink
@@ -20,9 +21,8 @@ from djinn_client.runtime.receiving.reply_reader import ReplyReader
 from djinn_client.runtime.sending.submissions import Submissions
 from djinn_client.runtime.sending.uploads import UploadCompressor, Uploader
 from djinn_client.runtime.stats import Stats
-from djinn_core.hookspecs.routers import PendingReply
+from djinn_client.sink import M, Submission, SubmissionReply
 from djinn_core.ir.stored_tensor import StoredTensor
-from djinn_core.sink import M, Submission, SubmissionReply
 from djinn_core.system.interrupts import interrupt_mask
 from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import DeviceInfo

@@ -5,11 +5,11 @@ from __future__ import annotations
 from threading import get_ident
 from typing import NoReturn
 
+from djinn_client.hookspecs.channels import ClientChannel
 from djinn_client.interception.tensors.known_contents import known_contents
 from djinn_client.runtime.connecting.handshake import REASON_SECONDS, close_reason
 from djinn_client.runtime.stats import Stats
 from djinn_core.errors import DjinnError, ProtocolError, SessionLost, TransportError
-from djinn_core.hookspecs.session_channel import ClientChannel
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.logs import get_logger
 from djinn_core.system.interrupts import InterruptibleLock, interrupt_mask

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable
 from functools import partial
 from types import ModuleType
 
+from djinn_client.hookspecs.integrations import Integration
 from djinn_client.interception.on_import import adapt_on_import
 from djinn_client.runtime.context import ClientContext, context
 from djinn_core.errors import ConfigurationError, DjinnError
-from djinn_core.hookspecs.integrations import Integration
 from djinn_core.logs import get_logger
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.discovery import PluginCandidate

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from djinn_client.hookspecs.routers import Executors, Router
 from djinn_client.runtime.connecting.open import OpenSession
 from djinn_client.runtime.executor_client import ExecutorClient
 from djinn_client.runtime.receiving.failures import Failures
-from djinn_core.hookspecs.routers import Executors, Router
 from djinn_core.wire.weight_messages import RemoveWeights, SaveWeights
 
 Connect = Callable[[OpenSession, Failures, int], ExecutorClient]  # creates the client of an executor with this number

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from djinn_client.hookspecs.routers import PendingReply
 from djinn_client.interception.runtime_interface import port
 from djinn_client.runtime.context import ClientContext
 from djinn_client.runtime.planning.session_planner import load_plugins
 from djinn_client.runtime.session import Session
+from djinn_client.sink import Facts, M, Sink, Submission, SubmissionReply
 from djinn_core.errors import SessionLost
-from djinn_core.hookspecs.routers import PendingReply
 from djinn_core.ir.stored_tensor import StoredTensor
-from djinn_core.sink import Facts, M, Sink, Submission, SubmissionReply
 from djinn_core.system.interrupts import InterruptibleLock
 from djinn_core.wire.message_base import Message
 

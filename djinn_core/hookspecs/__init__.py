@@ -1,5 +1,7 @@
 """The contract for plugin authors. Each module has one kind of plugin: its base class, its values and its hook.
 
+Kinds that only clients or servers call are in `djinn_client.hookspecs` and `djinn_server.hookspecs`.
+
 A hook *registers*: it returns objects of the base class. The core calls these objects one at a time. It attributes an
 error to the plugin whose object raised it.
 """

@@ -20,7 +20,7 @@ class Kind(msgspec.Struct, frozen=True):
         base_name: name, in that module, of the base class of the objects.
         processes: the processes in which its hook is called: `client`, `gateway`, `executor`, or `command`, the command
             `djinn`.
-        package: the package that declares the hook. Clients may lack `djinn_server`, and with it the kinds of servers.
+        package: the package that declares the hook. Clients may lack `djinn_server`, and with it the kinds of servers, and servers `djinn_client`.
     """
 
     name: str
@@ -45,21 +45,22 @@ class Kind(msgspec.Struct, frozen=True):
         return found
 
 
+CLIENT: Final = "djinn_client"
 SERVER: Final = "djinn_server"
 INTEGRATIONS: Final = "integrations"
 KINDS: Final[tuple[Kind, ...]] = (
-    Kind(INTEGRATIONS, "Integration"),
-    Kind("interception", "Interception"),
-    Kind("op_handlers", "OpHandler"),
+    Kind(INTEGRATIONS, "Integration", package=CLIENT),
+    Kind("interception", "Interception", package=CLIENT),
+    Kind("op_handlers", "OpHandler", package=CLIENT),
     Kind("operators", "OperatorLibrary", ("client", "executor")),
-    Kind("routers", "Router"),
+    Kind("routers", "Router", package=CLIENT),
     Kind("patterns", "Pattern"),
     Kind("cost_models", "CostModel"),
     Kind("optimizations", "Optimization"),
     Kind("placement_policies", "PlacementPolicy"),
     Kind("schedulers", "Scheduler"),
     Kind("transports", "Transport", ("client", "gateway", "executor")),
-    Kind("channels", "ChannelWrapper"),
+    Kind("channels", "ChannelWrapper", package=CLIENT),
     Kind("executors", "ExecutorEngine", ("client", "gateway"), SERVER),
     Kind("devices", "Device", ("gateway", "executor"), SERVER),
     Kind("compilers", "Compiler", ("executor",), SERVER),
@@ -70,7 +71,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("assignment_policies", "AssignmentPolicy", ("gateway",), SERVER),
     Kind("operations", "OperationsServer", ("gateway",), SERVER),
     Kind("observers", "Observer", ("client", "gateway", "executor")),
-    Kind("renderers", "Renderer"),
+    Kind("renderers", "Renderer", package=CLIENT),
     Kind("commands", "Command", ("command",)),
 )
 

@@ -18,43 +18,31 @@ from djinn_core.settings import PluginSetting, SettingRow
 if TYPE_CHECKING:  # lists commands without importing PyTorch
     from click import Command
 
-    from djinn_core.hookspecs.channels import ChannelWrapper
     from djinn_core.hookspecs.cost_models import CostModel
-    from djinn_core.hookspecs.integrations import Integration
-    from djinn_core.hookspecs.interception import Interception
     from djinn_core.hookspecs.observers import Observer
     from djinn_core.hookspecs.operators import OperatorLibrary
     from djinn_core.hookspecs.optimizations import Optimization
     from djinn_core.hookspecs.patterns import Pattern
     from djinn_core.hookspecs.placement_policies import PlacementPolicy
-    from djinn_core.hookspecs.renderers import Renderer
-    from djinn_core.hookspecs.routers import Router
     from djinn_core.hookspecs.schedulers import Scheduler
     from djinn_core.hookspecs.transports import Transport
-    from djinn_core.sink import OpHandler
 
 
 class Registry:
     """The objects that plugins registered, each tuple in the order that the docstring of its hook promises.
 
     A kind is loaded when its objects are first asked for, by any thread. Given objects may replace those of plugins.
-    Kinds of the server's package have no annotation here.
+    Kinds of the client's and the server's packages have no annotation here.
     """
 
-    integrations: tuple[Integration, ...]
-    interception: tuple[Interception, ...]
-    op_handlers: tuple[OpHandler, ...]
     operators: tuple[OperatorLibrary, ...]
-    routers: tuple[Router, ...]
     patterns: tuple[Pattern, ...]
     cost_models: tuple[CostModel, ...]
     optimizations: tuple[Optimization, ...]
     placement_policies: tuple[PlacementPolicy, ...]
     schedulers: tuple[Scheduler, ...]
     transports: tuple[Transport, ...]
-    channels: tuple[ChannelWrapper, ...]
     observers: tuple[Observer, ...]
-    renderers: tuple[Renderer, ...]
     commands: tuple[Command, ...]
 
     def __init__(

@@ -14,13 +14,13 @@ from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from djinn_client.hookspecs.interception import Interception
+from djinn_client.sink import Sink, Submission
 from djinn_core.hookspecs import hookimpl
-from djinn_core.hookspecs.interception import Interception
 from djinn_core.ir import form as forms
 from djinn_core.ir.handles import make_handle, new_storage
 from djinn_core.ir.program import Call, Program, Signature
 from djinn_core.ir.values import TensorMeta, meta_of
-from djinn_core.sink import Sink, Submission
 
 djinn_api_version = "2.0"
 DEVICE = "remote_accelerator"

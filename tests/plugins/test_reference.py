@@ -15,6 +15,7 @@ import attrs
 import pytest
 
 import djinn
+import djinn_client.hookspecs
 import djinn_core.hookspecs
 import djinn_server.hookspecs
 from djinn.testing.observers import EVENTS
@@ -65,7 +66,7 @@ def undescribed(item: type) -> set[str]:
 def test_every_hook_module_is_a_kind() -> None:
     modules = [
         importlib.import_module(f"{package.__name__}.{found.name}")
-        for package in (djinn_core.hookspecs, djinn_server.hookspecs)
+        for package in (djinn_core.hookspecs, djinn_client.hookspecs, djinn_server.hookspecs)
         for found in pkgutil.iter_modules(package.__path__)
     ]
     declared = {name for module in modules for name in vars(module) if name.startswith("djinn_register_")}

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import djinn
+from djinn_client.hookspecs.routers import Executors
 from djinn_client.runtime import client
-from djinn_core.hookspecs.routers import Executors
 from djinn_pool.load_balancing import LoadBalancer, ProgramFamily
 
 REMOTE = "remote_accelerator:0"

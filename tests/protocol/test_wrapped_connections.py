@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
+from djinn_client.hookspecs.channels import PlainClientChannel
 from djinn_client.runtime.connecting.reconnect import ResumingConnection
-from djinn_core.hookspecs.session_channel import PlainChannel, PlainClientChannel
+from djinn_core.hookspecs.session_channel import PlainChannel
 from djinn_core.hookspecs.transports import NO_LINK, Connection, Frame, Limits, LinkFacts
 from djinn_core.protocol.net.sockets import SocketConnection
 from djinn_core.wire.frame_order import pack_prefix

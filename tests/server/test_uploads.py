@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 import djinn
 from djinn_client.runtime import client
 from djinn_client.runtime.sending import uploads
+from djinn_client.sink import Submission
 from djinn_core.errors import RemoteError, SessionLost
 from djinn_core.hookspecs.observers import Event
 from djinn_core.ir.program import Program
-from djinn_core.sink import Submission
 from djinn_core.wire.compression import PLANES_ZSTD, compressed
 from djinn_core.wire.frames import Frame
 from djinn_core.wire.messages import BlobQuery, UploadPart, encode

@@ -18,10 +18,10 @@ from djinn_client.interception.dispatch import handles, record
 from djinn_client.interception.native.install import hide_frames_of
 from djinn_client.interception.native.library import set_kernel
 from djinn_client.interception.runtime_interface import port
+from djinn_client.sink import OpHandler
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.ir.layout_operators import CONVERSIONS
 from djinn_core.ir.operators import resolve_for_layouts
-from djinn_core.sink import OpHandler
 from djinn_core.torch_private import schema_of
 
 aten = torch.ops.aten

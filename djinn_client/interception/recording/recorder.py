@@ -35,13 +35,13 @@ from djinn_client.interception.shape_inference.message_limits import check_dimen
 from djinn_client.interception.tap import taps
 from djinn_client.interception.tensors.known_contents import known_contents
 from djinn_client.interception.tensors.storage import Storage, Value, live_values, still_to_free
+from djinn_client.sink import M, Submission, SubmissionReply, Ticket
 from djinn_client.torch_dispatch import without_modes
 from djinn_core.errors import DjinnError, ForkedProcess, UnsupportedOperation
 from djinn_core.ir.handles import number_storages_by, storage_of
 from djinn_core.ir.module_path import ForwardCalls, ModuleCall
 from djinn_core.ir.program import Program
 from djinn_core.ir.stored_tensor import StoredTensor
-from djinn_core.sink import M, Submission, SubmissionReply, Ticket
 from djinn_core.system.gc_pause import collect_later
 from djinn_core.system.interrupts import InterruptibleLock, interrupt_mask, require_stack_room
 from djinn_core.wire import limits

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import msgspec
 
+from djinn_client.sink import Submission
 from djinn_core.ir.program import Program
-from djinn_core.sink import Submission
 from djinn_core.wire import limits
 
 

@@ -13,6 +13,7 @@ import attrs
 import msgspec
 import torch
 
+from djinn_client.hookspecs.channels import ChannelContext, ClientChannel, PlainClientChannel, StandbyServer
 from djinn_client.interception.runtime_interface import port
 from djinn_client.runtime.connecting.handshake import (
     Server,
@@ -39,8 +40,6 @@ from djinn_client.runtime.connecting.servers import (
     standby_servers,
 )
 from djinn_core.errors import AccessRefused, DjinnError, PluginError, ServerBusy, TransportError
-from djinn_core.hookspecs.channels import ChannelContext, StandbyServer
-from djinn_core.hookspecs.session_channel import ClientChannel, PlainClientChannel
 from djinn_core.ir.operators import allowed_operators
 from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import has_transport, server_name

@@ -13,6 +13,7 @@ from typing import Final
 
 import attrs
 
+from djinn_client.hookspecs.channels import ClientChannel, Reconnection
 from djinn_client.runtime.connecting.handshake import (
     DIRECT_SECONDS,
     REASON_SECONDS,
@@ -23,7 +24,6 @@ from djinn_client.runtime.connecting.handshake import (
     slowness,
 )
 from djinn_core.errors import AccessRefused, DjinnError, TransportError
-from djinn_core.hookspecs.session_channel import ClientChannel, Reconnection
 from djinn_core.hookspecs.transports import Connection, Limits, Transport
 from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import transport_for

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from djinn_client.runtime.sending.template import PreparedTemplate
+from djinn_client.sink import Submission
 from djinn_core.ir.handles import make_handle, new_storage, storage_of, storages_of, views_of
 from djinn_core.ir.slot_arrays import Words
-from djinn_core.sink import Submission
 from djinn_core.system.lru import LruCache
 
 if TYPE_CHECKING:

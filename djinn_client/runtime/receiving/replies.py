@@ -16,9 +16,9 @@ from djinn_client.runtime.receiving.reply_reader import ReplyReader
 from djinn_client.runtime.sending.binding import PendingSubmission, settle_claims
 from djinn_client.runtime.sending.cancellation import Cancellation, cancelled
 from djinn_client.runtime.stats import Stats
+from djinn_client.sink import SubmissionReply
 from djinn_core.errors import DeadlineExceeded, ProtocolError, SessionLost, TransportError
 from djinn_core.hookspecs.transports import Buffer, Frame
-from djinn_core.sink import SubmissionReply
 from djinn_core.system.gc_pause import collect_later
 from djinn_core.system.interrupts import LOOK_SECONDS, interrupt_mask, require_stack_room
 from djinn_core.wire.message_base import Message

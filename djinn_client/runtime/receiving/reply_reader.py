@@ -11,10 +11,10 @@ import torch
 
 from djinn_client.runtime.receiving.failures import Failures
 from djinn_client.runtime.sending.binding import PendingSubmission
+from djinn_client.sink import DescribedValue
 from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.transports import Buffer
 from djinn_core.ir.values import tensor_meta
-from djinn_core.sink import DescribedValue
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Completed, TensorHeader, ValueDescription
 from djinn_core.wire.tensors import dtype_from_name, tensor_from_wire

@@ -21,10 +21,10 @@ from djinn_client.runtime.sending.binding import Bound, PendingSubmission, bind,
 from djinn_client.runtime.sending.template import PreparedTemplate, dying_inputs
 from djinn_client.runtime.sending.workload import workload_of
 from djinn_client.runtime.stats import Stats
+from djinn_client.sink import Submission
 from djinn_core.errors import ProtocolError, UnsupportedOperation
 from djinn_core.hookspecs.transports import Buffer, Frame
 from djinn_core.ir.slot_arrays import Words
-from djinn_core.sink import Submission
 from djinn_core.system.interrupts import interrupt_mask
 from djinn_core.system.printable import printable
 from djinn_core.wire import limits

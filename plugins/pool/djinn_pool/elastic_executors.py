@@ -8,6 +8,7 @@ from typing import Final
 
 import attrs
 
+from djinn_client.hookspecs.routers import Executors
 from djinn_client.interception.device.random_state import get_state, set_state
 from djinn_client.interception.recording.recorder import current
 from djinn_client.runtime.context import context
@@ -15,7 +16,6 @@ from djinn_client.runtime.executor_client import ExecutorClient
 from djinn_client.runtime.planning.constraints import limits_of, within
 from djinn_client.runtime.planning.run_pipeline import capabilities_of
 from djinn_core.errors import DoesNotFit, UnsupportedOperation
-from djinn_core.hookspecs.routers import Executors
 from djinn_core.ir.costs import DeviceCapabilities, Link, NetworkTopology
 from djinn_core.ir.handles import storage_of
 from djinn_core.system.interrupts import interrupt_mask

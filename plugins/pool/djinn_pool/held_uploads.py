@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from djinn_client.hookspecs.routers import Executors
 from djinn_client.runtime.executor_client import ExecutorClient
-from djinn_core.hookspecs.routers import Executors
 from djinn_core.ir.stored_tensor import StoredTensor
 from djinn_pool.value_locations import ValueLocations
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
+from djinn_client.hookspecs.routers import Executors
 from djinn_client.runtime.executor_client import ExecutorClient
-from djinn_core.hookspecs.routers import Executors
 from djinn_core.ir.handles import storage_of
 from djinn_pool.parts import PooledPlan
 from djinn_pool.placement_trials import TriedPlacement

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 import attrs
 
+from djinn_client.hookspecs.channels import ClientChannel, Reconnection
 from djinn_client.runtime.connecting.handshake import ask
 from djinn_core.errors import DjinnError, TransportError
-from djinn_core.hookspecs.session_channel import ClientChannel, Reconnection
 from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import at_host, is_loopback, is_wildcard, parse_url
 from djinn_core.protocol.backoff import Backoff

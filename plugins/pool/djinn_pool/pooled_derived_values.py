@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from djinn_client.runtime.planning.derived_values import DerivedValues
+from djinn_client.sink import Submission
 from djinn_core.hookspecs.schedulers import SchedulingContext
 from djinn_core.ir.costs import Costs, NetworkTopology
 from djinn_core.ir.graph import Graph
@@ -15,7 +16,6 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.schedule import ExecutionSchedule
 from djinn_core.ir.substitution import Recipe, RecipeLocations, RewrittenProgram
 from djinn_core.planning.stages.steps import write_steps
-from djinn_core.sink import Submission
 from djinn_pool.lowering import ProgramPlacement, build_plan, resident
 from djinn_pool.parts import PooledPlan, named
 from djinn_pool.value_locations import ValueLocations

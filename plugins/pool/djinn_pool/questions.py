@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
+from djinn_client.hookspecs.routers import Executors
 from djinn_client.runtime.executor_client import ExecutorClient
+from djinn_client.sink import M
 from djinn_core.errors import UnsupportedOperation, WeightsUnavailable
-from djinn_core.hookspecs.routers import Executors
 from djinn_core.ir.handles import storage_of
-from djinn_core.sink import M
 from djinn_core.wire.binding_delta import pack_handles, unpack_handles
 from djinn_core.wire.cache_messages import CacheReply, CacheRequest
 from djinn_core.wire.message_base import Message

@@ -13,6 +13,7 @@ import attrs
 import msgspec
 import torch
 
+from djinn_client.hookspecs.routers import EMPTY, Executors, JoinedReplies, PendingReply, Router
 from djinn_client.interception.runtime_interface import port
 from djinn_client.runtime.context import context
 from djinn_client.runtime.executor_client import ExecutorClient, ExecutorReply, follow_reads
@@ -20,8 +21,8 @@ from djinn_client.runtime.planning.plan_maker import tell_planned
 from djinn_client.runtime.planning.session_planner import new_planner
 from djinn_client.runtime.sending.submissions import NO_VALUES
 from djinn_client.runtime.sending.template import PreparedTemplate
+from djinn_client.sink import M, Submission, SubmissionReply
 from djinn_core.errors import DeadlineExceeded, DjinnError
-from djinn_core.hookspecs.routers import EMPTY, Executors, JoinedReplies, PendingReply, Router
 from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.graph import Graph
 from djinn_core.ir.handles import storage_of
@@ -31,7 +32,6 @@ from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.slot_arrays import Words
 from djinn_core.ir.stored_tensor import StoredTensor
 from djinn_core.ir.stream import ALONE
-from djinn_core.sink import M, Submission, SubmissionReply
 from djinn_core.system.interrupts import InterruptibleLock, interrupt_mask
 from djinn_core.wire.message_base import Message
 from djinn_pool import drained_nodes, questions

@@ -9,9 +9,9 @@ from typing import Final
 
 import msgspec
 
+from djinn_client.hookspecs.routers import Executors
 from djinn_client.runtime.executor_client import ExecutorClient
 from djinn_client.runtime.observing import Observers
-from djinn_core.hookspecs.routers import Executors
 from djinn_core.ir.costs import EVERYWHERE, Link
 from djinn_core.logs import get_logger
 from djinn_core.wire.binding_delta import pack_handles

@@ -14,9 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from djinn_client.hookspecs.channels import ChannelContext, ClientChannel, StandbyServer, WrappedChannel
 from djinn_core.errors import DjinnError, TransportError
-from djinn_core.hookspecs.channels import ChannelContext, StandbyServer, WrappedChannel
-from djinn_core.hookspecs.session_channel import ClientChannel
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.logs import get_logger
 from djinn_core.protocol.delivery.reliable_connection import ReconnectingConnection

@@ -8,8 +8,8 @@ import pytest
 
 import djinn_standby
 from djinn.testing import ChannelConformance, PluginConformance
+from djinn_client.hookspecs.channels import ChannelContext
 from djinn_core.errors import ProtocolError, TransportError
-from djinn_core.hookspecs.channels import ChannelContext
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.protocol.delivery import snapshot_schedule
 from djinn_core.protocol.delivery.record_log import LazyBuffers

@@ -21,11 +21,11 @@ from djinn_client.interception.handler_support import (
     written_operands,
 )
 from djinn_client.runtime.context import context
+from djinn_client.sink import OpHandler
 from djinn_client.torch_dispatch import CGenerator
 from djinn_core.errors import RemoteError, RemoteNotImplementedError, UnsupportedOperation
 from djinn_core.ir.program import Slot
 from djinn_core.logs import get_logger
-from djinn_core.sink import OpHandler
 from djinn_core.torch_private import schema_of, storage_key
 
 log = get_logger("djinn.fallback")

@@ -19,6 +19,7 @@ from djinn_client.interception.tensors.lazy_tensor import LazyTensor, is_remote,
 from djinn_client.interception.tensors.storage import Storage, Value
 from djinn_client.runtime.client import settings
 from djinn_client.runtime.context import context
+from djinn_client.sink import M
 from djinn_core.errors import (
     ConfigurationError,
     DeadlineExceeded,
@@ -29,7 +30,6 @@ from djinn_core.errors import (
 from djinn_core.ir.stored_tensor import SAFETENSORS_DTYPES, StoredTensor, WeightListing
 from djinn_core.ir.values import contiguous_strides, tensor_meta
 from djinn_core.logs import get_logger
-from djinn_core.sink import M
 from djinn_core.system.printable import is_text
 from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import pack_handles

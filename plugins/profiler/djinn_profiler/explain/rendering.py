@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from djinn_client.hookspecs.renderers import Renderer
 from djinn_core.errors import ConfigurationError, DjinnError, PluginError
-from djinn_core.hookspecs.renderers import Renderer
 from djinn_core.ir.result import PipelineResult
 from djinn_core.registry.registry import Registry
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from djinn_client.sink import OpHandler
 from djinn_core.hookspecs import hookspec
-from djinn_core.sink import OpHandler
 
 
 @hookspec

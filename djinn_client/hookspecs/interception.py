@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from djinn_client.sink import Sink, Submission, SubmissionReply, Ticket
 from djinn_core.hookspecs import hookspec
 from djinn_core.ir.program import Call, Program
-from djinn_core.sink import Sink, Submission, SubmissionReply, Ticket
 
 
 class Interception(ABC):

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 import msgspec
 import torch
 
+from djinn_client.sink import DescribedValue, M, Submission, SubmissionReply
 from djinn_core.errors import DjinnError, UnsupportedOperation
 from djinn_core.hookspecs import hookspec
 from djinn_core.ir.program import Program
 from djinn_core.ir.stored_tensor import StoredTensor
-from djinn_core.sink import DescribedValue, M, Submission, SubmissionReply
 from djinn_core.system.interrupts import interrupt_mask
 from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import DeviceInfo
