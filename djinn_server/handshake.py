@@ -9,7 +9,7 @@ import secrets
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.wire.message_base import Message
-from djinn_core.wire.messages import AnyMessage, ProtocolClose, Refused, decode, encode
+from djinn_core.wire.messages import ProtocolClose, Refused, decode, encode
 
 # Frame limit for peers without a token or a ticket.
 UNAUTHENTICATED_LIMITS = Limits(head=16 << 10, body=0, buffers=0)
@@ -30,7 +30,7 @@ def send_message(connection: Connection, message: Message) -> None:
     connection.send(Frame(encode(message)))
 
 
-def receive_message(connection: Connection, timeout: float | None) -> AnyMessage:
+def receive_message(connection: Connection, timeout: float | None) -> Message:
     """Receive the next message.
 
     Raises:

@@ -13,8 +13,8 @@ import msgspec
 from djinn_core.errors import ProtocolError
 from djinn_core.wire.binding_delta import Handles
 from djinn_core.wire.frames import Frame
-from djinn_core.wire.message_base import Count, tag_of
-from djinn_core.wire.messages import AnyMessage, InitialBindings, Submit, TemplateReply, ValueHints, decode
+from djinn_core.wire.message_base import Count, Message, tag_of
+from djinn_core.wire.messages import InitialBindings, Submit, TemplateReply, ValueHints, decode
 from djinn_core.wire.upload_messages import BlobOffer, UploadPart
 from djinn_core.wire.weight_messages import ReadWeights
 
@@ -127,7 +127,7 @@ def _first_of(raw: msgspec.Raw) -> InitialBindings | None:
         return None
 
 
-def decode_frame(frame: Frame) -> AnyMessage | Unreadable:
+def decode_frame(frame: Frame) -> Message | Unreadable:
     """Decode the message of a frame, or the readable part of a malformed message.
 
     Raises:

@@ -20,9 +20,8 @@ from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import Handles, unpack_handles
 from djinn_core.wire.cache_messages import CacheReply, CacheRequest
 from djinn_core.wire.cancel_messages import CancelSubmissions, RepeatOutcome
-from djinn_core.wire.message_base import Failure
+from djinn_core.wire.message_base import Failure, Message
 from djinn_core.wire.messages import (
-    AnyMessage,
     Completed,
     Goodbye,
     InitialBindings,
@@ -205,7 +204,7 @@ class ExecutorSession:
             yield from self._loop.pauses(connection)
 
     def begin(
-        self, message: AnyMessage | Unreadable, frame: Frame, connection: ExecutorChannel, started: float
+        self, message: Message | Unreadable, frame: Frame, connection: ExecutorChannel, started: float
     ) -> Iterator[Wait] | None:
         """Begin to handle a message, as `MessageHandlers.begin` does."""
         self._idle.at = None
@@ -240,7 +239,7 @@ class ExecutorSession:
         """As `MessageHandlers.idle_deadline`: the values leave the device then."""
         return self._idle.deadline()
 
-    def take_at_once(self, message: AnyMessage | Unreadable, frame: Frame) -> None:
+    def take_at_once(self, message: Message | Unreadable, frame: Frame) -> None:
         """Handle a message out of order, as `MessageHandlers.take_at_once` does."""
         if isinstance(message, UnreadableUpload):
             self._refuse_upload(message)
@@ -266,7 +265,7 @@ class ExecutorSession:
         self._uploads.refuse(message.handle, message.reason)
 
     def _handle(
-        self, message: AnyMessage | Unreadable, frame: Frame, connection: ExecutorChannel
+        self, message: Message | Unreadable, frame: Frame, connection: ExecutorChannel
     ) -> Iterator[Wait] | None:
         """Handle a message that is no submission. Return the rest of its handler, if that may wait."""
         if not isinstance(message, UploadPart):  # which makes new values alone

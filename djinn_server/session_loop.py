@@ -12,7 +12,8 @@ from djinn_core.hookspecs.transports import Frame
 from djinn_core.wire import limits
 from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.frames import weight
-from djinn_core.wire.messages import AnyMessage, Goodbye, Submit, TemplateReply, is_of_kind
+from djinn_core.wire.message_base import Message
+from djinn_core.wire.messages import Goodbye, Submit, TemplateReply, is_of_kind
 from djinn_core.wire.upload_messages import AbortUpload, UploadPart
 from djinn_server.malformed import Unreadable, UnreadableTemplate, UnreadableUpload, decode_frame
 from djinn_server.recovery.executor_channel import ExecutorChannel
@@ -40,11 +41,11 @@ class MessageHandlers(Protocol):
     """The handlers of a session's messages."""
 
     def begin(
-        self, message: AnyMessage | Unreadable, frame: Frame, connection: ExecutorChannel, started: float
+        self, message: Message | Unreadable, frame: Frame, connection: ExecutorChannel, started: float
     ) -> Iterator[Wait] | None:
         """Begin to handle a message that was received at `started`. Return the rest of its handler, if that may wait."""
 
-    def take_at_once(self, message: AnyMessage | Unreadable, frame: Frame) -> None:
+    def take_at_once(self, message: Message | Unreadable, frame: Frame) -> None:
         """Handle a message for which the present message may wait."""
 
     def receive_ahead(self, connection: ExecutorChannel) -> Frame | None:
@@ -78,7 +79,7 @@ class SessionLoop:
         idle_seconds: float,
     ) -> None:
         """`idle_seconds`: time after which an idle session has something to do; 0: never."""
-        self.machine: SessionMachine[tuple[AnyMessage | Unreadable, Frame]] = SessionMachine(
+        self.machine: SessionMachine[tuple[Message | Unreadable, Frame]] = SessionMachine(
             limits.BACKLOG_FRAMES, limits.BACKLOG_BYTES
         )
         self._handlers, self._reads, self._cancellation, self._threads = handlers, reads, cancellation, threads
@@ -96,7 +97,7 @@ class SessionLoop:
         yield Wait((FRAME,))
         return self.machine.pop()[1]
 
-    def following(self, connection: ExecutorChannel) -> AnyMessage | Unreadable | None:
+    def following(self, connection: ExecutorChannel) -> Message | Unreadable | None:
         """Return the submission behind the present one if it has arrived; None otherwise, or any other message. `machine.pop` takes it."""
         machine = self.machine
         with contextlib.suppress(TransportError, ProtocolError):  # the session's next wait finds it
@@ -226,7 +227,7 @@ class SessionLoop:
                 machine.here(key)
 
 
-def _kind_of(message: AnyMessage | Unreadable) -> Kind:
+def _kind_of(message: Message | Unreadable) -> Kind:
     if isinstance(message, UnreadableUpload) and message.offered:
         return Kind.IN_ORDER  # an offer needs a reply
     return _KINDS.get(type(message), Kind.IN_ORDER)

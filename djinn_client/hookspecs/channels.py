@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import attrs
 
 from djinn_core.hookspecs import hookspec
-from djinn_core.hookspecs.session_channel import PlainChannel, SessionChannel
+from djinn_core.hookspecs.session_channel import PlainChannel, SessionChannel, passed_on
 from djinn_core.hookspecs.transports import Connection
 from djinn_core.wire.messages import Attached
 
@@ -85,29 +85,13 @@ class WrappedChannel(PlainChannel, ClientChannel):
     """Pass everything on to the channel inside. Derive from it, and override the methods that differ."""
 
     _inner: ClientChannel
+    crashes_executors = passed_on("crashes_executors")
+    logged = passed_on("logged")
+    successor = passed_on("successor")
+    reconnection = passed_on("reconnection")
 
     def __init__(self, inner: ClientChannel) -> None:
         super().__init__(inner)
-
-    @property
-    def crashes_executors(self) -> bool:
-        """As `ClientChannel.crashes_executors`."""
-        return self._inner.crashes_executors
-
-    @property
-    def logged(self) -> bool:
-        """As `ClientChannel.logged`."""
-        return self._inner.logged
-
-    @property
-    def successor(self) -> Attached | None:
-        """As `ClientChannel.successor`."""
-        return self._inner.successor
-
-    @property
-    def reconnection(self) -> Reconnection | None:
-        """As `ClientChannel.reconnection`."""
-        return self._inner.reconnection
 
     def limit_reconnect_seconds(self, patience: float) -> None:
         """As `ClientChannel.limit_reconnect_seconds`."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import Any
 
-from djinn_core.hookspecs.transports import Connection, Frame, Limits, LinkFacts
+from djinn_core.hookspecs.transports import Connection, Frame, Limits
 
 
 class SessionChannel(Connection):
@@ -20,8 +22,20 @@ class SessionChannel(Connection):
         """Allow no further connection. The current one continues."""
 
 
+def passed_on(name: str) -> Any:
+    """Return a property that reads the attribute `name` of the connection inside."""
+    return property(operator.attrgetter(f"_inner.{name}"), doc=f"As `{name}` of the connection inside.")
+
+
 class WrappedConnection(SessionChannel):
     """Base of session channels over another connection, whose properties it passes on."""
+
+    bytes_sent = passed_on("bytes_sent")
+    bytes_received = passed_on("bytes_received")
+    held = passed_on("held")
+    peer = passed_on("peer")
+    certificate = passed_on("certificate")
+    link = passed_on("link")
 
     def __init__(self, inner: Connection) -> None:
         self._inner = inner
@@ -33,36 +47,6 @@ class WrappedConnection(SessionChannel):
     def descriptor(self) -> int | None:
         """As `Connection.descriptor`."""
         return self._inner.descriptor()
-
-    @property
-    def bytes_sent(self) -> int:
-        """As `Connection.bytes_sent`."""
-        return self._inner.bytes_sent
-
-    @property
-    def bytes_received(self) -> int:
-        """As `Connection.bytes_received`."""
-        return self._inner.bytes_received
-
-    @property
-    def held(self) -> int:
-        """As `Connection.held`."""
-        return self._inner.held
-
-    @property
-    def peer(self) -> str:
-        """As `Connection.peer`."""
-        return self._inner.peer
-
-    @property
-    def certificate(self) -> bytes:
-        """As `Connection.certificate`."""
-        return self._inner.certificate
-
-    @property
-    def link(self) -> LinkFacts:
-        """As `Connection.link`."""
-        return self._inner.link
 
 
 class PlainChannel(WrappedConnection):

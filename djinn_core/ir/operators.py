@@ -32,78 +32,30 @@ HAS_PASSED = "djinn::has_passed"
 ELAPSED_TIME = "djinn::elapsed_time"
 LAYOUT_CALL = "djinn::layout_call"  # see `layout_operators`
 OWN_OPERATORS = frozenset({
-    MANUAL_SEED,
-    GET_RANDOM_STATE,
-    SET_RANDOM_STATE,
-    EXCHANGE_RANDOM_STATE,
-    SEEDED_GENERATOR,
-    RESTORED_GENERATOR,
-    GENERATOR_STATE,
-    MARK,
-    HAS_PASSED,
-    ELAPSED_TIME,
-    LAYOUT_CALL,
+    MANUAL_SEED, GET_RANDOM_STATE, SET_RANDOM_STATE, EXCHANGE_RANDOM_STATE, SEEDED_GENERATOR, RESTORED_GENERATOR, GENERATOR_STATE, MARK,
+    HAS_PASSED, ELAPSED_TIME, LAYOUT_CALL,
 })  # fmt: skip
-
 _BEYOND_TENSORS = (
     "it reaches files, foreign memory, other processes or autograd, or changes what a tensor is for PyTorch"
 )
 _UNCHECKED = "its kernel builds tensors or reads memory without looking at what it is given, and no program needs it by this name"
-# Reasons why ops are refused, by op name without overload.
-_EXCLUDED = dict.fromkeys(
-    (
-        "_backward",  # runs autograd, which executors never do
-        "_coalesced_",
-        "_cuda_getCurrentRawStream",
-        "_efficientzerotensor",  # a tensor that claims bytes that it does not have
-        "_has_compatible_shallow_copy_type",
-        "_make_dual",
-        "_make_dual_copy",
-        "_nested_tensor_from_mask",
-        "_pin_memory",
-        "_print",
-        "_propagate_xla_data",
-        "_remove_batch_dim",
-        "_use_cudnn_ctc_loss",
-        "_version",
-        "backward",
-        "data",
-        "from_file",
-        "is_pinned",
-        "output_nr",
-        "pin_memory",
-        "record_stream",
-        "rename",
-        "rename_",
-        "requires_grad_",
-        "retain_grad",
-        "retains_grad",
-        "save",
-        "set_data",
-    ),
-    _BEYOND_TENSORS,
-) | dict.fromkeys(
-    (
-        "_batch_norm_impl_index_backward",
-        "_batch_norm_with_update_functional",
-        "_compute_linear_combination",
-        "_convert_indices_from_coo_to_csr",
-        "_convert_indices_from_csr_to_coo",
-        "_cummax_helper",
-        "_cummin_helper",
-        "_dyn_quant_matmul_4bit",
-        "_dyn_quant_pack_4bit_weight",
-        "_foreach_copy",
-        "_fused_moving_avg_obs_fq_helper_functional",
-        "_nnpack_spatial_convolution",
-        "_slow_conv2d_backward",
-        "_stack",
-        "_thnn_differentiable_gru_cell_backward",
-        "_thnn_differentiable_lstm_cell_backward",
-        "choose_qparams_optimized",
-        "promote_types",
-    ),
-    _UNCHECKED,
+# Op names without overload. `_backward` runs autograd, which executors never do. `_efficientzerotensor` claims bytes that it does not have.
+_REACHING_BEYOND = (
+    "_backward _efficientzerotensor "
+    "_coalesced_ _cuda_getCurrentRawStream _has_compatible_shallow_copy_type _make_dual _make_dual_copy "
+    "_nested_tensor_from_mask _pin_memory _print _propagate_xla_data _remove_batch_dim _use_cudnn_ctc_loss _version "
+    "backward data from_file is_pinned output_nr pin_memory record_stream rename rename_ requires_grad_ retain_grad "
+    "retains_grad save set_data "
+)
+_WITHOUT_CHECKS = (
+    "_batch_norm_impl_index_backward _batch_norm_with_update_functional _compute_linear_combination "
+    "_convert_indices_from_coo_to_csr _convert_indices_from_csr_to_coo _cummax_helper _cummin_helper "
+    "_dyn_quant_matmul_4bit _dyn_quant_pack_4bit_weight _foreach_copy _fused_moving_avg_obs_fq_helper_functional "
+    "_nnpack_spatial_convolution _slow_conv2d_backward _stack _thnn_differentiable_gru_cell_backward "
+    "_thnn_differentiable_lstm_cell_backward choose_qparams_optimized promote_types "
+)
+_EXCLUDED = dict.fromkeys(_REACHING_BEYOND.split(), _BEYOND_TENSORS) | dict.fromkeys(
+    _WITHOUT_CHECKS.split(), _UNCHECKED
 )
 # Reasons by overload: PyTorch's public functions use the other overloads.
 _EXCLUDED_OVERLOADS = dict.fromkeys(("aten::_chunk_cat.out", "aten::_logcumsumexp.out"), _UNCHECKED)
@@ -111,29 +63,13 @@ _EXCLUDED_OVERLOADS = dict.fromkeys(("aten::_chunk_cat.out", "aten::_logcumsumex
 # regular expressions: a client checks few names, and compiling a pattern takes longer.
 _OF_OTHER_LAYOUTS = ("sparse", "mkldnn", "nested", "coalesce", "cslt")
 _BEGINNING_OTHER_LAYOUTS = (
-    "_empty_affine_quantized",
-    "_empty_per_channel_affine_quantized",
-    "_make_per_channel_quantized",
-    "_make_per_tensor_quantized",
-    "_wrapped_quantized",
-    "empty_quantized",
-    "q_per_channel_",
-    "quantize_per",
-    "quantized_",
-)
+    "_empty_affine_quantized", "_empty_per_channel_affine_quantized", "_make_per_channel_quantized", "_make_per_tensor_quantized",
+    "_wrapped_quantized", "empty_quantized", "q_per_channel_", "quantize_per", "quantized_",
+)  # fmt: skip
 _PARTS = ("indices", "_indices", "values", "_values", "col_indices", "ccol_indices", "row_indices", "crow_indices")
-_NAMED_OTHER_LAYOUTS = frozenset(
-    (
-        *_PARTS,
-        *(f"{part}_copy" for part in _PARTS),
-        "_nnz",
-        "dequantize",
-        "int_repr",
-        "q_scale",
-        "q_zero_point",
-        "qscheme",
-    )
-)
+_NAMED_OTHER_LAYOUTS = frozenset({
+    *_PARTS, *(f"{part}_copy" for part in _PARTS), "_nnz", "dequantize", "int_repr", "q_scale", "q_zero_point", "qscheme",
+})  # fmt: skip
 _TYPES = frozenset(("Tensor", "int", "bool", "float", "number", "complex", "str", "Device", "Generator"))
 
 

@@ -4,6 +4,8 @@ Messages are msgspec structs, encoded as MessagePack with a type tag: decoding c
 field. Tensor data is the body of the frame.
 """
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Annotated, Any, Final, TypeVar
 
@@ -11,10 +13,19 @@ import msgspec
 
 from djinn_core.errors import ProtocolError
 from djinn_core.ir.form import Form
-from djinn_core.wire import limits
+from djinn_core.wire import (
+    cache_messages,
+    cancel_messages,
+    limits,
+    numeric_messages,
+    peer_messages,
+    resume_messages,
+    state_messages,
+    timing_messages,
+    upload_messages,
+    weight_messages,
+)
 from djinn_core.wire.binding_delta import Handles, InputChanges, Slot, SlotChanges
-from djinn_core.wire.cache_messages import CacheReply, CacheRequest
-from djinn_core.wire.cancel_messages import CancelSubmissions, RepeatOutcome
 from djinn_core.wire.message_base import (
     Address,
     Count,
@@ -30,51 +41,8 @@ from djinn_core.wire.message_base import (
     Traceparent,
     tag_of,
 )
-from djinn_core.wire.numeric_messages import NumericSettings
-from djinn_core.wire.peer_messages import (
-    AwaitTransfer,
-    ConnectPeer,
-    ConnectPeerReply,
-    DropPeer,
-    LinkMeasurement,
-    LinkProbe,
-    MeasureLink,
-    PeerAttach,
-    PeerAttached,
-    PeerTicket,
-    PeerTicketRequest,
-    SendValues,
-    TransferAck,
-    TransferChunk,
-    TransferHeader,
-)
-from djinn_core.wire.resume_messages import ControlAttach, ParallelAttach, Resume, Resumed
-from djinn_core.wire.state_messages import StateChunk, StateHeader, StateRequest
-from djinn_core.wire.timing_messages import ExecutionTimes, TimingsReply, TimingsRequest
-from djinn_core.wire.upload_messages import (
-    AbortUpload,
-    BlobHit,
-    BlobNeeded,
-    BlobOffer,
-    BlobQuery,
-    BlobQueryReply,
-    UploadPart,
-)
-from djinn_core.wire.weight_messages import (
-    OpenWeights,
-    OpenWeightsReply,
-    PublishedReply,
-    PublishedRequest,
-    ReadProgressReply,
-    ReadProgressRequest,
-    ReadWeights,
-    RemoveWeights,
-    RemoveWeightsReply,
-    SaveWeights,
-    SaveWeightsReply,
-    SmallFilesReply,
-    SmallFilesRequest,
-)
+from djinn_core.wire.peer_messages import LinkMeasurement
+from djinn_core.wire.timing_messages import ExecutionTimes
 
 PROTOCOL_VERSION = 3
 Traits = Annotated[tuple[Name, ...], msgspec.Meta(max_length=4096)]
@@ -576,85 +544,28 @@ class Killed(Message, frozen=True):
     client: Name
 
 
-AnyMessage = (
-    Hello
-    | Welcome
-    | Refused
-    | Attach
-    | Attached
-    | Resume
-    | Resumed
-    | ControlAttach
-    | ParallelAttach
-    | UploadPart
-    | BlobOffer
-    | BlobQuery
-    | BlobQueryReply
-    | BlobNeeded
-    | BlobHit
-    | AbortUpload
-    | Submit
-    | Completed
-    | ValueHints
-    | TemplateRequest
-    | TemplateReply
-    | ProtocolClose
-    | StatsRequest
-    | StatsReply
-    | TimingsRequest
-    | TimingsReply
-    | OpenWeights
-    | OpenWeightsReply
-    | ReadProgressRequest
-    | ReadProgressReply
-    | ReadWeights
-    | PublishedReply
-    | PublishedRequest
-    | RemoveWeights
-    | RemoveWeightsReply
-    | SaveWeights
-    | SaveWeightsReply
-    | SmallFilesRequest
-    | SmallFilesReply
-    | CacheRequest
-    | CacheReply
-    | NumericSettings
-    | Goodbye
-    | StateRequest
-    | StateHeader
-    | StateChunk
-    | CancelSubmissions
-    | RepeatOutcome
-    | PeerTicketRequest
-    | PeerTicket
-    | ConnectPeer
-    | ConnectPeerReply
-    | DropPeer
-    | PeerAttach
-    | PeerAttached
-    | LinkProbe
-    | MeasureLink
-    | TransferAck
-    | SendValues
-    | AwaitTransfer
-    | TransferHeader
-    | TransferChunk
-    | StatusRequest
-    | Status
-    | Kill
-    | Killed
+_PARTS = (
+    cache_messages, cancel_messages, numeric_messages, peer_messages, resume_messages, state_messages, timing_messages, upload_messages,
+    weight_messages,
+)  # fmt: skip
+# The closed set of messages: those that this module and its parts define.
+MESSAGES: Final[tuple[type[Message], ...]] = tuple(
+    kind
+    for names in (globals(), *map(vars, _PARTS))
+    for kind in names.values()
+    if isinstance(kind, type) and issubclass(kind, Message) and kind.__module__ == names["__name__"]
 )
 
 _encoder = msgspec.msgpack.Encoder()
 # the message as MessagePack
-_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(functools.reduce(operator.or_, MESSAGES))
 M = TypeVar("M", bound=Message)
 
 
 encode: Final[Callable[[Message], bytes]] = _encoder.encode  # the message as MessagePack
 
 
-def decode(head: bytes | memoryview) -> AnyMessage:
+def decode(head: bytes | memoryview) -> Message:
     """Decode the message in `head`.
 
     Raises:

@@ -14,9 +14,9 @@ from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import transport_for
 from djinn_core.protocol.tls_transports import trusting
 from djinn_core.registry.version import djinn_version
+from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import (
     PROTOCOL_VERSION,
-    AnyMessage,
     Attach,
     Hello,
     Kill,
@@ -97,7 +97,7 @@ class Admission:
             _log.warning("closed a connection after a protocol error", error=str(error))
             complain(connection, str(error))
 
-    def _identify(self, connection: Connection, message: AnyMessage) -> Identity | None:
+    def _identify(self, connection: Connection, message: Message) -> Identity | None:
         """Return the identity of the client, given its first message; None if it was refused."""
         if not isinstance(message, Hello | StatusRequest | Kill):
             self._refuse(connection, Denial(_FIRST, "no_token"), type(message).__name__)
@@ -135,7 +135,7 @@ class Admission:
             time.sleep(random.uniform(*REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
         refuse(connection, denial.reason, retry=denial.again, retry_after=denial.after)
 
-    def _first_message(self, connection: Connection) -> AnyMessage | None:
+    def _first_message(self, connection: Connection) -> Message | None:
         try:
             return receive_message(connection, HELLO_SECONDS)
         except TimeoutError:

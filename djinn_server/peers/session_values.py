@@ -13,8 +13,8 @@ from djinn_core.errors import ProtocolError
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.ir.handles import storage_of
 from djinn_core.wire.binding_delta import unpack_handles
-from djinn_core.wire.message_base import Failure
-from djinn_core.wire.messages import AnyMessage, encode, expect
+from djinn_core.wire.message_base import Failure, Message
+from djinn_core.wire.messages import encode, expect
 from djinn_core.wire.peer_messages import (
     CLIENT,
     AwaitTransfer,
@@ -56,7 +56,7 @@ class PeerValues:
     every_value: Callable[[], Iterator[Wait]]
 
     def answer(
-        self, message: AnyMessage, connection: ExecutorChannel, timings: Timings | None, submissions: int
+        self, message: Message, connection: ExecutorChannel, timings: Timings | None, submissions: int
     ) -> Iterator[Wait] | None:
         """Carry out `message`; `submissions`: how many there were before it. Return the rest, if that may wait.
 

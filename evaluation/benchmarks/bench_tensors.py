@@ -18,8 +18,9 @@ import safetensors.torch
 import torch
 
 from djinn_core.wire.frames import Frame, Limits, encode_frame
-from djinn_core.wire.messages import UploadPart, decode, encode
+from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.tensors import TensorHeader, tensor_from_wire, tensor_to_wire
+from djinn_core.wire.upload_messages import UploadPart
 from evaluation.benchmarks.measuring import Case, Effort, Outcome, compare, main, median_of
 
 ELEMENTS = 49_000_000  # 196 MB of float32

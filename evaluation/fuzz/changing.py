@@ -12,7 +12,9 @@ from djinn_core.hookspecs.transports import Frame
 from djinn_core.ir.form import Constant, Enumerated, Form, ListArg
 from djinn_core.ir.operators import allowed_operators
 from djinn_core.wire import messages
-from djinn_core.wire.messages import Submit, Template, UploadPart, decode, encode
+from djinn_core.wire.cache_messages import CacheRequest
+from djinn_core.wire.messages import Submit, Template, decode, encode
+from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.peer_messages import (
     AwaitTransfer,
     DropPeer,
@@ -23,6 +25,17 @@ from djinn_core.wire.peer_messages import (
     TransferHeader,
 )
 from djinn_core.wire.templates import digest_of
+from djinn_core.wire.timing_messages import TimingsRequest
+from djinn_core.wire.upload_messages import BlobOffer, BlobQuery, UploadPart
+from djinn_core.wire.weight_messages import (
+    OpenWeights,
+    PublishedRequest,
+    ReadProgressRequest,
+    ReadWeights,
+    RemoveWeights,
+    SaveWeights,
+    SmallFilesRequest,
+)
 from evaluation.fuzz.generating import generated
 from evaluation.fuzz.mutating import changed_tree
 
@@ -37,19 +50,19 @@ OTHERS = (
     MeasureLink,
     DropPeer,
     messages.StatsRequest,
-    messages.TimingsRequest,
-    messages.CacheRequest,
-    messages.NumericSettings,
+    TimingsRequest,
+    CacheRequest,
+    NumericSettings,
     messages.ValueHints,
-    messages.BlobQuery,
-    messages.BlobOffer,
-    messages.OpenWeights,
-    messages.ReadWeights,
-    messages.ReadProgressRequest,
-    messages.SaveWeights,
-    messages.PublishedRequest,
-    messages.RemoveWeights,
-    messages.SmallFilesRequest,
+    BlobQuery,
+    BlobOffer,
+    OpenWeights,
+    ReadWeights,
+    ReadProgressRequest,
+    SaveWeights,
+    PublishedRequest,
+    RemoveWeights,
+    SmallFilesRequest,
 )
 NAMES = sorted(allowed_operators())
 replace = msgspec.structs.replace

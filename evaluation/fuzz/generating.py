@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import random
 import re
-import typing
 from typing import Any
 
 import msgspec
@@ -22,7 +21,7 @@ DEPTH = 6
 
 def message_types() -> tuple[type[msgspec.Struct], ...]:
     """Return every type that `decode` returns."""
-    return typing.get_args(messages.AnyMessage)
+    return messages.MESSAGES
 
 
 @functools.cache

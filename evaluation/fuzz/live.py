@@ -36,18 +36,9 @@ from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import load_registry
 from djinn_core.registry.selection import Selection
 from djinn_core.wire.frame_order import Prefix, split
-from djinn_core.wire.messages import (
-    BlobOffer,
-    Completed,
-    Goodbye,
-    ProtocolClose,
-    Submit,
-    TemplateRequest,
-    UploadPart,
-    decode,
-    encode,
-)
+from djinn_core.wire.messages import Completed, Goodbye, ProtocolClose, Submit, TemplateRequest, decode, encode
 from djinn_core.wire.peer_messages import AwaitTransfer, SendValues, TransferHeader
+from djinn_core.wire.upload_messages import BlobOffer, UploadPart
 from djinn_server.hookspecs.quotas import Quota
 from djinn_server.launch.token_table import change_table, create
 from djinn_server.malformed import UnreadableHints, UnreadableUpload, decode_partially

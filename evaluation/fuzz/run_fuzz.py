@@ -27,8 +27,8 @@ from typing import Any
 from djinn_core.errors import ProtocolError
 from djinn_core.wire.compression import PLANES_ZSTD, compressed, expanded
 from djinn_core.wire.frames import FrameDecoder, Limits
-from djinn_core.wire.messages import UploadPart
 from djinn_core.wire.peer_messages import Item, View
+from djinn_core.wire.upload_messages import UploadPart
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.peers.packed_values import room_for
 from djinn_server.running.values import ValueTable

@@ -36,6 +36,7 @@ from djinn_core.wire.frame_order import Inbox, Outbox, split
 from djinn_core.wire.frames import Frame, FrameDecoder, Limits, encode_frame
 from djinn_core.wire.peer_messages import Item, TransferHeader, View
 from djinn_core.wire.tensors import tensor_from_wire
+from djinn_core.wire.upload_messages import BlobOffer, BlobQuery, UploadPart
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.builtins.safetensors_files import Safetensors
 from djinn_server.builtins.weights import FileSource
@@ -290,24 +291,22 @@ def _transfer_seeds(draw: random.Random) -> list[bytes]:
 
 def _uploads(data: bytes) -> None:
     uploads = UploadAssembly(RUNTIME, ValueTable(), None)
-    for given, body in typed(
-        data, tuple[tuple[messages.UploadPart | messages.BlobOffer | messages.BlobQuery, bytes], ...]
-    ):
-        if isinstance(given, messages.UploadPart):
+    for given, body in typed(data, tuple[tuple[UploadPart | BlobOffer | BlobQuery, bytes], ...]):
+        if isinstance(given, UploadPart):
             uploads.take(given, [bytearray(body)])
-        elif isinstance(given, messages.BlobOffer):
+        elif isinstance(given, BlobOffer):
             uploads.consider(given)
         else:
             uploads.hold(given)
 
 
 def _upload_seeds(draw: random.Random) -> list[bytes]:
-    whole = messages.UploadPart(5, "float32", (2, 3), (3, 1), 24)
-    part = messages.UploadPart(6, "float32", (2,), (1,), 8)
-    rest = messages.UploadPart(6, "float32", (2,), (1,), 8, start=4)
-    coded = messages.UploadPart(7, "float32", (9,), (1,), 36, compression=compression.PLANES_ZSTD, length=36)
-    offer = messages.BlobOffer(8, "int64", (1,), (1,), 8, bytes(32))
-    have = messages.BlobQuery((8,), (bytes(32),))
+    whole = UploadPart(5, "float32", (2, 3), (3, 1), 24)
+    part = UploadPart(6, "float32", (2,), (1,), 8)
+    rest = UploadPart(6, "float32", (2,), (1,), 8, start=4)
+    coded = UploadPart(7, "float32", (9,), (1,), 36, compression=compression.PLANES_ZSTD, length=36)
+    offer = BlobOffer(8, "int64", (1,), (1,), 8, bytes(32))
+    have = BlobQuery((8,), (bytes(32),))
     sent = [
         [whole, bytes(24)],
         [part, bytes(4)],

@@ -26,6 +26,7 @@ from djinn_core.wire.message_base import Failure, Message
 from djinn_core.wire.templates import digest_of
 from djinn_core.wire.tensors import tensor_from_wire, tensor_to_wire
 from djinn_core.wire.timing_messages import TimingsRequest
+from djinn_core.wire.upload_messages import UploadPart
 from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.process import ExecutorProcess
 
@@ -132,7 +133,7 @@ class Client:
         header, data = tensor_to_wire(tensor.contiguous())
         handle = self._new_handle()
         for start in range(0, max(data.nbytes, 1), UPLOAD_BYTES):
-            part = messages.UploadPart(handle, header.dtype, header.shape, header.stride, data.nbytes, start)
+            part = UploadPart(handle, header.dtype, header.shape, header.stride, data.nbytes, start)
             self._send(part, [data[start : start + UPLOAD_BYTES]])
         return handle
 

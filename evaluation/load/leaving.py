@@ -180,7 +180,7 @@ class Peer:
 
     def upload(self, connection: Any, part: int = UPLOAD_BYTES) -> None:
         """Upload a tensor, or its first bytes."""
-        from djinn_core.wire.messages import UploadPart
+        from djinn_core.wire.upload_messages import UploadPart
 
         size = UPLOAD_BYTES // 4
         self.say(connection, UploadPart(HANDLE, "float32", (size,), (1,), UPLOAD_BYTES), [bytes(part)])
@@ -282,7 +282,7 @@ def relayed_half_an_upload(peer: Peer) -> None:
 
 def unwanted_offer(peer: Peer) -> None:
     """Offer weights, and leave when they are requested."""
-    from djinn_core.wire.messages import BlobOffer
+    from djinn_core.wire.upload_messages import BlobOffer
 
     connection, _, _ = peer.begin()
     peer.say(connection, BlobOffer(HANDLE, "uint8", (UPLOAD_BYTES,), (1,), UPLOAD_BYTES, secrets.token_bytes(32)))

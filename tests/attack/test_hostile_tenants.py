@@ -30,12 +30,12 @@ from djinn_core.wire.messages import (
     Refused,
     Submit,
     Template,
-    UploadPart,
     ValueHints,
     decode,
     encode,
 )
 from djinn_core.wire.resume_messages import Resume, Resumed
+from djinn_core.wire.upload_messages import UploadPart
 from djinn_server import value_kinds
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.context import ExecutorContext

@@ -29,11 +29,11 @@ from djinn_core.wire.messages import (
     StatsRequest,
     Submit,
     Template,
-    UploadPart,
     decode,
     encode,
 )
 from djinn_core.wire.templates import digest_of
+from djinn_core.wire.upload_messages import UploadPart
 from tests.shared.executors import only_executor
 
 REMOTE = "remote_accelerator:0"

@@ -11,7 +11,7 @@ import torch
 from djinn_core.errors import ProtocolError
 from djinn_core.wire.compression import PLANES_ZSTD, compressed, expanded
 from djinn_core.wire.frames import FrameDecoder, Limits
-from djinn_core.wire.messages import UploadPart
+from djinn_core.wire.upload_messages import UploadPart
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.running.values import ValueTable
 from djinn_server.weights.uploads import UploadAssembly

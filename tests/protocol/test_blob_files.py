@@ -10,7 +10,8 @@ from djinn_core.hookspecs.transports import Frame
 from djinn_core.protocol.delivery.record_log import LazyBuffers
 from djinn_core.wire.compression import PLANES_ZSTD, compressed
 from djinn_core.wire.digests import digest_of_content
-from djinn_core.wire.messages import UploadPart, encode
+from djinn_core.wire.messages import encode
+from djinn_core.wire.upload_messages import UploadPart
 from djinn_server import disk_quota
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.launch.tickets import NO_TENANT

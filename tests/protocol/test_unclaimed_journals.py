@@ -6,7 +6,8 @@ import pytest
 
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.wire.digests import digest_of_content
-from djinn_core.wire.messages import UploadPart, encode
+from djinn_core.wire.messages import encode
+from djinn_core.wire.upload_messages import UploadPart
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.launch.tickets import Badge
 from djinn_server.recovery import unclaimed_journals

@@ -19,17 +19,9 @@ from djinn_core.settings import Settings
 from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.frame_order import Prefix
-from djinn_core.wire.messages import (
-    Goodbye,
-    ProtocolClose,
-    StatsRequest,
-    Submit,
-    TemplateRequest,
-    UploadPart,
-    decode,
-    encode,
-)
+from djinn_core.wire.messages import Goodbye, ProtocolClose, StatsRequest, Submit, TemplateRequest, decode, encode
 from djinn_core.wire.peer_messages import AwaitTransfer
+from djinn_core.wire.upload_messages import UploadPart
 from djinn_server import inline
 from djinn_server.recovery.leased_connection import LeasedConnection
 from djinn_server.session_pauses import LOOK_SECONDS

@@ -19,8 +19,9 @@ from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.frame_order import Prefix, split
-from djinn_core.wire.messages import Completed, Goodbye, InitialBindings, Submit, Template, UploadPart, decode, encode
+from djinn_core.wire.messages import Completed, Goodbye, InitialBindings, Submit, Template, decode, encode
 from djinn_core.wire.templates import digest_of
+from djinn_core.wire.upload_messages import UploadPart
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.context import ExecutorContext
 from djinn_server.disk_quota import DiskQuota

@@ -9,7 +9,8 @@ from djinn_core.hookspecs.transports import Frame
 from djinn_core.protocol.delivery import record_log
 from djinn_core.protocol.delivery.record_log import LazyBuffers
 from djinn_core.wire.digests import digest_of_content
-from djinn_core.wire.messages import BlobOffer, UploadPart, encode
+from djinn_core.wire.messages import encode
+from djinn_core.wire.upload_messages import BlobOffer, UploadPart
 from djinn_server import disk_quota
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.disk_quota import STEP, DiskQuota

@@ -13,8 +13,9 @@ import pytest
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand
 from djinn_core.wire.binding_delta import pack_handles
-from djinn_core.wire.messages import Completed, Goodbye, InitialBindings, Submit, Template, UploadPart, decode, encode
+from djinn_core.wire.messages import Completed, Goodbye, InitialBindings, Submit, Template, decode, encode
 from djinn_core.wire.templates import digest_of
+from djinn_core.wire.upload_messages import UploadPart
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.context import ExecutorContext
 from djinn_server.recovery.executor_channel import PlainExecutorChannel

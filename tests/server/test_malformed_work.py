@@ -23,11 +23,11 @@ from djinn_core.wire.messages import (
     Template,
     TemplateReply,
     TemplateRequest,
-    UploadPart,
     decode,
     encode,
 )
 from djinn_core.wire.templates import digest_of
+from djinn_core.wire.upload_messages import UploadPart
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.context import ExecutorContext
 from djinn_server.recovery.executor_channel import PlainExecutorChannel

@@ -44,11 +44,11 @@ from djinn_core.wire.messages import (
     Template,
     TemplateReply,
     TemplateRequest,
-    UploadPart,
     decode,
     encode,
 )
 from djinn_core.wire.templates import digest_of
+from djinn_core.wire.upload_messages import UploadPart
 from djinn_server.cli.token import command as token_command
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,7 +20,8 @@ from djinn_core.hookspecs.observers import Event
 from djinn_core.ir.program import Program
 from djinn_core.wire.compression import PLANES_ZSTD, compressed
 from djinn_core.wire.frames import Frame
-from djinn_core.wire.messages import BlobQuery, UploadPart, encode
+from djinn_core.wire.messages import encode
+from djinn_core.wire.upload_messages import BlobQuery, UploadPart
 from djinn_observability.progress import ServerProgress, TerminalBar, UploadProgress, djinn_register_observers
 from tests.shared.executors import only_executor
 

@@ -10,8 +10,9 @@ import torch
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.ir.form import Form, Operand
 from djinn_core.wire.binding_delta import pack_handles
-from djinn_core.wire.messages import Completed, InitialBindings, Submit, Template, UploadPart, decode, encode
+from djinn_core.wire.messages import Completed, InitialBindings, Submit, Template, decode, encode
 from djinn_core.wire.templates import digest_of
+from djinn_core.wire.upload_messages import UploadPart
 from djinn_server.context import ExecutorContext
 from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.inline import connected_pair

@@ -21,10 +21,11 @@ def renderer_of(name: str, registry: Registry) -> Renderer:
     Raises:
         ConfigurationError: no plugin has the format; the message names a package to install.
     """
-    for renderer in registry.renderers:
+    renderers: tuple[Renderer, ...] = registry.renderers
+    for renderer in renderers:
         if renderer.name == name:
             return renderer
-    there = ", ".join(("text", "json", *(renderer.name for renderer in registry.renderers)))
+    there = ", ".join(("text", "json", *(renderer.name for renderer in renderers)))
     raise ConfigurationError(f"there is no format {name!r} (available: {there}). {_INSTALL}")
 
 
@@ -35,9 +36,10 @@ def renderer_for(file: Path, registry: Registry) -> Renderer:
         ConfigurationError: no plugin has a renderer, or the folder does not exist.
     """
     suffix = file.suffix.lower()
-    matching = next((renderer for renderer in registry.renderers if suffix in renderer.suffixes), None)
+    renderers: tuple[Renderer, ...] = registry.renderers
+    matching = next((renderer for renderer in renderers if suffix in renderer.suffixes), None)
     if matching is None:
-        there = ", ".join(sorted(s for renderer in registry.renderers for s in renderer.suffixes)) or "none"
+        there = ", ".join(sorted(s for renderer in renderers for s in renderer.suffixes)) or "none"
         raise ConfigurationError(
             f"{file}: no renderer writes files that end in {suffix or 'nothing'} (available: {there}). {_INSTALL}"
         )
