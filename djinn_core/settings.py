@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import msgspec
@@ -23,6 +23,7 @@ from djinn_core.errors import ConfigurationError
 from djinn_core.system.directories import configuration_directory
 from djinn_core.system.files import mode_of, user_id
 
+T = TypeVar("T")
 PREFIX = "DJINN_"
 PLUGIN_PREFIX = "DJINN_PLUGIN_"
 FILE_VARIABLE = "DJINN_CONFIG"
@@ -50,17 +51,21 @@ def _names(value: object) -> tuple[str, ...]:
     raise ValueError("must be a list of names")
 
 
-def _pins(value: object) -> tuple[tuple[str, str], ...]:
-    """Return pairs of a pattern and a device, from a table or from a list of `pattern=device`."""
+def _pairs(value: object, split: Callable[[str, str], tuple[str, str, str]] = str.rpartition) -> list[tuple[Any, Any]]:
+    """Return pairs from a table, from a list of pairs, or from a list of `left=right`. `split` divides the latter."""
     if isinstance(value, Mapping):
-        pairs = [(str(pattern), str(device)) for pattern, device in value.items()]
-    elif isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(p, tuple) for p in value):
-        pairs = [(str(pattern), str(device)) for pattern, device in value]
-    else:
-        pairs = [(pattern.strip(), device.strip()) for pattern, _, device in (n.partition("=") for n in _names(value))]
+        return list(value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(pair, tuple) for pair in value):
+        return list(value)
+    return [(left, right) for left, _, right in (split(part, "=") for part in _names(value))]
+
+
+def _pins(value: object) -> tuple[tuple[str, str], ...]:
+    """Return pairs of a pattern and a device."""
+    pairs = tuple((str(pattern).strip(), str(device).strip()) for pattern, device in _pairs(value, str.partition))
     if not all(pattern and device for pattern, device in pairs):
         raise ValueError("must be a list of pattern=device, such as 'vision*=1'")
-    return tuple(pairs)
+    return pairs
 
 
 def _size(value: object) -> int:
@@ -73,34 +78,20 @@ def _size(value: object) -> int:
 
 
 def _limits(value: object) -> tuple[tuple[str, int], ...]:
-    """Return pairs of a device and bytes, from a table or from a list of `device=size`. An empty device means all devices."""
+    """Return pairs of a device and bytes. An empty device means all devices."""
     if value is None or value == "":
         return ()
-    if isinstance(value, Mapping):
-        return tuple((str(device), _size(size)) for device, size in value.items())
-    if isinstance(value, int | float):
-        return (("", _size(value)),)
-    if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(p, tuple) for p in value):
-        return tuple((str(device), _size(size)) for device, size in value)
-    parts = [name.rpartition("=") for name in _names(value)]
-    return tuple((device.strip(), _size(size)) for device, _, size in parts)
+    pairs = [("", value)] if isinstance(value, int | float) else _pairs(value)
+    return tuple((str(device).strip(), _size(size)) for device, size in pairs)
 
 
 def _resources(value: object) -> tuple[tuple[str, float], ...]:
-    """Return pairs of a resource and an amount, from a table or from a list of `name=amount`."""
-    if not value:
-        return ()
-    if isinstance(value, Mapping):
-        pairs = list(value.items())
-    elif isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(p, tuple) for p in value):
-        pairs = list(value)
-    else:
-        pairs = [(name, amount) for name, _, amount in (part.rpartition("=") for part in _names(value))]
+    """Return pairs of a resource and an amount."""
     try:
-        found = tuple((str(name).strip(), _number(amount)) for name, amount in pairs)
+        found = tuple((str(name).strip(), _gib(amount)) for name, amount in _pairs(value or ()))
     except ValueError:
-        found = ()
-    if not found or not all(name and 0.0 < amount < float("inf") for name, amount in found):
+        found = (("", 0.0),)
+    if not all(name for name, _ in found):
         raise ValueError("must be amounts above 0 by resource, such as 'GPU=1,CPU=2'")
     return found
 
@@ -191,93 +182,98 @@ def _fingerprints(value: object) -> tuple[str, ...]:
     return found
 
 
-def _secret(value: object) -> str | None:
-    return None if value is None or value == "" else _text(value)
-
-
-def _path(value: object) -> Path | None:
-    if value is None or value == "":
-        return None
+def _as_path(value: object) -> Path:
     if not isinstance(value, (str, os.PathLike)):
         raise ValueError("must be a path")  # noqa: TRY004 - see _text
     return Path(value).expanduser()
 
 
-def _number(value: object) -> float:
+def _checked(convert: Callable[[str], T], accepts: Callable[[T], bool], must: str, value: object) -> T:
+    """Return a number. Raise `ValueError(must)` if `value` is none, or is not accepted."""
     try:
-        number = float(str(value))
+        number = None if isinstance(value, bool) else convert(str(value))
     except ValueError:
-        number = float("nan")
-    if isinstance(value, bool) or number != number:  # noqa: PLR0124 - NaN alone differs from itself
-        raise ValueError("must be a number")
+        number = None
+    if number is None or not accepts(number):
+        raise ValueError(must)
     return number
+
+
+def _number(value: object) -> float:
+    return _checked(float, lambda n: n == n, "must be a number", value)  # noqa: PLR0124 - NaN alone differs from itself
 
 
 def _whole(value: object) -> int:
-    try:
-        return int(str(value)) if not isinstance(value, bool) else int("no")
-    except ValueError:
-        raise ValueError("must be a whole number") from None
+    return _checked(int, lambda _: True, "must be a whole number", value)
 
 
 def _count(value: object) -> int:
-    try:
-        number = int(str(value))
-    except ValueError:
-        number = 0
-    if isinstance(value, bool) or number < 1:
-        raise ValueError("must be a whole number, 1 or more")
-    return number
-
-
-def _threads(value: object) -> int | None:
-    return None if value is None or value == "" else _count(value)
-
-
-def _seconds(value: object) -> float:
-    try:
-        number = float(str(value))
-    except ValueError:
-        number = 0.0
-    if isinstance(value, bool) or not 0.0 < number <= _LONGEST_SECONDS:
-        raise ValueError(f"must be a number of seconds above 0, at most {_LONGEST_SECONDS:,.0f}")
-    return number
+    return _checked(int, lambda n: n >= 1, "must be a whole number, 1 or more", value)
 
 
 def _gib(value: object) -> float:
-    number = _memory(value)
-    if number is None:
-        raise ValueError("must be a number of GiB above 0")
-    return number
+    return _checked(float, lambda n: 0.0 < n < float("inf"), "must be a number of GiB above 0", value)
+
+
+def _seconds(value: object) -> float:
+    must = f"must be a number of seconds above 0, at most {_LONGEST_SECONDS:,.0f}"
+    return _checked(float, lambda n: 0.0 < n <= _LONGEST_SECONDS, must, value)
+
+
+def _optional(convert: Callable[[object], T], value: object) -> T | None:
+    """Return the converted value; None for None and for an empty string."""
+    return None if value is None or value == "" else convert(value)
+
+
+def _secret(value: object) -> str | None:
+    return _optional(_text, value)
+
+
+def _path(value: object) -> Path | None:
+    return _optional(_as_path, value)
+
+
+def _threads(value: object) -> int | None:
+    return _optional(_count, value)
 
 
 def _memory(value: object) -> float | None:
-    if value is None or value == "":
-        return None
-    try:
-        number = float(str(value))
-    except ValueError:
-        number = 0.0
-    if isinstance(value, bool) or not 0.0 < number < float("inf"):
-        raise ValueError("must be a number of GiB above 0")
-    return number
+    return _optional(_gib, value)
+
+
+def _zero_or(convert: Callable[[object], T], value: object) -> T | int:
+    """Return the converted value; 0 for 0, None and an empty string."""
+    return 0 if value in (None, "", 0, "0") and not isinstance(value, bool) else convert(value)
 
 
 def _target(value: object) -> float:
-    return 0.0 if value in {None, "", 0, "0"} and not isinstance(value, bool) else _seconds(value)
+    return float(_zero_or(_seconds, value))
 
 
 def _connections(value: object) -> int:
-    number = 0 if value in {0, "0", ""} and not isinstance(value, bool) else _count(value)
+    number = _zero_or(_count, value)
     if number > PARALLEL_CONNECTIONS_LIMIT:
         raise ValueError(f"must be {PARALLEL_CONNECTIONS_LIMIT} at most")
     return number
 
 
+def one_of(choices: tuple[Any, ...], value: object) -> Any:
+    """Return a value that is one of the choices.
+
+    Raises:
+        ValueError: it is another one.
+    """
+    if value not in choices:
+        raise ValueError(f"must be {', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}")
+    return value
+
+
 def _weights_from(value: object) -> str:
-    if value not in {"auto", "server", "client"}:
-        raise ValueError("must be 'auto', 'server' or 'client'")
-    return str(value)
+    return str(one_of(("auto", "server", "client"), value))
+
+
+def _executor(value: object) -> str:
+    return str(one_of(("process", "inline"), value))
 
 
 def _at_import(value: object) -> str:
@@ -287,12 +283,6 @@ def _at_import(value: object) -> str:
         return "yes" if _flag(value) else "no"
     except ValueError:
         raise ValueError("must be 'auto', 1 or 0, true or false") from None
-
-
-def _executor(value: object) -> str:
-    if value not in {"process", "inline"}:
-        raise ValueError("must be 'process' or 'inline'")
-    return str(value)
 
 
 @attrs.frozen

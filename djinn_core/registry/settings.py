@@ -6,6 +6,7 @@ import difflib
 import re
 import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -14,7 +15,7 @@ import msgspec
 
 from djinn_core.errors import ConfigurationError, PluginError
 from djinn_core.registry.report import log
-from djinn_core.settings import CONVERTERS, HIDDEN, PLUGIN_PREFIX, PluginSetting, SettingRow
+from djinn_core.settings import CONVERTERS, HIDDEN, PLUGIN_PREFIX, PluginSetting, SettingRow, one_of
 
 ATTRIBUTE: Final = "djinn_settings"  # attribute of a plugin module, next to `djinn_api_version`
 
@@ -117,7 +118,7 @@ def _converter(name: str, hint: Any) -> Any:
     if hint in CONVERTERS:
         return CONVERTERS[hint]
     if get_origin(hint) is Literal:
-        return lambda value: _one_of(value, get_args(hint))
+        return partial(one_of, get_args(hint))
     if get_origin(hint) in {Union, types.UnionType}:
         others = [part for part in get_args(hint) if part is not type(None)]
         if len(others) == 1 and len(get_args(hint)) == 2:
@@ -127,12 +128,6 @@ def _converter(name: str, hint: Any) -> Any:
         f"its setting `{name}` has the type {hint}: a setting is a bool, int, float, str, Path, tuple[str, ...], a Literal of "
         "text, one of these or None, or has a converter of its own"
     )
-
-
-def _one_of(value: object, choices: tuple[Any, ...]) -> Any:
-    if value not in choices:
-        raise ValueError(f"must be {' or '.join(map(repr, choices))}")
-    return value
 
 
 def _check_name(plugin: str, given: PluginSetting, fields: Mapping[str, Any]) -> None:
