@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from djinn.testing.builders import ProgramBuilder
-from djinn_client.interception.recording.arguments import call_arguments
+from djinn_core.ir.arguments import call_arguments
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.operators import resolve

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from djinn_core.ir.form import (
 )
 from djinn_core.ir.graph import Node
 from djinn_core.ir.operators import split_name
+from djinn_core.ir.program import Slot
 
 
 def arguments(node: Node) -> dict[str, Any]:
@@ -133,3 +134,38 @@ def _parameters(op: str) -> tuple[tuple[str, ...], dict[str, Any]]:
         return (), {}
     names = tuple(a.name for a in schema.arguments)
     return names, {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+
+
+_CPU = torch.device("cpu")
+
+
+def call_arguments(
+    form: Form, operands: Iterable[torch.Tensor], slots: Iterable[Slot], device: torch.device, cpu: torch.device = _CPU
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of a call of `form`. `device` replaces the executor's own device, and `cpu` its CPU."""
+    taken, numbers = iter(operands), iter(slots)
+
+    def value(argument: Argument) -> Any:
+        match argument:
+            case Operand():
+                return next(taken)
+            case SlotArg():
+                return next(numbers)
+            case ComplexSlot():
+                return complex(next(numbers), next(numbers))
+            case ScalarTensor(dtype):
+                return _scalar(getattr(torch, dtype), numbers)
+            case ListArg(items):
+                return [value(item) for item in items]
+            case Enumerated(_, name):
+                return getattr(torch, name)
+            case SelfDevice(on_cpu):
+                return cpu if on_cpu else device
+        return argument.value if isinstance(argument, Constant) else None
+
+    return [value(argument) for argument in form.args], {name: value(argument) for name, argument in form.kwargs}
+
+
+def _scalar(dtype: torch.dtype, slots: Iterator[Slot]) -> torch.Tensor:
+    number = complex(next(slots), next(slots)) if dtype.is_complex else next(slots)
+    return torch.tensor(number, dtype=dtype, device="cpu")

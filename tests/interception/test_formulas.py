@@ -16,11 +16,11 @@ from djinn_client.interception import dispatch
 from djinn_client.interception.dispatch import infer
 from djinn_client.interception.native.library import ops
 from djinn_client.interception.recording import recorder as recorders
-from djinn_client.interception.recording.arguments import call_arguments
 from djinn_client.interception.recording.recorder import current
 from djinn_client.interception.tap import Tap, taps
 from djinn_client.interception.tensors.lazy_tensor import logical_device, wrap
 from djinn_client.interception.tensors.storage import borrow
+from djinn_core.ir.arguments import call_arguments
 from djinn_core.ir.handles import make_handle
 from djinn_core.ir.operators import resolve
 

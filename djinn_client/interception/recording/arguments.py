@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -25,7 +25,6 @@ from djinn_core.ir.form import (
     SessionGenerator,
     SlotArg,
 )
-from djinn_core.ir.program import Slot
 
 FORMS_LIMIT = 16384  # cached forms; an evicted form that recurs is a new, equal object
 _forms: dict[Form, Form] = {}
@@ -79,35 +78,3 @@ def _encode_rare(a: Any, func: Any) -> Argument:
     if isinstance(a, CGenerator):
         return SessionGenerator() if operand_of(a) is None else Operand()
     raise UnsupportedOperation(f"{func.name()} was given a {type(a).__name__}, which cannot be sent to an executor")
-
-
-def call_arguments(
-    form: Form, operands: Sequence[torch.Tensor], slots: Sequence[Slot], device: torch.device
-) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments of a call of `form`. `device` replaces the executor's own device."""
-    values, numbers = iter(operands), iter(slots)
-    positional = [_value(argument, values, numbers, device) for argument in form.args]
-    return positional, {name: _value(argument, values, numbers, device) for name, argument in form.kwargs}
-
-
-def _value(argument: Argument, operands: Iterator[torch.Tensor], slots: Iterator[Slot], device: torch.device) -> Any:
-    if isinstance(argument, Operand):
-        return next(operands)
-    if isinstance(argument, SlotArg):
-        return next(slots)
-    if isinstance(argument, ComplexSlot):
-        return complex(next(slots), next(slots))
-    if isinstance(argument, ScalarTensor):
-        return _scalar(getattr(torch, argument.dtype), slots)
-    if isinstance(argument, ListArg):
-        return [_value(item, operands, slots, device) for item in argument.items]
-    if isinstance(argument, Enumerated):
-        return getattr(torch, argument.name)
-    if isinstance(argument, SelfDevice):
-        return torch.device("cpu") if argument.cpu else device
-    return argument.value if isinstance(argument, Constant) else None
-
-
-def _scalar(dtype: torch.dtype, slots: Iterator[Slot]) -> torch.Tensor:
-    number = complex(next(slots), next(slots)) if dtype.is_complex else next(slots)
-    return torch.tensor(number, dtype=dtype, device="cpu")

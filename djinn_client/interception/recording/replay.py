@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from djinn_client.interception.recording.append import append
-from djinn_client.interception.recording.arguments import call_arguments
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor, logical_device, wrap
 from djinn_client.interception.tensors.storage import borrow
 from djinn_core.errors import DjinnError, InvalidStage
-from djinn_core.ir.arguments import parameter_names
+from djinn_core.ir.arguments import call_arguments, parameter_names
 from djinn_core.ir.graph import Node
 from djinn_core.ir.indexes import POOL
 from djinn_core.ir.operators import OWN_OPERATORS, resolve

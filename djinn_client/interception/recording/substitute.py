@@ -15,13 +15,13 @@ import msgspec
 import torch
 
 from djinn_client.interception.recording.append import append
-from djinn_client.interception.recording.arguments import call_arguments
 from djinn_client.interception.recording.entry import Entry
 from djinn_client.interception.recording.recorder import Recorder, SyncRequest, current, recorders, recording_on
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor, logical_device, wrap
 from djinn_client.interception.tensors.storage import Value, borrow
 from djinn_client.torch_dispatch import without_modes
 from djinn_core.errors import InvalidStage
+from djinn_core.ir.arguments import call_arguments
 from djinn_core.ir.handles import make_handle, storage_of, view_of
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_core.ir.program import Call, Instruction, Program

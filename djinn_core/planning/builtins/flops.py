@@ -9,26 +9,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import attrs
 import torch
 from torch.utils import flop_counter
 
+from djinn_core.ir.arguments import call_arguments
 from djinn_core.ir.attention import FUSED_ATTENTION
-from djinn_core.ir.form import (
-    Argument,
-    ComplexSlot,
-    Constant,
-    Enumerated,
-    ListArg,
-    Operand,
-    ScalarTensor,
-    SelfDevice,
-    SlotArg,
-    slots_taken,
-)
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.operators import allowed_operators, resolve
 from djinn_core.ir.values import TensorMeta
@@ -39,8 +27,8 @@ META = torch.device("meta")
 
 def meta_call(graph: Graph, node: Node) -> tuple[list[Any], dict[str, Any]]:
     """Return positional and keyword arguments of `node`, with tensors on the meta device."""
-    unpack = _ArgumentReader(graph, iter(node.inputs), iter(node.slots)).unpack
-    return [unpack(a) for a in node.form.args], {name: unpack(a) for name, a in node.form.kwargs}
+    operands = [meta_tensor(graph.meta(v)) for v in node.inputs]
+    return call_arguments(node.form, operands, node.slots, META, cpu=META)
 
 
 def meta_results(graph: Graph, node: Node) -> Any:
@@ -55,34 +43,6 @@ def meta_results(graph: Graph, node: Node) -> Any:
 def meta_tensor(meta: TensorMeta) -> torch.Tensor:
     """Return an empty meta tensor with this metadata."""
     return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=META)
-
-
-@attrs.define
-class _ArgumentReader:
-    graph: Graph
-    operands: Iterator[int]
-    slots: Iterator[int | float]
-
-    def unpack(self, argument: Argument) -> Any:
-        kind = _KINDS.get(type(argument))
-        return kind(self, argument) if kind else None
-
-    def scalar_tensor(self, argument: ScalarTensor) -> torch.Tensor:
-        for _ in range(slots_taken(argument)):
-            next(self.slots)
-        return torch.empty((), dtype=getattr(torch, argument.dtype), device=META)
-
-
-_KINDS: dict[type, Callable[[_ArgumentReader, Any], Any]] = {
-    Operand: lambda call, _: meta_tensor(call.graph.meta(next(call.operands))),
-    SlotArg: lambda call, _: next(call.slots),
-    ComplexSlot: lambda call, _: complex(next(call.slots), next(call.slots)),
-    ScalarTensor: _ArgumentReader.scalar_tensor,
-    Constant: lambda _, argument: argument.value,
-    Enumerated: lambda _, argument: getattr(torch, argument.name),
-    SelfDevice: lambda _, __: META,
-    ListArg: lambda call, argument: [call.unpack(item) for item in argument.items],
-}
 
 
 Shape = tuple[int, ...]

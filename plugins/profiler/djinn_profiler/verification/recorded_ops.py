@@ -9,13 +9,13 @@ import torch
 
 from djinn_client.interception.native.entries import site_of
 from djinn_client.interception.native.library import ops
-from djinn_client.interception.recording.arguments import call_arguments
 from djinn_client.interception.recording.module_calls import module_now
 from djinn_client.interception.recording.recorder import SyncRequest, current
 from djinn_client.interception.sync import fetch
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
 from djinn_client.interception.tensors.partial_fetch import PART_BYTES
 from djinn_core import torch_private
+from djinn_core.ir.arguments import call_arguments
 from djinn_core.ir.module_path import ModuleCall, is_backward, module_path
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_core.ir.program import Call, Site, Slot
