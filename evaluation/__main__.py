@@ -98,7 +98,7 @@ PROGRAMS: Mapping[str, Program] = {
     # --- recognition, planning, prediction
     "semantics": _module("semantics.run_semantics", summary="accuracy of the semantic layer on the labelled zoo"),
     "unseen": _module(
-        "semantics.run_semantics", "--part", "unseen", "--no-timing",
+        "semantics.run_semantics", "--part", "unseen",
         summary="the same for the architectures of evaluation/results/unseen.md, with bounds",
     ),
     "ablation": _module("ablation.run_ablation", summary="each pattern and optimization switched off in turn, for every program that it matches"),

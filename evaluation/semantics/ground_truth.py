@@ -48,7 +48,6 @@ class Instance:
         span: ids of the nodes that may belong to it; a match lies mostly inside.
         values: for caches, the storages of keys and values; otherwise empty.
         required: True if a miss is an error; False if both answers are right.
-        facts: facts from the configuration, as in `PatternMatch.details`.
         where: path of the module, for people.
         enough: share of the core that a match must cover; None: the pattern's default.
     """
@@ -58,7 +57,6 @@ class Instance:
     span: frozenset[int]
     values: frozenset[int] = frozenset()
     required: bool = True
-    facts: Mapping[str, object] = attrs.field(factory=dict)
     where: str = ""
     enough: float | None = None
 

@@ -11,7 +11,6 @@ from torch import nn
 
 from djinn.planning import Graph, Node, storage_of
 from evaluation.semantics import class_rules as rules
-from evaluation.semantics.attention_truth import facts_of
 from evaluation.semantics.ground_truth import Instance, ModuleRun
 from evaluation.semantics.module_runs import ancestors
 
@@ -85,8 +84,7 @@ def _attentions(scene: Scene) -> Iterator[Instance]:
             yield _in_parts(scene, run, frozenset(cores))
             continue
         for core in cores:
-            facts = facts_of(scene.graph, scene.runs, index, core)
-            yield Instance("attention", frozenset({core}), frozenset(run.span), facts=facts, where=run.path)
+            yield Instance("attention", frozenset({core}), frozenset(run.span), where=run.path)
 
 
 def _inside_others(scene: Scene) -> Iterator[Instance]:

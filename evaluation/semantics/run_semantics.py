@@ -1,7 +1,7 @@
 """Accuracy of the semantic layer on a labelled zoo of architectures: patterns, phases, workload types, FLOPs.
 
     python -m evaluation semantics [--json] [--part development|report|blind|unseen|all] [--only gpt2,vit] [--misses]
-        [--no-flops] [--no-timing]
+        [--no-flops]
 
 The ground truth comes from how models are built and called (`evaluation/semantics/README.md`), never from the matchers.
 Develop only on the part `development`. `--misses` lists errors there; for the parts `report` and `blind` only totals
@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import attrs
 import torch
@@ -32,8 +32,7 @@ from djinn_core.planning.builtins.flops import flops_of
 from djinn_core.planning.stages.annotate import annotate
 from evaluation.semantics.ground_truth import Labelled
 from evaluation.semantics.labelled_zoo import LABELLED, labelled
-from evaluation.semantics.scoring import KINDS, NAMES, Score, Sum, least, score
-from evaluation.semantics.semantics_timing import predictions, timings
+from evaluation.semantics.scoring import NAMES, Score, Sum, least, score, share
 
 
 @attrs.define
@@ -68,11 +67,8 @@ def main() -> int:
             misses = options.misses and (entry.part in {"development", "unseen"} or bool(options.only))
             _take(tally, name, misses, options.flops)
     _show(tally, time.process_time() - started)
-    timed = {**timings(), **predictions()} if options.timing else {}
-    for name, value in timed.items():
-        print(f"{name:24}{_written(value)}")
     if options.json:
-        print(json.dumps(figures(tally, timed)))
+        print(json.dumps(figures(tally)))
     return int(bool(tally.broken))
 
 
@@ -83,7 +79,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="names of entries, with commas between them")
     parser.add_argument("--misses", action="store_true", help="say what is wrong, program by program")
     parser.add_argument("--no-flops", dest="flops", action="store_false", help="leave the comparison of FLOPs out")
-    parser.add_argument("--no-timing", dest="timing", action="store_false", help="leave the times of analysis out")
     return parser.parse_args()
 
 
@@ -131,9 +126,6 @@ def wrong(program: Labelled, found: Score, profile: WorkloadProfile, graph: Grap
         for judged in pattern.judged:
             if judged.right is False:
                 yield f"{name} is none ({judged.match.confidence}): {judged.match.reason}"
-            for label, fact in judged.facts.items():
-                if fact.right is False:
-                    yield f"{name} {label} is not {fact.said}: {judged.match.reason}"
         for missed in pattern.missed:
             ops = ", ".join(f"{n} {graph.nodes[n].operation}" for n in sorted(missed.core)[:4])
             yield f"{name} missed in {missed.where or 'the model'}: {ops}"
@@ -145,7 +137,7 @@ def wrong(program: Labelled, found: Score, profile: WorkloadProfile, graph: Grap
         yield f"{text}: {len(nodes)} nodes, first {nodes[0]} {graph.nodes[nodes[0]].operation}"
 
 
-def figures(tally: Tally, timed: Mapping[str, float | None]) -> dict[str, object]:
+def figures(tally: Tally) -> dict[str, object]:
     """Return the metrics of the run by name, for `--json`. A metric that was not measured is None."""
     score = tally.structural
     precision = {name: score.precision(name) for name in NAMES}
@@ -157,7 +149,6 @@ def figures(tally: Tally, timed: Mapping[str, float | None]) -> dict[str, object
         "workload_accuracy": _mean(tally.full.workloads),
         "structural_accuracy": _mean(score.workloads),
         "flops_mismatches": len(tally.differing),
-        **{name: timed.get(name) for name in _TIMED},
         "pattern_precision": precision,
         "pattern_precision_least": {n: least(*_counts([j.right for j in score.judged[n]])) for n in NAMES},
         "pattern_recall_least": {n: least(score.found[n], score.found[n] + score.missed[n]) for n in NAMES},
@@ -166,17 +157,9 @@ def figures(tally: Tally, timed: Mapping[str, float | None]) -> dict[str, object
         "phase_accuracy_training": tally.full.phase_accuracy("train"),
         "structural_phase_accuracy": _least(score.phase_accuracy(*_WITHOUT_TRAINING), score.phase_accuracy("train")),
         "operations_accuracy": _mean(tally.counted),
-        "facts": {name: score.facts(name) for name in KINDS},
-        "kinds": {name: score.kinds(name) for name in KINDS},
-        "residency_accuracy": share_of(score.residencies),
-        "modality_accuracy": share_of(score.modalities),
-        "confidence_calibration_error": score.calibration_error(),
-        "confidence_calibration_error_max": max(
-            (error for name in NAMES if (error := score.calibration_error(name)) is not None), default=None
-        ),
-        "calibration_at_0.9": _mean(score.at_least(0.9)),
-        "calibration_at_0.9_min": _least(*(_mean(score.at_least(0.9, name)) for name in NAMES)),
-        "calibration": {name: [attrs.asdict(tenth) for tenth in score.calibration(name)] for name in NAMES},
+        "residency_accuracy": share(score.residencies),
+        "modality_accuracy": share(score.modalities),
+        "calibration": {name: score.calibration(name) for name in NAMES},
         "architectures": len(LABELLED),
         "programs": tally.programs,
         "flops_compared": tally.flops,
@@ -189,7 +172,6 @@ def _counts(answers: list[bool | None]) -> tuple[int, int]:
     return sum(closed), len(closed)
 
 
-_TIMED = ("time_median_error", "time_r2_log", "analysis_ms_1000", "analysis_ratio_100k", "hit_us", "hit_rate")
 _WITHOUT_TRAINING = (
     "forward",
     "prefill",
@@ -199,12 +181,6 @@ _WITHOUT_TRAINING = (
     "eager_forward",
     "eager_decode",
 )
-
-
-def share_of(pairs: list[tuple[int, int]]) -> float | None:
-    """Return the sum of the first numbers divided by that of the second; None without data."""
-    count = sum(b for _, b in pairs)
-    return sum(a for a, _ in pairs) / count if count else None
 
 
 def _least(*shares: float | None) -> float | None:
@@ -239,8 +215,7 @@ def _show(tally: Tally, seconds: float) -> None:
     print(f"\n{'phases':16}" + "  ".join(f"{s} {_written(tally.full.phase_accuracy(s))}" for s in score.phases))
     tiers = {"structure": score.workloads, "operations": tally.counted, "all tiers": tally.full.workloads}
     print(f"{'workload type':16}" + "  ".join(f"{tier} {_written(_mean(right))}" for tier, right in tiers.items()))
-    _show_kinds(score)
-    print(f"{'residency':16}{_written(share_of(score.residencies))}  modality {_written(share_of(score.modalities))}")
+    print(f"{'residency':16}{_written(share(score.residencies))}  modality {_written(share(score.modalities))}")
     print(f"{'FLOPs':16}{len(tally.differing)} of {tally.flops} programs differ")
     for line in (*tally.differing[:20], *tally.broken):
         print(f"  {line}")
@@ -248,24 +223,10 @@ def _show(tally: Tally, seconds: float) -> None:
 
 
 def _show_calibration(score: Sum) -> None:
-    print(f"\n{'confidence':16}{'from':>6}{'matches':>9}{'stated':>8}{'right':>8}{'off':>8}")
+    print(f"\n{'confidence':16}{'stated':>8}{'right':>8}")
     for name in NAMES:
-        for tenth in score.calibration(name):
-            stated, right = _written(tenth.stated), _written(tenth.right)
-            off = f"{tenth.right - tenth.stated:+.3f}"
-            print(f"{name:16}{tenth.low:6.1f}{tenth.count:9}{stated:>8}{right:>8}{off:>8}")
-    error, sure = score.calibration_error(), _mean(score.at_least(0.9))
-    print(f"{'all':16}on average {_written(error)} off; of those given at least 0.9, {_written(sure)} are right")
-
-
-def _show_kinds(score: Sum) -> None:
-    for name in KINDS:
-        kinds = score.kinds(name).items()
-        rows = (f"{kind} {count} {_written(right)} {_written(found)}" for kind, (count, right, found) in kinds)
-        print(f"{name:16}kinds (number, precision, recall): " + "  ".join(rows))
-        facts = score.facts(name).items()
-        rows = (f"{fact} {_written(right)} of {_written(said)}" for fact, (right, said) in facts)
-        print(f"{'':16}facts (right, of those said): " + "  ".join(rows))
+        if (found := score.calibration(name)) is not None:
+            print(f"{name:16}{_written(found[0]):>8}{_written(found[1]):>8}")
 
 
 def _written(value: float | None) -> str:

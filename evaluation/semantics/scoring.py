@@ -27,16 +27,6 @@ NAMES: dict[str, frozenset[str]] = {
     "fusion": frozenset({"fusion", "fusion_point", "multimodal_fusion"}),
     "embedding_bag": frozenset({"embedding_bag"}),
 }
-# kinds of a pattern: values of facts
-KINDS: dict[str, tuple[tuple[str, object], ...]] = {
-    "attention": (
-        ("kind", "self"), ("kind", "cross"), ("causal", True),
-    ),
-    "kv_cache": (
-        ("layout", "growing"), ("layout", "static"), ("attends", "self"), ("attends", "cross"), ("sliding", True),
-        ("quantised", True),
-    ),
-}  # fmt: skip
 # Share of a core that a match must cover, and that must be covered in total. If both are small, any of several ops in
 # the core suffices.
 _ENOUGH = {"mlp": (0.6, 0.6), "attention": (1.0, 1.0)}
@@ -46,29 +36,11 @@ _INSIDE = 0.5
 
 
 @attrs.frozen
-class Fact:
-    """A fact to compare: the true value, and that of a match (None if missing)."""
-
-    true: object
-    said: object = None
-
-    @property
-    def right(self) -> bool | None:
-        """Return True if both agree; None if the match has no value."""
-        return None if self.said is None else self.true == self.said
-
-
-@attrs.frozen
 class Judged:
-    """A match with its verdict; None if open.
-
-    Attributes:
-        facts: by name, the facts that the configuration states about the covered instance.
-    """
+    """A match with its verdict; None if open."""
 
     match: PatternMatch
     right: bool | None
-    facts: Mapping[str, Fact] = attrs.field(factory=dict)
 
 
 @attrs.frozen
@@ -123,17 +95,11 @@ def of_pattern(name: str, instances: Iterable[Instance], matches: Iterable[Patte
     mine = [i for i in instances if i.pattern == name]
     given = sorted((m for m in matches if m.pattern in NAMES[name]), key=lambda m: (-m.confidence, m.nodes))
     covered: dict[int, set[int]] = defaultdict(set)
-    judged = [Judged(match, _judge(name, match, mine, covered), _facts(match, mine)) for match in given]
+    judged = [Judged(match, _judge(name, match, mine, covered)) for match in given]
     _, whole = _ENOUGH.get(name, _ANY)
     required = [(k, i) for k, i in enumerate(mine) if i.required]
     missed = tuple(i for k, i in required if len(covered[k]) < (i.enough or whole) * len(_core(i)))
     return PatternScore(tuple(judged), len(required) - len(missed), missed)
-
-
-def _facts(match: PatternMatch, instances: Sequence[Instance]) -> dict[str, Fact]:
-    stated = [i.facts for i in instances if i.facts and _reach(match, i)]
-    said = match.details
-    return {name: Fact(value, said.get(name)) for facts in stated[:1] for name, value in facts.items()}
 
 
 def _core(instance: Instance) -> frozenset[int]:
@@ -165,20 +131,6 @@ def _judge(name: str, match: PatternMatch, instances: Sequence[Instance], covere
     for k in required:
         covered[k] |= reach[k]
     return True
-
-
-@attrs.frozen
-class Tenth:
-    """Matches with confidence in one tenth.
-
-    Attributes:
-        low: lower bound. count: number of matches. stated: mean confidence. right: share of right matches.
-    """
-
-    low: float
-    count: int
-    stated: float
-    right: float
 
 
 @attrs.define
@@ -218,50 +170,11 @@ class Sum:
         """Return the share of nodes with a right phase, in all situations or some."""
         return share(pair for s, pairs in self.phases.items() if not situations or s in situations for pair in pairs)
 
-    def facts(self, name: str) -> dict[str, tuple[float | None, float]]:
-        """Return for each known fact the share of right values, and the share of matches with a value."""
-        found = {}
-        for fact in dict.fromkeys(f for judged in self.judged[name] for f in judged.facts):
-            answers = [j.facts[fact].right for j in self.judged[name] if fact in j.facts]
-            said = [right for right in answers if right is not None]
-            found[fact] = (sum(said) / len(said) if said else None, len(said) / len(answers))
-        return found
-
-    def kinds(self, name: str) -> dict[str, tuple[int, float | None, float]]:
-        """Return for each kind of a pattern the count, precision and recall. A match without the kind counts as a miss."""
-        found = {}
-        for fact, value in KINDS.get(name, ()):
-            known = [judged.facts[fact] for judged in self.judged[name] if fact in judged.facts]
-            true, said = [f for f in known if f.true == value], [f for f in known if f.said == value]
-            if true:
-                label = value if isinstance(value, str) else fact
-                hits = sum(f.said == value for f in true)
-                found[f"{label}"] = (len(true), hits / len(said) if said else None, hits / len(true))
-        return found
-
-    def calibration(self, name: str) -> tuple[Tenth, ...]:
-        """Return the calibration of a pattern's matches by tenths of confidence."""
-        tenths: dict[int, list[Judged]] = defaultdict(list)
-        for judged in self.judged[name]:
-            if judged.right is not None:
-                tenths[min(int(judged.match.confidence * 10), 9)].append(judged)
-        return tuple(_tenth(low / 10, tenths[low]) for low in sorted(tenths))
-
-    def calibration_error(self, *names: str) -> float | None:
-        """Return the mean absolute difference of confidence and accuracy over these patterns' matches."""
-        tenths = [tenth for name in names or NAMES for tenth in self.calibration(name)]
-        count = sum(tenth.count for tenth in tenths)
-        return sum(abs(t.stated - t.right) * t.count for t in tenths) / count if count else None
-
-    def at_least(self, confidence: float, *names: str) -> list[bool]:
-        """Return for each match of at least this confidence whether it is right."""
-        judged = (j for name in names or NAMES for j in self.judged[name])
-        return [j.right for j in judged if j.right is not None and j.match.confidence >= confidence]
-
-
-def _tenth(low: float, judged: Sequence[Judged]) -> Tenth:
-    stated = sum(j.match.confidence for j in judged) / len(judged)
-    return Tenth(low, len(judged), stated, sum(j.right is True for j in judged) / len(judged))
+    def calibration(self, *names: str) -> tuple[float, float] | None:
+        """Return the mean confidence of these patterns' matches and the share that is right; None without matches."""
+        judged = [j for name in names or NAMES for j in self.judged[name] if j.right is not None]
+        stated = sum(j.match.confidence for j in judged)
+        return (stated / len(judged), sum(j.right is True for j in judged) / len(judged)) if judged else None
 
 
 def least(right: int, count: int) -> float | None:

@@ -28,13 +28,13 @@ class Kept:
 
     Attributes:
         residency: by storage.
-        caches: for each layer with a cache, the storages of its keys and values, and facts from its class.
+        caches: for each layer with a cache, the storages of its keys and values, with the layer's number.
         states: storages of other decode states, such as those of state-space layers.
         modalities: modality of each input storage.
     """
 
     residency: dict[int, DataResidency] = attrs.field(factory=dict)
-    caches: dict[frozenset[int], dict[str, object]] = attrs.field(factory=dict)
+    caches: dict[frozenset[int], int] = attrs.field(factory=dict)
     states: set[int] = attrs.field(factory=set)
     modalities: dict[int, Modality] = attrs.field(factory=dict)
 
@@ -61,19 +61,15 @@ class Kept:
                 if kind is not None:
                     self.modalities[storage] = kind
 
-    def cache(self, cache: Any, attends: str = "self") -> None:
+    def cache(self, cache: Any) -> None:
         """Label a cache of transformers: keys and values by layer, and other states."""
         for part in ("self", "cross"):
             if hasattr(cache, f"{part}_attention_cache"):
-                self.cache(getattr(cache, f"{part}_attention_cache"), part)
-        number = 0
-        for layer in getattr(cache, "layers", ()):
+                self.cache(getattr(cache, f"{part}_attention_cache"))
+        for number, layer in enumerate(getattr(cache, "layers", ())):
             held = keys_and_values(layer)
             if held:
-                self.caches[held] = {"layer": number, "attends": attends}
-                if attends == "self":  # caches of cross-attention are made once, whatever their class
-                    self.caches[held] |= _said_of_layer(layer)
-                number += 1
+                self.caches[held] = number
             for value in vars(layer).values():
                 for tensor in tensors_in(value):
                     self._put(tensor, DataResidency.STATEFUL_KV_CACHE)
@@ -96,19 +92,6 @@ def keys_and_values(layer: Any) -> frozenset[int]:
         if all(t is not None and t.numel() for t in firsts)
         else frozenset()
     )
-
-
-def _said_of_layer(layer: Any) -> dict[str, object]:
-    """Return the kind of a cache's layer, by its class. A window that is not full may look unlimited."""
-    names = [c.__name__ for c in type(layer).__mro__]
-    static = "StaticLayer" in names
-    said: dict[str, object] = {"layout": "static" if static else "growing", "quantised": "BaseQuantizedLayer" in names}
-    if not getattr(layer, "is_sliding", False):
-        return said | {"sliding": False}
-    full = (
-        layer.cumulative_length_int > layer.max_cache_len if static else layer.cumulative_length >= layer.sliding_window
-    )
-    return said | ({"sliding": True} if full else {})
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -147,11 +130,11 @@ def caches_in(graph: Graph, kept: Kept) -> Iterator[Instance]:
     for node in graph.nodes:
         for value in (*node.inputs, *node.outputs):
             used[storage_of(value)].add(node.id)
-    for pair, facts in kept.caches.items():
-        core, where = frozenset(n for storage in pair for n in used[storage]), f"layer {facts['layer']}"
+    for pair, number in kept.caches.items():
+        core = frozenset(n for storage in pair for n in used[storage])
         if core:
             span = frozenset(range(len(graph.nodes)))
-            yield Instance("kv_cache", core, span, values=pair, facts=facts, where=where)
+            yield Instance("kv_cache", core, span, values=pair, where=f"layer {number}")
     for storage in kept.states:
         core = frozenset(used[storage])
         yield Instance("kv_cache", core, core, values=frozenset({storage}), required=False, where="state")

@@ -31,12 +31,12 @@ from djinn_core.protocol.connection_file import read_connection_file
 from djinn_core.protocol.tls_transports import with_tls
 from djinn_core.settings import Settings
 from djinn_core.wire.messages import (
+    MESSAGES,
     PROTOCOL_VERSION,
     Attach,
     Attached,
     Goodbye,
     Hello,
-    Message,
     ProtocolClose,
     Refused,
     StatsReply,
@@ -53,7 +53,7 @@ ROUTES = ("/livez", "/readyz", "/metrics")
 SECONDS = 300.0
 ROOT = Path(__file__).resolve().parents[2]
 NUMBERED = 9  # bytes before each message of a session that outlives its connection
-KINDS = typing.get_args(Message)
+KINDS = MESSAGES
 
 
 # Runs at the start of the gateway and of its executors: writes down who they are, and whatever they unpickle.

@@ -1,4 +1,4 @@
-"""Finds the layers that feed attention, distinguishes self- and cross-attention, and merges parts of one attention."""
+"""Finds the layers that feed attention, and merges parts of one attention."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from djinn_core.planning.matching.attentions import Attention
 _LAYERS = frozenset({"addmm", "convolution", "linear", "matmul", "mm"})
 _ENDS = _LAYERS | {"_softmax", "baddbmm", "bmm", "embedding", "softmax"}
 _WRITES = frozenset({"copy_", "index_copy_", "index_put", "index_put_", "scatter", "slice_scatter"})
-_NEAR, _BACK = 64, 24  # ops between attention and its layers, and before those layers
+_NEAR = 64  # ops between attention and its layers
 _OVER = 12  # ops between an attention's result and the place that it is written to
 _SEVERAL = 3  # softmaxes of the same layers: two may be two streams, more are parts of one attention
 
@@ -31,26 +31,6 @@ def layers_before(graph: Graph, value: int, at: int) -> dict[int, int]:
         elif (layer := layer_at(graph, graph.nodes[maker])) is not None:
             layers[layer.product.id] = graph.flow.beyond(layer.data)
     return layers
-
-
-def kind(graph: Graph, attention: Attention) -> str | None:
-    """Return `self` if queries and keys are made of the same data, `cross` if not, and None if no layer makes the queries."""
-    asks, key_layers = (
-        set(layers_before(graph, v, attention.nodes[0]).values()) for v in (attention.query, attention.key)
-    )
-    if not asks:
-        return None
-    if not key_layers:
-        return "cross" if graph.producer(attention.key) is None else None
-    return "self" if asks & key_layers or _roots(graph, asks) & _roots(graph, key_layers) else "cross"
-
-
-def _roots(graph: Graph, sources: set[int]) -> set[int]:
-    """Return what data was made of before it was projected, also past one narrower layer. Weights of norms do not count."""
-    roots = {root for source in sources for root in graph.flow.ancestors(source, _ENDS - {"convolution"}, _BACK)}
-    layers = [layer_at(graph, graph.nodes[root]) for root in roots if root >= 0]
-    roots |= {graph.flow.beyond(layer.data) for layer in layers if layer is not None}
-    return {root for root in roots if not is_given(graph.flow, root)}
 
 
 def wholes(graph: Graph, found: Sequence[Attention]) -> list[Parts]:

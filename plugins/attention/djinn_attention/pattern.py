@@ -6,14 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 
 from djinn.hooks import Pattern
-from djinn.planning import FUSED_ATTENTION, Graph, Node, PatternMatch, arguments, origin, query_shape
+from djinn.planning import FUSED_ATTENTION, Graph, Node, PatternMatch, origin
 from djinn_attention.causal import is_causal
-from djinn_attention.feeding import Parts, kind, wholes
+from djinn_attention.feeding import Parts, wholes
 from djinn_attention.parts import WEIGHING, in_parts, without_softmax
 from djinn_core.planning.matching.attentions import PRODUCTS, Attention, attentions_of
-
-_REPEATS = frozenset({"expand", "index_select", "repeat", "repeat_interleave"})
-_STEPS = 24  # views, copies and repeats between a product and the layer of its keys
 
 
 class AttentionPattern(Pattern):
@@ -37,8 +34,6 @@ class AttentionPattern(Pattern):
 
 
 def _match(graph: Graph, parts: Parts, largest: Attention, exact: bool) -> PatternMatch:
-    shape = query_shape(graph, largest.query)
-    heads = _heads(shape, largest)
     # No mask shows which keys windows and blocks leave out.
     causal = largest.flagged_causal or is_causal(graph, largest.masks, largest.queries) if exact else None
     return PatternMatch(
@@ -46,17 +41,7 @@ def _match(graph: Graph, parts: Parts, largest: Attention, exact: bool) -> Patte
         nodes=tuple(sorted({i for part in parts for i in part.nodes})),
         confidence=_confidence(graph, largest, exact),
         reason=_reason(graph, parts),
-        details={
-            "fused": largest.fused,
-            "heads": heads,
-            "kv_heads": _kv_heads(graph, largest, heads),
-            "head_size": shape[-1],
-            "queries": largest.queries,
-            "keys": largest.keys,
-            "causal": causal,
-            "kind": kind(graph, largest),
-            "masked": bool(largest.masks) or largest.flagged_causal,
-        },
+        details={"queries": largest.queries, "keys": largest.keys, "causal": causal},
     )
 
 
@@ -83,47 +68,3 @@ def _reason(graph: Graph, parts: Parts) -> str:
         )
     op = graph.nodes[weighing].op
     return f"the product in node {nodes[0]} goes through {op} (node {weighing}) into that in node {nodes[-1]}{beside}"
-
-
-def _heads(shape: tuple[int, ...], attention: Attention) -> int | None:
-    if len(shape) == 4:
-        return shape[1]
-    if len(attention.scores) > 3:
-        return math.prod(attention.scores[1:-2])
-    return 1 if len(shape) == 2 else None
-
-
-def _kv_heads(graph: Graph, attention: Attention, query_heads: int | None) -> int | None:
-    """Return the number of heads of keys and values, before they were repeated for the query heads."""
-    if query_heads is None:
-        return None
-    heads = {_distinct(graph, value, query_heads) for value in (attention.key, attention.value)}
-    return min((count for count in heads if query_heads % count == 0), default=query_heads)
-
-
-def _distinct(graph: Graph, value: int, query_heads: int) -> int:
-    shape = graph.meta(value).shape
-    ends, heads, repeated = sorted(shape[-2:]), shape[1] if len(shape) == 4 else query_heads, 1
-    for _ in range(_STEPS):
-        node = graph.producer(value)
-        if node is None or not node.inputs:
-            break
-        if node.operation in _REPEATS:
-            repeated *= _times(graph, node)
-        elif node.operation != "cat" and not graph.flow.looks[node.id]:
-            break
-        value = node.inputs[-1 if node.operation == "cat" else 0]
-        shape = graph.meta(value).shape
-        if node.operation != "cat" and len(shape) == 4 and shape[1] < heads and sorted(shape[-2:]) == ends:
-            heads, repeated = shape[1], 1
-    return max(1, heads // repeated)
-
-
-def _times(graph: Graph, node: Node) -> int:
-    """Return how often an op repeats the data of one sample."""
-    before, after = graph.meta(node.inputs[0]), graph.meta(node.outputs[0])
-    by_row = node.operation in {"index_select", "repeat_interleave"} and arguments(node).get("dim") == 0
-    if not before.numel or by_row:
-        return 1
-    batches = after.shape[0] // before.shape[0] if len(after.shape) == len(before.shape) and before.shape[0] else 1
-    return max(1, after.numel // before.numel // max(1, batches))

@@ -133,28 +133,16 @@ WHOLE = long_or([einsums, in_place, fused], WAYS)
 def test_attention_in_any_form_matches_once(read, way):
     block = Block(way)
     (match,) = matches(read(block, torch.rand(1, LENGTH, WIDTH)))
-    assert match.details["heads"] == HEADS
-    assert match.details["kv_heads"] == HEADS
     assert (match.details["queries"], match.details["keys"]) == (LENGTH, LENGTH)
     assert match.details["causal"] is (way in {triangle, counted, fused_causal})
-    assert match.details["kind"] == "self"
-    assert match.details["fused"] is (way in {fused, fused_causal})
     assert match.confidence > 0.9
 
 
 @pytest.mark.parametrize("way", [plain, fused], ids=lambda w: w.__name__)
-def test_key_heads_are_counted_before_repetition(way):
-    block = Block(lambda q, k, v: way(q, repeat(k), repeat(v)), kv_heads=2)
-    (match,) = matches(traced(block, torch.rand(1, LENGTH, WIDTH)))
-    assert (match.details["heads"], match.details["kv_heads"]) == (HEADS, 2)
-
-
-@pytest.mark.parametrize("way", [plain, fused], ids=lambda w: w.__name__)
-def test_cross_attention_differs_from_self_attention(way):
-    block = Block(way, cross=True)
+def test_cross_attention_to_repeated_heads_is_one_match(way):
+    block = Block(lambda q, k, v: way(q, repeat(k), repeat(v)), kv_heads=2, cross=True)
     (match,) = matches(traced(block, torch.rand(1, LENGTH, WIDTH), torch.rand(1, 9, WIDTH)))
-    assert match.details["kind"] == "cross"
-    assert match.details["keys"] == 9
+    assert (match.details["queries"], match.details["keys"]) == (LENGTH, 9)
 
 
 def test_input_mask_leaves_causality_unknown():
@@ -176,29 +164,6 @@ def test_single_query_has_no_causality():
 def one(function, *inputs):
     (match,) = matches(traced(function, *inputs))
     return match.details
-
-
-class RepeatedFirst(nn.Module):
-    """Keys and values are repeated for the query heads before positions are added, as in Falcon."""
-
-    def __init__(self, kv_heads):
-        super().__init__()
-        self.kv_heads, width = kv_heads, WIDTH // HEADS
-        self.query, self.key, self.value = (nn.Linear(WIDTH, n * width) for n in (HEADS, kv_heads, kv_heads))
-
-    def forward(self, x):
-        shape = (1, LENGTH, self.kv_heads, HEADS // self.kv_heads, WIDTH // HEADS)
-        k, v = (layer(x).view(*shape[:3], 1, -1).expand(shape) for layer in (self.key, self.value))
-        q, k, v = (t.reshape(1, LENGTH, HEADS, -1).transpose(1, 2) for t in (self.query(x), k, v))
-        cos = torch.ones(LENGTH, WIDTH // HEADS)
-        return fused(q, k * cos + k.roll(1, -1) * cos, v)
-
-
-def test_key_heads_repeated_before_rotary_embedding():
-    for kv_heads in (1, 2, HEADS):
-        details = one(RepeatedFirst(kv_heads), torch.rand(1, LENGTH, WIDTH))
-        assert details["kv_heads"] == kv_heads
-        assert details["head_size"] == WIDTH // HEADS
 
 
 def nearest(mask_of):
@@ -259,34 +224,6 @@ def test_attention_sinks_are_not_keys():
     assert (details["queries"], details["keys"]) == (LENGTH, 9)
 
 
-class Reduced(nn.Module):
-    """Keys from a shorter sequence: one made of the same (SegFormer), or queries of one that was pooled (Funnel)."""
-
-    def __init__(self, pooled):
-        super().__init__()
-        self.pooled = pooled
-        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
-        self.shorter, self.norm = nn.Conv1d(WIDTH, WIDTH, 2, 2), nn.LayerNorm(WIDTH)
-
-    def forward(self, x):
-        y = x = x.relu()
-        if self.pooled:
-            x = F.avg_pool1d(torch.cat([x[:, :1], x[:, :-1]], 1).mT, 2).mT
-        else:
-            y = self.norm(self.shorter(x.mT).mT)
-        split = [
-            t.view(1, -1, HEADS, WIDTH // HEADS).transpose(1, 2) for t in (self.query(x), self.key(y), self.value(y))
-        ]
-        return fused(*split)
-
-
-@pytest.mark.parametrize("pooled", [False, True])
-def test_attention_to_pooled_input_is_self_attention(pooled):
-    details = one(Reduced(pooled), torch.rand(1, LENGTH, WIDTH))
-    assert details["kind"] == "self"
-    assert details["queries"] != details["keys"]
-
-
 class Latent(nn.Module):
     """Keys and values out of a narrow row for each token, as in DeepSeek."""
 
@@ -312,8 +249,7 @@ class Latent(nn.Module):
 @pytest.mark.parametrize("in_pieces", [False, True])
 def test_latent_attention(in_pieces):
     graph = traced(Latent(in_pieces), torch.rand(1, LENGTH, WIDTH))
-    (match,) = matches(graph)
-    assert match.details["kind"] == "self"
+    assert len(matches(graph)) == 1
 
 
 def softmax_layer(x, w1, w2):

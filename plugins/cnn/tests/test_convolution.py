@@ -33,29 +33,25 @@ def matches(model, shape, *, train=False):
 
 
 @pytest.mark.parametrize(
-    ("layer", "shape", "kind", "dimensions"),
+    ("layer", "shape"),
     [
-        (nn.Conv2d(4, 8, 3), (1, 4, 9, 9), "standard", 2),
-        (nn.Conv2d(4, 8, 1), (1, 4, 9, 9), "pointwise", 2),
-        (nn.Conv2d(4, 4, 3, groups=4), (1, 4, 9, 9), "depthwise", 2),
-        (nn.Conv1d(4, 8, 3, groups=2), (1, 4, 9), "grouped", 1),
-        (nn.ConvTranspose2d(4, 8, 2, 2), (1, 4, 9, 9), "transposed", 2),
-        (nn.Conv3d(4, 8, 3), (1, 4, 5, 5, 5), "standard", 3),
+        (nn.Conv2d(4, 8, 3), (1, 4, 9, 9)),
+        (nn.Conv2d(4, 8, 1), (1, 4, 9, 9)),
+        (nn.Conv2d(4, 4, 3, groups=4), (1, 4, 9, 9)),
+        (nn.Conv1d(4, 8, 3, groups=2), (1, 4, 9)),
+        (nn.ConvTranspose2d(4, 8, 2, 2), (1, 4, 9, 9)),
+        (nn.Conv3d(4, 8, 3), (1, 4, 5, 5, 5)),
     ],
 )
-def test_convolution_kinds(layer, shape, kind, dimensions):
+def test_convolution_kinds_match_once(layer, shape):
     for train in (False, True):
         (match,) = matches(layer, shape, train=train)
-        assert match.details["kind"] == kind
-        assert match.details["dimensions"] == dimensions
-        assert match.details["channels"] == (4, layer.out_channels)
         assert match.confidence == 1.0
 
 
 def test_block_includes_norm_and_activation_but_no_second_user():
     (match,) = matches(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), (1, 3, 9, 9))
     assert len(match.nodes) == 3
-    assert match.details["activation"] == "relu"
 
     class TwoUsers(nn.Module):
         def __init__(self):
@@ -68,22 +64,6 @@ def test_block_includes_norm_and_activation_but_no_second_user():
 
     (match,) = matches(TwoUsers(), (1, 3, 9, 9))
     assert len(match.nodes) == 1
-
-
-def test_residual_connections_and_stages():
-    class Residual(nn.Module):
-        def __init__(self, channels):
-            super().__init__()
-            self.first = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU())
-            self.second = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels))
-
-        def forward(self, x):
-            return torch.relu(self.second(self.first(x)) + x)
-
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), Residual(8), nn.Conv2d(8, 16, 3, stride=2), Residual(16))
-    found = matches(model, (1, 3, 33, 33))
-    assert [m.details["residual"] for m in found] == [False, False, True, False, False, True]
-    assert [m.details["stage"] for m in found] == [0, 0, 0, 1, 1, 1]
 
 
 def test_computed_kernel_lowers_confidence():
@@ -100,5 +80,4 @@ def test_exported_program_has_same_matches():
     with torch.no_grad():
         (exported,) = found_in(fx_graph(torch.export.export(model, (torch.zeros(1, 3, 9, 9),))))
     (remote,) = matches(model, (1, 3, 9, 9))
-    for fact in ("kind", "kernel", "stride", "channels", "size", "stage"):
-        assert exported.details[fact] == remote.details[fact], fact
+    assert len(exported.nodes) == len(remote.nodes) == 3

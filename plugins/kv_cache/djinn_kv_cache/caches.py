@@ -11,7 +11,6 @@ import torch
 from djinn.planning import COPIES, Graph, Node, arguments, is_view, storage_of
 
 Kind = Literal["appended", "written", "created", "kept", "read"]
-Layout = Literal["growing", "static"]
 
 _WRITES = frozenset({"_index_put_impl_", "copy_", "index_copy_", "index_put_", "scatter_", "slice_scatter_"})
 _SCATTERS = frozenset({"index_copy", "index_put", "scatter", "select_scatter", "slice_scatter"})
@@ -32,16 +31,12 @@ class Cache:
             `kept` for whatever reason, or only `read` from outside.
         values: everything that is the cache: what came in, and what is left.
         nodes: ids of the ops that write it.
-        layout: whether it grows or has a fixed length; None if it cannot be told.
-        sliding: whether what is oldest is let go.
         quantised: whether it is kept in fewer bits than it is read in.
     """
 
     kind: Kind
     values: tuple[int, ...]
     nodes: tuple[int, ...] = ()
-    layout: Layout | None = None
-    sliding: bool = False
     quantised: bool = False
 
     @property
@@ -95,13 +90,11 @@ class Caches:
             before = self.from_outside(first)
             values = (*[v for made in earlier for v in made.outputs], node.outputs[0], *left)
             nodes = tuple(sorted((*[made.id for made in earlier], node.id)))
-            sliding = any(self._shorter(v, node.outputs[0]) for v in left)
             low = self.is_low(node.outputs[0])
             if before is not None and len(parts) > 1:
-                sliding = sliding or self._shorter(first, before)
-                yield Cache("appended", _once(before, *values), nodes, "growing", sliding, low)
+                yield Cache("appended", _once(before, *values), nodes, low)
             elif len(parts) == 1 or earlier:
-                yield Cache("created", _once(*values), nodes, "growing", sliding, low)
+                yield Cache("created", _once(*values), nodes, low)
 
     def _begun(self, node: Node) -> tuple[int, list[Node]]:
         """Earlier cache that `node` appends to, and the ops that earlier steps in this program appended with."""
@@ -147,7 +140,7 @@ class Caches:
             first = (before,) if before is not None else ()
             kind: Kind = "created" if before is None else "written"
             low = self.is_low(node.outputs[0])
-            yield Cache(kind, _once(*first, node.outputs[0], *left), (node.id,), "static", quantised=low)
+            yield Cache(kind, _once(*first, node.outputs[0], *left), (node.id,), low)
 
     def _written(self) -> Iterator[Cache]:
         """Buffers from before, or new ones that are kept, with all that writes into them."""
@@ -160,9 +153,8 @@ class Caches:
             left, outside = self.kept.get(storage, []), self.graph.producer(first) is None
             if outside or left:
                 kind: Kind = "written" if outside else "created"
-                sliding = any(self._turns(node) for node in nodes)
                 ids = tuple(sorted(n.id for n in nodes))
-                yield Cache(kind, _once(first, *left), ids, "static", sliding, self.is_low(first))
+                yield Cache(kind, _once(first, *left), ids, self.is_low(first))
             else:
                 self.filled[storage] = [node.inputs[-1] for node in nodes]
 
@@ -175,16 +167,6 @@ class Caches:
             value = node.inputs[0]
         return value
 
-    def _turns(self, node: Node) -> bool:
-        """True if a write shifts all entries, or wraps around at the end: a ring buffer."""
-        flow = self.graph.flow
-        for source in flow.sources[node.id][1:]:
-            for at in flow.ancestors(source, limit=6):
-                maker = flow.node(at)
-                if maker is not None and maker.operation in {"fmod", "remainder", "roll"}:
-                    return True
-        return False
-
     def _quantised(self) -> Iterator[tuple[int, Cache]]:
         """Kept numbers of few bits, by what was turned into them."""
         for storage, left in self.kept.items():
@@ -195,7 +177,7 @@ class Caches:
                 node = self.graph.flow.node(source)
                 if node is None:
                     break
-                yield source, Cache("created", tuple(left), (), "growing", quantised=True)
+                yield source, Cache("created", tuple(left), quantised=True)
                 if node.operation not in SCALED:
                     break
                 source = self.graph.flow.operands(node)[0]
@@ -218,14 +200,6 @@ class Caches:
         """True if a value is quantized to at most 8 bits."""
         dtype = self.graph.meta(value).dtype
         return dtype.itemsize == 1 and dtype is not torch.bool
-
-    def _shorter(self, value: int, whole: int) -> bool:
-        """True if a value has fewer rows than another and the same shape otherwise."""
-        pair = self.graph.meta(value).shape, self.graph.meta(whole).shape
-        if len(pair[0]) != len(pair[1]):
-            return False
-        differing = [(a, b) for a, b in zip(*pair, strict=True) if a != b]
-        return len(differing) == 1 and differing[0][0] < differing[0][1]
 
 
 def _once(*values: int) -> tuple[int, ...]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 
@@ -21,7 +20,6 @@ from djinn.planning import (
 )
 from djinn_core.planning.matching.attentions import Attention, attentions_of
 from djinn_kv_cache.caches import Cache, Caches, Kind
-from djinn_kv_cache.sides import attends
 from djinn_kv_cache.tracing import CacheTracer
 
 # How sure each kind is: a value that is merely held after attention read it may be held for another reason.
@@ -44,23 +42,18 @@ class KeyValueCache(Pattern):
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
         """Return one match for each layer's keys and values, for any number of attentions that read them."""
-        layers: Counter[str] = Counter()
-        if not candidates:
-            return
-        for found in _shared(_found(graph)):
-            side = attends(graph, found.read, found.key.kind)
-            yield _match(found, side, layers[side])
-            layers[side] += 1
+        if candidates:
+            first = {found.values: found for found in reversed(_found(graph))}
+            yield from map(_match, reversed(first.values()))
 
 
 @attrs.frozen
 class _Found:
-    """An attention with the caches of its keys and values, and the ids of all attentions that read them."""
+    """An attention with the caches of its keys and values."""
 
     read: Attention
     key: Cache
     value: Cache
-    readers: tuple[int, ...]
 
     @property
     def values(self) -> tuple[int, ...]:
@@ -73,7 +66,7 @@ def _found(graph: Graph) -> list[_Found]:
         return []  # nothing outlives the program
     tracing = CacheTracer(graph, caches)
     found = [
-        _Found(read, key, value, (read.nodes[-1],))
+        _Found(read, key, value)
         for read in graph.flow.shared(attentions_of)
         if (key := tracing.cache(read.key)) and (value := tracing.cache(read.value))
     ]
@@ -93,16 +86,7 @@ def _plausible(graph: Graph, found: _Found, certain: bool) -> bool:
     return True
 
 
-def _shared(found: Iterable[_Found]) -> Iterator[_Found]:
-    """Those of one layer's keys and values put together."""
-    by_values: dict[tuple[int, ...], _Found] = {}
-    for one in found:
-        first = by_values.get(one.values)
-        by_values[one.values] = one if first is None else attrs.evolve(first, readers=(*first.readers, *one.readers))
-    yield from by_values.values()
-
-
-def _match(found: _Found, side: str, layer: int) -> PatternMatch:
+def _match(found: _Found) -> PatternMatch:
     read, key, value = found.read, found.key, found.value
     decode = read.queries == 1 and key.from_before
     return PatternMatch(
@@ -113,17 +97,7 @@ def _match(found: _Found, side: str, layer: int) -> PatternMatch:
         hints={"colocate": (found.values,)},
         residency=dict.fromkeys(found.values, DataResidency.STATEFUL_KV_CACHE),
         phase=ExecutionPhase.LLM_DECODE if decode else ExecutionPhase.LLM_PREFILL,
-        details={
-            "kind": key.kind,
-            "queries": read.queries,
-            "keys": read.keys,
-            "layout": key.layout or value.layout,
-            "sliding": None if key.layout is None else key.sliding or value.sliding,
-            "quantised": key.quantised or value.quantised,
-            "attends": side,
-            "layer": layer,
-            "readers": tuple(found.readers),
-        },
+        details={"kind": key.kind, "queries": read.queries, "keys": read.keys},
     )
 
 

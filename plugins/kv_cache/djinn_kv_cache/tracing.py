@@ -65,7 +65,7 @@ class CacheTracer:
                 seen.update(fresh)
                 queue.extend((v, rest) for v in fresh)
         if few:
-            nearest = attrs.evolve(nearest or Cache("appended", (), layout="growing"), quantised=True)
+            nearest = attrs.evolve(nearest or Cache("appended", ()), quantised=True)
         if nearest is None or not nearest.quantised:
             return nearest
         return attrs.evolve(nearest, values=tuple(dict.fromkeys((*few, *nearest.values, *scales))))

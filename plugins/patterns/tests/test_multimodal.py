@@ -109,7 +109,7 @@ def test_cross_attention_fusion_direction():
     (match,) = fusions(captured(looked_at))
     assert match.details["kinds"] == ("text", "vision")
     found = fusions(captured(each_other))
-    assert [m.details["how"] for m in found] == ["co_attention"] * 2
+    assert [m.details["how"] for m in found] == ["cross_attention"] * 2
     assert [m.details["kinds"] for m in found] == [("text", "vision"), ("vision", "text")]
 
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from djinn.hooks import Pattern
 from djinn.planning import CONVOLUTION, Graph, Node, PatternMatch, is_given
-from djinn_cnn.convolution.block import Block, block_at
-from djinn_cnn.convolution.facts import Geometries, Geometry
+from djinn_cnn.convolution.block import block_at
 
 
 class Convolution(Pattern):
-    """Match a convolution with the bias, norm and activation that only its result passes through.
-
-    Consecutive convolutions with one output size form a `stage`. Stages are numbered from 0.
-    """
+    """Match a convolution with the bias, norm and activation that only its result passes through."""
 
     name = "convolution"
     tolerates_growth = True
@@ -23,62 +18,21 @@ class Convolution(Pattern):
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
         """Return one match for each convolution. Module names are not used."""
-        geometries, size, stage = Geometries(graph), None, -1
         for node in candidates:
-            geometry = geometries.of(node)
-            if geometry is None:
-                continue
-            if geometry.size != size:
-                stage, size = stage + 1, geometry.size
-            yield _match(graph, block_at(graph, node), geometry, stage)
+            if len(node.inputs) > 1 and node.outputs and len(graph.meta(node.inputs[1]).shape) > 2:
+                yield _match(graph, block_at(graph, node))
 
 
-def _match(graph: Graph, block: Block, geometry: Geometry, stage: int) -> PatternMatch:
+def _match(graph: Graph, block: Sequence[Node]) -> PatternMatch:
+    first, *rest = block
+    weight = graph.meta(first.inputs[1]).shape
+    kernel = "x".join(map(str, weight[2:]))
+    followers = ", then ".join(f"{node.operation} (node {node.id})" for node in rest)
+    then = f"; its result goes to nothing but {followers}" if rest else ""
     return PatternMatch(
         pattern=Convolution.name,
-        nodes=block.nodes,
-        confidence=_confidence(graph, block.convolution),
-        reason=_reason(block, geometry),
-        details=_details(block, geometry) | {"stage": stage},
+        nodes=tuple(node.id for node in block),
+        # A computed weight may be a decomposed weight, a filter or data.
+        confidence=1.0 if is_given(graph.flow, graph.flow.operands(first)[1]) else 0.97,
+        reason=f"node {first.id} is {first.op} with a kernel of {kernel} and {weight[0]} filters{then}",
     )
-
-
-def _details(block: Block, geometry: Geometry) -> dict[str, Any]:
-    return {
-        "kind": geometry.kind,
-        "dimensions": geometry.dimensions,
-        "kernel": geometry.kernel,
-        "stride": geometry.stride,
-        "channels": geometry.channels,
-        "groups": geometry.groups,
-        "size": geometry.size,
-        "norm": block.norm.operation if block.norm is not None else None,
-        "activation": block.activation.operation if block.activation is not None else None,
-        "residual": block.residual is not None,
-    }
-
-
-def _confidence(graph: Graph, convolution: Node) -> float:
-    """Return the confidence. It is lower for a computed weight, which may be a decomposed weight, a filter or data."""
-    weight = graph.flow.operands(convolution)[1]
-    return 1.0 if is_given(graph.flow, weight) else 0.97
-
-
-_KINDS = {
-    "standard": "over all channels",
-    "pointwise": "which mixes channels and no places (pointwise)",
-    "depthwise": "one filter a channel (depthwise)",
-    "grouped": "within groups of channels",
-    "transposed": "which enlarges (transposed)",
-}
-
-
-def _reason(block: Block, geometry: Geometry) -> str:
-    node, (before, after) = block.convolution, geometry.channels
-    kernel = "x".join(map(str, geometry.kernel))
-    followers = [n for n in (block.bias, block.norm, block.activation) if n is not None]
-    names = ", then ".join(f"{n.operation} (node {n.id})" for n in followers)
-    then = f"; its result goes to nothing but {names}" if followers else ""
-    addition = f"; the result is added to another in node {block.residual.id}" if block.residual is not None else ""
-    kind = _KINDS[geometry.kind]
-    return f"node {node.id} is {node.op} with a kernel of {kernel}, {kind}, from {before} channels to {after}{then}{addition}"

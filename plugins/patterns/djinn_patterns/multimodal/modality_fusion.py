@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import attrs
@@ -76,9 +76,3 @@ def _fusion_kind(graph: Graph, node: Node) -> How:
 def _is_attention_score(graph: Graph, product: Node) -> bool:
     """Return True if the product's scores become weights of another product: unfused attention."""
     return any(product.id in attention.nodes for attention in graph.flow.shared(attentions_of) if not attention.fused)
-
-
-def mirrored(found: Iterable[ModalityFusion]) -> bool:
-    """Return True if two modalities attend to each other: co-attention."""
-    ways = {m.names[:2] for m in found if m.how == "cross_attention"}
-    return any(way[::-1] in ways for way in ways)

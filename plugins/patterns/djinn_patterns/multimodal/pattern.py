@@ -8,7 +8,7 @@ from djinn.hooks import Pattern
 from djinn.planning import ExecutionPhase, Graph, Modality, Node, PatternMatch, data_kinds
 from djinn_core.planning.stages.annotating.kinds import entering_kinds
 from djinn_patterns.multimodal.branches import branches
-from djinn_patterns.multimodal.modality_fusion import OPERATIONS, How, ModalityFusion, fusions, mirrored
+from djinn_patterns.multimodal.modality_fusion import OPERATIONS, How, ModalityFusion, fusions
 
 _TOLD: dict[How, str] = {
     "scatter": "is put in the place of",
@@ -37,13 +37,13 @@ class FusionPoint(Pattern):
             return
         kinds = data_kinds(graph)
         found = list(fusions(graph, kinds, candidates))
-        seen, mutual = Modality.VISION in entering, mirrored(found)
+        seen = Modality.VISION in entering
         apart = branches(graph, kinds) if found else ()
         for number, fusion in enumerate(found):
-            yield _match(fusion, seen, mutual, apart if number == 0 and len(apart) > 1 else ())
+            yield _match(fusion, seen, apart if number == 0 and len(apart) > 1 else ())
 
 
-def _match(fusion: ModalityFusion, seen: bool, mutual: bool, apart: tuple[tuple[int, ...], ...]) -> PatternMatch:
+def _match(fusion: ModalityFusion, seen: bool, apart: tuple[tuple[int, ...], ...]) -> PatternMatch:
     node, how = fusion.node, fusion.how
     return PatternMatch(
         pattern=FusionPoint.name,
@@ -53,7 +53,7 @@ def _match(fusion: ModalityFusion, seen: bool, mutual: bool, apart: tuple[tuple[
         hints={"branches": apart},
         phase=ExecutionPhase.MULTIMODAL_FUSION if seen else None,
         modality=Modality.MULTIMODAL_FUSION,
-        details={"how": "co_attention" if mutual and how == "cross_attention" else how, "kinds": fusion.names},
+        details={"how": how, "kinds": fusion.names},
     )
 
 

@@ -8,8 +8,7 @@ from djinn.hooks import Pattern
 from djinn.planning import Graph, Node, PatternMatch, arguments, is_given
 
 BAGS = frozenset({"_embedding_bag", "_embedding_bag_forward_only", "embedding_bag"})
-_MODES = {0: "sum", 1: "mean", 2: "max"}
-_REDUCTIONS = {"sum": "sum", "mean": "mean", "amax": "max", "max": "max"}
+_REDUCTIONS = frozenset({"amax", "max", "mean", "sum"})
 _WEIGHED = frozenset({"div", "masked_fill", "mul", "where"})
 _BETWEEN = 3  # maximum number of ops between look-up and reduction: sample weights, masks
 
@@ -25,16 +24,15 @@ class EmbeddingBag(Pattern):
         """Return one match for each bag."""
         for node in candidates:
             if node.operation in BAGS:
-                mode = arguments(node).get("mode", 0)
-                yield _match(graph, (node,), _MODES.get(mode if isinstance(mode, int) else 0, "sum"), 1.0)
+                yield _match(graph, (node,), 1.0)
             elif (nodes := _reduced(graph, node)) is not None:
-                yield _match(graph, nodes, _REDUCTIONS[nodes[-1].operation], 0.95)
+                yield _match(graph, nodes, 0.95)
 
 
-def _match(graph: Graph, nodes: Sequence[Node], mode: str, confidence: float) -> PatternMatch:
+def _match(graph: Graph, nodes: Sequence[Node], confidence: float) -> PatternMatch:
     look_up, last = nodes[0], nodes[-1]
     weight = look_up.inputs[0]
-    rows, width = graph.meta(weight).shape
+    width = graph.meta(weight).shape[-1]
     how = "" if last is look_up else f", and node {last.id} ({last.op}) reduces them"
     return PatternMatch(
         pattern=EmbeddingBag.name,
@@ -43,7 +41,6 @@ def _match(graph: Graph, nodes: Sequence[Node], mode: str, confidence: float) ->
         reason=f"node {look_up.id} ({look_up.op}) looks up rows of {width} numbers for the ids of each sample{how}",
         # Partial sums of rows can be added, so the table may be sharded; one row per sample is sent.
         hints={"tables": (weight,)},
-        details={"rows": rows, "width": width, "mode": mode, "fused": last is look_up},
     )
 
 

@@ -26,27 +26,13 @@ class FeedForward(Pattern):
 
 
 def _match(graph: Graph, network: Network) -> PatternMatch:
-    bends = tuple(dict.fromkeys(network.bends))
-    widths = tuple(graph.meta(graph.flow.value(layer.node.id)).shape[-1] for layer in (network.first[0], network.last))
+    first = " and ".join(str(layer.node.id) for layer in network.first)
+    width = graph.meta(graph.flow.value(network.first[0].node.id)).shape[-1]
     return PatternMatch(
         pattern=FeedForward.name,
         nodes=network.nodes,
         confidence=0.98,
-        reason=_reason(network, bends, widths),
-        details={"gated": network.gated, "layers": len(network.layers), "hidden": widths[0], "activation": bends[0]},
-    )
-
-
-def _reason(network: Network, bends: tuple[str, ...], widths: tuple[int, ...]) -> str:
-    first, last = (layer.node.id for layer in (network.first[0], network.last))
-    if len(network.first) > 1:
-        start = (
-            f"the linear layers in nodes {' and '.join(str(layer.node.id) for layer in network.first)} read the same, "
-        )
-        gate = "one gates the other" if network.gated else "their results are joined"
-        return f"{start}{gate} ({', '.join(bends)}), and the linear layer in node {last} takes the result, {widths[0]} wide"
-    halves = ", one half gating the other," if network.gated else ""
-    return (
-        f"the linear layer in node {first} is {widths[0]} wide, and its result{halves} goes through nothing but element-wise "
-        f"ops ({', '.join(bends)}) into that in node {last}, {widths[1]} wide"
+        reason=f"linear layers in nodes {first}, {width} wide, go through nothing but element-wise ops into that in node "
+        f"{network.last.node.id}",
+        details={"layers": len(network.layers)},
     )

@@ -17,16 +17,11 @@ _BENDS = frozenset({
     *ACTIVATION, "_prelu_kernel", "celu", "clamp", "elu_", "erf", "exp", "expm1", "gelu", "glu", "hardsigmoid", "hardswish_",
     "leaky_relu_", "log_sigmoid_forward", "maximum", "pow", "prelu", "selu", "sigmoid_", "sin", "square", "tanh_", "where",
 })  # fmt: skip
-_GATES = frozenset({"glu"})
-_PRODUCTS_OF_TWO = frozenset({"mul", "mul_"})
 _JOINS = frozenset({"cat", "concat"})
 _SPREADS = frozenset({"mean", "std", "var"})  # of a norm that is written out
 _BETWEEN = frozenset({
     *_BENDS, *NORMALISATION, *CONVOLUTION, *_JOINS, *_SPREADS, "abs", "add", "add_", "addcmul", "alpha_dropout", "div", "div_", "dropout",
     "ge", "gt", "le", "log1p", "lt", "minimum", "mul", "mul_", "native_dropout", "neg", "reciprocal", "rsqrt", "rsub", "sqrt", "sub",
-})  # fmt: skip
-_PARTS = frozenset({
-    "chunk", "narrow", "select", "slice", "split", "split_with_sizes", "unbind", "unsafe_chunk", "unsafe_split",
 })  # fmt: skip
 _LIMIT = 24  # maximum length of a chain of ops between two layers; a decomposed activation has about ten
 _MOST = 8  # maximum number of layers that one result depends on
@@ -38,16 +33,13 @@ class Network:
 
     Attributes:
         data: source of the input. first: the first layers, two if one gates the other.
-        layers: all layers, in order. between: the ops between them. bends: names of the activations among these, in order.
-        gated: True if the results of two layers (or of two halves of one) are multiplied.
+        layers: all layers, in order. between: the ops between them.
     """
 
     data: int
     first: tuple[Layer, ...]
     layers: tuple[Layer, ...]
     between: tuple[Node, ...]
-    bends: tuple[str, ...]
-    gated: bool
 
     @property
     def last(self) -> Layer:
@@ -72,7 +64,6 @@ class _Way(NamedTuple):
     layers: frozenset[int]
     length: int = 0
     bends: bool = False
-    multiplies: bool = False
 
 
 class _Search:
@@ -126,7 +117,6 @@ class _Search:
         return self._longer(node, before)
 
     def _longer(self, node: Node, before: list[_Way]) -> _Way | None:
-        operation = node.operation
         way = before[0]
         if len(before) == 1 or all(other.layers == way.layers for other in before):
             layers = way.layers
@@ -136,9 +126,7 @@ class _Search:
         if length > _LIMIT or len(layers) > _MOST:
             return None
         bends = self._bends(node) or any(other.bends for other in before)
-        gates = operation in _GATES or (operation in _PRODUCTS_OF_TWO and len(node.inputs) > 1)
-        multiplies = gates or any(other.multiplies for other in before)
-        return _Way(layers, length, bends, multiplies)
+        return _Way(layers, length, bends)
 
     def _bends(self, node: Node) -> bool:
         """Return True if a node is an activation or a part of one, not the square of a norm."""
@@ -166,14 +154,7 @@ class _Search:
         data = {self._graph.flow.beyond(layer.data) for layer in first}
         if len(data) != 1:
             return None
-        gated = way.multiplies and (len(first) > 1 or self._is_halved(first[0]))
-        between = tuple(self._between(last, way.layers))
-        bends = tuple(n.operation for n in sorted(between, key=lambda n: n.id) if self._bends(n))
-        return Network(data.pop(), first, (*first, last), between, bends, gated)
-
-    def _is_halved(self, layer: Layer) -> bool:
-        """Return True if the layer's result is split, as for a gated activation."""
-        return any(self._graph.nodes[i].operation in _PARTS | _GATES for i in self._graph.flow.readers(layer.node.id))
+        return Network(data.pop(), first, (*first, last), tuple(self._between(last, way.layers)))
 
     def _between(self, last: Layer, first: frozenset[int]) -> Iterator[Node]:
         """Yield the ops between the first layers and the last."""
@@ -209,11 +190,5 @@ def _joined(found: list[Network]) -> list[Network]:
 
 
 def _one(before: Network, after: Network) -> Network:
-    return Network(
-        before.data,
-        before.first,
-        (*before.layers, *after.layers[1:]),
-        (*before.between, *after.between),
-        (*before.bends, *after.bends),
-        before.gated or after.gated,
-    )
+    layers, between = (*before.layers, *after.layers[1:]), (*before.between, *after.between)
+    return Network(before.data, before.first, layers, between)
