@@ -107,7 +107,7 @@ class MeasureLink(Message, frozen=True):
     peer: Count
 
 
-class LinkMeasurement(Message, frozen=True):
+class LinkMeasurement(msgspec.Struct, frozen=True, tag=True, array_like=True, omit_defaults=True):
     """Link measurement by an executor: `nbytes` bytes from (`incoming`) or to executor `peer` took `seconds`.
 
     `latency` (seconds, one way) only for active measurements, not for observed transfers. Comes with a `Completed`.
