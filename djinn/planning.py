@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX
     from djinn_core.ir.colocation import Colocation, homes_of_values, resident_blocks, storage_sizes, together
     from djinn_core.ir.costs import Calibration, CostEstimate, Costs, DeviceCapabilities, Link, NetworkTopology
-    from djinn_core.ir.dataflow import COPIES, ancestors, chain, is_view, origin, query_shape, users
+    from djinn_core.ir.flow import COPIES, chain, is_view, origin
     from djinn_core.ir.graph import Edge, Graph, Node
     from djinn_core.ir.handles import RANDOM_STATE, storage_of
     from djinn_core.ir.op_families import (
@@ -134,7 +134,6 @@ __all__ = [
     "Work",
     "WorkloadProfile",
     "WorkloadType",
-    "ancestors",
     "anything",
     "arguments",
     "assign_blocks",
@@ -160,7 +159,6 @@ __all__ = [
     "origin",
     "plan_for_cluster",
     "planning_plugins",
-    "query_shape",
     "read_cluster",
     "resident_blocks",
     "simulate",
@@ -170,7 +168,6 @@ __all__ = [
     "through",
     "to_networkx",
     "together",
-    "users",
     "work_of",
 ]
 
@@ -183,7 +180,7 @@ _PLACES = {
     "djinn_core.ir.attention": "FUSED_ATTENTION SOFTMAX",
     "djinn_core.ir.colocation": "Colocation homes_of_values resident_blocks storage_sizes together",
     "djinn_core.ir.costs": "Calibration CostEstimate Costs DeviceCapabilities Link NetworkTopology",
-    "djinn_core.ir.dataflow": "COPIES ancestors chain is_view origin query_shape users",
+    "djinn_core.ir.flow": "COPIES chain is_view origin",
     "djinn_profiler.graphs.fx_graph": "fx_graph",
     "djinn_profiler.graphs.networkx_graph": "to_networkx",
     "djinn_core.ir.graph": "Edge Graph Node",

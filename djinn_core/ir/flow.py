@@ -29,6 +29,7 @@ COPIES = frozenset({
 })  # fmt: skip
 _BLANK = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 _DROPOUTS = frozenset({"alpha_dropout", "dropout", "feature_dropout", "native_dropout"})
+_SCALINGS = frozenset({"div", "mul"})
 _SEVERAL = 2  # an op with at least this number of operands
 _WRITERS_KEPT = 16  # writes into one storage that are distinguished by position
 
@@ -219,6 +220,26 @@ def is_view(node: Node) -> bool:
     if storage_of(outputs[0]) != storage:
         return False
     return len(outputs) == 1 or all(storage_of(v) == storage for v in outputs)
+
+
+def origin(graph: Graph, value: int) -> int:
+    """Return the value that `value` was viewed, cast or copied from, followed back to the first value in the graph."""
+    while (node := graph.producer(value)) is not None and node.inputs and (is_view(node) or node.operation in COPIES):
+        value = node.inputs[0]
+    return value
+
+
+def chain(graph: Graph, value: int, through: frozenset[str] = COPIES) -> Iterator[int]:
+    """Return `value` and its predecessors through views and ops in `through` (their first input), backwards.
+
+    `mul` and `div` in `through` are followed only if they scale by a number.
+    """
+    yield value
+    while (node := graph.producer(value)) is not None and (is_view(node) or node.operation in through):
+        if not node.inputs or (node.operation in _SCALINGS and len(node.inputs) > 1):
+            return
+        value = node.inputs[0]
+        yield value
 
 
 def _passed_on(graph: Graph, node: Node, sources: tuple[int, ...]) -> int | None:

@@ -62,7 +62,7 @@ _PRODUCT_WEIGHTS = {
 
 def role_of(node: Node) -> str | None:
     """Return the role of an op, by its name."""
-    from djinn_core.ir.dataflow import is_view
+    from djinn_core.ir.flow import is_view
 
     if is_backward(node):
         return "backward"
@@ -79,7 +79,7 @@ def is_backward(node: Node) -> bool:
 def weights_of(graph: Graph, node: Node) -> list[int]:
     """Return the values at the parameter positions of this op: graph inputs, or buffers that the graph fills."""
     from djinn_core.ir.arguments import arguments
-    from djinn_core.ir.dataflow import origin
+    from djinn_core.ir.flow import origin
 
     if node.operation in CONVOLUTION | EMBEDDING | NORMALISATION | {"linear"}:
         names: tuple[str, ...] = _WEIGHT_NAMES

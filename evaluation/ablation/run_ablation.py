@@ -25,7 +25,7 @@ import attrs
 
 from djinn.errors import DoesNotFit
 from djinn_client.interception.recording.substitute import rewrite
-from djinn_core.ir.dataflow import is_view
+from djinn_core.ir.flow import is_view
 from djinn_core.ir.graph import Graph
 from djinn_core.ir.schedule import Fetch, Run, Send, Upload
 from djinn_core.planning.request import PluginOverrides, Plugins

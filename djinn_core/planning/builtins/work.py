@@ -19,7 +19,7 @@ import torch
 
 from djinn_core.ir.arguments import arguments
 from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX
-from djinn_core.ir.dataflow import is_view
+from djinn_core.ir.flow import is_view
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.operators import allowed_operators, resolve
 from djinn_core.ir.values import TensorMeta

@@ -6,8 +6,7 @@ import attrs
 
 from djinn_core.ir.arguments import arguments
 from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX
-from djinn_core.ir.dataflow import origin, query_shape
-from djinn_core.ir.flow import COPIES
+from djinn_core.ir.flow import COPIES, chain, origin
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.planning.matching.gradients import Gradients
 from djinn_core.planning.matching.match_result import Found
@@ -21,6 +20,7 @@ _SCORE_OPS = frozenset({
 })  # fmt: skip
 # Between softmax and the product with the values: dropout in all its shapes, casts.
 _WEIGHT_OPS = frozenset({*COPIES, "div", "dropout", "masked_fill", "mul", "nan_to_num", "native_dropout", "where"})
+_SWAPS = frozenset({"permute", "swapaxes", "transpose"})
 _SCORES = op(PRODUCTS)["scores"] >> through(_SCORE_OPS, limit=24, widest=True) >> op(SOFTMAX)["softmax"]
 _WRITTEN_OUT = _SCORES >> through(_WEIGHT_OPS, limit=6, widest=True) >> op(PRODUCTS)["mixture"]
 
@@ -118,3 +118,21 @@ def _is_layer(graph: Graph, query: int, key: int, value: int) -> bool:
     first = origin(graph, key)
     outside = graph.producer(first) is None and len(graph.meta(first).shape) == 2
     return outside and any(graph.producer(origin(graph, v)) is not None for v in (query, value))
+
+
+def query_shape(graph: Graph, query: int) -> tuple[int, ...]:
+    """Return the shape (batch, heads, queries, width) of a query operand before it was folded for a matrix product.
+
+    Products fold batch and heads into one dimension. If query heads share key heads, they also fold heads and queries.
+    The result is the shape of the last 4-dimensional value before the fold, with heads before queries; else the
+    operand's own shape.
+    """
+    shape = graph.meta(query).shape
+    for value in chain(graph, query, frozenset({*COPIES, "div", "mul"})):
+        candidate = graph.meta(value).shape
+        if len(candidate) == 4 and candidate[-1] == shape[-1]:
+            shape = candidate
+        maker = graph.producer(value)
+        if maker is not None and maker.operation in _SWAPS:
+            break
+    return shape
