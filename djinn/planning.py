@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from djinn_client.interception.recording.substitute import group
     from djinn_client.runtime.client import last_profile
     from djinn_core.ir.arguments import arguments, slot_positions
-    from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX
     from djinn_core.ir.colocation import Colocation, homes_of_values, resident_blocks, storage_sizes, together
     from djinn_core.ir.costs import Calibration, CostEstimate, Costs, DeviceCapabilities, Link, NetworkTopology
     from djinn_core.ir.flow import COPIES, chain, is_view, origin
@@ -22,11 +21,13 @@ if TYPE_CHECKING:
         ACTIVATION,
         CONVOLUTION,
         EMBEDDING,
+        FUSED_ATTENTION,
         LOSS,
         MATRIX_PRODUCT,
         NORMALISATION,
         OPTIMIZER,
         POOLING,
+        SOFTMAX,
         is_backward,
     )
     from djinn_core.ir.placement import HintUse, Placement, PlacementDecision
@@ -177,7 +178,6 @@ _PLACES = {
     "djinn_profiler.captured": "execute",
     "djinn_client.runtime.client": "last_profile",
     "djinn_core.ir.arguments": "arguments slot_positions",
-    "djinn_core.ir.attention": "FUSED_ATTENTION SOFTMAX",
     "djinn_core.ir.colocation": "Colocation homes_of_values resident_blocks storage_sizes together",
     "djinn_core.ir.costs": "Calibration CostEstimate Costs DeviceCapabilities Link NetworkTopology",
     "djinn_core.ir.flow": "COPIES chain is_view origin",
@@ -185,7 +185,7 @@ _PLACES = {
     "djinn_profiler.graphs.networkx_graph": "to_networkx",
     "djinn_core.ir.graph": "Edge Graph Node",
     "djinn_core.ir.handles": "RANDOM_STATE storage_of",
-    "djinn_core.ir.op_families": "ACTIVATION CONVOLUTION EMBEDDING LOSS MATRIX_PRODUCT NORMALISATION OPTIMIZER POOLING is_backward",
+    "djinn_core.ir.op_families": "ACTIVATION CONVOLUTION EMBEDDING LOSS MATRIX_PRODUCT NORMALISATION OPTIMIZER POOLING is_backward FUSED_ATTENTION SOFTMAX",
     "djinn_core.ir.placement": "HintUse Placement PlacementDecision",
     "djinn_core.ir.plan": "OptimizationPlan OptimizationResult Rewrite",
     "djinn_core.ir.profile": "DataResidency ExecutionPhase Lineage Modality PatternMatch Tier WorkloadProfile WorkloadType",

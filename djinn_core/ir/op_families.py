@@ -16,6 +16,13 @@ CONVOLUTION = frozenset({
 })  # fmt: skip
 MATRIX_PRODUCT = frozenset({"addbmm", "addmm", "addmv", "baddbmm", "bmm", "linear", "matmul", "mm", "mv"})
 EMBEDDING = frozenset({"_embedding_bag", "_embedding_bag_forward_only", "embedding", "embedding_bag"})
+FUSED_ATTENTION = frozenset({
+    "_scaled_dot_product_attention_math", "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable",
+    "scaled_dot_product_attention",
+})  # fmt: skip
+SOFTMAX = frozenset({"_safe_softmax", "_softmax", "softmax"})
 NORMALISATION = frozenset({
     "_batch_norm_impl_index", "_batch_norm_with_update", "_fused_rms_norm", "_native_batch_norm_legit",
     "_native_batch_norm_legit_no_training", "batch_norm", "cudnn_batch_norm", "group_norm", "instance_norm",

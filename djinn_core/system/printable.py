@@ -22,15 +22,6 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", "\\n")
 
 
-def is_text(text: str) -> bool:
-    """Return True if a message can contain `text`: it has no surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _written_out(found: re.Match[str]) -> str:
     return found.group().encode("unicode_escape").decode("ascii")
 
@@ -43,14 +34,3 @@ def size_text(count: int) -> str:
             return f"{amount:.0f} {unit}"
         amount /= 1024
     return f"{amount:.1f} GiB"
-
-
-def unit_of(seconds: float) -> tuple[float, str]:
-    """Return the unit for durations up to `seconds`: units per second, and its name."""
-    return (1.0, "s") if seconds >= 1 else (1e3, "ms")
-
-
-def duration(seconds: float) -> str:
-    """Format seconds for people."""
-    times, unit = unit_of(seconds)
-    return f"{seconds * times:.3f} {unit}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX
 from djinn_core.ir.module_path import module_chain
+from djinn_core.ir.op_families import FUSED_ATTENTION, SOFTMAX
 from djinn_core.ir.program import Program
 from djinn_core.wire.messages import Workload
 

@@ -16,8 +16,8 @@ import torch
 from torch.utils import flop_counter
 
 from djinn_core.ir.arguments import call_arguments
-from djinn_core.ir.attention import FUSED_ATTENTION
 from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.op_families import FUSED_ATTENTION
 from djinn_core.ir.operators import allowed_operators, resolve
 from djinn_core.ir.values import TensorMeta
 from djinn_core.torch_private import is_composite

@@ -18,9 +18,9 @@ import attrs
 import torch
 
 from djinn_core.ir.arguments import arguments
-from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX
 from djinn_core.ir.flow import is_view
 from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.op_families import FUSED_ATTENTION, SOFTMAX
 from djinn_core.ir.operators import allowed_operators, resolve
 from djinn_core.ir.values import TensorMeta
 from djinn_core.planning.builtins.flops import RECURRENT, flops_of

@@ -13,9 +13,8 @@ from collections.abc import Callable
 import torch
 
 from djinn_core.ir.arguments import arguments
-from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX
 from djinn_core.ir.graph import Graph, Node
-from djinn_core.ir.op_families import CONVOLUTION, NORMALISATION
+from djinn_core.ir.op_families import CONVOLUTION, FUSED_ATTENTION, NORMALISATION, SOFTMAX
 from djinn_core.ir.values import TensorMeta
 
 _CHANNELS = 16  # block size of oneDNN weights

@@ -5,9 +5,9 @@ from __future__ import annotations
 import attrs
 
 from djinn_core.ir.arguments import arguments
-from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX
 from djinn_core.ir.flow import COPIES, chain, origin
 from djinn_core.ir.graph import Graph, Node
+from djinn_core.ir.op_families import FUSED_ATTENTION, SOFTMAX
 from djinn_core.planning.matching.gradients import Gradients
 from djinn_core.planning.matching.match_result import Found
 from djinn_core.planning.matching.terms import op, through

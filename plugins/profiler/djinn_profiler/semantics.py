@@ -13,11 +13,10 @@ import torch
 from djinn_client.runtime import client
 from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.patterns import Pattern
-from djinn_core.ir.attention import FUSED_ATTENTION
 from djinn_core.ir.costs import CostEstimate, Costs
 from djinn_core.ir.flow import is_view
 from djinn_core.ir.graph import Graph, Node
-from djinn_core.ir.op_families import CONVOLUTION, EMBEDDING, MATRIX_PRODUCT, is_backward
+from djinn_core.ir.op_families import CONVOLUTION, EMBEDDING, FUSED_ATTENTION, MATRIX_PRODUCT, is_backward
 from djinn_core.ir.operators import split_name
 from djinn_core.ir.profile import (
     DataResidency,

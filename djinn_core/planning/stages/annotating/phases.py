@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX
 from djinn_core.ir.graph import Graph, Node
-from djinn_core.ir.op_families import CONVOLUTION, NORMALISATION
+from djinn_core.ir.op_families import CONVOLUTION, FUSED_ATTENTION, NORMALISATION, SOFTMAX
 from djinn_core.ir.profile import ExecutionPhase, Modality, WorkloadType
 from djinn_core.planning.stages.annotating.evidence import Evidence
 

@@ -8,9 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from djinn_core.ir.attention import FUSED_ATTENTION, SOFTMAX
 from djinn_core.ir.graph import Graph, Node
-from djinn_core.ir.op_families import CONVOLUTION, EMBEDDING, MATRIX_PRODUCT, NORMALISATION, OPTIMIZER, weights_of
+from djinn_core.ir.op_families import (
+    CONVOLUTION,
+    EMBEDDING,
+    FUSED_ATTENTION,
+    MATRIX_PRODUCT,
+    NORMALISATION,
+    OPTIMIZER,
+    SOFTMAX,
+    weights_of,
+)
 from djinn_core.ir.profile import Modality, Tier, WorkloadType
 from djinn_core.planning.matching.layers import linear
 from djinn_core.planning.matching.match_result import Found

@@ -30,7 +30,6 @@ from djinn_core.errors import (
 from djinn_core.ir.stored_tensor import SAFETENSORS_DTYPES, StoredTensor, WeightListing
 from djinn_core.ir.values import contiguous_strides, tensor_meta
 from djinn_core.logs import get_logger
-from djinn_core.system.printable import is_text
 from djinn_core.wire import limits
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.message_base import Message
@@ -248,7 +247,7 @@ def checked(address: str) -> str:
     """
     if len(address) > limits.STORED_ADDRESS:
         raise WeightsUnavailable(f"an address has at most {limits.STORED_ADDRESS} characters, not {len(address):,}")
-    if not is_text(address):
+    if not _is_text(address):
         raise WeightsUnavailable(f"an address is text without lone surrogates, not {address!r}")
     return address
 
@@ -394,3 +393,12 @@ def _read_stored(stored: StoredTensor, device: int) -> LazyTensor:
     value = Value.begin(Storage.begin(meta.nbytes), meta)
     current().upload(value.handle, stored, device)
     return wrap(value)
+
+
+def _is_text(text: str) -> bool:
+    """Return True if a message can contain `text`: it has no surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

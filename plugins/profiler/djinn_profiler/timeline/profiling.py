@@ -12,8 +12,8 @@ from typing import Any
 
 from djinn import DjinnError
 from djinn_client.tracebacks import for_users
-from djinn_core.system.printable import duration
 from djinn_profiler.timeline.assembling import AssembledTimeline, assemble
+from djinn_profiler.timeline.durations import duration
 from djinn_profiler.timeline.events import TimelineEvent
 from djinn_profiler.timeline.record_timeline import record_timeline
 from djinn_profiler.timeline.recording import Recording, check_alone

@@ -10,8 +10,8 @@ from typing import Final
 import attrs
 
 from djinn_core.ir.module_path import BACKWARD
-from djinn_core.system.printable import duration, unit_of
 from djinn_profiler.timeline.assembling import AssembledTimeline, ThreadTime, executor_name
+from djinn_profiler.timeline.durations import duration, unit_of
 from djinn_profiler.timeline.events import (
     ANSWER,
     CAPTURE,

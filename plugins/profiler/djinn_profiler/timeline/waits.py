@@ -14,7 +14,7 @@ import attrs
 
 from djinn_client.interception.tap import Cause, Tap, taps
 from djinn_core.system.front_end import called, preformatted
-from djinn_core.system.printable import duration, unit_of
+from djinn_profiler.timeline.durations import duration, unit_of
 from djinn_profiler.timeline.user_places import ADVICE, UserPlace, UserPlaces, line_of
 
 _LINES: Final = 1000  # maximum number of distinct lines of a program
