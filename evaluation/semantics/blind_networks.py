@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from evaluation.semantics.plain_models import FIELDS, PLAIN, ROWS, WIDTH, PerceptronTower, clicked, plain, visits
+from evaluation.semantics.plain_models import FIELDS, PLAIN, ROWS, WIDTH, PerceptronTower, clicked, enter, plain, visits
 from evaluation.semantics.plain_networks import Wrapped, with_loss
 from evaluation.zoo.building import Inputs, numbers, words
 
@@ -206,10 +206,7 @@ def _seen() -> Inputs:
     return {"inputs": numbers(2, 3, 32, 32), "labels": torch.tensor([1, 2])}
 
 
-@plain("vision")
-def mlp_mixer() -> tuple[nn.Module, Inputs]:
-    """Return MLP-Mixer."""
-    return Wrapped(Mixer()), _seen()
+enter("vision", "mlp_mixer", lambda: (Wrapped(Mixer()), _seen()))
 
 
 class DenseLayer(nn.Module):
@@ -338,10 +335,7 @@ class AutoInt(nn.Module):
         return clicked(self.score(self.layers(features).flatten(1)) + self.deep(features.flatten(1)), labels)
 
 
-@plain("recommender")
-def autoint() -> tuple[nn.Module, Inputs]:
-    """Return AutoInt."""
-    return AutoInt(), visits(dense=False)
+enter("recommender", "autoint", lambda: (AutoInt(), visits(dense=False)))
 
 
 class Residual(nn.Module):
@@ -378,10 +372,11 @@ class Denoiser(nn.Module):
         return {"sample": self.last(self.up(torch.cat([self.grow(inside), first], dim=1), time))}
 
 
-@plain("diffusion")
-def small_denoiser() -> tuple[nn.Module, Inputs]:
-    """Return a small DDPM denoiser with inputs."""
-    return Denoiser(), {"sample": numbers(2, 3, 16, 16), "timestep": torch.tensor([3, 7])}
+enter(
+    "diffusion",
+    "small_denoiser",
+    lambda: (Denoiser(), {"sample": numbers(2, 3, 16, 16), "timestep": torch.tensor([3, 7])}),
+)
 
 
 class Policy(nn.Module):
@@ -405,7 +400,4 @@ class Policy(nn.Module):
         return with_loss(self.act(state), labels) | {"value": self.value(state)}
 
 
-@plain("vision")
-def policy() -> tuple[nn.Module, Inputs]:
-    """Return the policy network."""
-    return Policy(), {"inputs": numbers(2, 4, 40, 40), "labels": torch.tensor([1, 2])}
+enter("vision", "policy", lambda: (Policy(), {"inputs": numbers(2, 4, 40, 40), "labels": torch.tensor([1, 2])}))

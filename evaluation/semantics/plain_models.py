@@ -15,11 +15,16 @@ PLAIN: dict[str, Architecture] = {}
 FIELDS, ROWS, WIDTH = 5, 50, 8
 
 
+def enter(kind: str, name: str, make: Make) -> None:
+    """Add an entry. `make` returns the model and its inputs."""
+    PLAIN[name] = Architecture(name, kind, make)
+
+
 def plain(kind: str) -> Callable[[Make], Make]:
     """Decorator: add the function to the entries, by its name."""
 
     def register(make: Make) -> Make:
-        PLAIN[make.__name__] = Architecture(make.__name__, kind, make)
+        enter(kind, make.__name__, make)
         return make
 
     return register
@@ -95,10 +100,7 @@ class DLRM(nn.Module):
         return clicked(self.top(self.interaction(self.bottom(dense), sparse)), labels)
 
 
-@plain("recommender")
-def dlrm() -> tuple[nn.Module, Inputs]:
-    """Return DLRM."""
-    return DLRM(), visits()
+enter("recommender", "dlrm", lambda: (DLRM(), visits()))
 
 
 class WideAndDeep(nn.Module):
@@ -117,10 +119,7 @@ class WideAndDeep(nn.Module):
         return clicked(self.wide(fields) + self.deep(torch.cat([*looked_up, dense], dim=1)), labels)
 
 
-@plain("recommender")
-def wide_and_deep() -> tuple[nn.Module, Inputs]:
-    """Return Wide & Deep."""
-    return WideAndDeep(), visits()
+enter("recommender", "wide_and_deep", lambda: (WideAndDeep(), visits()))
 
 
 class DeepFM(nn.Module):
@@ -139,10 +138,7 @@ class DeepFM(nn.Module):
         return clicked(linear + self.machine(features) + self.deep(features.flatten(1)), labels)
 
 
-@plain("recommender")
-def deepfm() -> tuple[nn.Module, Inputs]:
-    """Return DeepFM."""
-    return DeepFM(), visits(dense=False)
+enter("recommender", "deepfm", lambda: (DeepFM(), visits(dense=False)))
 
 
 class CrossNetwork(nn.Module):
@@ -166,10 +162,7 @@ class CrossNetwork(nn.Module):
         return clicked(self.score(torch.cat([state, self.deep(first)], dim=1)), labels)
 
 
-@plain("recommender")
-def cross_network() -> tuple[nn.Module, Inputs]:
-    """Return DCN."""
-    return CrossNetwork(), visits()
+enter("recommender", "cross_network", lambda: (CrossNetwork(), visits()))
 
 
 class TowerInteraction(nn.Module):

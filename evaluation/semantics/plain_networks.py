@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from evaluation.semantics.plain_models import PLAIN, PerceptronTower, plain
+from evaluation.semantics.plain_models import PLAIN, PerceptronTower, enter, plain
 from evaluation.zoo.building import Inputs, numbers, words
 
 __all__ = ["PLAIN"]
@@ -38,10 +38,11 @@ def with_loss(logits: torch.Tensor, labels: torch.Tensor | None) -> dict[str, to
     return output
 
 
-@plain("generic")
-def perceptron() -> tuple[nn.Module, Inputs]:
-    """Return a classifier of numbers."""
-    return Wrapped(PerceptronTower(20, 32, 32, 5)), {"inputs": numbers(4, 20), "labels": torch.tensor([0, 1, 2, 3])}
+enter(
+    "generic",
+    "perceptron",
+    lambda: (Wrapped(PerceptronTower(20, 32, 32, 5)), {"inputs": numbers(4, 20), "labels": torch.tensor([0, 1, 2, 3])}),
+)
 
 
 class ResidualPerceptron(nn.Module):
@@ -61,10 +62,11 @@ class ResidualPerceptron(nn.Module):
         return self.last(state)
 
 
-@plain("generic")
-def residual_perceptron() -> tuple[nn.Module, Inputs]:
-    """Return a residual MLP classifier over 20 numeric features, with inputs and labels."""
-    return Wrapped(ResidualPerceptron()), {"inputs": numbers(4, 20), "labels": torch.tensor([0, 1, 2, 3])}
+enter(
+    "generic",
+    "residual_perceptron",
+    lambda: (Wrapped(ResidualPerceptron()), {"inputs": numbers(4, 20), "labels": torch.tensor([0, 1, 2, 3])}),
+)
 
 
 @plain("generic")
@@ -133,10 +135,11 @@ def _twice(one: int, other: int) -> nn.Sequential:
     )  # fmt: skip
 
 
-@plain("vision")
-def segmenting_unet() -> tuple[nn.Module, Inputs]:
-    """Return a pixel classifier."""
-    return Wrapped(Segmenting()), {"inputs": numbers(2, 3, 16, 16), "labels": torch.arange(512).view(2, 16, 16) % 4}
+enter(
+    "vision",
+    "segmenting_unet",
+    lambda: (Wrapped(Segmenting()), {"inputs": numbers(2, 3, 16, 16), "labels": torch.arange(512).view(2, 16, 16) % 4}),
+)
 
 
 @plain("audio")
@@ -167,22 +170,9 @@ def _tagged() -> Inputs:
     return {"inputs": words(), "labels": words(1) % 5}
 
 
-@plain("generic")
-def gru_tagger() -> tuple[nn.Module, Inputs]:
-    """Return a GRU tagger."""
-    return Tagger(nn.GRU(32, 24, batch_first=True), 24), _tagged()
-
-
-@plain("generic")
-def lstm_tagger() -> tuple[nn.Module, Inputs]:
-    """Return an LSTM tagger."""
-    return Tagger(nn.LSTM(32, 24, num_layers=2, batch_first=True), 24), _tagged()
-
-
-@plain("generic")
-def elman_tagger() -> tuple[nn.Module, Inputs]:
-    """Return an Elman tagger."""
-    return Tagger(nn.RNN(32, 24, batch_first=True), 24), _tagged()
+enter("generic", "gru_tagger", lambda: (Tagger(nn.GRU(32, 24, batch_first=True), 24), _tagged()))
+enter("generic", "lstm_tagger", lambda: (Tagger(nn.LSTM(32, 24, num_layers=2, batch_first=True), 24), _tagged()))
+enter("generic", "elman_tagger", lambda: (Tagger(nn.RNN(32, 24, batch_first=True), 24), _tagged()))
 
 
 class Forecasting(nn.Module):
@@ -197,10 +187,11 @@ class Forecasting(nn.Module):
         return self.head(self.layers(inputs)[0][:, -1])
 
 
-@plain("generic")
-def lstm_forecast() -> tuple[nn.Module, Inputs]:
-    """Return an LSTM forecaster."""
-    return Wrapped(Forecasting()), {"inputs": numbers(2, 12, 3), "labels": numbers(2, 3, seed=1)}
+enter(
+    "generic",
+    "lstm_forecast",
+    lambda: (Wrapped(Forecasting()), {"inputs": numbers(2, 12, 3), "labels": numbers(2, 3, seed=1)}),
+)
 
 
 @plain("encoder")
@@ -227,10 +218,11 @@ class Translating(nn.Module):
         return with_loss(self.head(states), labels)
 
 
-@plain("encoder-decoder")
-def torch_transformer() -> tuple[nn.Module, Inputs]:
-    """Return a text-to-text transformer."""
-    return Translating(), {"inputs": words(), "decoder_input_ids": words(1), "labels": words(1)}
+enter(
+    "encoder-decoder",
+    "torch_transformer",
+    lambda: (Translating(), {"inputs": words(), "decoder_input_ids": words(1), "labels": words(1)}),
+)
 
 
 class PictureAutoencoder(nn.Module):
@@ -251,10 +243,11 @@ class PictureAutoencoder(nn.Module):
         return self.decoder(mean + torch.randn_like(mean) * (0.5 * log_variance).exp())
 
 
-@plain("autoencoder")
-def picture_autoencoder() -> tuple[nn.Module, Inputs]:
-    """Return a VAE."""
-    return Wrapped(PictureAutoencoder()), {"inputs": numbers(2, 3, 16, 16), "labels": numbers(2, 3, 16, 16, seed=1)}
+enter(
+    "autoencoder",
+    "picture_autoencoder",
+    lambda: (Wrapped(PictureAutoencoder()), {"inputs": numbers(2, 3, 16, 16), "labels": numbers(2, 3, 16, 16, seed=1)}),
+)
 
 
 @plain("autoencoder")
@@ -281,10 +274,9 @@ class Comparing(nn.Module):
         return {"logits": functional.pairwise_distance(self.network(one), self.network(other))}
 
 
-@plain("vision")
-def siamese() -> tuple[nn.Module, Inputs]:
-    """Return a Siamese network."""
-    return Comparing(), {"one": numbers(2, 3, 32, 32), "other": numbers(2, 3, 32, 32, seed=1)}
+enter(
+    "vision", "siamese", lambda: (Comparing(), {"one": numbers(2, 3, 32, 32), "other": numbers(2, 3, 32, 32, seed=1)})
+)
 
 
 class Hearing(nn.Module):
@@ -300,10 +292,11 @@ class Hearing(nn.Module):
         return self.head(self.layers(self.convolutions(inputs).transpose(1, 2))[0])
 
 
-@plain("audio")
-def speech_recurrence() -> tuple[nn.Module, Inputs]:
-    """Return a speech recogniser."""
-    return Wrapped(Hearing()), {"inputs": numbers(2, 16, 40), "labels": numbers(2, 18, 30, seed=1)}
+enter(
+    "audio",
+    "speech_recurrence",
+    lambda: (Wrapped(Hearing()), {"inputs": numbers(2, 16, 40), "labels": numbers(2, 18, 30, seed=1)}),
+)
 
 
 class Describing(nn.Module):
@@ -325,7 +318,11 @@ class Describing(nn.Module):
         return with_loss(self.answer(torch.cat([self.vision_encoder(pixel_values), asked], dim=1)), labels)
 
 
-@plain("multimodal")
-def visual_question() -> tuple[nn.Module, Inputs]:
-    """Return a visual question answering model."""
-    return Describing(), {"pixel_values": numbers(2, 3, 32, 32), "input_ids": words(), "labels": torch.tensor([1, 2])}
+enter(
+    "multimodal",
+    "visual_question",
+    lambda: (
+        Describing(),
+        {"pixel_values": numbers(2, 3, 32, 32), "input_ids": words(), "labels": torch.tensor([1, 2])},
+    ),
+)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from evaluation.semantics.plain_models import FIELDS, ROWS, WIDTH, PerceptronTower, clicked, plain, visits
+from evaluation.semantics.plain_models import FIELDS, ROWS, WIDTH, PerceptronTower, clicked, enter, plain, visits
 from evaluation.zoo.building import Inputs, numbers
 
 ITEMS = 300
@@ -90,16 +90,16 @@ def _clicks() -> Inputs:
     return visits(dense=False)
 
 
-@plain("recommender")
-def factorization_machine() -> tuple[nn.Module, Inputs]:
-    """Return FM."""
-    return Recommender(OneTable(), MachineInteraction(), FirstOrderPooling()), _clicks()
-
-
-@plain("recommender")
-def one_table_fm() -> tuple[nn.Module, Inputs]:
-    """Return FM without the linear part, followed by a layer."""
-    return Recommender(OneTable(), nn.Sequential(MachineInteraction(total=False), nn.Linear(WIDTH, 1))), _clicks()
+enter(
+    "recommender",
+    "factorization_machine",
+    lambda: (Recommender(OneTable(), MachineInteraction(), FirstOrderPooling()), _clicks()),
+)
+enter(
+    "recommender",
+    "one_table_fm",
+    lambda: (Recommender(OneTable(), nn.Sequential(MachineInteraction(total=False), nn.Linear(WIDTH, 1))), _clicks()),
+)
 
 
 @plain("recommender")
@@ -188,10 +188,7 @@ class Deep(nn.Module):
         return self.score(state)
 
 
-@plain("recommender")
-def deep_crossing() -> tuple[nn.Module, Inputs]:
-    """Return Deep Crossing."""
-    return Recommender(Tables(), Deep()), _clicks()
+enter("recommender", "deep_crossing", lambda: (Recommender(Tables(), Deep()), _clicks()))
 
 
 class Experts(nn.Module):
@@ -211,7 +208,4 @@ class Experts(nn.Module):
         return sum(score(m) for score, m in zip(self.scores, mixed, strict=True))
 
 
-@plain("recommender")
-def mixture_of_tasks() -> tuple[nn.Module, Inputs]:
-    """Return MMoE."""
-    return Recommender(Tables(), Experts()), _clicks()
+enter("recommender", "mixture_of_tasks", lambda: (Recommender(Tables(), Experts()), _clicks()))

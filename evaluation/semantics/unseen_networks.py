@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from evaluation.semantics.plain_models import PLAIN, PerceptronTower, plain
+from evaluation.semantics.plain_models import PLAIN, PerceptronTower, enter, plain
 from evaluation.semantics.plain_networks import Wrapped, with_loss
 from evaluation.zoo.building import Inputs, labelled_image, numbers, words
 
@@ -191,52 +191,14 @@ class WordEncoder(nn.Module):
         return with_loss(self.scores(self.norm(self.blocks(x))), labels)
 
 
-@plain("encoder")
-def performer() -> tuple[nn.Module, Inputs]:
-    """Return Performer."""
-    return WordEncoder(PerformerAttention), _written()
-
-
-@plain("encoder")
-def linear_transformer() -> tuple[nn.Module, Inputs]:
-    """Return Linear Transformer."""
-    return WordEncoder(ElementwiseLinearAttention), _written()
-
-
-@plain("encoder")
-def cosformer() -> tuple[nn.Module, Inputs]:
-    """Return cosFormer."""
-    return WordEncoder(CosineReweightedAttention), _written()
-
-
-@plain("encoder")
-def efficient_attention() -> tuple[nn.Module, Inputs]:
-    """Return efficient attention."""
-    return WordEncoder(EfficientAttention), _written()
-
-
-@plain("encoder")
-def linformer() -> tuple[nn.Module, Inputs]:
-    """Return Linformer."""
-    return WordEncoder(LinformerAttention), _written()
-
-
-@plain("encoder")
-def longnet() -> tuple[nn.Module, Inputs]:
-    """Return dilated attention."""
-    return WordEncoder(DilatedAttention), _written()
-
-
-@plain("encoder")
-def sliding_window() -> tuple[nn.Module, Inputs]:
-    """Return sliding window attention."""
-    return WordEncoder(SlidingWindowAttention), _written()
-
-
-@plain("encoder")
-def talking_heads() -> tuple[nn.Module, Inputs]:
-    """Return talking heads."""
-    return WordEncoder(TalkingHeadsAttention), _written()
+enter("encoder", "performer", lambda: (WordEncoder(PerformerAttention), _written()))
+enter("encoder", "linear_transformer", lambda: (WordEncoder(ElementwiseLinearAttention), _written()))
+enter("encoder", "cosformer", lambda: (WordEncoder(CosineReweightedAttention), _written()))
+enter("encoder", "efficient_attention", lambda: (WordEncoder(EfficientAttention), _written()))
+enter("encoder", "linformer", lambda: (WordEncoder(LinformerAttention), _written()))
+enter("encoder", "longnet", lambda: (WordEncoder(DilatedAttention), _written()))
+enter("encoder", "sliding_window", lambda: (WordEncoder(SlidingWindowAttention), _written()))
+enter("encoder", "talking_heads", lambda: (WordEncoder(TalkingHeadsAttention), _written()))
 
 
 class LineAttention(nn.Module):
@@ -281,10 +243,7 @@ class Axial(nn.Module):
         return with_loss(self.head(x.mean((1, 2))), labels)
 
 
-@plain("vision")
-def axial_transformer() -> tuple[nn.Module, Inputs]:
-    """Return an axial transformer."""
-    return Axial(), labelled_image()
+enter("vision", "axial_transformer", lambda: (Axial(), labelled_image()))
 
 
 class SlotAttention(nn.Module):
@@ -320,10 +279,7 @@ class Slots(nn.Module):
         return slots
 
 
-@plain("vision")
-def slot_attention() -> tuple[nn.Module, Inputs]:
-    """Return slot attention."""
-    return Slots(), {"pixel_values": numbers(2, 3, 32, 32)}
+enter("vision", "slot_attention", lambda: (Slots(), {"pixel_values": numbers(2, 3, 32, 32)}))
 
 
 class NonLocalAttention(nn.Module):
@@ -385,10 +341,7 @@ class Translator(nn.Module):
         return with_loss(self.scores(torch.stack(states, 1)), labels)
 
 
-@plain("encoder")
-def bahdanau() -> tuple[nn.Module, Inputs]:
-    """Return translation with additive attention."""
-    return Translator(), {"inputs": words(), "targets": words(1, 4), "labels": words(2, 4)}
+enter("encoder", "bahdanau", lambda: (Translator(), {"inputs": words(), "targets": words(1, 4), "labels": words(2, 4)}))
 
 
 class GatingUnit(nn.Module):
@@ -425,10 +378,7 @@ class Gated(nn.Module):
         return with_loss(self.scores(x), labels)
 
 
-@plain("encoder")
-def gmlp() -> tuple[nn.Module, Inputs]:
-    """Return gMLP."""
-    return Gated(), _written()
+enter("encoder", "gmlp", lambda: (Gated(), _written()))
 
 
 # --- images ---
@@ -459,10 +409,11 @@ class AggregatedLayer(nn.Module):
         return functional.relu(x + self.body(x))
 
 
-@plain("vision")
-def resnext() -> tuple[nn.Module, Inputs]:
-    """Return ResNeXt."""
-    return Wrapped(nn.Sequential(_stem(24), AggregatedLayer(24), AggregatedLayer(24), _classes(24))), _pictures()
+enter(
+    "vision",
+    "resnext",
+    lambda: (Wrapped(nn.Sequential(_stem(24), AggregatedLayer(24), AggregatedLayer(24), _classes(24))), _pictures()),
+)
 
 
 class SqueezeAndExcite(nn.Module):
@@ -491,10 +442,11 @@ class MobileLayer(nn.Module):
         return x + self.body(x)
 
 
-@plain("vision")
-def efficientnet_v1() -> tuple[nn.Module, Inputs]:
-    """Return EfficientNet."""
-    return Wrapped(nn.Sequential(_stem(16), MobileLayer(16, 32), MobileLayer(16, 32), _classes(16))), _pictures()
+enter(
+    "vision",
+    "efficientnet_v1",
+    lambda: (Wrapped(nn.Sequential(_stem(16), MobileLayer(16, 32), MobileLayer(16, 32), _classes(16))), _pictures()),
+)
 
 
 class GatesAttention(nn.Module):
@@ -524,10 +476,7 @@ class GatedUNet(nn.Module):
         return self.last(torch.cat([self.gate(fine, coarse), coarse], 1))
 
 
-@plain("vision")
-def attention_unet() -> tuple[nn.Module, Inputs]:
-    """Return Attention U-Net, which has no attention in the sense of these labels."""
-    return GatedUNet(), {"inputs": numbers(2, 3, 32, 32)}
+enter("vision", "attention_unet", lambda: (GatedUNet(), {"inputs": numbers(2, 3, 32, 32)}))
 
 
 # --- sequences, graphs, points ---
@@ -559,10 +508,7 @@ class Temporal(nn.Module):
         return with_loss(self.last(self.layers(inputs.transpose(1, 2))[:, :, -1]), labels)
 
 
-@plain("series")
-def temporal_convolutions() -> tuple[nn.Module, Inputs]:
-    """Return TCN over a series of four numbers each."""
-    return Temporal(), {"inputs": numbers(2, 20, 4), "labels": numbers(2, 2)}
+enter("series", "temporal_convolutions", lambda: (Temporal(), {"inputs": numbers(2, 20, 4), "labels": numbers(2, 2)}))
 
 
 class NextWord(nn.Module):
@@ -581,10 +527,7 @@ class NextWord(nn.Module):
         return with_loss(self.scores(self.cells(self.words(inputs))[0]), labels)
 
 
-@plain("encoder")
-def lstm_next_word() -> tuple[nn.Module, Inputs]:
-    """Return an LSTM language model."""
-    return NextWord(), _written()
+enter("encoder", "lstm_next_word", lambda: (NextWord(), _written()))
 
 
 class SeriesGru(nn.Module):
@@ -598,10 +541,7 @@ class SeriesGru(nn.Module):
         return self.last(self.cells(inputs)[0][:, -1])
 
 
-@plain("series")
-def gru_series() -> tuple[nn.Module, Inputs]:
-    """Return a GRU forecaster."""
-    return Wrapped(SeriesGru()), {"inputs": numbers(2, 20, 4), "labels": numbers(2, 2)}
+enter("series", "gru_series", lambda: (Wrapped(SeriesGru()), {"inputs": numbers(2, 20, 4), "labels": numbers(2, 2)}))
 
 
 _POINTS, _EDGES = 12, 30
@@ -639,10 +579,7 @@ class Sage(nn.Module):
         return with_loss(self.second(functional.relu(self.first(features, edges)), edges), labels)
 
 
-@plain("graph")
-def graph_sage() -> tuple[nn.Module, Inputs]:
-    """Return GraphSAGE by index_add."""
-    return Sage(), _graph()
+enter("graph", "graph_sage", lambda: (Sage(), _graph()))
 
 
 class NeighbourAttention(nn.Module):
@@ -694,10 +631,11 @@ class PointNet(nn.Module):
         return self.all(self.each(inputs).amax(-1))
 
 
-@plain("series")
-def point_net() -> tuple[nn.Module, Inputs]:
-    """Return PointNet."""
-    return Wrapped(PointNet()), {"inputs": numbers(4, 3, 20), "labels": torch.tensor([0, 1, 2, 3])}
+enter(
+    "series",
+    "point_net",
+    lambda: (Wrapped(PointNet()), {"inputs": numbers(4, 3, 20), "labels": torch.tensor([0, 1, 2, 3])}),
+)
 
 
 class RadianceField(nn.Module):
@@ -716,7 +654,8 @@ class RadianceField(nn.Module):
         return torch.cat([colour, functional.relu(self.density(h))], -1)
 
 
-@plain("generic")
-def radiance_field() -> tuple[nn.Module, Inputs]:
-    """Return NeRF."""
-    return RadianceField(), {"positions": numbers(8, 3), "directions": numbers(8, 3, seed=1)}
+enter(
+    "generic",
+    "radiance_field",
+    lambda: (RadianceField(), {"positions": numbers(8, 3), "directions": numbers(8, 3, seed=1)}),
+)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from evaluation.semantics.plain_models import FIELDS, PLAIN, ROWS, WIDTH, PerceptronTower, clicked, plain, visits
+from evaluation.semantics.plain_models import FIELDS, PLAIN, ROWS, WIDTH, PerceptronTower, clicked, enter, plain, visits
 from evaluation.semantics.recommender_models import FirstOrderPooling, MachineInteraction, OneTable, Recommender, Tables
 from evaluation.zoo.building import Inputs, numbers
 
@@ -88,10 +88,7 @@ class DeepAndCross(nn.Module):
         return self.deep(state)
 
 
-@plain("recommender")
-def dcn_v2_stacked() -> tuple[nn.Module, Inputs]:
-    """Return DCN v2, low rank, stacked."""
-    return Scored(DeepAndCross()), visits()
+enter("recommender", "dcn_v2_stacked", lambda: (Scored(DeepAndCross()), visits()))
 
 
 class TriangleInteraction(nn.Module):
@@ -144,10 +141,7 @@ class DeepMachine(nn.Module):
         return self.machine(features) + self.deep(features.flatten(1))
 
 
-@plain("recommender")
-def deepfm_dense() -> tuple[nn.Module, Inputs]:
-    """Return DeepFM with numbers."""
-    return Scored(DeepMachine()), visits()
+enter("recommender", "deepfm_dense", lambda: (Scored(DeepMachine()), visits()))
 
 
 class WideLinear(nn.Module):
@@ -163,10 +157,7 @@ class WideLinear(nn.Module):
         return clicked(self.deep(self.rows(fields)) + self.wide(fields), labels)
 
 
-@plain("recommender")
-def wide_and_deep_one_table() -> tuple[nn.Module, Inputs]:
-    """Return Wide & Deep with one table."""
-    return WideLinear(), visits(dense=False)
+enter("recommender", "wide_and_deep_one_table", lambda: (WideLinear(), visits(dense=False)))
 
 
 class FactorInteraction(nn.Module):
@@ -246,10 +237,7 @@ class GatedCrosses(nn.Module):
         return self.score(state)
 
 
-@plain("recommender")
-def gated_cross_network() -> tuple[nn.Module, Inputs]:
-    """Return GDCN."""
-    return Recommender(Tables(), GatedCrosses()), visits(dense=False)
+enter("recommender", "gated_cross_network", lambda: (Recommender(Tables(), GatedCrosses()), visits(dense=False)))
 
 
 class PairwiseInteraction(nn.Module):
@@ -291,7 +279,4 @@ class Fibinet(nn.Module):
         return self.deep(both.flatten(1))
 
 
-@plain("recommender")
-def fibinet() -> tuple[nn.Module, Inputs]:
-    """Return FiBiNET."""
-    return Recommender(Tables(), Fibinet()), visits(dense=False)
+enter("recommender", "fibinet", lambda: (Recommender(Tables(), Fibinet()), visits(dense=False)))
