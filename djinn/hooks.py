@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from djinn_client.hookspecs.channels import (
         ChannelContext,
         ChannelWrapper,
-        ClientChannel,
         StandbyServer,
         WrappedChannel,
     )
+    from djinn_client.hookspecs.client_channel import ClientChannel
     from djinn_client.hookspecs.integrations import Integration
     from djinn_client.hookspecs.interception import Interception
     from djinn_client.hookspecs.renderers import Renderer
@@ -215,7 +215,8 @@ _PLACES = {
     "djinn_client.runtime.plugins": "is_disabled",
     "djinn_server.hookspecs.assignment_policies": "AssignmentPolicy AssignmentRefusal AssignmentRequest ExecutorLoad TenantLoad",
     "djinn_server.hookspecs.authenticators": "Authenticator Credentials Denial Identity",
-    "djinn_client.hookspecs.channels": "ChannelContext ChannelWrapper ClientChannel StandbyServer WrappedChannel",
+    "djinn_client.hookspecs.channels": "ChannelContext ChannelWrapper StandbyServer WrappedChannel",
+    "djinn_client.hookspecs.client_channel": "ClientChannel",
     "djinn_server.hookspecs.compilers": "Compiler CompilerContext Replay",
     "djinn_core.hookspecs.cost_models": "CostModel Probe",
     "djinn_server.hookspecs.devices": "Device DeviceRuntime",

@@ -7,7 +7,8 @@ from collections import deque
 import pytest
 
 from djinn.testing.suite import Ending, missing, require_protocol
-from djinn_client.hookspecs.channels import ChannelContext, ChannelWrapper, ClientChannel
+from djinn_client.hookspecs.channels import ChannelContext, ChannelWrapper
+from djinn_client.hookspecs.client_channel import ClientChannel
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.wire.messages import Attached, DeviceInfo
 

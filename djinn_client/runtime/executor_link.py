@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import get_ident
 from typing import NoReturn
 
-from djinn_client.hookspecs.channels import ClientChannel
+from djinn_client.hookspecs.client_channel import ClientChannel
 from djinn_client.interception.tensors.known_contents import known_contents
 from djinn_client.runtime.connecting.handshake import REASON_SECONDS, close_reason
 from djinn_client.runtime.stats import Stats

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from djinn_client.hookspecs.channels import PlainClientChannel
+from djinn_client.hookspecs.client_channel import PlainClientChannel
 from djinn_client.runtime.connecting.reconnect import ResumingConnection
 from djinn_core.hookspecs.session_channel import PlainChannel
 from djinn_core.hookspecs.transports import NO_LINK, Connection, Frame, Limits, LinkFacts

@@ -13,7 +13,8 @@ import attrs
 import msgspec
 import torch
 
-from djinn_client.hookspecs.channels import ChannelContext, ClientChannel, PlainClientChannel, StandbyServer
+from djinn_client.hookspecs.channels import ChannelContext, StandbyServer
+from djinn_client.hookspecs.client_channel import ClientChannel, PlainClientChannel
 from djinn_client.interception.runtime_interface import port
 from djinn_client.runtime.connecting.handshake import (
     Server,

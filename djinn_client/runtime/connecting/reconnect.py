@@ -13,7 +13,7 @@ from typing import Final
 
 import attrs
 
-from djinn_client.hookspecs.channels import ClientChannel, Reconnection
+from djinn_client.hookspecs.client_channel import ClientChannel, Reconnection
 from djinn_client.runtime.connecting.handshake import (
     DIRECT_SECONDS,
     REASON_SECONDS,

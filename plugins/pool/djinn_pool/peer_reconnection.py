@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from djinn_client.hookspecs.channels import ClientChannel, Reconnection
+from djinn_client.hookspecs.client_channel import ClientChannel, Reconnection
 from djinn_client.runtime.connecting.handshake import ask
 from djinn_core.errors import DjinnError, TransportError
 from djinn_core.logs import get_logger

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from djinn_client.hookspecs.channels import ChannelContext, ClientChannel, StandbyServer, WrappedChannel
+from djinn.hooks import ChannelContext, ClientChannel, StandbyServer, WrappedChannel
 from djinn_core.errors import DjinnError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame
 from djinn_core.logs import get_logger

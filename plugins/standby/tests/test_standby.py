@@ -7,8 +7,8 @@ from collections import deque
 import pytest
 
 import djinn_standby
+from djinn.hooks import ChannelContext
 from djinn.testing import ChannelConformance, PluginConformance
-from djinn_client.hookspecs.channels import ChannelContext
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.protocol.delivery import snapshot_schedule
