@@ -57,8 +57,6 @@ def test_generation_is_one_prefill_and_then_decode(name, implementation, cache):
         assert (counts["attention"], counts["kv_cache"]) == (2, 2)
         caches = [r for r in profile.residency.values() if r is DataResidency.STATEFUL_KV_CACHE]
         assert len(caches) >= 4
-        facts = next(m.details for m in profile.patterns if m.pattern == "attention")
-        assert (facts["heads"], facts["kv_heads"]) == (4, 2 if name == "llama" else 4)
     assert all(r.profile.workload is WorkloadType.GENERIC for r in results if r.profile not in steps)
 
 
