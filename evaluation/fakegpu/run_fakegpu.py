@@ -51,12 +51,14 @@ Figures = dict[str, float]
 
 
 @contextmanager
-def serving(folder: Path, environment: Mapping[str, str], *options: object) -> Iterator[Server]:
+def serving(
+    folder: Path, environment: Mapping[str, str], *options: object, start: Callable[..., Any] = fresh_python
+) -> Iterator[Server]:
     """Run a server on `fakegpu` with defaults except snapshots. `RemoteControl(folder)` reaches its device."""
     command: list[object] = ["-m", "djinn_core.cli", "serve", "--connection-file", folder / "connection.json"]
     # Snapshots would read values at unpredictable times.
     command += ["--device", "fakegpu", "--threads", "1", "--snapshot-seconds", "3600", *options]
-    server = started(fresh_python, command, folder, {**environment, "DJINN_PLUGIN_FAKEGPU_CONTROL": str(folder)})
+    server = started(start, command, folder, {**environment, "DJINN_PLUGIN_FAKEGPU_CONTROL": str(folder)})
     try:
         yield server
     finally:

@@ -50,12 +50,12 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def server(folder, plain_environment):
+def server(python, folder, plain_environment):
     build()  # on a busy machine, the build takes longer than the start timeout of an executor
     (folder / "planted.py").write_text(PLANTED)
     environment = plain_environment | {"DJINN_PLUGINS": "tcp,planted", "PYTHONPATH": str(folder)}
     with (
-        counting.serving(folder, environment) as server,
+        counting.serving(folder, environment, start=python.start) as server,
         configured(servers=[server.url("tcp")], token=server.token, disable=("local",)),
     ):
         yield server

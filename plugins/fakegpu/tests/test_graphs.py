@@ -23,10 +23,11 @@ RUNS = 24  # runs until a program becomes a graph, plus a margin
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory, plain_environment):
+def server(python, tmp_path_factory, plain_environment):
     build()  # on a busy machine, the build takes longer than the start timeout of an executor
     folder = tmp_path_factory.mktemp("graphs")
-    with counting.serving(folder, plain_environment | {"DJINN_PLUGINS": "tcp,fakegpu,graphs"}, "--graphs") as server:
+    environment = plain_environment | {"DJINN_PLUGINS": "tcp,fakegpu,graphs"}
+    with counting.serving(folder, environment, "--graphs", start=python.start) as server:
         yield server
 
 
@@ -300,11 +301,12 @@ def test_batch_norm_updates_statistics_once_per_run(gpu):
 
 
 @torch.no_grad()
-def test_cached_results_are_those_of_the_last_replay(tmp_path, plain_environment):
+def test_cached_results_are_those_of_the_last_replay(python, tmp_path, plain_environment):
     """A replay writes into the memory of the last one's results. Their name for the cache of results ends then."""
     plugins = {"DJINN_PLUGINS": "tcp,fakegpu,graphs,result_cache"}
     cache = {"DJINN_PLUGIN_RESULT_CACHE_GIB": "1", "DJINN_PLUGIN_RESULT_CACHE_SECONDS": "0"}
-    with counting.serving(tmp_path, plain_environment | plugins | cache, "--graphs") as server:
+    environment = plain_environment | plugins | cache
+    with counting.serving(tmp_path, environment, "--graphs", start=python.start) as server:
         RemoteControl(tmp_path).configure(launch=0.1)
         with configured(servers=[server.url("tcp")], token=server.token, disable=("local",)):
             djinn.init()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,9 +18,10 @@ SHORT = (
 )  # the test imports transformers
 
 
-def test_tests_of_executors_pass_on_the_device(plain_environment):
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SHORT]
+def test_tests_of_executors_pass_on_the_device(python, plain_environment):
+    # A fork has modules of plugins of pytest imported already.
+    options = ["-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
     environment = plain_environment | {"SERVED_DEVICE": "fakegpu"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = python.run("-m", "pytest", *options, *SHORT, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stdout
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 25, done.stdout
