@@ -232,7 +232,10 @@ class SessionRuns:
         """Run a submission as the arbiter decides. Under a memory guard, and if each op is timed, it runs op by op."""
         choice = self._choice(known)
         growth = self._growth(known, choice)
-        run = TemplateRun(known.template, work, known.slots, self._values, guard=guard, growth=growth)
+        kept = choice is not None and not choice.caches and not self._exact
+        run = TemplateRun(
+            known.template, work, known.slots, self._values, guard=guard, growth=growth, keep_growing=kept
+        )
         if choice is None or guard is not None or work.op_times is not None:
             while not run.advance():
                 yield from self._pause(known.template.random, work)

@@ -94,6 +94,7 @@ PROGRAMS: Mapping[str, Program] = {
         summary="Hugging Face's common model tests, from the folder of the unpacked source of transformers",
     ),
     "gpu": _module("gpu.run_gpu", summary="everything that needs a GPU, and a report to send", variables={}),
+    "decoding": _module("fakegpu.run_families", summary="launches for each decoded token, by family of transformers, with and without graphs"),
     "fakegpu": _module("fakegpu.run_fakegpu", summary="synchronisations, copies and page-locked memory, by the counters of a simulated GPU"),
     # --- recognition, planning, prediction
     "semantics": _module("semantics.run_semantics", summary="accuracy of the semantic layer on the labelled zoo"),

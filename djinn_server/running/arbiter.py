@@ -272,6 +272,7 @@ class ServedRun(StrategyRun):
     def arguments(self, op: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Return the arguments of an instruction, as `StrategyRun.arguments` does."""
         step, env = self.run.template.steps[op], self.run.env
+        self.run.densify(step.reads)
         if self.run.outcome.stopped_at is not None or any(isinstance(env[place], Poison) for place in step.reads):
             raise UnfitRun
         return step.given(env)

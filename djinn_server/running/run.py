@@ -26,7 +26,7 @@ from djinn_server.running.run_request import HaltFlag, Progress, RunRequest
 from djinn_server.running.template_compiler import CompiledTemplate, dtype_called
 from djinn_server.running.timings import OpTimes
 from djinn_server.running.uninitialized_memory import copy_with_strides, zero_fill
-from djinn_server.running.values import Poison, ValueTable, memory_of, no_such_value
+from djinn_server.running.values import Copied, Poison, ValueTable, memory_of, no_such_value
 
 # Ops after which nothing is left of what their first operand was.
 _OVERWRITES = frozenset({
@@ -88,12 +88,14 @@ class TemplateRun:
     __slots__ = (
         "_advance",
         "_count",
+        "_growing",
         "_growth",
         "_guard",
         "_steps",
         "_values",
         "claims",
         "env",
+        "grown",
         "outcome",
         "step",
         "template",
@@ -110,17 +112,25 @@ class TemplateRun:
         *,
         growth: Growth | None = None,
         env: Environment | None = None,
+        keep_growing: bool = False,
     ) -> None:
-        """`growth`: the template's, if appends may be done in place. `env`: of a run ahead; None: a new one."""
+        """`growth`: the template's, if appends may be done in place. `env`: of a run ahead; None: a new one. `keep_growing`: a run strategy may take inputs with spare memory."""
         self.template, self.work, self._values, self._guard = template, work, values, guard
         self.outcome = run = RunOutcome(halt=work.halt, progress=work.progress)
         checked = bool(work.claims) or work.op_times is not None or guard is not None
         self._growth = growth = None if checked else growth
         self._steps = template.steps if growth is None else growth.steps
-        self.env = env = environment_of(template, work, slots, values, growth) if env is None else env
+        first = len(template.constants) + template.slots
+        keep_growing = keep_growing and growth is None and not checked and bool(values.growing)
+        inputs = enumerate(work.inputs, first) if keep_growing else ()
+        self._growing = {place: handle for place, handle in inputs if handle in values.growing}
+        self.grown: Mapping[int, Copied] = {}
+        dense: Sequence[int] | None = None if growth is None else growth.dense
+        if self._growing:
+            dense = [at for at in range(template.inputs) if first + at not in self._growing]
+        self.env = env = environment_of(template, work, slots, values, dense) if env is None else env
         if template.consumed:
-            first_input = len(template.constants) + template.slots
-            values.free([work.inputs[place - first_input] for place in template.consumed])
+            values.free([work.inputs[place - first] for place in template.consumed])
         self.claims = _by_instruction(work.claims) if work.claims else _NO_CLAIMS
         self.step = 0
         self._count = template.count if work.stop_at is None else min(work.stop_at, template.count)
@@ -140,6 +150,7 @@ class TemplateRun:
         steps, env, run = self._steps, self.env, self.outcome
         count = self._count if stop is None else min(stop, self._count)
         step, short = self.step, self.work.short
+        self.densify(place for one in steps[step:count] for place in one.reads)
         with inference_mode(True):
             while step < count:
                 if step in short:
@@ -164,6 +175,16 @@ class TemplateRun:
                         self._advance = _advance  # the library does not look for poison
         self.step = step
         return True
+
+    def densify(self, places: Iterable[int]) -> None:
+        """Copy the growing inputs among `places` to dense memory."""
+        for place in self._growing.keys() & set(places) if self._growing else ():
+            handle, value = self._growing.pop(place), self.env[place]
+            if handle in self._values:
+                self.env[place] = self._values[handle]
+            elif isinstance(value, torch.Tensor):  # the run has consumed it
+                with inference_mode(True):
+                    self.env[place] = value.clone(memory_format=torch.contiguous_format)
 
     def _failed(self, stop: FailedStep) -> int:
         """Poison what a failed instruction leaves undefined, unless it can run again; the next one to run."""
@@ -248,6 +269,7 @@ class TemplateRun:
 
     def finish(self) -> RunOutcome:
         """Store the results of the run in the session's values."""
+        self.densify(self.template.outputs)  # an input may be a result
         template, work, run, values = self.template, self.work, self.outcome, self._values
         if run.stopped_at is None:
             run.stopped_at = work.stop_at
@@ -262,6 +284,9 @@ class TemplateRun:
         if self._growth is not None:
             found = self._growth.growing_outputs(work.outputs, template.outputs, self.env)
             values.growing.update(dict.fromkeys(found, self._growth))
+        made = [place for place in self.grown if isinstance(self.env[place], torch.Tensor)]
+        places = zip(work.outputs, template.outputs, strict=True) if made else ()
+        values.growing.update({handle: self.grown[place] for handle, place in places if place in made})
         return run
 
 
@@ -285,11 +310,15 @@ def refuse_run(
 
 
 def environment_of(
-    template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable, growth: Growth | None = None
+    template: CompiledTemplate,
+    work: RunRequest,
+    slots: Sequence[Any],
+    values: ValueTable,
+    dense: Sequence[int] | None = None,
 ) -> Environment:
-    """The environment of a run of a template, with poison for values that are not there. Inputs are dense, except where `growth` takes others."""
+    """The environment of a run of a template, with poison for values that are not there. `dense`: inputs that must be dense; None: all."""
     if values.growing:
-        values.densify(work.inputs if growth is None else [work.inputs[position] for position in growth.dense])
+        values.densify(work.inputs if dense is None else [work.inputs[position] for position in dense])
     try:
         inputs = [*map(values.table.__getitem__, work.inputs)]
     except KeyError:

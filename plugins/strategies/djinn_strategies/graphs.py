@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -14,11 +14,14 @@ from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.hookspecs.run_strategies import RunStrategy, StrategyContext
 from djinn_server.running.process_settings import ProcessNumericSettings
 from djinn_server.running.storage_names import StorageNames
+from djinn_strategies.compiling.growing_region import GrowingRegion
 from djinn_strategies.compiling.hot_template import AdoptedPhase, CompilationJob
 from djinn_strategies.compiling.hot_templates import HotTemplates
-from djinn_strategies.compiling.recorded_region import RecordedRegion
+from djinn_strategies.compiling.padded_steps import UnpaddableError
+from djinn_strategies.compiling.recorded_region import ASIDE, RecordedRegion
 
 djinn_api_version = "2.0"
+RISKY: Final = frozenset({"aten::index.Tensor"})  # the sizes of its results depend on data if an index is a mask
 _log = get_logger("djinn.server")
 
 
@@ -34,6 +37,8 @@ class GraphRecorder(HotTemplates):
 
     name = "graphs"
     on_request = True
+    aside = ASIDE
+    risky = RISKY
     runtime: DeviceRuntime
     settings: ProcessNumericSettings
     names: StorageNames
@@ -41,6 +46,7 @@ class GraphRecorder(HotTemplates):
     def __init__(self) -> None:
         super().__init__()
         self.captures = 0
+        self._growing = GrowingGraphs(self)
         self._regions: weakref.WeakSet[RecordedRegion] = weakref.WeakSet()
         self._stream: torch.Stream | None = None
 
@@ -51,6 +57,8 @@ class GraphRecorder(HotTemplates):
         if self.runtime.device.type == "cpu":
             _log.warning("--graphs has no effect: only an accelerator records graphs", device=str(self.runtime.device))
             return False
+        if not device.arbiter.joins_sessions:  # joined runs look at strides
+            device.arbiter.register(self._growing)
         return True
 
     def ask(self, job: CompilationJob) -> None:
@@ -60,10 +68,13 @@ class GraphRecorder(HotTemplates):
         elif job.law.base is not None:
             job.hot.leave("its sizes vary from run to run, which a graph cannot")
         else:
-            region = RecordedRegion(job, self)
-            with self._lock:
-                self._regions.add(region)
-            job.hot.check(job, region)
+            self.check(job, RecordedRegion(job, self))
+
+    def check(self, job: CompilationJob, region: RecordedRegion) -> None:
+        """Have a region checked, and count its recordings."""
+        with self._lock:
+            self._regions.add(region)
+        job.hot.check(job, region)
 
     def record(
         self, run: Callable[[], Sequence[torch.Tensor]]
@@ -99,10 +110,37 @@ class GraphRecorder(HotTemplates):
             "graph_captures": self.captures,
             "graphs_unused": self.counts.unused,
             "graph_runs": self.counts.runs,
-            "recorded_templates": sum(isinstance(phase, AdoptedPhase) for phase in self.phases()),
+            "recorded_templates": sum(
+                isinstance(phase, AdoptedPhase) for phase in (*self.phases(), *self._growing.phases())
+            ),
             "recorded_graphs": len(recordings),
             "recorded_graph_bytes": sum(recording.nbytes for recording in recordings),
         }
+
+
+class GrowingGraphs(HotTemplates):
+    """Records the hot templates whose sizes grow from run to run, such as decode steps, as graphs of a capacity. Their attention rounds differently."""
+
+    name = "growing-graphs"
+    exact = False
+    aside = ASIDE
+    risky = RISKY
+
+    def __init__(self, recorder: GraphRecorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def ask(self, job: CompilationJob) -> None:
+        """Record a region at its next run, as `HotTemplates.ask` does."""
+        if job.compiler:
+            job.hot.leave("its graph is not used")
+        elif job.law.base is None:
+            job.hot.leave("its sizes are fixed")
+        else:
+            try:
+                self._recorder.check(job, GrowingRegion(job, self._recorder))
+            except UnpaddableError as error:
+                job.hot.leave(str(error))
 
 
 def _new_graph() -> tuple[Any, Any]:

@@ -568,7 +568,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("record_stream", [](at::Tensor& self, c10::Stream s) {
     static_cast<c10::DeviceAllocator*>(device_allocator())->recordStream(self.storage().data_ptr(), s);
   });
-  for (const char* name : {"convolution", "convolution_backward"}) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  // a kernel for GPUs copies all tensors of `_foreach_copy_` with one launch
+  for (const char* name : {"convolution", "convolution_backward", "_foreach_copy_"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;

@@ -19,7 +19,7 @@ from djinn_core.ir.values import meta_of
 from djinn_server.running.compiled_step import CompiledStep, Environment
 from djinn_server.running.result_layout import layout_difference
 from djinn_strategies.compiling.compiled_region import CompiledRegion
-from djinn_strategies.compiling.recorded_region import RecordedRegion, difference_in_place
+from djinn_strategies.compiling.recorded_region import RecordedRegion, difference_in_place, unlike_bits
 from djinn_strategies.compiling.written_views import address_of
 
 # Larger read-only inputs are not copied: the copy would delay the session.
@@ -37,16 +37,19 @@ def difference(compiled: CompiledRegion, env: Environment) -> str:
     Raises:
         Exception: any error that the instructions themselves raise.
     """
-    if isinstance(compiled, RecordedRegion):
-        return difference_in_place(compiled, env)
-    theirs, ours = _copy(compiled, env), _copy(compiled, env)
-    for step in compiled.steps:
-        step.run(theirs)
 
     @cache
     def moved() -> Sequence[Environment]:
         return [_moved(compiled, env, seed) for seed in range(_MOVED_RUNS)]
 
+    def unlike(place: int, expected: object, found: object) -> str:
+        return _unlike(expected, found, partial(_at, place, moved))
+
+    if isinstance(compiled, RecordedRegion):
+        return difference_in_place(compiled, env, unlike if compiled.rounds else unlike_bits)
+    theirs, ours = _copy(compiled, env), _copy(compiled, env)
+    for step in compiled.steps:
+        step.run(theirs)
     try:
         compiled.run(ours)
     except Exception as error:
@@ -56,7 +59,7 @@ def difference(compiled: CompiledRegion, env: Environment) -> str:
         return "a result shares memory that it should have for itself"
     places = [place for step in compiled.steps for _, place in step.makes if isinstance(ours[place], torch.Tensor)]
     for place in (*dict.fromkeys(places), *region.written):
-        if found := _unlike(theirs[place], ours[place], partial(_at, place, moved)):
+        if found := unlike(place, theirs[place], ours[place]):
             return found
     return ""
 

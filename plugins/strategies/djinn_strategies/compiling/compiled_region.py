@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from djinn_core.ir.operators import OWN_OPERATORS
 from djinn_server.hookspecs.compilers import Replay
 from djinn_server.running.compiled_step import Environment
 from djinn_server.running.template_compiler import CompiledTemplate
@@ -23,7 +24,18 @@ from djinn_strategies.compiling.written_views import WrittenView, address_of, ar
 
 
 class CompiledRegion:
-    """A region with its compiled function."""
+    """A region with its compiled function.
+
+    Attributes:
+        growing: inputs that may have spare memory. grown: places of results of the last run that have spare memory.
+        copied: how many of these results were copied to dense tensors for other readers.
+        rounds: True if the results of a run may be rounded in another way than in the run that was checked.
+    """
+
+    growing: frozenset[int] = frozenset()
+    grown: frozenset[int] = frozenset()
+    copied = 0
+    rounds = False
 
     def __init__(
         self,
@@ -39,7 +51,7 @@ class CompiledRegion:
         self.compiler, self._receive, self._aliases = compiler, receive, aliases
         self.region, self.law = region, law
         self.steps = template.steps[region.start : region.stop]
-        if any(needs_zero_fill(step.op) for step in self.steps):
+        if any(step.op not in OWN_OPERATORS and needs_zero_fill(step.op) for step in self.steps):
             replay = partial(call_with_zero_fill, replay)
         self._replay = replay
         self._inputs = inputs_getter(region)
@@ -47,6 +59,14 @@ class CompiledRegion:
         self._views = [template.steps[index].store for index in region.views]
         self._floats = [self._slots.start + slot for slot in law.floats]
         self._guard = law.guard()
+
+    @property
+    def overwrites(self) -> bool:
+        """True if a run may have overwritten an input that it uses up."""
+        return False
+
+    def keep_inputs(self, env: Environment) -> None:
+        """Copy the inputs in `env` that a run would overwrite: the instructions run after it."""
 
     def follows(self, env: Environment) -> int | None:
         """Return the run's size `n` (0 if sizes are fixed); None if the region was not compiled for this run."""

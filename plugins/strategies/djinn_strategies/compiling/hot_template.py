@@ -129,6 +129,8 @@ class HotTemplate(RunOffer):
     counts: CompilationCounters = attrs.field(factory=CompilationCounters)
     tries: int = 0
     slots: Sequence[Any] = ()  # of the run before
+    aside: frozenset[str] = frozenset()  # as for `find_region`, and `risky`
+    risky: frozenset[str] = frozenset()
     checked: bool = attrs.field(init=False, default=True)
     phase: Phase = attrs.field(init=False)
 
@@ -150,10 +152,16 @@ class HotTemplate(RunOffer):
         if region is None:
             return
         yield from run.advance(region.start)
+        compiled = phase.compiled if isinstance(phase, TimingPhase | AdoptedPhase) else None
+        growing = compiled.growing if compiled is not None else ()
+        run.run.densify([place for index, place in enumerate(region.inputs) if index not in growing])
         if run.step == region.start and run.is_replaceable():
             try:
                 if phase.take(run.run.env):
                     run.passed(region.stop)
+                    if compiled is not None:
+                        run.run.outcome.rounded |= compiled.rounds
+                        run.run.grown = dict.fromkeys(compiled.grown, compiled)
             except WrittenError as error:
                 run.run.fail(region.stop, error)
 
@@ -208,6 +216,14 @@ class HotTemplate(RunOffer):
         self._count_unused()
         self._tell("a template is watched again", reason=reason)
         self.phase = ColdPhase(self)
+
+    def cannot_record(self, job: CompilationJob, reason: str) -> None:
+        """Stop compiling the template, or observe a region without risky ops."""
+        if self.risky.isdisjoint(step.op for step in self.template.steps[job.region.start : job.region.stop]):
+            self.leave(reason)
+        else:
+            self.risky = frozenset()
+            self.phase = HotPhase(self, job.share)
 
     def adopt(self, job: CompilationJob, compiled: CompiledRegion, ratio: float) -> None:
         """Adopt the compiled code."""
@@ -275,7 +291,7 @@ class HotPhase(NotCompiledPhase):
 
     def find_region(self) -> None:
         """Observe the region that can be compiled, if there is one."""
-        region = find_region(self.hot.template, self.hot.slots)
+        region = find_region(self.hot.template, self.hot.slots, aside=self.hot.aside, risky=self.hot.risky)
         if region is None:
             self.hot.leave("it has no ops in a row that can be compiled")
         else:
@@ -323,7 +339,7 @@ class ObservingPhase:
     def _go_around(self, slots: frozenset[int]) -> bool:
         """Observe a region without the instructions of these slots. Return False if there is none."""
         unruly = self._unruly | slots
-        region = find_region(self.hot.template, self.hot.slots, unruly)
+        region = find_region(self.hot.template, self.hot.slots, unruly, self.hot.aside, self.hot.risky)
         if region is not None:
             self.hot.phase = ObservingPhase(self.hot, region, self._share, unruly)
         return region is not None
@@ -352,7 +368,7 @@ class _RegionPhase:
             n = self.compiled.follows(env)
         except Exception as error:
             if not is_out_of_memory(error):
-                self.hot.leave(f"it cannot be recorded: {type(error).__name__}: {error}")
+                self.hot.cannot_record(self.job, f"it cannot be recorded: {type(error).__name__}: {error}")
             n = None
         self._missed = self._missed + 1 if n is None else 0
         return n
@@ -364,6 +380,7 @@ class _RegionPhase:
     def compare(self, env: Environment) -> str | None:
         """Return `difference`; None if an op of the comparison fails or memory for copies is missing."""
         try:
+            self.compiled.keep_inputs(env)
             found = difference(self.compiled, env)
         except Exception as error:
             _log.debug("results cannot be compared", template=self.hot.name, error=repr(error))
@@ -392,7 +409,7 @@ class _RegionPhase:
             self.compiled.run(env)
         except Exception as error:
             self.hot.leave(f"compiled, it raised {type(error).__name__}: {error}")
-            if self.region.written:
+            if self.region.written or self.compiled.overwrites:
                 raise WrittenError(
                     f"compiled by {self.compiled.compiler}, these ops raised {type(error).__name__}: {error}"
                 ) from error

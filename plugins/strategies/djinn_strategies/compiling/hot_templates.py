@@ -6,6 +6,7 @@ import threading
 import weakref
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 from djinn_server.hookspecs.run_strategies import RunOffer, RunStrategy, TemplateFacts
 from djinn_server.running.arbiter import ServedFacts
@@ -17,7 +18,11 @@ class HotTemplates(RunStrategy):
 
     Attributes:
         counts: counters since the executor began.
+        aside, risky: ops that it may run among others, as for `find_region`.
     """
+
+    aside: ClassVar[frozenset[str]] = frozenset()
+    risky: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, thresholds: Thresholds | None = None) -> None:
         self._thresholds = thresholds or Thresholds()
@@ -29,7 +34,15 @@ class HotTemplates(RunStrategy):
         """Return the record of a template, which all sessions share."""
         if not isinstance(template, ServedFacts):
             return None
-        hot = HotTemplate(template.template, self._thresholds, self.ask, template.digest.hex()[:8], self.counts)
+        hot = HotTemplate(
+            template.template,
+            self._thresholds,
+            self.ask,
+            template.digest.hex()[:8],
+            self.counts,
+            aside=self.aside,
+            risky=self.risky,
+        )
         with self._lock:
             self.templates.add(hot)
         return hot

@@ -7,8 +7,8 @@ A result that a session still holds at the next replay is copied from then on.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import attrs
@@ -16,6 +16,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from djinn_core import torch_private
+from djinn_core.ir.operators import GET_RANDOM_STATE
 from djinn_core.ir.values import TensorMeta, meta_of
 from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_server.hookspecs.devices import DeviceRuntime
@@ -28,6 +29,7 @@ from djinn_strategies.compiling.scalars import call_with_tensors
 from djinn_strategies.compiling.written_views import address_of
 
 RECORDINGS: Final = 8  # of one region, by the addresses of its weights
+ASIDE: Final = frozenset({GET_RANDOM_STATE})  # a graph launches no such op, and draws nothing itself
 _RUNS_PER_RECORDING: Final = 16  # after the first recordings: recording takes longer than running the ops
 _PAST: Final = (
     8  # runs by whose inputs weights are recognised, and without weights after which these are ordinary inputs
@@ -58,6 +60,7 @@ class Recording:
         buffers: memory for the other inputs, by index.
         settings: numeric settings that chose its kernels.
         nbytes: device memory of the graph and its buffers.
+        launched: True if the present replay has overwritten the results of the replay before.
     """
 
     launch: Callable[[], None]
@@ -66,6 +69,7 @@ class Recording:
     buffers: Mapping[int, torch.Tensor]
     settings: NumericSettings | None
     nbytes: int
+    launched: bool = attrs.field(init=False, default=False)
     _baseline: Sequence[tuple[int, int]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -83,21 +87,20 @@ class Recording:
         moved = any(address != before for (_, address), (_, before) in zip(self._uses(), self._baseline, strict=True))
         return moved or any(ref.expired() for _, _, ref in self.in_place)
 
-    def held(self) -> set[int]:
-        """Return the results that something other than this recording refers to."""
-        uses = enumerate(zip(self._uses(), self._baseline, strict=True))
-        return {i for i, ((count, _), (before, _)) in uses if count > before}
+    def held(self, used_up: Iterable[torch.Tensor] = ()) -> set[int]:
+        """Return the results that something other than this recording refers to. `used_up`: inputs of the run that nothing else needs."""
+        uses, given = zip(self._uses(), self._baseline, strict=True), Counter(map(address_of, used_up))
+        return {i for i, ((count, address), (before, _)) in enumerate(uses) if count - given[address] > before}
 
     def replay(self, inputs: Sequence[torch.Tensor], written: Sequence[int], copied: set[int]) -> list[torch.Tensor]:
         """Launch the graph and return its results. `written`: inputs that it writes. `copied`: results in new memory."""
-        for index, buffer in self.buffers.items():
-            buffer.copy_(_memory_of(inputs[index]))
+        _copy_all([(buffer, memory_span(inputs[index])) for index, buffer in self.buffers.items()])
         self.launch()
-        for index in written:
-            if index in self.buffers:
-                _memory_of(inputs[index]).copy_(self.buffers[index])
-        found = enumerate(self.results)
-        return [_over(storage.clone() if i in copied else storage, meta) for i, (storage, meta) in found]
+        self.launched = True
+        _copy_all([(memory_span(inputs[index]), self.buffers[index]) for index in written if index in self.buffers])
+        new = {i: _new_memory(self.results[i][0]) for i in copied}
+        _copy_all([(_bytes_of(storage), _bytes_of(self.results[i][0])) for i, storage in new.items()])
+        return [_over(new.get(i, storage), meta) for i, (storage, meta) in enumerate(self.results)]
 
 
 class RecordedRegion(CompiledRegion):
@@ -113,11 +116,14 @@ class RecordedRegion(CompiledRegion):
             "graphs", self._replay_next, job.template, job.region, job.law, self._overwrite_numbers, job.aliases
         )
         self._template, self._recorder, self._runtime = job.template, recorder, recorder.runtime
-        self._steps = [(step, self._moves(step)) for step in self.steps]
+        self._steps = [(step, self._moves(step)) for step in self.steps if step.op not in ASIDE]
+        consumed = {*job.template.consumed} - {*self.region.written}
+        self._consumed = [i for i, place in enumerate(self.region.inputs) if place in consumed]
         self._written = [i for i, place in enumerate(self.region.inputs) if place in self.region.written]
         self._numbers: torch.Tensor | None = None  # the varying floats
         self.recordings: list[Recording] = []
         self._next: Recording | None = None  # for the present run
+        self._replayed: Recording | None = None
         self._copied: set[int] = set()
         self._past: deque[list[StorageWeakRef]] = deque(maxlen=_PAST)
         self._weights: frozenset[int] = frozenset()
@@ -127,6 +133,25 @@ class RecordedRegion(CompiledRegion):
     def forget(self, *, dead: bool = False) -> None:
         """Drop the recordings. `dead`: only those whose weights are gone."""
         self.recordings = [one for one in self.recordings if dead and not one.is_dead()]
+
+    @property
+    def overwrites(self) -> bool:
+        """As `CompiledRegion.overwrites`. The results of a run are where those of the run before were, which may be inputs."""
+        return bool(self._consumed) and self._replayed is not None and self._replayed.launched
+
+    def keep_inputs(self, env: Environment) -> None:
+        """As `CompiledRegion.keep_inputs`."""
+        addresses = {storage.data_ptr() for recording in self.recordings for storage, _ in recording.results}
+        for index, tensor in self._used_up(self._inputs(env)).items():
+            if address_of(tensor) in addresses:
+                copied = memory_span(tensor).clone()
+                env[self.region.inputs[index]] = copied.as_strided(tensor.shape, tensor.stride(), 0)
+
+    def _used_up(self, tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Return the inputs that nothing reads after the run has begun: consumed ones that share memory with no other input."""
+        addresses = Counter(map(address_of, tensors))
+        found = {index: tensors[index] for index in self._consumed}
+        return {index: tensor for index, tensor in found.items() if addresses[address_of(tensor)] == 1}
 
     def follows(self, env: Environment) -> int | None:
         """As `CompiledRegion.follows`; None also for a run that fits no recording.
@@ -148,17 +173,26 @@ class RecordedRegion(CompiledRegion):
         """Replay the recording that `follows` has found. Another thread may have dropped it since."""
         recording, self._next = self._next, None
         assert recording is not None
-        results = recording.replay(inputs, self._written, self._copied)
+        self._replayed, recording.launched = recording, False
+        results = self._launch(recording, inputs)
         self._recorder.names.forget(results)  # their memory had other bytes in the last replay
         return results
+
+    def _launch(self, recording: Recording, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return recording.replay(inputs, self._written, self._copied)
+
+    def _fits(self, recording: Recording, tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> bool:
+        """Return True if a recording can be replayed with these inputs."""
+        del tensors
+        return recording.settings == self._recorder.settings.now and recording.fits(addresses)
 
     def _recording(self, tensors: Sequence[torch.Tensor]) -> Recording | None:
         self._runs += 1
         addresses = [tensor.data_ptr() for tensor in tensors]
         for found in self.recordings:
-            if found.settings != self._recorder.settings.now or not found.fits(addresses):
+            if not self._fits(found, tensors, addresses):
                 continue
-            held = found.held() - self._copied
+            held = found.held(self._used_up(tensors).values()) - self._copied
             if held or found.is_dead():
                 self._copied |= held
                 self.recordings = [one for one in self.recordings if one is not found]
@@ -177,9 +211,10 @@ class RecordedRegion(CompiledRegion):
 
     def _weights_among(self, tensors: Sequence[torch.Tensor]) -> frozenset[int] | None:
         """Return the inputs whose storages earlier runs had; None if some that had them before are new in this run."""
+        ignored = self.growing.union(self._consumed)
         storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
         known = [{past[i].cdata for past in self._past} for i in range(len(storages))]
-        same = frozenset([i for i, ref in enumerate(storages) if ref.cdata in known[i]])
+        same = frozenset([i for i, ref in enumerate(storages) if ref.cdata in known[i] and i not in ignored])
         self._past.append(storages)
         if len(self._past) == 1:
             return None
@@ -195,7 +230,7 @@ class RecordedRegion(CompiledRegion):
         moving = [i for i in range(len(tensors)) if i not in weights]
         if not weights.issuperset([i for alias in self._aliases for i in (alias.view, alias.base)]):
             return None
-        buffers = {i: _memory_of(tensors[i]).clone() for i in moving}
+        buffers = {i: memory_span(tensors[i]).clone() for i in moving}
         given = list(tensors)
         for i, buffer in buffers.items():
             given[i] = buffer.as_strided(tensors[i].shape, tensors[i].stride(), 0)
@@ -211,25 +246,32 @@ class RecordedRegion(CompiledRegion):
         return Recording(launch, layouts, in_place, buffers, self._recorder.settings.now, nbytes)
 
     def _run_steps(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        template, fresh = self._template, frozenset(self.region.fresh)
-        env = [*template.constants, *self.law.example.slots, *[None] * (template.inputs + template.made)]
-        for place, tensor in zip(self.region.inputs, inputs, strict=True):
-            env[place] = tensor
+        env, fresh = self._environment(inputs), frozenset(self.region.fresh)
         if self._numbers is not None:
             for place, number in zip(self._floats, self._numbers.view(torch.float64).unbind(), strict=True):
                 env[place] = number
         for step, moves in self._steps:
-            if moves:
-                args, kwargs = step.given(env)
-                made = call_with_tensors(step.op, args, kwargs, lambda op, given: op(*given))
-                for result, place in step.makes:
-                    env[place] = made[result] if step.sequence else made
-            else:
-                step.store(env)
+            self._run_step(step, moves, env)
             for place in step.release:
                 if place not in fresh:
                     env[place] = None
         return [env[place] for place in self.region.fresh]
+
+    def _environment(self, inputs: Sequence[Any]) -> Environment:
+        template = self._template
+        env = [*template.constants, *self.law.example.slots, *[None] * (template.inputs + template.made)]
+        for place, tensor in zip(self.region.inputs, inputs, strict=True):
+            env[place] = tensor
+        return env
+
+    def _run_step(self, step: CompiledStep, moves: bool, env: Environment) -> None:
+        if not moves:
+            step.store(env)
+            return
+        args, kwargs = step.given(env)
+        made = call_with_tensors(step.op, args, kwargs, lambda op, given: op(*given))
+        for result, place in step.makes:
+            env[place] = made[result] if step.sequence else made
 
     def _moves(self, step: CompiledStep) -> bool:
         """Return True if a step takes a varying float."""
@@ -238,19 +280,31 @@ class RecordedRegion(CompiledRegion):
         return any(place in self._floats for place in (*sources, *items))
 
 
+def _copy_all(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy tensors without gaps to others, all with one launch."""
+    if pairs:
+        targets, sources = zip(*[(one.view(torch.uint8), other.view(torch.uint8)) for one, other in pairs], strict=True)
+        torch._foreach_copy_(list(targets), list(sources))
+
+
+def _new_memory(like: torch.UntypedStorage) -> torch.UntypedStorage:
+    return torch.empty(like.nbytes(), dtype=torch.uint8, device=like.device).untyped_storage()
+
+
 def _over(storage: torch.UntypedStorage, meta: TensorMeta) -> torch.Tensor:
     return torch.empty(0, dtype=meta.dtype, device=storage.device).set_(storage, meta.offset, meta.shape, meta.stride)
 
 
-def _memory_of(tensor: torch.Tensor) -> torch.Tensor:
+def memory_span(tensor: torch.Tensor) -> torch.Tensor:
     """View the memory from a tensor's first to its last element, gaps included: ops may depend on strides."""
     return tensor.as_strided((max(meta_of(tensor).extent - int(tensor.storage_offset()), 0),), (1,))
 
 
-def difference_in_place(compiled: RecordedRegion, env: Environment) -> str:
-    """Describe how the results of a recording differ from those of the instructions, bit by bit; empty if they agree.
+def difference_in_place(compiled: RecordedRegion, env: Environment, unlike: Callable[[int, Any, Any], str]) -> str:
+    """Describe how the results of a recording differ from those of the instructions; empty if they agree.
 
     Both run on the session's values, whose addresses the recording has. Written inputs get their contents back.
+    `unlike`: describes how two results at a place differ.
     """
     region = compiled.region
     written = {address_of(env[place]): env[place].untyped_storage() for place in region.written}
@@ -259,27 +313,38 @@ def difference_in_place(compiled: RecordedRegion, env: Environment) -> str:
     try:
         for step in compiled.steps:
             step.run(theirs)
-        after = {address: storage.clone() for address, storage in written.items()}
+        after = {address: _bytes_of(storage).clone() for address, storage in written.items()}
         for address, storage in written.items():
             storage.copy_(before[address])
         try:
             compiled.run(ours)
         except Exception as error:
             return f"it raised {type(error).__name__}: {error}"
+        for place in compiled.grown:
+            ours[place] = ours[place].clone(memory_format=torch.contiguous_format)
         places = [place for step in compiled.steps for _, place in step.makes]
         for place in [p for p in dict.fromkeys(places) if isinstance(ours[p], torch.Tensor) and theirs[p] is not None]:
-            if found := _unlike(theirs[place], ours[place]):
+            if found := unlike(place, theirs[place], ours[place]):
                 return found
-        for address, storage in written.items():
-            if not torch.equal(_bytes_of(storage), _bytes_of(after[address])):
-                return "an input that it writes has other contents"
+        written_otherwise = [
+            place
+            for place in region.written
+            if unlike(place, _like(env[place], after[address_of(env[place])]), env[place])
+        ]
+        if written_otherwise:
+            return "an input that it writes has other contents"
     finally:
         for address, storage in written.items():
             storage.copy_(before[address])
     return ""
 
 
-def _unlike(expected: torch.Tensor, found: torch.Tensor) -> str:
+def _like(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+    return _over(memory.untyped_storage(), meta_of(tensor))
+
+
+def unlike_bits(_: int, expected: torch.Tensor, found: torch.Tensor) -> str:
+    """Describe how two results differ, if any bit of them does."""
     if other := layout_difference(expected, found):
         return other
     same = torch.equal(_bits(expected), _bits(found))

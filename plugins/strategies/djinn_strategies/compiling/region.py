@@ -35,7 +35,7 @@ class Region:
         start, stop: range of its instructions.
         inputs: earlier values that the region reads. written: inputs whose memory the region writes.
         fresh: results that own memory and are needed afterwards.
-        views: instructions that make the other needed results, as views of inputs and fresh values.
+        views: instructions that make the other needed results: views of inputs and fresh values, and ops without operands.
         slots: range of the template's slots that its instructions take.
     """
 
@@ -49,23 +49,28 @@ class Region:
 
 
 def find_region(
-    template: CompiledTemplate, slots: Sequence[int | float], unruly: Collection[int] = ()
+    template: CompiledTemplate,
+    slots: Sequence[int | float],
+    unruly: Collection[int] = (),
+    aside: Collection[str] = (),
+    risky: Collection[str] = (),
 ) -> Region | None:
     """Return the longest compilable run of instructions; None if it is too short.
 
-    `unruly`: slots whose instructions are excluded.
+    `unruly`: slots whose instructions are excluded. `aside`: ops without operands that may be among them, and run by themselves.
+    `risky`: ops that may be among them although sizes of their results may depend on data.
     """
     forms = [template.source.forms[code] for code in template.source.code]
     firsts = [*accumulate([form.slot_count for form in forms], initial=0)]
     taken = [range(first, end) for first, end in pairwise(firsts)]
     wanted = [
-        not any(slot in own for slot in unruly) and _compilable(form, slots[own.start :])
+        form.op in aside or (not any(slot in own for slot in unruly) and _compilable(form, slots[own.start :], risky))
         for form, own in zip(forms, taken, strict=True)
     ]
     start, stop = _longest(wanted)
     if stop - start < SHORTEST:
         return None
-    return _AliasAnalysis(template, start, stop).region(range(firsts[start], firsts[stop]))
+    return _AliasAnalysis(template, start, stop, aside).region(range(firsts[start], firsts[stop]))
 
 
 def _longest(wanted: Sequence[bool]) -> tuple[int, int]:
@@ -78,7 +83,7 @@ def _longest(wanted: Sequence[bool]) -> tuple[int, int]:
     return best
 
 
-def _compilable(form: Form, slots: Sequence[int | float]) -> bool:
+def _compilable(form: Form, slots: Sequence[int | float], risky: Collection[str]) -> bool:
     if not form.op.startswith("aten::"):
         return False
     overload = resolve(form.op)
@@ -89,7 +94,7 @@ def _compilable(form: Form, slots: Sequence[int | float]) -> bool:
         tensors
         and not resizes
         and _plain(form)
-        and _REFUSED_TAGS.isdisjoint(overload.tags)
+        and (_REFUSED_TAGS.isdisjoint(overload.tags) or form.op in risky)
         and not _random(form, slots)
     )
 
@@ -112,20 +117,24 @@ def _random(form: Form, slots: Sequence[int | float]) -> bool:
 class _AliasAnalysis:
     """Alias and mutation analysis of a part of a template, from the schemas of its ops."""
 
-    def __init__(self, template: CompiledTemplate, start: int, stop: int) -> None:
+    def __init__(self, template: CompiledTemplate, start: int, stop: int, aside: Collection[str]) -> None:
+        self.aside = aside
         self.start, self.stop = start, stop
         self.steps = template.steps
         self.maker: dict[int, int] = {}  # the producer of each place
         self.looks_into: dict[int, tuple[int, ...]] = {}  # the places that each place may alias
         forms = [template.source.forms[code] for code in template.source.code[start:stop]]
         self.writes = {
-            place for step, form in zip(self.steps[start:stop], forms, strict=True) for place in _writes(step, form)
+            place
+            for step, form in zip(self.steps[start:stop], forms, strict=True)
+            if step.op not in aside
+            for place in _writes(step, form)
         }
         inputs: dict[int, None] = {}
         for index in range(start, stop):
             step = self.steps[index]
             inputs.update(dict.fromkeys(place for place in step.reads if place not in self.maker))
-            views = _viewed(step)
+            views = {} if step.op in aside else _viewed(step)
             for result, place in step.makes:
                 self.maker[place] = index
                 self.looks_into[place] = views.get(result, ())
@@ -142,7 +151,9 @@ class _AliasAnalysis:
             place = waiting.pop()
             if place not in self.maker or place in fresh:
                 continue
-            if not self.looks_into[place]:
+            if self.steps[self.maker[place]].op in self.aside:
+                views.add(self.maker[place])
+            elif not self.looks_into[place]:
                 fresh.add(place)
             elif self.maker[place] not in views:
                 views.add(self.maker[place])

@@ -173,8 +173,8 @@ class SizeGuard:
             return list(slots[self._used.start : self._used.stop])
         return [0 if i in self._free else slots[i] for i in self._used]
 
-    def check(self, tensors: Sequence[Any], slots: Sequence[int | float]) -> int | None:
-        """Return the run's `n` (0 if nothing varies); None if the run does not follow the law."""
+    def check(self, tensors: Sequence[Any], slots: Sequence[int | float], spare: Collection[int] = ()) -> int | None:
+        """Return the run's `n` (0 if nothing varies); None if the run does not follow the law. `spare`: inputs with any strides."""
         for tensor in tensors:
             if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
                 return None
@@ -184,9 +184,9 @@ class SizeGuard:
                 return None
         if _exact(self._fixed(slots)) != self._slots or any(type(slots[i]) is not float for i in self._law.floats):
             return None
-        return self._moved(tensors, slots) if self._law.base is not None else 0
+        return self._moved(tensors, slots, spare) if self._law.base is not None else 0
 
-    def _moved(self, tensors: Sequence[Any], slots: Sequence[int | float]) -> int | None:
+    def _moved(self, tensors: Sequence[Any], slots: Sequence[int | float], spare: Collection[int]) -> int | None:
         assert self._law.base is not None
         source, dimension = self._law.base
         base = tensors[source]
@@ -196,7 +196,9 @@ class SizeGuard:
             tensor = tensors[index]
             shape = tuple([sizes[d].at(n) if d in sizes else size for d, size in enumerate(meta.shape)])
             stride = tuple([strides[d].at(n) if d in strides else step for d, step in enumerate(meta.stride)])
-            if tensor.shape != shape or tensor.stride() != stride or tensor.dtype is not meta.dtype or tensor.is_neg():
+            if tensor.shape != shape or tensor.dtype is not meta.dtype or tensor.is_neg():
+                return None
+            if index not in spare and tensor.stride() != stride:
                 return None
         for index, line in self._law.slots.items():
             slot = slots[index]

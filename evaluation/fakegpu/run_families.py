@@ -1,0 +1,139 @@
+"""Launches of decoding, by family of transformers, with and without graphs.
+
+    python -m evaluation decoding [--families NAME...] [--settings NAME...] [--tokens 80] [--json]
+
+Each model generates greedily, locally and on `fakegpu`. The figures are growths of the device's counters per token, for the last `LAST` tokens.
+`--graphs` is used with `exact=False`. The settings vary the cache and the batch of one family.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+import djinn
+from djinn_fakegpu.remote_control import RemoteControl
+from evaluation.fakegpu.decoding_families import FAMILIES
+from evaluation.fakegpu.run_fakegpu import REMOTE, counters, grown, serving
+
+LAST: Final = 20
+PROMPT: Final = 12
+LAUNCH: Final = 0.1  # simulated seconds: templates are hot after few runs
+# Options of `generate`, and rows of the batch, by setting.
+SETTINGS: Final[Mapping[str, tuple[int, dict[str, Any]]]] = {
+    "dynamic": (1, {}),
+    "batch of 8": (8, {}),
+    "padding": (2, {}),
+    "static": (1, {"cache_implementation": "static"}),
+    "offloaded": (1, {"cache_implementation": "offloaded"}),
+    "beams": (1, {"num_beams": 3}),
+    "prompt lookup": (1, {"prompt_lookup_num_tokens": 3}),
+    "eager attention": (1, {}),
+}
+Figures = dict[str, float]
+
+
+def generate(model: Any, count: int, setting: str) -> torch.Tensor:
+    """Return the tokens that a model generates."""
+    rows, options = SETTINGS[setting]
+    ids = torch.randint(3, 90, (rows, PROMPT), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    if setting == "padding":
+        mask[0, :5], ids[0, :5] = 0, 0
+    device = next(model.parameters()).device
+    if device.type == "cpu" and setting == "offloaded":
+        options = {}  # transformers needs an accelerator for it
+    given = {"attention_mask": mask.to(device), "do_sample": False, "pad_token_id": 0, **options}
+    with torch.no_grad():
+        made = model.generate(ids.to(device), max_new_tokens=count, min_new_tokens=count, **given)
+    return made.cpu()  # type: ignore[no-any-return]
+
+
+def first_difference(here: torch.Tensor, there: torch.Tensor) -> int | None:
+    """Return the first token that differs; None if all tokens are the same."""
+    if here.shape != there.shape:
+        return min(here.shape[1], there.shape[1])
+    unlike = (here != there).any(0).nonzero()
+    return int(unlike[0]) if len(unlike) else None
+
+
+def figures_of(name: str, setting: str, tokens: int) -> Figures:
+    """Return the figures of one family."""
+    here = FAMILIES[name].make()
+    if setting == "eager attention":
+        here.set_attn_implementation("eager")
+    here.generation_config.eos_token_id = None
+    there = copy.deepcopy(here).to(REMOTE)
+    torch.get_device_module("remote_accelerator").reset_peak_memory_stats()
+    expected = generate(here, tokens, setting)
+    differs = first_difference(expected, generate(there, tokens, setting))  # templates become hot
+    generate(there, tokens, setting)
+    shorter = grown(lambda: generate(there, tokens - LAST, setting))
+    found: list[torch.Tensor] = []
+    longer = grown(lambda: found.append(generate(there, tokens, setting)))
+    differs = first_difference(expected, found[0]) if differs is None else differs
+    each = {
+        label: (longer(label) - shorter(label)) / LAST
+        for label in ("launches", "graph_launches", "ops_outside_graphs", "synchronizations")
+    }
+    return {**each, "peak_mib": counters()["peak"] / 2**20, "differs_at": -1 if differs is None else differs}
+
+
+def measured(pairs: Sequence[tuple[str, str]], tokens: int, *options: str) -> dict[str, Figures]:
+    """Return the figures of families and settings on a new server with these options."""
+    found: dict[str, Figures] = {}
+    with tempfile.TemporaryDirectory(prefix="djinn-families-") as folder:
+        environment = {**os.environ, "XDG_CACHE_HOME": folder}
+        with serving(Path(folder), environment, *options) as server:
+            RemoteControl(Path(folder)).configure(launch=LAUNCH)
+            settings: dict[str, Any] = {"servers": [server.url("tcp")], "token": server.token, "disable": ("local",)}
+            for name, setting in pairs:
+                djinn.configure(**settings, exact=False)  # a session for each, so that the peak is that of a model
+                label = name if setting == "dynamic" else f"{name}, {setting}"
+                found[label] = figures_of(name, setting, tokens)
+                djinn.shut_down()
+    return found
+
+
+def row(label: str, before: Figures, after: Figures) -> str:
+    """Return a line of the table."""
+    names: tuple[Callable[[Figures], float], ...] = (
+        lambda figures: figures["launches"] + figures["graph_launches"],
+        lambda figures: figures["ops_outside_graphs"],
+        lambda figures: figures["synchronizations"],
+        lambda figures: figures["peak_mib"],
+    )
+    numbers = " | ".join(f"{figure(before):.1f} -> {figure(after):.1f}" for figure in names)
+    same = "same" if after["differs_at"] < 0 else f"differ at {after['differs_at']:.0f}"
+    return f"| {label} | {numbers} | {same} |"
+
+
+def main() -> None:
+    """Parse the command line, run, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", nargs="*", default=[*FAMILIES])
+    parser.add_argument("--settings", nargs="*", default=["dynamic"])
+    parser.add_argument("--tokens", type=int, default=80)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    pairs = [(name, setting) for name in options.families for setting in options.settings]
+    before = measured(pairs, 2 * LAST)
+    after = measured(pairs, options.tokens, "--graphs")
+    print("| family | launches per token | ops outside of graphs | synchronizations | peak MiB | tokens |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for label, figures in before.items():
+        print(row(label, figures, after[label]), flush=True)
+    if options.json:
+        print(json.dumps({"before": before, "after": after}))
+
+
+if __name__ == "__main__":
+    main()

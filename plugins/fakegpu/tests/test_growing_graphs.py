@@ -1,0 +1,240 @@
+"""`djinn serve --graphs` and `exact=False`: decode steps with a cache that grows by `cat` are one graph of a capacity."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from configured import configured
+
+import djinn
+from djinn.testing import executor_figures
+from djinn_fakegpu.library import build
+from djinn_fakegpu.remote_control import RemoteControl
+from evaluation.fakegpu import run_fakegpu as counting
+from evaluation.fakegpu import run_families
+from evaluation.fakegpu.decoding_families import FAMILIES
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+REMOTE = "remote_accelerator:0"
+RUNS = 40  # steps until a decode step is a graph, plus a margin
+HEADS, WIDTH, BEGIN = 4, 16, 5
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, plain_environment):
+    build()
+    folder = tmp_path_factory.mktemp("graphs")
+    with counting.serving(folder, plain_environment | {"DJINN_PLUGINS": "tcp,fakegpu,graphs"}, "--graphs") as server:
+        RemoteControl(folder).configure(launch=0.1)
+        yield server
+
+
+@pytest.fixture
+def session(server):
+    """Make `remote_accelerator` the device of a new session with `exact=False`."""
+    with configured(servers=[server.url("tcp")], token=server.token, disable=("local",), exact=False):
+        djinn.init()
+        yield
+
+
+def grown(work):
+    """Run `work`. Return the growth of launches and of graph launches."""
+    djinn.synchronize()
+    before = executor_figures()
+    work()
+    djinn.synchronize()
+    after = executor_figures()
+    return [after.get(f"device_{name}", 0) - before.get(f"device_{name}", 0) for name in ("launches", "graph_launches")]
+
+
+def fused(query, keys, values, _):
+    return torch.nn.functional.scaled_dot_product_attention(query, keys, values)
+
+
+def unfused(query, keys, values, _):
+    scores = (query @ keys.transpose(-1, -2)) / WIDTH**0.5
+    return torch.softmax(scores, -1) @ values
+
+
+def masked(query, keys, values, _):
+    """The first two keys are padding."""
+    mask = torch.arange(keys.shape[-2], device=keys.device) >= 2
+    return torch.nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask[None, None, None])
+
+
+def biased(query, keys, values, buffer):
+    """A bias of all positions is cut to the present length."""
+    length = keys.shape[-2]
+    scores = query @ keys.transpose(-1, -2) + buffer[length - 1 : length, :length]
+    return torch.softmax(scores, -1) @ values
+
+
+def grouped(query, keys, values, _):
+    """Two heads of keys serve four heads of queries."""
+    keys, values = (one[:, :2, None].expand(-1, 2, 2, -1, WIDTH).reshape(1, HEADS, -1, WIDTH) for one in (keys, values))
+    return torch.nn.functional.scaled_dot_product_attention(query, keys, values)
+
+
+def averaged(query, keys, values, _):
+    """The mean of all values has no rule."""
+    return query * keys.mean(-2, keepdim=True) + values.mean(-2, keepdim=True)
+
+
+class Decoder:
+    """A loop with a cache of its own."""
+
+    def __init__(self, device, attend, depth=1):
+        torch.manual_seed(depth)
+        torch.set_default_dtype(torch.float64)  # rounding errors stay small over many steps
+        self.attend, self.depth = attend, depth
+        self.keys, self.values = (torch.randn(1, HEADS, BEGIN, WIDTH).to(device) for _ in range(2))
+        self.weights = torch.randn(3, HEADS, WIDTH, WIDTH).to(device) / WIDTH**0.5
+        self.bias = torch.randn(256, 256).to(device)
+        self.row = torch.randn(1, HEADS, 1, WIDTH).to(device)
+        self.begin = self.keys, self.values
+        torch.set_default_dtype(torch.float32)
+
+    @torch.no_grad()
+    def step(self):
+        row = self.row
+        for _ in range(self.depth):
+            row = torch.tanh(row * 1.5) + 0.1
+        query, key, value = (row @ weight for weight in self.weights)
+        self.keys, self.values = torch.cat((self.keys, key), 2), torch.cat((self.values, value), 2)
+        self.row = self.attend(query, self.keys, self.values, self.bias)
+        return self.row.sum().item()
+
+    def steps(self, count):
+        return torch.tensor([self.step() for _ in range(count)])
+
+    def shown(self):
+        return [self.keys.cpu(), self.values.cpu(), self.row.cpu()]
+
+
+def pair(attend, depth):
+    """Return a decoder on the device and its twin here. Tests use other depths, because sessions share what is known of programs."""
+    return Decoder(REMOTE, attend, depth), Decoder("cpu", attend, depth)
+
+
+def assert_close(there, here):
+    torch.testing.assert_close(there.shown(), here.shown())
+
+
+@pytest.mark.usefixtures("session")
+@pytest.mark.parametrize(
+    ("attend", "depth"), [(fused, 13), (unfused, 2), (masked, 3), (biased, 4), (grouped, 5)], ids=lambda one: str(getattr(one, "__name__", one))
+)  # fmt: skip
+def test_decode_step_is_one_graph_launch_and_copies_its_row(attend, depth):
+    there, here = pair(attend, depth)
+    torch.testing.assert_close(there.steps(RUNS), here.steps(RUNS))
+    launches, graphs = grown(lambda: there.steps(10))
+    here.steps(10)
+    assert (launches, graphs) == (10, 10)  # the row of a step is copied to the graph in the next step
+    assert_close(there, here)
+
+
+@pytest.mark.usefixtures("session")
+def test_graphs_follow_a_growing_capacity():
+    there, here = pair(fused, 6)
+    torch.testing.assert_close(there.steps(200), here.steps(200))
+    assert executor_figures()["device_captures"] > 1
+    launches, graphs = grown(lambda: there.steps(5))
+    here.steps(5)
+    assert (launches, graphs) == (5, 5)
+    assert_close(there, here)
+
+
+@pytest.mark.usefixtures("session")
+def test_cache_that_a_program_keeps_stays_as_it_was():
+    there, here = pair(fused, 7)
+    kept = [SimpleNamespace(**vars(one)) for one in (there, here) if one.steps(RUNS).numel()]
+    there.steps(5), here.steps(5)
+    assert_close(there, here)
+    torch.testing.assert_close(kept[0].keys.cpu(), kept[1].keys)
+    for decoder, before in ((there, kept[0]), (here, kept[1])):  # another continuation of the same cache
+        decoder.keys, decoder.values, decoder.row = before.keys, before.values, -before.row
+    torch.testing.assert_close(there.steps(8), here.steps(8))
+    torch.testing.assert_close(kept[0].keys.cpu(), kept[1].keys)
+    assert_close(there, here)
+
+
+@pytest.mark.usefixtures("session")
+def test_other_programs_see_a_dense_cache():
+    there, here = pair(fused, 14)
+    for _ in range(2):
+        there.steps(RUNS), here.steps(RUNS)
+        seen = [torch.as_strided(one.keys, (9,), (37,), 5).cpu() for one in (there, here)]
+        torch.testing.assert_close(*seen)
+        for one in (there, here):
+            one.keys.mul_(0.5)
+    assert_close(there, here)
+
+
+@pytest.mark.usefixtures("session")
+def test_cropped_cache_continues():
+    there, here = pair(fused, 8)
+    for decoder in (there, here):
+        decoder.steps(RUNS)
+        decoder.keys, decoder.values = decoder.keys[:, :, :-6], decoder.values[:, :, :-6]
+    torch.testing.assert_close(there.steps(8), here.steps(8))
+    assert_close(there, here)
+
+
+@pytest.mark.usefixtures("session")
+def test_padding_of_a_longer_sequence_is_not_read():
+    """The first sequence ends with infinite values, which attention would multiply by zero."""
+    there, here = pair(fused, 9)
+    for decoder in (there, here):
+        decoder.steps(RUNS)
+        decoder.row = decoder.row * torch.inf
+        decoder.steps(2)
+        decoder.keys, decoder.values = decoder.begin
+        decoder.row = torch.ones_like(decoder.row)
+    torch.testing.assert_close(there.steps(8), here.steps(8))
+    assert_close(there, here)
+
+
+@pytest.mark.usefixtures("session")
+def test_two_sequences_in_turns():
+    there, here = pair(fused, 10)
+    others = Decoder(REMOTE, fused, 10), Decoder("cpu", fused, 10)
+    for decoder, other in zip((there, here), others, strict=True):
+        other.weights, other.row = decoder.weights, -decoder.row
+        for _ in range(RUNS):
+            decoder.step(), other.step()
+    assert_close(there, here)
+    assert_close(*others)
+    assert grown(lambda: [there.step(), others[0].step()])[1] == 2
+
+
+@pytest.mark.usefixtures("session")
+def test_op_without_a_rule_keeps_the_step_as_it_is(server):
+    there, here = pair(averaged, 11)
+    torch.testing.assert_close(there.steps(RUNS), here.steps(RUNS))
+    assert grown(lambda: there.steps(3))[1] == 0
+    assert "aten::mean.dim has no rule for a size that grows" in server.log.read_text()
+
+
+@pytest.mark.usefixtures("session")
+def test_generate_takes_three_launches_for_a_token():
+    here = FAMILIES["llama"].make()
+    here.generation_config.eos_token_id = None
+    there = copy.deepcopy(here).to(REMOTE)
+    expected = run_families.generate(here, 60, "dynamic")
+    for _ in range(2):
+        assert torch.equal(run_families.generate(there, 60, "dynamic"), expected)
+    longer, shorter = (grown(partial(run_families.generate, there, count, "dynamic")) for count in (60, 50))
+    assert [more - less for more, less in zip(longer, shorter, strict=True)] == [20, 10]
+
+
+def test_exact_session_records_no_graph_of_a_capacity(server):
+    with configured(servers=[server.url("tcp")], token=server.token, disable=("local",)):
+        djinn.init()
+        there, here = pair(fused, 12)
+        assert torch.equal(there.steps(RUNS), here.steps(RUNS))
+        assert grown(lambda: there.steps(3))[1] == 0

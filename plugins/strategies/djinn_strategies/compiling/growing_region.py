@@ -1,0 +1,293 @@
+"""A region whose sizes grow by each run, such as a decode step with a KV cache, recorded as a graph of one capacity.
+
+The graph owns a buffer for each input that grows, and writes new entries into it in place, at a position in device memory. A result that a
+session gets is the valid part of the buffer. The next run finds it there. Other inputs are copied into the buffer, unless a session holds a
+part of it: then another graph is recorded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from djinn_core import torch_private
+from djinn_core.ir.values import meta_of
+from djinn_server.running.compiled_step import Environment
+from djinn_strategies.compiling.padded_steps import Padded, PaddedRun, UnpaddableError, VaryingNumber
+from djinn_strategies.compiling.recorded_region import RecordedRegion, Recorder, Recording, memory_span
+from djinn_strategies.compiling.written_views import address_of
+
+_SPARE: Final = 64  # entries that a capacity has room for beyond the present ones, at least
+_SHARE: Final = 4  # or a share of the present ones
+_COPIES: Final = 64  # of each result, which say nothing yet
+
+
+def capacity_for(n: int) -> int:
+    """Return the capacity for `n` entries."""
+    return -(-(n + max(_SPARE, n // _SHARE)) // 32) * 32
+
+
+@attrs.define(eq=False)
+class GrowingBuffer:
+    """Memory of a tensor that grows in `dim`.
+
+    Attributes:
+        plus: entries that the input has more than `n`. used: valid entries. written: entries before the zeros.
+    """
+
+    memory: torch.Tensor
+    dim: int
+    plus: int
+    used: int = 0
+    written: int = 0
+    _address: int = attrs.field(init=False)
+    _baseline: int = attrs.field(init=False, default=0)
+
+    def __attrs_post_init__(self) -> None:
+        self._address = self.memory.data_ptr()
+
+    def set_baseline(self) -> None:
+        """Note that no session has a part of it now."""
+        self._baseline = self._uses()
+
+    def _uses(self) -> int:
+        return torch_private.storage_use_count(self.memory.untyped_storage())
+
+    @property
+    def moved(self) -> bool:
+        """True if its memory is at another address, because it was evicted."""
+        return self.memory.data_ptr() != self._address
+
+    @property
+    def held(self) -> bool:
+        """True if a session has a part of it."""
+        return self._uses() > self._baseline
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Return True if a tensor is the valid part."""
+        return (
+            tensor.data_ptr() == self._address
+            and tensor.size(self.dim) == self.used
+            and tensor.stride() == self.memory.stride()
+            and not self.moved
+        )
+
+    def load(self, tensor: torch.Tensor) -> None:
+        """Copy a tensor into it. What is behind it becomes zero: attention multiplies it by zero."""
+        self.used = tensor.size(self.dim)
+        self.part(self.used).copy_(tensor)
+        if self.written > self.used:
+            self.memory.narrow(self.dim, self.used, self.written - self.used).zero_()
+        self.written = self.used
+
+    def append(self, used: int) -> None:
+        """Note that the graph has written entries behind the valid ones."""
+        self.used, self.written = used, max(self.written, used)
+
+    def part(self, entries: int) -> torch.Tensor:
+        """Return the first entries."""
+        return self.memory.narrow(self.dim, 0, entries)
+
+
+@attrs.define(eq=False, kw_only=True)
+class GrowingRecording(Recording):
+    """A graph of one capacity.
+
+    Attributes:
+        grown: buffers by input. least, most: the `n` that it is valid for.
+        appended: for a result that is a buffer, its input and the entries that it has more than `n`.
+        cut: for a result that is longer than valid, its dimension and the entries that it has more than `n`.
+    """
+
+    grown: Mapping[int, GrowingBuffer]
+    least: int
+    most: int
+    appended: Mapping[int, tuple[int, int]]
+    cut: Mapping[int, tuple[int, int]]
+
+    def takes(self, inputs: Sequence[torch.Tensor], n: int) -> bool:
+        """Return True if each input of a run is in its buffer, or can be copied into it."""
+        if not self.least <= n <= self.most:
+            return False
+        return all(buffer.has(inputs[index]) or not buffer.held for index, buffer in self.grown.items())
+
+    def is_dead(self) -> bool:
+        """As `Recording.is_dead`; True also if a buffer was evicted."""
+        return super().is_dead() or any(buffer.moved for buffer in self.grown.values())
+
+    def replay_at(
+        self, n: int, inputs: Sequence[torch.Tensor], written: Sequence[int], copied: set[int]
+    ) -> list[torch.Tensor]:
+        """Launch the graph for an `n`, and return its results. Otherwise as `replay`."""
+        for index, buffer in self.grown.items():
+            if not buffer.has(inputs[index]):
+                buffer.load(inputs[index])
+        results = self.replay(inputs, written, copied)
+        for at, (index, plus) in self.appended.items():
+            buffer = self.grown[index]
+            buffer.append(n + plus)
+            results.insert(at, buffer.part(buffer.used))
+        for at, (dim, plus) in self.cut.items():
+            results[at] = results[at].narrow(dim, 0, n + plus).clone(memory_format=torch.contiguous_format)
+        return results
+
+
+class GrowingRegion(RecordedRegion):
+    """A region with recordings of several capacities.
+
+    Attributes:
+        made: number of results that are parts of a buffer. copied: how many were copied to dense tensors for other readers.
+    """
+
+    recordings: list[GrowingRecording]  # type: ignore[assignment]
+    rounds = True
+
+    def __init__(self, job: Any, recorder: Recorder) -> None:
+        """`job`: a `CompilationJob` whose law has a base.
+
+        Raises:
+            UnpaddableError: the region cannot be padded.
+        """
+        super().__init__(job, recorder)
+        self._grows: dict[int, tuple[int, int]] = {}
+        for index, sizes in self.law.sizes.items():
+            [(dim, line), *others] = sizes.items()
+            if others or line.times != 1:
+                raise UnpaddableError("an input grows in several dimensions, or faster than others")
+            self._grows[index] = (dim, line.plus)
+        self.growing = frozenset(self._grows)
+        if not self.growing.isdisjoint(self._written):
+            raise UnpaddableError("it writes into an input that grows")
+        self.made = self.copied = 0
+        self._n, self._varying = 0, list[float]()
+
+    def follows(self, env: Environment) -> int | None:
+        """As `RecordedRegion.follows`. Inputs that grow may have spare memory."""
+        tensors = self._inputs(env)
+        n = self._guard.check(tensors, env[self._slots], self.growing)
+        if n is None or not self.pays:
+            return None
+        self._n, self._varying = n, [env[place] for place in self._floats]
+        self._next = self._recording(tensors)
+        return None if self._next is None else n
+
+    @property
+    def pays(self) -> bool:
+        """False if many results are read by others than the next run, which copies them twice."""
+        return self.copied <= _COPIES * len(self.growing) + self.made // 4
+
+    def run(self, env: Environment) -> None:
+        """As `CompiledRegion.run`."""
+        self._write_numbers()
+        recording = self._next
+        assert isinstance(recording, GrowingRecording)
+        for place, tensor in zip(self.region.fresh, self._replay(self._inputs(env)), strict=True):
+            env[place] = tensor
+        for view in self._views:
+            view(env)
+        self.grown = frozenset([self.region.fresh[at] for at in recording.appended])
+        self.made += len(self.grown)
+
+    def _write_numbers(self) -> None:
+        self._overwrite_numbers(torch.tensor([*self._varying, self._n], dtype=torch.float64).view(torch.uint8))
+
+    def _fits(self, recording: Recording, tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> bool:
+        assert isinstance(recording, GrowingRecording)
+        return super()._fits(recording, tensors, addresses) and recording.takes(tensors, self._n)
+
+    def _launch(self, recording: Recording, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        assert isinstance(recording, GrowingRecording)
+        return recording.replay_at(self._n, inputs, self._written, self._copied)
+
+    def _record(self, tensors: Sequence[torch.Tensor], weights: frozenset[int]) -> Recording | None:
+        if not weights.issuperset([i for alias in self._aliases for i in (alias.view, alias.base)]):
+            return None
+        capacity = capacity_for(self._n + max(plus for _, plus in self._grows.values()))
+        grown = {i: self._new_buffer(tensors[i], capacity, *grows) for i, grows in self._grows.items()}
+        buffers = {i: memory_span(tensors[i]).clone() for i in range(len(tensors)) if i not in weights | self.growing}
+        given: list[Any] = [*tensors]
+        for i, buffer in buffers.items():
+            given[i] = buffer.as_strided(tensors[i].shape, tensors[i].stride(), 0)
+        for i, grows in grown.items():
+            given[i] = Padded(grows.memory, grows.dim, grows.plus, finite=True, buffer=i)
+        if self._numbers is None:
+            self._numbers = self._runtime.receive(torch.zeros(8 * (len(self._floats) + 1), dtype=torch.uint8))
+        self._write_numbers()
+        runs: list[PaddedRun] = []
+
+        def results() -> Sequence[torch.Tensor]:
+            runs.append(self._run_padded(given, capacity))
+            return [_tensor_of(one) for one in self._results(runs[0]) if not _is_buffer(one)]
+
+        launch, made, nbytes = self._recorder.record(results)
+        self._check_memory(
+            made, [*buffers.values(), *[one.memory for one in grown.values()], *[tensors[i] for i in weights]]
+        )
+        nbytes += sum([one.nbytes for one in (*buffers.values(), *[one.memory for one in grown.values()])])
+        found = self._results(run := runs.pop())
+        layouts = [(tensor.untyped_storage(), meta_of(tensor)) for tensor in made]
+        appended = {at: (one.buffer, one.plus) for at, one in enumerate(found) if _is_buffer(one)}
+        cut = {
+            at: (one.dim, one.plus) for at, one in enumerate(found) if isinstance(one, Padded) and at not in appended
+        }
+        del made, found
+        given.clear()
+        run.env.clear()  # else the recording would find its results held
+        in_place = [(i, tensors[i].data_ptr(), StorageWeakRef(tensors[i].untyped_storage())) for i in sorted(weights)]
+        recording = GrowingRecording(
+            launch, layouts, in_place, buffers, self._recorder.settings.now, nbytes,
+            grown=grown, least=run.least, most=run.most, appended=appended, cut=cut,
+        )  # fmt: skip
+        for one in grown.values():
+            one.set_baseline()
+        return recording if recording.takes(tensors, self._n) else None
+
+    @staticmethod
+    def _check_memory(made: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> None:
+        addresses = Counter(address_of(tensor) for tensor in (*made, *others) if tensor.nbytes)
+        if any(addresses[address_of(tensor)] > 1 for tensor in made):
+            raise UnpaddableError("a result shares memory with another result or with an input")
+
+    def _results(self, run: PaddedRun) -> list[Any]:
+        return [run.env[place] for place in self.region.fresh]
+
+    def _new_buffer(self, tensor: torch.Tensor, capacity: int, dim: int, plus: int) -> GrowingBuffer:
+        shape = [capacity if at == dim else size for at, size in enumerate(tensor.shape)]
+        return GrowingBuffer(torch.zeros(shape, dtype=tensor.dtype, device=tensor.device), dim, plus)
+
+    def _run_padded(self, inputs: Sequence[Any], capacity: int) -> PaddedRun:
+        """Run the steps."""
+        env = self._environment(inputs)
+        assert self._numbers is not None
+        *floats, n = self._numbers.view(torch.float64).unbind()
+        for place, number in zip(self._floats, floats, strict=True):
+            env[place] = number
+        for slot, line in self.law.slots.items():
+            env[self._slots.start + slot] = VaryingNumber(line)
+        run, fresh = (
+            PaddedRun(env, capacity, n.to(torch.int64), self._n, writes=any(step.writes for step in self.steps)),
+            frozenset(self.region.fresh),
+        )
+        for step, moves in self._steps:
+            if not run.step(step):
+                self._run_step(step, moves, env)
+            for place in step.release:
+                if place not in fresh:
+                    env[place] = None
+        views = [self._template.steps[index] for index in self.region.views]
+        if any(isinstance(env[place], Padded) for step in views for place in step.reads):
+            raise UnpaddableError("the program keeps a view of a tensor that grows")
+        return run
+
+
+def _is_buffer(one: Any) -> bool:
+    return isinstance(one, Padded) and one.buffer is not None
+
+
+def _tensor_of(one: Any) -> torch.Tensor:
+    return one.tensor if isinstance(one, Padded) else one

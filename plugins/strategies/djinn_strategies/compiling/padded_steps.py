@@ -1,0 +1,564 @@
+"""Run steps whose sizes grow from run to run at one fixed capacity, so that their kernel launches can be recorded.
+
+A tensor that has `n + plus` entries in a run is padded to `capacity` entries. A rule for each op keeps padding apart: valid entries of a result
+depend on valid entries of its operands alone. `n` is a number in device memory. An op without a rule raises `UnpaddableError`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+import torch
+
+from djinn_core.errors import DjinnError
+from djinn_core.ir.operators import resolve
+from djinn_server.running.compiled_step import CompiledStep, Environment
+from djinn_strategies.compiling.sizes import LinearSize
+
+aten: Final = torch.ops.aten
+_TO_THE_END: Final = 1 << 62  # ends of slices above it are the size
+
+
+class UnpaddableError(DjinnError):
+    """An op has no rule for padded operands."""
+
+
+@attrs.frozen(eq=False)
+class Padded:
+    """A tensor of `capacity` entries in `dim`, of which the first `n + plus` are valid.
+
+    Attributes:
+        finite: True if the padding is finite. zero: True if it is zero.
+        buffer: index of the input whose buffer `tensor` is; None: memory of its own.
+    """
+
+    tensor: torch.Tensor
+    dim: int
+    plus: int
+    finite: bool = False
+    zero: bool = False
+    buffer: int | None = None
+
+    @property
+    def from_right(self) -> int:
+        """Number of the dimension, counted from the last one, which is 1."""
+        return self.tensor.dim() - self.dim
+
+    def like(self, tensor: torch.Tensor, dim: int | None = None) -> Padded:
+        """Return a tensor with the same entries, at another place."""
+        return Padded(tensor, self.dim if dim is None else dim, self.plus, self.finite, self.zero)
+
+
+@attrs.frozen
+class VaryingNumber:
+    """A number `times * n + plus`."""
+
+    line: LinearSize
+
+
+class PaddedRun:
+    """One run of steps at a capacity.
+
+    Attributes:
+        env: environment with `Padded` and `VaryingNumber` in it. n: 0-dim tensor of int64.
+        least, most: the `n` for which the run is valid, as far as the ops have shown.
+        appended: inputs whose buffer has got new entries. writes: True if any of the steps writes into an operand.
+    """
+
+    def __init__(self, env: Environment, capacity: int, n: torch.Tensor, example: int, *, writes: bool = False) -> None:
+        """`example`: the `n` of the present run."""
+        self.env, self.capacity, self.n, self.writes = env, capacity, n, writes
+        self._example = example
+        self.least, self.most = 0, capacity
+        self.appended: set[int] = set()
+        self._made: dict[Any, torch.Tensor] = {}  # masks and positions that several ops need
+
+    def step(self, step: CompiledStep) -> bool:
+        """Run a step by its rule. Return False if it has neither padded nor varying arguments.
+
+        Raises:
+            UnpaddableError: there is no rule.
+        """
+        args, kwargs = step.given(self.env)
+        if step.op == "aten::_reshape_alias" and isinstance(args[0], torch.Tensor) and not self.writes:
+            self.env[step.makes[0][1]] = args[0].reshape(args[1])  # a slice at a varying position has other strides
+            return True
+        if not any(isinstance(value, Padded | VaryingNumber) for value in _flat((*args, *kwargs.values()))):
+            return False
+        if step.writes:
+            raise UnpaddableError(f"{step.op} writes into an operand")
+        name = step.op.partition("::")[2].partition(".")[0]
+        rule = _RULES.get(name)
+        if rule is None and torch.Tag.pointwise in resolve(step.op).tags:
+            rule = _pointwise
+        if rule is None or not step.op.startswith("aten::"):
+            raise UnpaddableError(f"{step.op} has no rule for a size that grows")
+        try:
+            made = rule(self, getattr(aten, name), *args, **kwargs)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UnpaddableError(f"{step.op} does not fit its rule for a size that grows: {error}") from error
+        for result, place in step.makes:
+            self.env[place] = made[result] if step.sequence else made
+        return True
+
+    def bound(self, *, least: int = 0, most: int | None = None) -> None:
+        """Note for which `n` the run is valid."""
+        self.least = max(self.least, least)
+        self.most = self.most if most is None else min(self.most, most)
+
+    def size(self, number: Any) -> int:
+        """Return a size of a result: the capacity for a size that grows."""
+        if not isinstance(number, VaryingNumber):
+            return int(number)
+        if number.line.times != 1:
+            raise UnpaddableError(f"a size is a multiple of the length: {number.line.times} n")
+        self.bound(most=self.capacity - number.line.plus)
+        return self.capacity
+
+    def number(self, number: Any) -> Any:
+        """Return a number of a call; a 0-dim tensor for a number that varies."""
+        if not isinstance(number, VaryingNumber):
+            return number
+        times, plus = number.line.times, number.line.plus
+        scaled = self.n if times == 1 else self._once(times, lambda: self.n * times)
+        return scaled if not plus else self._once(number.line, lambda: scaled + plus)
+
+    def positions(self, first: LinearSize, count: int) -> torch.Tensor:
+        """Return `count` positions from `first` on."""
+        number = self.number(VaryingNumber(first))
+        return self._once(
+            (first, count), lambda: number if count == 1 else torch.arange(count, device=self.n.device) + number
+        ).view(count)
+
+    def _once(self, key: Any, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def filled(self, padded: Padded, value: float) -> torch.Tensor:
+        """Return a tensor with `value` as padding."""
+        if value == 0 and padded.zero:
+            return padded.tensor
+        shape = [1] * padded.tensor.dim()
+        shape[padded.dim] = self.capacity
+        return padded.tensor.masked_fill(self.invalid(padded.plus).view(shape), value)
+
+    def invalid(self, plus: int) -> torch.Tensor:
+        """Return for each of `capacity` entries whether it is behind the first `n + plus`."""
+        end = self.number(VaryingNumber(LinearSize(1, plus)))
+        return self._once(plus, lambda: torch.arange(self.capacity, device=self.n.device) >= end)
+
+    def attention_mask(self, plus: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return what is added to the scores of `capacity` keys, of which the first `n + plus` are valid."""
+        invalid = self.invalid(plus)
+        return self._once(
+            (plus, dtype), lambda: torch.zeros_like(invalid, dtype=dtype).masked_fill_(invalid, -math.inf)
+        )
+
+    def cut(self, size: LinearSize | int, start: Any, end: Any) -> tuple[LinearSize, LinearSize]:
+        """Return the bounds of a slice of a dimension of this size, as functions of `n`."""
+        whole = size if isinstance(size, LinearSize) else LinearSize(0, size)
+        return self._cut_at(whole, start, LinearSize(0, 0)), self._cut_at(whole, end, whole)
+
+    def _cut_at(self, size: LinearSize, bound: Any, default: LinearSize) -> LinearSize:
+        if bound is None or (isinstance(bound, int) and bound > _TO_THE_END):
+            return default if bound is None else size
+        line = bound.line if isinstance(bound, VaryingNumber) else LinearSize(0, bound)
+        if line.at(self._example) < 0:
+            self._holds_while(line, below=0)
+            line = LinearSize(line.times + size.times, line.plus + size.plus)
+        now = line.at(self._example)
+        if now < 0:
+            self._holds_while(line, below=0)
+            return LinearSize(0, 0)
+        if now > size.at(self._example):
+            self._holds_while(LinearSize(line.times - size.times, line.plus - size.plus), below=None)
+            return size
+        self._holds_while(line, below=None)
+        self._holds_while(LinearSize(size.times - line.times, size.plus - line.plus), below=None)
+        return line
+
+    def _holds_while(self, line: LinearSize, below: int | None) -> None:
+        """Note that the run is valid while the line is negative (`below` is 0) or not negative (None)."""
+        if line.times not in {-1, 0, 1}:
+            raise UnpaddableError("a bound of a slice is a multiple of the length")
+        if below is None:
+            if line.times == 1:
+                self.bound(least=-line.plus)
+            elif line.times == -1:
+                self.bound(most=line.plus)
+        elif line.times == 1:
+            self.bound(most=-line.plus - 1)
+        elif line.times == -1:
+            self.bound(least=line.plus + 1)
+
+
+def _flat(values: Sequence[Any]) -> list[Any]:
+    return [item for value in values for item in (value if isinstance(value, list | tuple) else (value,))]
+
+
+def _plain(value: Any) -> Any:
+    return value.tensor if isinstance(value, Padded) else value
+
+
+def _padded(value: Any) -> Padded:
+    if not isinstance(value, Padded):
+        raise UnpaddableError("an operand that is not padded has a number that grows")
+    return value
+
+
+def _axis(value: Any, dim: int, more: int = 0) -> int:
+    return dim % (int(_plain(value).dim()) + more)
+
+
+def _pointwise(run: PaddedRun, op: Any, *args: Any, **kwargs: Any) -> Any:
+    pads = [value for value in _flat((*args, *kwargs.values())) if isinstance(value, Padded)]
+    if len({(pad.from_right, pad.plus) for pad in pads}) > 1:
+        raise UnpaddableError(f"{op} combines tensors that grow in other dimensions")
+    others = [value for value in args if isinstance(value, torch.Tensor)] if pads else []
+    if any(one.dim() >= pads[0].from_right and one.size(-pads[0].from_right) != 1 for one in others):
+        raise UnpaddableError(f"{op} combines a tensor that grows with one that does not")
+    given = [run.number(_plain(value)) for value in args]
+    made = op(*given, **{name: run.number(_plain(value)) for name, value in kwargs.items()})
+    return Padded(made, made.dim() - pads[0].from_right, pads[0].plus) if pads else made
+
+
+def _copy(run: PaddedRun, op: Any, source: Any, **kwargs: Any) -> Any:
+    one = _padded(source)
+    return one.like(op(one.tensor, **kwargs))
+
+
+def _fill(run: PaddedRun, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """`ones([n, 3])` and `x.new_ones([n, 3])`: each entry is the same."""
+    at = next(index for index, value in enumerate(args) if isinstance(value, list | tuple))
+    sizes = args[at]
+    grows = [dim for dim, size in enumerate(sizes) if isinstance(size, VaryingNumber)]
+    given = [run.number(_plain(value)) for value in args]
+    given[at] = [run.size(size) for size in sizes]
+    if not grows and not isinstance(given[-1], torch.Tensor):
+        return op(*given, **kwargs)
+    if not grows and op in {aten.full, aten.new_full}:
+        return torch.ops.aten.zeros(given[at], **{"dtype": torch.int64, **kwargs}) + given[at + 1]
+    if len(grows) != 1:
+        raise UnpaddableError("a new tensor grows in more than one dimension")
+    return Padded(op(*given, **kwargs), grows[0], sizes[grows[0]].line.plus, finite=True)
+
+
+def _fill_like(run: PaddedRun, op: Any, like: Any, *args: Any, **kwargs: Any) -> Any:
+    one = _padded(like)
+    return Padded(op(one.tensor, *args, **kwargs), one.dim, one.plus, finite=True)
+
+
+def _arange(run: PaddedRun, op: Any, *args: Any, **kwargs: Any) -> Any:
+    start, end, step = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
+    first, last = (one.line if isinstance(one, VaryingNumber) else LinearSize(0, one) for one in (start, end))
+    if step != 1 or not isinstance(first.plus, int):
+        raise UnpaddableError("a range that grows has steps")
+    if first.times == last.times:
+        return (run.positions(first, last.plus - first.plus)).to(kwargs.get("dtype") or torch.int64)
+    if (first.times, last.times) != (0, 1):
+        raise UnpaddableError("a range grows at its beginning")
+    run.bound(most=run.capacity - (last.plus - first.plus))
+    made = op(first.plus, first.plus + run.capacity, **kwargs)
+    return Padded(made, 0, last.plus - first.plus, finite=True)
+
+
+def _unsqueeze(run: PaddedRun, op: Any, source: Any, dim: int) -> Any:
+    one = _padded(source)
+    at = _axis(one, dim, 1)
+    return one.like(op(one.tensor, at), one.dim + (at <= one.dim))
+
+
+def _squeeze(run: PaddedRun, op: Any, source: Any, dim: Any) -> Any:
+    one = _padded(source)
+    if not isinstance(dim, int) or _axis(one, dim) == one.dim:
+        raise UnpaddableError("the dimension that grows is squeezed")
+    at = _axis(one, dim)
+    made = op(one.tensor, at)
+    return one.like(made, one.dim - (at < one.dim and made.dim() < one.tensor.dim()))
+
+
+def _transpose(run: PaddedRun, op: Any, source: Any, first: int, second: int) -> Any:
+    one = _padded(source)
+    first, second = _axis(one, first), _axis(one, second)
+    return one.like(op(one.tensor, first, second), {first: second, second: first}.get(one.dim, one.dim))
+
+
+def _matrix_transpose(run: PaddedRun, op: Any, source: Any) -> Any:
+    return _transpose(run, aten.transpose, source, -1, -2) if _plain(source).dim() > 1 else source
+
+
+def _permute(run: PaddedRun, op: Any, source: Any, dims: Sequence[int]) -> Any:
+    one = _padded(source)
+    order = [_axis(one, dim) for dim in dims]
+    return one.like(op(one.tensor, order), order.index(one.dim))
+
+
+def _expand(run: PaddedRun, op: Any, source: Any, sizes: Sequence[Any], **kwargs: Any) -> Any:
+    grows = [dim for dim, size in enumerate(sizes) if isinstance(size, VaryingNumber)]
+    tensor = _plain(source)
+    if isinstance(source, Padded):
+        at = len(sizes) - source.from_right
+        wanted = sizes[at]
+        if grows not in ([], [at]) or (isinstance(wanted, VaryingNumber) and wanted.line != LinearSize(1, source.plus)):
+            raise UnpaddableError("a tensor that grows is expanded to another length")
+        if not isinstance(wanted, VaryingNumber) and wanted != -1:
+            raise UnpaddableError("a tensor that grows is expanded to a fixed length")
+        return source.like(op(tensor, [run.capacity if dim == at else size for dim, size in enumerate(sizes)]), at)
+    if len(grows) != 1 or (tensor.dim() > (right := len(sizes) - grows[0] - 1) and tensor.size(-right - 1) != 1):
+        raise UnpaddableError("a tensor is expanded in more than one dimension that grows")
+    made = op(tensor, [run.size(size) for size in sizes])
+    return Padded(made, grows[0], sizes[grows[0]].line.plus, finite=True)
+
+
+def _view(run: PaddedRun, op: Any, source: Any, sizes: Sequence[Any], *_: Any) -> Any:
+    one = _padded(source)
+    target = [run.capacity if isinstance(size, VaryingNumber) else size for size in sizes]
+    made = one.tensor.view(target) if op is aten.view else one.tensor.reshape(target)
+    before = math.prod(one.tensor.shape[: one.dim])
+    for dim, size in enumerate(sizes):
+        fits = made.size(dim) == run.capacity and math.prod(made.shape[:dim]) == before
+        if fits and (size == -1 if not isinstance(size, VaryingNumber) else size.line == LinearSize(1, one.plus)):
+            return one.like(made, dim)
+    raise UnpaddableError("a view mixes the dimension that grows with others")
+
+
+def _select(run: PaddedRun, op: Any, source: Any, dim: int, index: Any) -> Any:
+    at = _axis(source, dim)
+    if isinstance(source, Padded) and at != source.dim and isinstance(index, int):
+        return source.like(op(source.tensor, at, index), source.dim - (at < source.dim))
+    follows = (
+        VaryingNumber(attrs.evolve(index.line, plus=index.line.plus + 1)) if not isinstance(index, int) else index + 1
+    )
+    end = None if follows == 0 else follows
+    return _slice(run, aten.slice, source, at, index, end).squeeze(at)
+
+
+def _slice(
+    run: PaddedRun, op: Any, source: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Any:
+    tensor, at = _plain(source), _axis(source, dim)
+    grows = isinstance(source, Padded) and at == source.dim
+    if isinstance(source, Padded) and not grows:
+        if any(isinstance(one, VaryingNumber) for one in (start, end)):
+            raise UnpaddableError("a tensor grows in two dimensions")
+        return source.like(op(tensor, at, start, end, step))
+    first, last = run.cut(LinearSize(1, source.plus) if grows else tensor.size(at), start, end)
+    if step != 1:
+        raise UnpaddableError("a slice that grows has steps")
+    if first.times == last.times:
+        count = last.plus - first.plus
+        if count < 0:
+            raise UnpaddableError("a slice is empty")
+        if not first.times:
+            return tensor.narrow(at, first.plus, count)
+        return tensor.index_select(at, run.positions(first, count))
+    if first != LinearSize(0, 0) or last.times != 1:
+        raise UnpaddableError("a slice that grows begins behind the first entry")
+    if grows:
+        return Padded(tensor, at, last.plus, source.finite, source.zero and last.plus == source.plus)
+    run.bound(most=run.capacity - last.plus)
+    missing = run.capacity - tensor.size(at)
+    if missing > 0:
+        tensor = torch.nn.functional.pad(tensor, [0] * (2 * (tensor.dim() - at) - 1) + [missing])
+    return Padded(tensor.narrow(at, 0, run.capacity), at, last.plus)
+
+
+def _repeat(run: PaddedRun, op: Any, source: Any, times: Sequence[Any]) -> Any:
+    one = _padded(source)
+    at = len(times) - one.from_right
+    if times[at] != 1:
+        raise UnpaddableError("the dimension that grows is repeated")
+    return one.like(op(one.tensor, times), at)
+
+
+def _index(run: PaddedRun, op: Any, source: Any, indices: Sequence[Any]) -> Any:
+    if any(index is None for index in indices):
+        raise UnpaddableError("some dimensions of a tensor that grows are indexed")
+    given = [run.filled(index, 0) if isinstance(index, Padded) else index for index in indices]
+    rest = _plain(source).dim() - len(indices)
+    if isinstance(source, Padded):
+        if source.dim >= len(indices):
+            raise UnpaddableError("some dimensions of a tensor that grows are indexed")
+        index, end = given[source.dim], run.number(VaryingNumber(LinearSize(1, source.plus)))
+        given[source.dim] = torch.where(index < 0, index + end, index)
+    made = op(_plain(source), given)
+    pads = [index for index in indices if isinstance(index, Padded)]
+    if len({(pad.from_right, pad.plus) for pad in pads}) > 1:
+        raise UnpaddableError("indices grow in different dimensions")
+    if any(
+        i.dim() >= pads[0].from_right and i.size(-pads[0].from_right) not in {1, run.capacity} for i in given if pads
+    ):
+        raise UnpaddableError("an index has another length")
+    return Padded(made, made.dim() - rest - pads[0].from_right, pads[0].plus) if pads else made
+
+
+def _index_select(run: PaddedRun, op: Any, source: Any, dim: int, index: Any) -> Any:
+    at = _axis(source, dim)
+    if isinstance(index, Padded):
+        if isinstance(source, Padded):
+            raise UnpaddableError("a tensor that grows is indexed by another one")
+        return Padded(op(source, at, run.filled(index, 0)), at, index.plus)
+    one = _padded(source)
+    made = op(one.tensor, at, index)
+    return made if at == one.dim else one.like(made)
+
+
+def _split(run: PaddedRun, op: Any, source: Any, sizes: Any, dim: int = 0) -> Any:
+    one = _padded(source)
+    if _axis(one, dim) == one.dim:
+        raise UnpaddableError("the dimension that grows is split")
+    return [one.like(part) for part in op(one.tensor, sizes, dim)]
+
+
+def _cat(run: PaddedRun, op: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
+    first, at = tensors[0], _axis(tensors[0], dim)
+    pads = [one for one in tensors if isinstance(one, Padded)]
+    if all(one.dim != at for one in pads):
+        if len(pads) < len(tensors) or len({(one.dim, one.plus) for one in pads}) > 1:
+            raise UnpaddableError("tensors that grow are joined with others")
+        made = op([one.tensor for one in pads], at)
+        return Padded(made, pads[0].dim, pads[0].plus, all(one.finite for one in pads), all(one.zero for one in pads))
+    if len(tensors) != 2 or len(pads) != 1 or not isinstance(first, Padded):
+        raise UnpaddableError("a tensor that grows is joined with more than one other")
+    second = tensors[1]
+    if first.tensor.dtype != second.dtype:
+        raise UnpaddableError("new entries have another dtype")
+    count = second.size(at)
+    run.bound(most=run.capacity - first.plus - count)
+    in_place = first.buffer is not None and first.buffer not in run.appended
+    target = first.tensor if in_place else first.tensor.clone()
+    target.index_copy_(at, run.positions(LinearSize(1, first.plus), count), second)
+    if in_place and first.buffer is not None:
+        run.appended.add(first.buffer)
+    return Padded(target, at, first.plus + count, first.finite, buffer=first.buffer if in_place else None)
+
+
+def _softmax(run: PaddedRun, op: Any, source: Any, dim: int, *more: Any, **kwargs: Any) -> Any:
+    one = _padded(source)
+    if _axis(one, dim) != one.dim:
+        return one.like(op(one.tensor, dim, *more, **kwargs))
+    made = op(run.filled(one, -math.inf), dim, *more, **kwargs)
+    return Padded(made, one.dim, one.plus, finite=True, zero=True)
+
+
+def _sum(run: PaddedRun, op: Any, source: Any, dims: Any = None, keep: bool = False, **kwargs: Any) -> Any:
+    one = _padded(source)
+    axes = [*range(one.tensor.dim())] if not dims else [_axis(one, dim) for dim in dims]
+    if one.dim not in axes:
+        made = aten.sum(one.tensor, axes, keep, **kwargs)
+        return Padded(made, one.dim - (0 if keep else sum(axis < one.dim for axis in axes)), one.plus)
+    return aten.sum(run.filled(one, 0), axes, keep, **kwargs)
+
+
+def _cumsum(run: PaddedRun, op: Any, source: Any, dim: int, **kwargs: Any) -> Any:
+    one = _padded(source)
+    return Padded(op(one.tensor, dim, **kwargs), one.dim, one.plus)
+
+
+def _of_bools(run: PaddedRun, op: Any, source: Any, *dims: Any) -> Any:
+    one = _padded(source)
+    if dims and (not isinstance(dims[0], int) or _axis(one, dims[0]) != one.dim):
+        raise UnpaddableError("a reduction over a dimension that does not grow")
+    return op(run.filled(one, op is aten.all), *dims)
+
+
+def _embedding(run: PaddedRun, op: Any, weight: Any, indices: Any, *more: Any, **kwargs: Any) -> Any:
+    one = _padded(indices)
+    return Padded(op(weight, run.filled(one, 0), *more, **kwargs), one.dim, one.plus, finite=False)
+
+
+def _product(run: PaddedRun, first: Any, second: Any) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int] | None]:
+    """Return the operands of a matrix product, and the dimension from the right and `plus` of a result that grows."""
+    left, right = (one.from_right if isinstance(one, Padded) else 0 for one in (first, second))
+    if min(_plain(first).dim(), _plain(second).dim()) < 2:
+        raise UnpaddableError("a product with a vector")
+    if (left == 1) != (right == 2):
+        raise UnpaddableError("a product sums over a dimension that grows in one operand only")
+    if left == 1:
+        if first.plus != second.plus:
+            raise UnpaddableError("a product sums over other lengths")
+        return run.filled(first, 0), second.tensor if second.finite else run.filled(second, 0), None
+    if left and right:
+        raise UnpaddableError("a product grows in two dimensions")
+    if max(left, right) > 2:
+        raise UnpaddableError("a batch of products grows")
+    one = first if left else second
+    return _plain(first), _plain(second), (one.from_right, one.plus)
+
+
+def _matmul(run: PaddedRun, op: Any, first: Any, second: Any, **kwargs: Any) -> Any:
+    a, b, grows = _product(run, first, second)
+    made = op(a, b, **kwargs)
+    return made if grows is None else Padded(made, made.dim() - grows[0], grows[1])
+
+
+def _baddbmm(run: PaddedRun, op: Any, source: Any, first: Any, second: Any, **kwargs: Any) -> Any:
+    a, b, grows = _product(run, first, second)
+    made = op(_plain(source), a, b, **kwargs)
+    if isinstance(source, Padded) and grows != (source.from_right, source.plus):
+        raise UnpaddableError("a sum of a product has another length")
+    if (
+        grows is not None
+        and not isinstance(source, Padded)
+        and source.dim() >= grows[0]
+        and source.size(-grows[0]) != 1
+    ):
+        raise UnpaddableError("a product that grows is added to a tensor that does not")
+    return made if grows is None else Padded(made, made.dim() - grows[0], grows[1])
+
+
+def _linear(run: PaddedRun, op: Any, source: Any, weight: Any, bias: Any = None) -> Any:
+    one = _padded(source)
+    if one.from_right == 1:
+        raise UnpaddableError("a layer sums over the dimension that grows")
+    return Padded(op(one.tensor, weight, bias), one.dim, one.plus)
+
+
+def _attention(run: PaddedRun, op: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, **kwargs: Any) -> Any:  # fmt: skip
+    key, value, mask = _padded(key), _padded(value), attn_mask
+    if isinstance(query, Padded) or is_causal or dropout_p or (key.from_right, value.from_right) != (2, 2):
+        raise UnpaddableError("an attention grows in another dimension than that of its keys, is causal, or drops")
+    if key.plus != value.plus:
+        raise UnpaddableError("an attention has other keys than values")
+    if isinstance(mask, Padded):
+        if (mask.from_right, mask.plus) != (1, key.plus):
+            raise UnpaddableError("a mask has another length than its keys")
+        mask = run.filled(mask, False if mask.tensor.dtype is torch.bool else -math.inf)
+    elif mask is not None:
+        if mask.size(-1) != 1:
+            raise UnpaddableError("a mask does not grow with its keys")
+        mask = Padded(mask.expand(*mask.shape[:-1], run.capacity), mask.dim() - 1, key.plus)
+        mask = run.filled(mask, False if mask.tensor.dtype is torch.bool else -math.inf)
+    else:
+        mask = run.attention_mask(key.plus, query.dtype).view(1, 1, 1, -1).expand(1, 1, query.size(-2), -1)
+    keys, values = (one.tensor if one.finite else run.filled(one, 0) for one in (key, value))
+    return op(query, keys, values, mask, **kwargs)
+
+
+_VIEWS: Final[Mapping[str, Callable[..., Any]]] = {
+    "unsqueeze": _unsqueeze, "squeeze": _squeeze, "transpose": _transpose, "t": _matrix_transpose, "permute": _permute, "expand": _expand,
+    "view": _view, "_unsafe_view": _view, "reshape": _view, "_reshape_alias": _view, "select": _select, "slice": _slice, "split": _split,
+    "repeat": _repeat, "index": _index,
+    "index_select": _index_select,
+    "split_with_sizes": _split,
+}  # fmt: skip
+_COPIES: Final[Mapping[str, Callable[..., Any]]] = dict.fromkeys(
+    ("_to_copy", "alias", "clone", "contiguous", "detach"), _copy
+)
+_NEW: Final[Mapping[str, Callable[..., Any]]] = {
+    "arange": _arange, "full": _fill, "full_like": _fill_like, "new_full": _fill, "new_ones": _fill, "new_zeros": _fill, "ones": _fill,
+    "ones_like": _fill_like, "zeros": _fill, "zeros_like": _fill_like,
+}  # fmt: skip
+_SUMS: Final[Mapping[str, Callable[..., Any]]] = {
+    "_safe_softmax": _softmax, "_softmax": _softmax, "all": _of_bools, "any": _of_bools, "cumsum": _cumsum, "softmax": _softmax, "sum": _sum,
+}  # fmt: skip
+_PRODUCTS: Final[Mapping[str, Callable[..., Any]]] = {
+    "baddbmm": _baddbmm, "bmm": _matmul, "embedding": _embedding, "linear": _linear, "matmul": _matmul, "scaled_dot_product_attention": _attention,
+}  # fmt: skip
+_RULES: Final[Mapping[str, Callable[..., Any]]] = {
+    **_VIEWS, **_COPIES, **_NEW, **_SUMS, **_PRODUCTS, "cat": _cat, "where": _pointwise, "masked_fill": _pointwise,
+}  # fmt: skip
