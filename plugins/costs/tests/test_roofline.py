@@ -113,6 +113,11 @@ def test_fit_is_robust_to_outliers():
     assert np.median(np.abs(np.log(terms @ fit_seconds(terms, times) / (terms @ true)))) < 0.03
 
 
+def test_ops_that_take_no_time_are_fitted():
+    terms = np.array([[1.0, size] for size in (64.0, 4096.0, 262144.0)])
+    assert (terms @ fit_seconds(terms, np.zeros(3)) < 1e-8).all()
+
+
 @settings(deadline=None, derandomize=True, max_examples=50)
 @given(st.integers(0, 10_000), st.booleans())
 def test_non_negative_least_squares_meets_kkt_conditions(seed, superfluous):

@@ -90,7 +90,7 @@ class SimulationMode(TorchDispatchMode):
 
     def _made(self, result: Layout | int | None, args: Any, kwargs: Any, func: Any) -> Any:
         if isinstance(result, Layout):
-            memory = self._zeros(result.nbytes).view(result.dtype)
+            memory = self._zeros(result.nbytes or result.dtype.itemsize).view(result.dtype)
             return memory.as_strided(result.shape, result.stride)
         return None if result is None else _argument(result, args, kwargs, func)
 
@@ -106,7 +106,7 @@ class SimulationMode(TorchDispatchMode):
             made = func(*there[0], **there[1])
         except (RuntimeError, NotImplementedError, TypeError, ValueError):
             return None  # data-dependent, without a meta kernel, or failing: running it fails in the same way
-        several = len(schema.returns) != 1 or isinstance(made, list | tuple)
+        several = len(schema.returns) > 1 or isinstance(made, list | tuple)
         values = list(made) if isinstance(made, list | tuple) else [] if made is None else [made]
         targets = [_written(r, schema) for r in schema.returns] if len(schema.returns) == len(values) else []
         results = tuple(

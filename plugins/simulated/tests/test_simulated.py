@@ -102,6 +102,22 @@ def test_views_and_writes_alias(runtime):
     assert [p.shape for p in parts] == [(4, 3), (4, 3)]
 
 
+def test_ops_without_results_take_the_time_of_their_memory(runtime):
+    weights, momenta = [[torch.ones(64, 64) for _ in range(3)] for _ in range(2)]
+    with runtime.running():
+        torch._foreach_mul_(weights, 0.9)
+    assert runtime.take_seconds() == pytest.approx(START + 3 * weights[0].nbytes / BANDWIDTH)
+    with runtime.running():
+        torch._foreach_add_(weights, momenta)
+    assert runtime.take_seconds() == pytest.approx(START + 6 * weights[0].nbytes / BANDWIDTH)
+
+
+def test_results_without_elements_have_their_layout(runtime):
+    with runtime.running():
+        made = torch.empty_strided((0,), (1,)), torch.ones(2, 0) * 2
+    assert [(tuple(one.shape), one.dtype) for one in made] == [((0,), torch.float32), ((2, 0), torch.float32)]
+
+
 def test_data_dependent_ops_are_computed(runtime):
     mask = torch.tensor([True, False, True])
     with runtime.running():
