@@ -126,6 +126,7 @@ _log = get_logger("djinn.server")
 # Unsolicited replies must be small: a client that is sending does not read them.
 FAILURES_LIMIT = 4  # failures of one submission that the client is told of before it fetches what depends on them
 FAILURE_MESSAGE_LIMIT = 400  # characters
+LANE_SECONDS = 0.001  # of a submission that is worth a lane
 TOGETHER = 4  # submissions a lane that run together: they are answered together
 BRIEF_BYTES = 1 << 16  # of a reply that the thread sends which waits for all sessions
 
@@ -483,7 +484,7 @@ class ExecutorSession:
     def _gather(self, turn: DeviceTurn, connection: ExecutorChannel) -> list[DeviceTurn]:
         """Return this turn with those of the submissions that have arrived behind it and may run at the same time."""
         group, runs, known, quota = [turn], self._runs, turn.known, self._usage.quota
-        if known is None or known.seconds < BRIEF_SECONDS or not (runs.has_lanes and self.device.lanes.pay_for(known)):
+        if known is None or known.seconds < LANE_SECONDS or not (runs.has_lanes and self.device.lanes.pay_for(known)):
             return group
         if quota.requests_a_second or quota.values or quota.seconds_an_hour:  # a refusal leaves what came before it
             return group

@@ -14,7 +14,8 @@ from djinn_server.recovery.executor_channel import ExecutorChannel
 
 LOOK_SECONDS: Final = 0.25  # between looks for a frame while a session waits for something else, too
 LINGER_SECONDS: Final = 0.5  # for which a session waits for its next frame in the thread that handled the last one
-BRIEF_SECONDS: Final = 0.001  # of a submission that the thread runs which waits for all sessions
+BRIEF_SECONDS: Final = 0.004  # of a submission that the thread runs which waits for all sessions
+OFFER_SECONDS: Final = 0.001  # after which such a session lets others go on that have used less device time
 LONGEST_TIMEOUT: Final = 3600.0  # a selector raises OverflowError for more than 24 days
 
 

@@ -33,7 +33,7 @@ from djinn_core.logs import get_logger
 from djinn_server.recovery.executor_channel import ExecutorChannel
 from djinn_server.running import cancellation
 from djinn_server.running.cancellation import CancellationState, look
-from djinn_server.session_pauses import BRIEF_SECONDS, Pause, Wakeup, clamp_timeout, wait_here
+from djinn_server.session_pauses import OFFER_SECONDS, Pause, Wakeup, clamp_timeout, wait_here
 
 SPARE_THREADS: Final = 4
 ALTERNATE_SECONDS: Final = 0.01
@@ -280,12 +280,12 @@ class SessionThreads:
     def _next(self) -> SessionTask | None:
         """Wait for a session that has something to do; None: it is time to look at busy sessions, or there are no sessions.
 
-        Ready sessions run without a look for others, unless these may have used `BRIEF_SECONDS` less device time.
+        Ready sessions run without a look for others, unless these may have used `OFFER_SECONDS` less device time.
         """
         looked = False
         while True:
             self._take_changes()
-            if self._ready and (looked or self._ready[0][0] < self._least_used + BRIEF_SECONDS):
+            if self._ready and (looked or self._ready[0][0] < self._least_used + OFFER_SECONDS):
                 if looked:
                     self._least_used = self._ready[0][0]
                 return heapq.heappop(self._ready)[2]

@@ -116,7 +116,7 @@ class Program:
 
 @pytest.fixture(autouse=True)
 def brief_runs_join(monkeypatch):
-    monkeypatch.setattr(session, "BRIEF_SECONDS", 0.0)
+    monkeypatch.setattr(session, "LANE_SECONDS", 0.0)
     monkeypatch.setattr(lanes_module, "OP_SECONDS", 0.0)
 
 
