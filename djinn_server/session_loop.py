@@ -197,8 +197,8 @@ class SessionLoop:
             self._offers = time.monotonic() - self._resumed_at >= OFFER_SECONDS
             return frame
         self._threads.promote_follower()
-        frame = self._handlers.receive_ahead(connection)
-        return connection.receive(self._linger) if frame is None else frame
+        expected = self._handlers.receive_ahead(connection)
+        return connection.receive(self._linger) if expected is None else expected
 
     def _pause(self, connection: ExecutorChannel, *, listens: bool) -> Pause:
         machine = self.machine
