@@ -4,7 +4,7 @@ The layers, lowest first. Each may import only from those before it (docs/archit
 
 - `errors`: the hierarchy of errors.
 - `system`: the only place that asks the operating system by itself: processes, files, sockets, signals, garbage collection.
-  `torch_private`, `torch_layouts`: private functions of PyTorch that clients and servers need.
+  `torch_private`: private functions of PyTorch that clients and servers need.
 - `settings`, `logs`: settings and where each came from; structured logs.
 - `ir`: programs, graphs and the result types of the stages.
 - `wire`: bytes to messages and back, without I/O.

@@ -585,7 +585,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     events.observe_with(registry)
     weights = WeightReader(registry.weight_sources, config.permissions, registry.weight_formats)
     context = ExecutorContext(
-        SharedDevice(opened.runtime),
+        SharedDevice(opened.runtime, registry.operators),
         weights=weights,
         disk=disk,
         events=events,

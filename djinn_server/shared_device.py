@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from djinn_core.hookspecs.operators import OperatorLibrary
 from djinn_server.device_watch import DeviceWatch
 from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.memory.limited import ledger_of
@@ -21,7 +24,8 @@ from djinn_server.running.storage_names import StorageNames
 class SharedDevice:
     """A device that several sessions of this process take turns on."""
 
-    def __init__(self, runtime: DeviceRuntime) -> None:
+    def __init__(self, runtime: DeviceRuntime, libraries: Sequence[OperatorLibrary] = ()) -> None:
+        """`libraries`: as in `own_operators`."""
         self.runtime = runtime
         self.timer = DeviceTimer(runtime)
         self.turns = FairShare(
@@ -31,7 +35,7 @@ class SharedDevice:
         self.randomness = DeviceRandomness(runtime.device)
         self.numeric_settings = ProcessNumericSettings()
         self.lanes = Lanes(runtime.device)
-        self.own = own_operators(runtime, self.timer, self.randomness)
+        self.own = own_operators(runtime, self.timer, self.randomness, libraries)
         self.templates = CompiledTemplates()
         self.arbiter = Arbiter(runtime.device, self.timer)
         self.names = StorageNames(runtime)

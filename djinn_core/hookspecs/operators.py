@@ -77,6 +77,15 @@ class OperatorLibrary:
         """
         del op, arguments
 
+    def implementation(self, op: str) -> Callable[..., Any] | None:
+        """Return the function that runs `op` on the executor, if `op` is one of Djinn's own ops: today `djinn::layout_call`.
+
+        None: the library does not have the op. The first library that has it runs it. It needs no `--operators`, so the function must
+        check what any client may send.
+        """
+        del op
+        return None
+
 
 @hookspec
 def djinn_register_operators(settings: Any) -> Iterable[OperatorLibrary]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
+from djinn_core.errors import UnsupportedOperation
+from djinn_core.hookspecs.operators import OperatorLibrary
 from djinn_core.ir.operators import (
     ELAPSED_TIME,
     EXCHANGE_RANDOM_STATE,
@@ -23,7 +25,6 @@ from djinn_core.ir.operators import (
 )
 from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.running.device_time import DeviceTimer
-from djinn_server.running.layout_calls import layout_call
 from djinn_server.running.random_state import DeviceRandomness, set_state
 from djinn_server.running.uninitialized_memory import call_with_zero_fill
 
@@ -32,8 +33,10 @@ R = TypeVar("R")
 OwnOperators = Mapping[str, Callable[..., Any]]
 
 
-def own_operators(runtime: DeviceRuntime, timer: DeviceTimer, randomness: DeviceRandomness) -> OwnOperators:
-    """The functions by op name, for executors on that device."""
+def own_operators(
+    runtime: DeviceRuntime, timer: DeviceTimer, randomness: DeviceRandomness, libraries: Sequence[OperatorLibrary] = ()
+) -> OwnOperators:
+    """Return the functions by op name, for executors on that device. `libraries`: implement the ops of plugins."""
     marks = _DeviceEvents(timer)
     return {
         MANUAL_SEED: randomness.manual_seed,
@@ -46,8 +49,20 @@ def own_operators(runtime: DeviceRuntime, timer: DeviceTimer, randomness: Device
         MARK: marks.mark,
         HAS_PASSED: marks.has_passed,
         ELAPSED_TIME: marks.elapsed_time,
-        LAYOUT_CALL: partial(call_with_zero_fill, layout_call),
+        LAYOUT_CALL: partial(call_with_zero_fill, _implementation(LAYOUT_CALL, libraries)),
     }
+
+
+def _implementation(op: str, libraries: Sequence[OperatorLibrary]) -> Callable[..., Any]:
+    found = (library.implementation(op) for library in libraries)
+    return next((function for function in found if function is not None), _call_without_plugin)
+
+
+def _call_without_plugin(name: Any, *_args: Any, **_kwargs: Any) -> NoReturn:
+    raise UnsupportedOperation(
+        f"{name} cannot run on sparse, quantized or nested tensors: this server has no package for them. Install the package in "
+        "plugins/layouts on the server: run `pip install ./plugins/layouts` in a checkout of Djinn's repository"
+    )
 
 
 def _restored(generator: torch.Generator, state: torch.Tensor) -> torch.Generator:

@@ -12,6 +12,7 @@ import torch
 from configured import configured
 from torch.utils._pytree import tree_leaves, tree_map
 
+import djinn_layouts
 from djinn_core import torch_private
 from djinn_core.ir.operators import resolve
 from djinn_server.builtins.cpu import CpuRuntime
@@ -164,9 +165,9 @@ def test_copy_with_strides_zero_fills_gaps(filled):
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 def test_sparse_layout_calls_are_zero_filled(filled):
-    call = own_operators(CpuRuntime(), DeviceTimer(CpuRuntime()), DeviceRandomness(torch.device("cpu")))[
-        "djinn::layout_call"
-    ]
+    randomness = DeviceRandomness(torch.device("cpu"))
+    own = own_operators(CpuRuntime(), DeviceTimer(CpuRuntime()), randomness, [djinn_layouts.LayoutCalls()])
+    call = own["djinn::layout_call"]
     columns = torch.cat([torch.arange(2), torch.arange(298)])
     csr = ["sparse_csr", [2, 300], torch.tensor([0, 2, 300]), columns, torch.ones(300)]
     zeros, others = (filled(byte, lambda: call("aten::empty_like", csr)) for byte in (0, 165))

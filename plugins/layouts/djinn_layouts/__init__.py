@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from djinn.hooks import OpHandler, hookimpl
+from djinn.hooks import OperatorLibrary, OpHandler, hookimpl
 
 djinn_api_version = "2.0"
 
@@ -21,7 +22,31 @@ class Layouts(OpHandler):
         return run(func, args, kwargs)
 
 
+class LayoutCalls(OperatorLibrary):
+    """Run the ops that `Layouts` records, on the executor."""
+
+    name = "layouts"
+    module = "djinn_layouts.execution"
+    operators = frozenset[str]()
+
+    def implementation(self, op: str) -> Callable[..., Any] | None:
+        """As `OperatorLibrary.implementation`."""
+        return _layout_call if op == "djinn::layout_call" else None
+
+
+def _layout_call(name: Any, *args: Any, **kwargs: Any) -> Any:
+    from djinn_layouts.execution import layout_call
+
+    return layout_call(name, *args, **kwargs)
+
+
 @hookimpl
 def djinn_register_op_handlers() -> list[OpHandler]:
     """Return the op handler `layouts`."""
     return [Layouts()]
+
+
+@hookimpl
+def djinn_register_operators() -> list[OperatorLibrary]:
+    """Return the operator library `layouts`. It needs no `--operators`, because it registers no custom op."""
+    return [LayoutCalls()]

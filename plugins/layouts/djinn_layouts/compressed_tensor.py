@@ -9,8 +9,7 @@ import torch
 
 from djinn_client.interception.handler_support import LazyTensor
 from djinn_client.tracebacks import for_users
-from djinn_core import torch_layouts
-from djinn_layouts import torch_layouts as private
+from djinn_layouts import torch_layouts
 from djinn_layouts.parts_tensor import PartsTensor
 
 BY_ROWS = frozenset({torch.sparse_csr, torch.sparse_bsr})
@@ -81,14 +80,14 @@ class CompressedTensor(PartsTensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         # As PyTorch saves sparse tensors of every device.
         parts = (*torch_layouts.compressed_parts(self.detach()), self.size())
-        return private.rebuild_sparse, (self.held_layout, parts)
+        return torch_layouts.rebuild_sparse, (self.held_layout, parts)
 
 
 def wrap_compressed(
     layout: torch.layout, compressed: LazyTensor, plain: LazyTensor, values: LazyTensor, shape: Sequence[int]
 ) -> CompressedTensor:
     """Return a tensor of these parts, unchecked."""
-    made: CompressedTensor = private.make_compressed_wrapper(
+    made: CompressedTensor = torch_layouts.make_compressed_wrapper(
         CompressedTensor, shape, values.dtype, layout, values.device
     )
     made.held_layout = layout

@@ -19,10 +19,10 @@ from djinn_client.interception.handler_support import (
     record,
     upload_copy,
 )
-from djinn_core import torch_layouts
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.ir.layout_operators import NESTED_VIEW, OPERATORS_OF
 from djinn_core.ir.values import contiguous_strides
+from djinn_layouts import torch_layouts
 from djinn_layouts.calls import call
 from djinn_layouts.nested_tensor import (
     NestedTensor,

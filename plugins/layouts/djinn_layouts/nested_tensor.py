@@ -16,7 +16,7 @@ from djinn_client.interception.handler_support import LazyTensor
 from djinn_client.tracebacks import for_users
 from djinn_core.ir.layout_operators import NESTED, NESTED_VIEW
 from djinn_core.ir.values import contiguous_strides
-from djinn_layouts import torch_layouts as private
+from djinn_layouts import torch_layouts
 from djinn_layouts.parts_tensor import PartsTensor
 
 Sizes: TypeAlias = tuple[tuple[int, ...], ...]
@@ -90,12 +90,12 @@ class NestedTensor(PartsTensor):
     @for_users
     def __reduce_ex__(self, protocol: Any) -> Any:
         here = self.detach().cpu()
-        return private.rebuild_from_cpu, (here, self.dtype, str(self.device), self.requires_grad)
+        return torch_layouts.rebuild_from_cpu, (here, self.dtype, str(self.device), self.requires_grad)
 
 
 def wrap_nested(values: LazyTensor, sizes: Sizes, places: Places | None = None) -> NestedTensor:
     """Return a nested tensor of these elements, or of components at `places` in `values`."""
-    made: NestedTensor = private.make_nested_wrapper(NestedTensor, values.dtype, values.device)
+    made: NestedTensor = torch_layouts.make_nested_wrapper(NestedTensor, values.dtype, values.device)
     made.held_values, made.sizes, made.places = values, sizes, places
     return made
 
@@ -107,7 +107,7 @@ def symbolic_size(tensor: NestedTensor) -> list[Any]:
     for dim in inner:
         common = tensor.common(dim + 1)
         lengths = tuple(size[dim] for size in tensor.sizes)
-        found.append(common if common is not None else private.nested_integer(lengths))
+        found.append(common if common is not None else torch_layouts.nested_integer(lengths))
     return found
 
 

@@ -14,7 +14,7 @@ import torch
 from djinn_client import torch_dispatch
 from djinn_client.interception.handler_support import Handler
 from djinn_client.tracebacks import for_users, shorten
-from djinn_layouts import torch_layouts as private
+from djinn_layouts import torch_layouts
 
 
 class PartsTensor(torch.Tensor):
@@ -51,7 +51,7 @@ class PartsTensor(torch.Tensor):
 
     @for_users  # type: ignore[arg-type] # it is called `self` in no Protocol
     def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
-        here = private.format_whole(self.detach().cpu())
+        here = torch_layouts.format_whole(self.detach().cpu())
         before, _, after = here.rpartition("size=(")
         history = f", grad_fn=<{type(self.grad_fn).__name__}>" if self.grad_fn else ", requires_grad=True"
         return f"{before}device='{self.device}', size=({after[:-1]}{history if self.requires_grad else ''})"

@@ -19,8 +19,8 @@ from djinn_client.interception.handler_support import (
     record,
     upload_copy,
 )
-from djinn_core import torch_layouts
 from djinn_core.errors import UnsupportedOperation
+from djinn_layouts import torch_layouts
 from djinn_layouts.calls import call
 from djinn_layouts.quantized_tensor import (
     ELEMENTS,

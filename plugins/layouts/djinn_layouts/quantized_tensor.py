@@ -13,7 +13,7 @@ from djinn_client import torch_dispatch
 from djinn_client.interception.handler_support import LazyTensor
 from djinn_client.tracebacks import for_users
 from djinn_core.ir.layout_operators import PER_CHANNEL, PER_TENSOR, QUANTIZED
-from djinn_layouts import torch_layouts as private
+from djinn_layouts import torch_layouts
 from djinn_layouts.parts_tensor import PartsTensor
 
 # Element dtype of each quantized dtype.
@@ -75,14 +75,14 @@ class QuantizedTensor(PartsTensor):
 
     @for_users  # type: ignore[arg-type] # it is called `self` in no Protocol
     def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
-        here = private.format_whole(self.detach().cpu())
+        here = torch_layouts.format_whole(self.detach().cpu())
         before, mark, after = here.rpartition("size=(")
         return f"{before}device='{self.device}', {mark}{after}"
 
     @for_users
     def __reduce_ex__(self, protocol: Any) -> Any:
         here = self.detach().cpu()
-        return private.rebuild_from_cpu, (here, self.dtype, str(self.device), self.requires_grad)
+        return torch_layouts.rebuild_from_cpu, (here, self.dtype, str(self.device), self.requires_grad)
 
 
 def wrap_quantized(integers: LazyTensor, dtype: torch.dtype, quantizer: Quantizer) -> QuantizedTensor:

@@ -20,9 +20,9 @@ from djinn_client.interception.handler_support import (
     record,
     upload_copy,
 )
-from djinn_core import torch_layouts
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.torch_private import schema_of
+from djinn_layouts import torch_layouts
 from djinn_layouts.calls import call
 from djinn_layouts.sparse_sizes import resize_and_clear, resize_as_sparse, sparse_resize
 from djinn_layouts.sparse_tensor import SparseTensor, wrap_sparse

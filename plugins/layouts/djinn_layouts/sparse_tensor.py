@@ -9,9 +9,8 @@ import torch
 
 from djinn_client.interception.handler_support import LazyTensor
 from djinn_client.tracebacks import for_users
-from djinn_core import torch_layouts
 from djinn_core.ir.layout_operators import COO
-from djinn_layouts import torch_layouts as private
+from djinn_layouts import torch_layouts
 from djinn_layouts.parts_tensor import PartsTensor
 
 
@@ -40,11 +39,11 @@ class SparseTensor(PartsTensor):
         # As PyTorch saves sparse tensors of every device.
         plain = self.detach()
         parts = (*torch_layouts.sparse_parts(plain), plain.size(), plain.is_coalesced())
-        return private.rebuild_sparse, (torch.sparse_coo, parts)
+        return torch_layouts.rebuild_sparse, (torch.sparse_coo, parts)
 
 
 def wrap_sparse(indices: LazyTensor, values: LazyTensor, shape: Sequence[int], coalesced: bool) -> SparseTensor:
     """Return a sparse tensor of these parts, unchecked."""
-    made: SparseTensor = private.make_sparse_wrapper(SparseTensor, shape, values.dtype, values.device)
+    made: SparseTensor = torch_layouts.make_sparse_wrapper(SparseTensor, shape, values.dtype, values.device)
     made.held_indices, made.held_values, made.coalesced = indices, values, coalesced
     return made

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from djinn_core.errors import UnsupportedOperation
-from djinn_server.running.layout_calls import layout_call
+from djinn_layouts.execution import layout_call
 
 pytestmark = pytest.mark.filterwarnings("ignore:(The PyTorch API of nested tensors|.*functions that produce)")
 

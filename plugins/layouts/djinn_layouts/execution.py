@@ -1,4 +1,4 @@
-"""Ops with tensors that are not strided: made of the session's strided values for the time of one op, and taken apart again.
+"""Ops with non-strided tensors on the executor: made of the session's strided values for one op, and taken apart again.
 
 Values that a client sends make sparse tensors whose invariants PyTorch's kernels take for granted, so each is checked.
 """
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from djinn_core import torch_layouts, torch_private
+from djinn_core import torch_private
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.ir.layout_operators import (
     COMPRESSED,
@@ -36,6 +36,7 @@ from djinn_core.ir.layout_operators import (
 )
 from djinn_core.ir.operators import resolve_for_layouts
 from djinn_core.wire.tensors import extent
+from djinn_layouts import torch_layouts
 
 # In the order of `COMPRESSED` and `QUANTIZED`.
 _LAYOUTS: Final = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
