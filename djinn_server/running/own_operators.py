@@ -58,10 +58,10 @@ def _implementation(op: str, libraries: Sequence[OperatorLibrary]) -> Callable[.
     return next((function for function in found if function is not None), _call_without_plugin)
 
 
-def _call_without_plugin(name: Any, *_args: Any, **_kwargs: Any) -> NoReturn:
+def _call_without_plugin(*_args: Any, **_kwargs: Any) -> NoReturn:
     raise UnsupportedOperation(
-        f"{name} cannot run on sparse, quantized or nested tensors: this server has no package for them. Install the package in "
-        "plugins/layouts on the server: run `pip install ./plugins/layouts` in a checkout of Djinn's repository"
+        "sparse, quantized and nested tensors need a package that this server lacks. Install the package in plugins/layouts on the server: "
+        "run `pip install ./plugins/layouts` in a checkout of Djinn's repository"
     )
 
 

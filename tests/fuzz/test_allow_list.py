@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from djinn_core import torch_private
+from djinn_core.errors import UnsupportedOperation
 from djinn_core.ir.operators import (
     EXCHANGE_RANDOM_STATE,
     GENERATOR_STATE,
+    LAYOUT_CALL,
     OWN_OPERATORS,
     RESTORED_GENERATOR,
     SET_RANDOM_STATE,
@@ -118,3 +120,10 @@ def test_own_operators_name_expected_types(name):
     runtime = CpuRuntime()
     with pytest.raises(TypeError, match="not int"):
         own_operators(runtime, DeviceTimer(runtime), DeviceRandomness(runtime.device))[name](5)
+
+
+def test_layout_calls_without_their_plugin_name_the_package():
+    runtime = CpuRuntime()
+    call = own_operators(runtime, DeviceTimer(runtime), DeviceRandomness(runtime.device))[LAYOUT_CALL]
+    with pytest.raises(UnsupportedOperation, match=r"sparse.*plugins/layouts on the server"):
+        call("aten::mm", torch.ones(2, 2))
