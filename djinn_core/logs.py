@@ -224,17 +224,17 @@ def set_debug_level(parts: str) -> None:
     """
     names = [part.strip() for part in parts.split(",") if part.strip()]
     loggers = [_logger_of(part) for name in names if name != "off" for part in STAGE_PARTS.get(name, (name,))]
-    shown = _own_handler()
-    shown_level = shown.shown_level if shown else None
-    if shown is None or shown_level is None:
+    handler = _own_handler()
+    shown_level = handler.shown_level if handler else None
+    if handler is None or shown_level is None:
         hide()
     else:
         _reset_levels(shown_level)
-    if shown is None:
+    if handler is None:
         if loggers:
             _install(sys.stderr, os.environ, None)
     else:
-        shown.setFormatter(_formatter_of(shown.stream, os.environ, None if loggers else shown_level))
+        handler.setFormatter(_formatter_of(handler.stream, os.environ, None if loggers else shown_level))
     for logger in loggers:
         logger.setLevel(logging.DEBUG)
 

@@ -52,10 +52,10 @@ class Sink:
     def failed(self, what: str, error: Exception) -> None:
         """Log an exception of the observer, once per text. `what`: the event or member that raised."""
         text = repr(error)
-        seen = text in self._failures or len(self._failures) >= _FAILURES
-        if not seen:
+        is_known = text in self._failures or len(self._failures) >= _FAILURES
+        if not is_known:
             self._failures.add(text)
-        (_log.debug if seen else _log.warning)("an observer failed", told=what, error=text, **self.who)
+        (_log.debug if is_known else _log.warning)("an observer failed", told=what, error=text, **self.who)
 
     @property
     def who(self) -> dict[str, str]:
@@ -80,10 +80,10 @@ class _Sinks:
         by_name = (
             self._by_name
         )  # read before `all`: if another thread replaces the sinks meanwhile, the stale cache entry is discarded
-        found = by_name.get(name)
-        if found is None:
-            found = by_name[name] = tuple([sink for sink in self.all if sink.wants(name)])
-        return found
+        sinks = by_name.get(name)
+        if sinks is None:
+            sinks = by_name[name] = tuple([sink for sink in self.all if sink.wants(name)])
+        return sinks
 
 
 class Events:
@@ -110,9 +110,9 @@ class Events:
 
     def bound(self, **facts: Any) -> Self:
         """Return an `Events` with the same observers, which adds these facts to each event."""
-        made = copy.copy(self)
-        made.facts = {**self.facts, **facts}
-        return made
+        bound_events = copy.copy(self)
+        bound_events.facts = {**self.facts, **facts}
+        return bound_events
 
     def wants(self, name: str) -> bool:
         """Return True if an observer requests events of this name. Check it before you gather an event's fields."""

@@ -70,8 +70,8 @@ def _pins(value: object) -> tuple[tuple[str, str], ...]:
 
 def _size(value: object) -> int:
     """Return bytes, from a number or from a text such as `2 GiB`."""
-    found = _SIZE.fullmatch(str(value).strip())
-    size = float(found[1]) * _UNITS[found[2].lower()] if found is not None and not isinstance(value, bool) else 0.0
+    match = _SIZE.fullmatch(str(value).strip())
+    size = float(match[1]) * _UNITS[match[2].lower()] if match is not None and not isinstance(value, bool) else 0.0
     if size < 1:
         raise ValueError("must be a size such as '2 GiB', or sizes by device such as '0=2 GiB, 1=500 MiB'")
     return int(size)
@@ -88,12 +88,12 @@ def _limits(value: object) -> tuple[tuple[str, int], ...]:
 def _resources(value: object) -> tuple[tuple[str, float], ...]:
     """Return pairs of a resource and an amount."""
     try:
-        found = tuple((str(name).strip(), _gib(amount)) for name, amount in _pairs(value or ()))
+        amounts = tuple((str(name).strip(), _gib(amount)) for name, amount in _pairs(value or ()))
     except ValueError:
-        found = (("", 0.0),)
-    if not all(name for name, _ in found):
+        amounts = (("", 0.0),)
+    if not all(name for name, _ in amounts):
         raise ValueError("must be amounts above 0 by resource, such as 'GPU=1,CPU=2'")
-    return found
+    return amounts
 
 
 def _or_none(value: object) -> object:
@@ -143,9 +143,9 @@ def _plugin_settings(value: object) -> tuple[PluginSetting, ...]:
     if not isinstance(value, Mapping) or not all(isinstance(table, Mapping) for table in value.values()):
         raise ValueError("must be a table of settings by plugin, such as {'my_plugin': {'its_setting': 32}}")
     return tuple(
-        PluginSetting(str(plugin), str(name), given, "argument")
+        PluginSetting(str(plugin), str(name), values, "argument")
         for plugin, table in value.items()
-        for name, given in table.items()
+        for name, values in table.items()
     )
 
 
@@ -176,10 +176,10 @@ def _text(value: object) -> str:
 
 def _fingerprints(value: object) -> tuple[str, ...]:
     """Return normalized fingerprints. The form `SHA256:AB:CD:...` of other tools is accepted."""
-    found = tuple("sha256:" + name.lower().removeprefix("sha256:").replace(":", "") for name in _names(value))
-    if not all(re.fullmatch("sha256:[0-9a-f]{64}", one) for one in found):
+    fingerprints = tuple("sha256:" + name.lower().removeprefix("sha256:").replace(":", "") for name in _names(value))
+    if not all(re.fullmatch("sha256:[0-9a-f]{64}", one) for one in fingerprints):
         raise ValueError("must be a list of sha256: and 64 hexadecimal digits, as `djinn serve` prints them")
-    return found
+    return fingerprints
 
 
 def _as_path(value: object) -> Path:
@@ -459,9 +459,9 @@ class ResolvedSettings(msgspec.Struct, frozen=True):
 
 def config_file(environ: Mapping[str, str]) -> Path:
     """Return the path of the TOML file: `DJINN_CONFIG`, or `config.toml` in the user's configuration directory."""
-    chosen = environ.get(FILE_VARIABLE)
-    if chosen:
-        return Path(chosen).expanduser()
+    path = environ.get(FILE_VARIABLE)
+    if path:
+        return Path(path).expanduser()
     return configuration_directory() / "config.toml"
 
 
@@ -483,18 +483,18 @@ def resolve(
     environ = os.environ if environ is None else environ
     path = file or config_file(environ)
     must_exist = file is not None or bool(environ.get(FILE_VARIABLE))
-    found, read = _from_file(path, must_exist)
-    given = [*_of_plugins(found, f"file {path}"), *_plugin_variables(environ)]
-    found |= {n: (environ[v], f"environment {v}") for n in NAMES if (v := PREFIX + n.upper()) in environ}
+    from_file, read = _from_file(path, must_exist)
+    plugin_settings = [*_of_plugins(from_file, f"file {path}"), *_plugin_variables(environ)]
+    from_file |= {n: (environ[v], f"environment {v}") for n in NAMES if (v := PREFIX + n.upper()) in environ}
     for name, value in (overrides or {}).items():
         if name == "plugin_settings":
-            given += _convert(name, value, "argument")
+            plugin_settings += _convert(name, value, "argument")
             continue
         _check_name(name, "argument")
-        found[name] = (value, "argument")
-    values = {name: _convert(name, value, origin) for name, (value, origin) in found.items()}
-    origins = {name: found[name][1] if name in found else "default" for name in NAMES}
-    return ResolvedSettings(Settings(**values, plugin_settings=tuple(given)), origins, path if read else None)
+        from_file[name] = (value, "argument")
+    values = {name: _convert(name, value, origin) for name, (value, origin) in from_file.items()}
+    origins = {name: from_file[name][1] if name in from_file else "default" for name in NAMES}
+    return ResolvedSettings(Settings(**values, plugin_settings=tuple(plugin_settings)), origins, path if read else None)
 
 
 def _of_plugins(found: dict[str, tuple[Any, str]], origin: str) -> list[PluginSetting]:
@@ -503,10 +503,10 @@ def _of_plugins(found: dict[str, tuple[Any, str]], origin: str) -> list[PluginSe
     if not isinstance(table, dict):
         return []
     del found["plugins"]
-    given: list[PluginSetting] = []
+    plugin_settings: list[PluginSetting] = []
     for plugin, settings in table.items():
         if isinstance(settings, dict):
-            given += [PluginSetting(plugin, name, value, origin) for name, value in settings.items()]
+            plugin_settings += [PluginSetting(plugin, name, value, origin) for name, value in settings.items()]
         elif plugin == "names":
             found["plugins"] = (settings, origin)
         else:
@@ -514,7 +514,7 @@ def _of_plugins(found: dict[str, tuple[Any, str]], origin: str) -> list[PluginSe
                 f"There is no setting `plugins.{plugin}` ({origin}): settings of a plugin go into a table of its own, "
                 "[plugins.NAME]; the list of plugins to use is `names` in [plugins]."
             )
-    return given
+    return plugin_settings
 
 
 def _plugin_variables(environ: Mapping[str, str]) -> list[PluginSetting]:
@@ -529,7 +529,7 @@ def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
     # compared without the common prefix
     names = [name.removeprefix(PREFIX) for name in known]
     close = {v: difflib.get_close_matches(v.removeprefix(PREFIX), names, 1) for v in unknown}
-    return {v: PREFIX + meant[0] if meant else "" for v, meant in close.items()}
+    return {v: PREFIX + suggestions[0] if suggestions else "" for v, suggestions in close.items()}
 
 
 def _from_file(path: Path, must_exist: bool) -> tuple[dict[str, tuple[Any, str]], bool]:
@@ -587,5 +587,5 @@ def _convert(name: str, value: object, origin: str) -> Any:
     try:
         return convert(value)
     except ValueError as error:
-        shown = HIDDEN if name in _SECRET else repr(value)
-        raise ConfigurationError(f"The setting `{name}` {error}, and not {shown} ({origin}).") from None
+        text = HIDDEN if name in _SECRET else repr(value)
+        raise ConfigurationError(f"The setting `{name}` {error}, and not {text} ({origin}).") from None

@@ -121,11 +121,11 @@ def missing() -> list[str]:
 
 def _exists(name: str) -> bool:
     head, *rest = name.split(".")
-    found: Any = importlib.import_module(head)
+    module: Any = importlib.import_module(head)
     for part in rest:
-        if not hasattr(found, part):
+        if not hasattr(module, part):
             return False
-        found = getattr(found, part)
+        module = getattr(module, part)
     return True
 
 
@@ -137,10 +137,10 @@ def _libc10() -> ctypes.CDLL:
         OSError: the library is not in `torch/lib`.
     """
     folder = Path(torch.__file__).parent / "lib"
-    found = sorted(folder.glob("libc10.*"))  # .so, or .dylib on macOS
-    if not found:
+    libraries = sorted(folder.glob("libc10.*"))  # .so, or .dylib on macOS
+    if not libraries:
         raise OSError(f"there is no library libc10 in {folder}")
-    return ctypes.CDLL(str(found[0]))
+    return ctypes.CDLL(str(libraries[0]))
 
 
 @functools.cache

@@ -76,11 +76,11 @@ class LazyGroup(click.Group):
         Below the list, name plugins whose commands failed to load.
         """
         del ctx
-        found = _every_command()
-        summaries = {name: one.get_short_help_str(_WIDTH) for name, one in found.commands.items()}
+        commands = _every_command()
+        summaries = {name: one.get_short_help_str(_WIDTH) for name, one in commands.commands.items()}
         with formatter.section("Commands"):
             formatter.write_dl(sorted({**summaries, **COMMANDS}.items()))
-        for failure in found.failures:
+        for failure in commands.failures:
             formatter.write_paragraph()
             formatter.write_text(f"{failure.error}.")
 
@@ -127,8 +127,8 @@ def _plugin_commands(ctx: click.Context) -> PluginCommands:
         if selection.plugins:
             _find_in_working_directory()
         ctx.meta[_PLUGINS] = find_commands(selection, COMMANDS)
-    found: PluginCommands = ctx.meta[_PLUGINS]
-    return found
+    plugin_commands: PluginCommands = ctx.meta[_PLUGINS]
+    return plugin_commands
 
 
 def _to_install(command: str) -> str:
@@ -145,10 +145,10 @@ def _to_install(command: str) -> str:
 
 def _broken_plugins(offered: PluginCommands) -> list[str]:
     """Return a sentence for each plugin whose commands failed to load."""
-    told = [str(failure.error).rstrip(".") + "." for failure in offered.failures]
+    errors = [str(failure.error).rstrip(".") + "." for failure in offered.failures]
     if offered.disabled:
-        told.append(f"The setting `disable` leaves out the commands of {', '.join(offered.disabled)}.")
-    return told
+        errors.append(f"The setting `disable` leaves out the commands of {', '.join(offered.disabled)}.")
+    return errors
 
 
 def _with_code(error: Exception) -> str:

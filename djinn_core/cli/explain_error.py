@@ -32,7 +32,7 @@ def command(code: str | None) -> None:
         for name, text in sections.items():
             click.echo(f"{name:28}{text.partition(chr(10))[0].replace('`', '')}")
         return
-    by_class = {found[1]: name for name, text in sections.items() if (found := _CLASS.match(text))}
+    by_class = {match[1]: name for name, text in sections.items() if (match := _CLASS.match(text))}
     name = by_class.get(code.rpartition(".")[2], code)
     if name not in sections:
         close = difflib.get_close_matches(name, [*sections, *by_class], 1)

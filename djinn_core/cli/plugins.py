@@ -69,13 +69,13 @@ def template_folder() -> Path:
 
 def _files(template: Path, kind: str) -> Iterator[tuple[Path, Path]]:
     """Yield each template file with its path in the new plugin. Files of the kind override common files at the same path."""
-    found: dict[Path, Path] = {}
+    files: dict[Path, Path] = {}
     for root in (template, template / _KINDS / kind):
         for path in sorted(root.rglob("*")):
             place = path.relative_to(root)
             if path.is_file() and place.parts[0] != _KINDS and "__pycache__" not in place.parts:
-                found[place] = path
-    return ((source, place) for place, source in found.items())
+                files[place] = path
+    return ((source, place) for place, source in files.items())
 
 
 def _dashed(name: str) -> str:
@@ -102,8 +102,8 @@ def command(ctx: click.Context, as_json: bool) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
-    found, _ = survey(Selection.from_settings(resolve().settings), builtins=builtin_plugins())
-    rows = found.rows
+    registry, _ = survey(Selection.from_settings(resolve().settings), builtins=builtin_plugins())
+    rows = registry.rows
     if as_json:
         click.echo(json.dumps([attrs.asdict(row) | {"processes": row.processes} for row in rows], indent=2))
         return

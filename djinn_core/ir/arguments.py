@@ -33,12 +33,12 @@ def arguments(node: Node) -> dict[str, Any]:
     Tensors appear as value ids, numbers as numbers, dtypes and the like by name, devices as `device`, generators as None.
     """
     form = node.form
-    known = _readers.get(id(form))
-    if known is None or known[0] is not form:
+    reader = _readers.get(id(form))
+    if reader is None or reader[0] is not form:
         if len(_readers) >= _FORMS_LIMIT:
             _readers.clear()
-        known = _readers[id(form)] = (form, *_reader(form))
-    _, defaults, readers = known
+        reader = _readers[id(form)] = (form, *_reader(form))
+    _, defaults, readers = reader
     given = dict(defaults)
     inputs, slots = node.inputs, node.slots
     for name, read in readers:
@@ -143,12 +143,12 @@ def call_arguments(
     form: Form, operands: Iterable[torch.Tensor], slots: Iterable[Slot], device: torch.device, cpu: torch.device = _CPU
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments of a call of `form`. `device` replaces the executor's own device, and `cpu` its CPU."""
-    taken, numbers = iter(operands), iter(slots)
+    values, numbers = iter(operands), iter(slots)
 
     def value(argument: Argument) -> Any:
         match argument:
             case Operand():
-                return next(taken)
+                return next(values)
             case SlotArg():
                 return next(numbers)
             case ComplexSlot():

@@ -72,15 +72,15 @@ class Colocation:
 
 def together(graph: Graph, nodes: Iterable[int], replace: Mapping[int, int]) -> Colocation:
     """Return the colocation blocks of the running nodes. `replace`: substitutes of replaced values."""
-    found = Colocation()
-    every, bound = graph.nodes, found.nodes
+    colocation = Colocation()
+    every, bound = graph.nodes, colocation.nodes
     for number in nodes:
         node = every[number]
         if len(node.outputs) == 1 and not node.writes and not node.random:  # as most do
             bound[number] = storage_of(node.outputs[0])
         else:
-            found.bind(node, replace)
-    return found
+            colocation.bind(node, replace)
+    return colocation
 
 
 def resident_blocks(blocks: Colocation, inputs: Sequence[int], resident: Homes) -> dict[int, str]:

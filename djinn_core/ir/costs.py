@@ -151,8 +151,8 @@ class NetworkTopology(ShortRepr):
         if source != target:
             for group in self._shared_groups(source, target):
                 ends = (source if source == CLIENT else group, target if target == CLIENT else group)
-                if (found := self._links.get(ends)) is not None:
-                    return Link(source, target, found.bandwidth, found.latency)
+                if (link := self._links.get(ends)) is not None:
+                    return Link(source, target, link.bandwidth, link.latency)
         return Link(source, target, 0.0, 0.0)
 
     def device(self, device_id: str) -> DeviceCapabilities:

@@ -69,8 +69,8 @@ class Flow:
         """Return `make(graph)`, cached for all matchers. Callers must not change the result."""
         if make not in self._shared:
             self._shared[make] = make(self.graph)
-        found: T = self._shared[make]
-        return found
+        shared: T = self._shared[make]
+        return shared
 
     def beyond(self, source: int) -> int:
         """Skip pass-through nodes back to the source that computed the data."""
@@ -188,10 +188,10 @@ class _SourceWalk:
         for value in node.outputs:
             makers[value] = node.id
         for value in node.writes:
-            made = writes.setdefault(storage_of(value), [])
-            made.append((node.id, value))
-            if len(made) > _WRITERS_KEPT:
-                del made[0]
+            writers = writes.setdefault(storage_of(value), [])
+            writers.append((node.id, value))
+            if len(writers) > _WRITERS_KEPT:
+                del writers[0]
         return sources
 
     def _written(self, own: frozenset[int], value: int) -> int:

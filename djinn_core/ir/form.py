@@ -85,9 +85,9 @@ class Form(msgspec.Struct, frozen=True):
 
     def arguments(self) -> Sequence[Argument]:
         """Every leaf argument, in the order of operands and slots."""
-        found: list[Argument] = []
-        _gather((*self.args, *[argument for _, argument in self.kwargs]), found)
-        return found
+        arguments: list[Argument] = []
+        _gather((*self.args, *[argument for _, argument in self.kwargs]), arguments)
+        return arguments
 
     @property
     def operand_count(self) -> int:

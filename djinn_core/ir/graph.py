@@ -93,10 +93,8 @@ class Graph(ShortRepr):
 
     def __repr__(self) -> str:
         counts = Counter(call.signature.form.op.partition("::")[2].partition(".")[0] for call in self.program.calls)
-        named = ", ".join(f"{op} {count:,}" for op, count in counts.most_common(_NAMED))
-        return (
-            f"Graph({len(self.program):,} ops{': ' + named if named else ''}{', ...' if len(counts) > _NAMED else ''})"
-        )
+        op_counts = ", ".join(f"{op} {count:,}" for op, count in counts.most_common(_NAMED))
+        return f"Graph({len(self.program):,} ops{': ' + op_counts if op_counts else ''}{', ...' if len(counts) > _NAMED else ''})"
 
     @cached_property
     def module_names(self) -> ModuleNames:
@@ -157,8 +155,10 @@ class Graph(ShortRepr):
                 if known is None or (known is not meta and not known.shape):
                     metas[value] = meta
             if node.outputs:
-                made = [m for m, same in zip(call.results, call.inplace, strict=True) if m is not None and same < 0]
-                metas.update(zip(node.outputs, made, strict=True))
+                new_metas = [
+                    m for m, same in zip(call.results, call.inplace, strict=True) if m is not None and same < 0
+                ]
+                metas.update(zip(node.outputs, new_metas, strict=True))
         return metas
 
     @cached_property
@@ -195,8 +195,8 @@ class Graph(ShortRepr):
     @cached_property
     def inputs(self) -> tuple[int, ...]:
         """Values that the program uses and does not make, in order of first use."""
-        made = self._producers
-        return tuple(dict.fromkeys([v for node in self.nodes for v in node.inputs if v not in made]))
+        produced = self._producers
+        return tuple(dict.fromkeys([v for node in self.nodes for v in node.inputs if v not in produced]))
 
     @cached_property
     def outputs(self) -> tuple[int, ...]:

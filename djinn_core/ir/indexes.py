@@ -29,8 +29,8 @@ def bound_nodes(graph: Graph, nodes: Sequence[int]) -> dict[int, int]:
     every = graph.nodes
     if not nodes or not any(meta.device for meta in graph.kinds):
         return {}
-    found = {node: index_of_node(graph, every[node]) for node in nodes}
-    return {node: index for node, index in found.items() if index != POOL}
+    nodes_of_device = {node: index_of_node(graph, every[node]) for node in nodes}
+    return {node: index for node, index in nodes_of_device.items() if index != POOL}
 
 
 def bind(graph: Graph, placement: Placement, bound: Mapping[int, int], devices: Sequence[str]) -> Placement:

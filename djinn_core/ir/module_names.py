@@ -38,8 +38,8 @@ def module_names(calls: Sequence[ModuleCall | None]) -> ModuleNames:
     for index, call in enumerate(calls):
         if call is not None:
             reader.read(index, call)
-    found = reader.found
-    return attrs.evolve(found, classes=tuple(dict.fromkeys(reader.classes)))
+    names = reader.found
+    return attrs.evolve(names, classes=tuple(dict.fromkeys(reader.classes)))
 
 
 @attrs.define
@@ -51,12 +51,12 @@ class _CallNamer:
     _tables: dict[int, dict[int, str]] = attrs.field(factory=dict)
 
     def read(self, index: int, call: ModuleCall) -> None:
-        known = self._known.get(id(call))
-        if known is None:
-            known = self._known[id(call)] = self._name(call)
-        self.found.paths[index] = known[0]
-        if known[1] >= 0:
-            self.found.runs[index] = known[1]
+        name = self._known.get(id(call))
+        if name is None:
+            name = self._known[id(call)] = self._name(call)
+        self.found.paths[index] = name[0]
+        if name[1] >= 0:
+            self.found.runs[index] = name[1]
 
     def _name(self, call: ModuleCall) -> tuple[str, int]:
         """Return the path of a call, and the number of its outermost module call."""

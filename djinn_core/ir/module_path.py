@@ -64,8 +64,8 @@ class ForwardCalls:
     def inside(self, number: int) -> ModuleCall | None:
         """Return the module call in which the thread made the autograd node with this sequence number; None if unknown."""
         for numbers, calls in (self._remembered, *reversed(self.kept or ())):
-            if found := bisect_right(numbers, number):
-                return calls[found - 1]
+            if position := bisect_right(numbers, number):
+                return calls[position - 1]
         return None
 
 

@@ -94,8 +94,8 @@ def weights_of(graph: Graph, node: Node) -> list[int]:
         names = _PRODUCT_WEIGHTS.get(node.operation, ())
     if not names:
         return []
-    given = arguments(node)
-    candidates = [given[n] for n in names if isinstance(given.get(n), int) and given[n] in node.inputs]
+    options = arguments(node)
+    candidates = [options[n] for n in names if isinstance(options.get(n), int) and options[n] in node.inputs]
     origins = [origin(graph, v) for v in candidates]
     return [v for v in origins if (maker := graph.producer(v)) is None or maker.operation in MADE]
 

@@ -170,8 +170,8 @@ def resolve_for_layouts(name: str) -> torch._ops.OpOverload:
     if name not in LAYOUT_OPERATORS:
         raise UnsupportedOperation(f"{name} is not an op that programs may contain with sparse tensors")
     packet, overload = split_name(name)
-    found: torch._ops.OpOverload = getattr(getattr(torch.ops.aten, packet), overload)
-    return found
+    overload_op: torch._ops.OpOverload = getattr(getattr(torch.ops.aten, packet), overload)
+    return overload_op
 
 
 def resolve(name: str) -> torch._ops.OpOverload:
@@ -196,5 +196,5 @@ def _resolve_aten(name: str) -> torch._ops.OpOverload:
             "`djinn doctor` compares the versions of both sides"
         )
     packet, overload = split_name(name)
-    found: torch._ops.OpOverload = getattr(getattr(torch.ops.aten, packet), overload)
-    return found
+    overload_op: torch._ops.OpOverload = getattr(getattr(torch.ops.aten, packet), overload)
+    return overload_op

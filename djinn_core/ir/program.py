@@ -295,14 +295,14 @@ class Program(ShortRepr):
 
     def inputs(self) -> dict[int, tuple[int, int]]:
         """The values that the program does not make, each with its first call and its position there."""
-        found: dict[int, tuple[int, int]] = {}
-        made: set[int] = set()
+        inputs: dict[int, tuple[int, int]] = {}
+        outputs: set[int] = set()
         for instruction in self.instructions():
             for position, value in enumerate(instruction.inputs):
-                if value not in made:
-                    found.setdefault(value, (instruction.index, position))
-            made.update(instruction.outputs)
-        return found
+                if value not in outputs:
+                    inputs.setdefault(value, (instruction.index, position))
+            outputs.update(instruction.outputs)
+        return inputs
 
     def instructions(self) -> Iterator[Instruction]:
         """The instructions, unpacked one after the other."""

@@ -32,10 +32,10 @@ def repeatable(node: Node) -> bool:
 
 def by_node(replicas: Sequence[PlacementDecision]) -> dict[int, tuple[str, ...]]:
     """Return the further devices of each node with replicas."""
-    found: dict[int, tuple[str, ...]] = {}
+    devices: dict[int, tuple[str, ...]] = {}
     for replica in replicas:
-        found[replica.node] = (*found.get(replica.node, ()), replica.device)
-    return found
+        devices[replica.node] = (*devices.get(replica.node, ()), replica.device)
+    return devices
 
 
 def with_replicas(graph: Graph, placement: Placement, plan: OptimizationPlan, profile: WorkloadProfile) -> Placement:

@@ -133,5 +133,5 @@ def groups_after(rewritten: RewrittenProgram, before: Sequence[Sequence[int]]) -
     """Return the groups of its instructions; without any, the groups of the original's nodes."""
     if rewritten.groups:
         return rewritten.groups
-    wanted = [frozenset(group) for group in before]
-    return tuple(tuple(i for i, node in enumerate(rewritten.nodes) if node in group) for group in wanted)
+    groups = [frozenset(group) for group in before]
+    return tuple(tuple(i for i, node in enumerate(rewritten.nodes) if node in group) for group in groups)

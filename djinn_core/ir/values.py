@@ -76,22 +76,22 @@ class TensorMeta:
     @property
     def tensor_class(self) -> TensorClass:
         """Class of this metadata, cached. Two classes are equal exactly when they are the same object."""
-        found = self._class
-        if found is None:
-            found = _class_of(self)
-            object.__setattr__(self, "_class", found)
-        return found
+        tensor_class = self._class
+        if tensor_class is None:
+            tensor_class = _class_of(self)
+            object.__setattr__(self, "_class", tensor_class)
+        return tensor_class
 
     @property
     def extent(self) -> int:
         """Number of storage elements up to the last viewed element."""
-        found = self._extent
-        if found is None:
-            found = 0
+        extent = self._extent
+        if extent is None:
+            extent = 0
             if self.numel:
-                found = self.offset + 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
-            object.__setattr__(self, "_extent", found)
-        return found
+                extent = self.offset + 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+            object.__setattr__(self, "_extent", extent)
+        return extent
 
 
 CLASSES_LIMIT: Final = 65536  # interned classes; the table is cleared at this size
@@ -110,12 +110,12 @@ def _class_of(meta: TensorMeta) -> TensorClass:
         dense = meta.extent == meta.offset + meta.numel
         regular = tuple([stride[d] for d in order]) == contiguous_strides(tuple([shape[d] for d in order]))
     key = (meta.dtype, meta.device, meta.conj, meta.neg, small, order, expanded, dense, regular)
-    found = _classes.get(key)
-    if found is None:
+    tensor_class = _classes.get(key)
+    if tensor_class is None:
         if len(_classes) >= CLASSES_LIMIT:
             _classes.clear()
-        found = _classes.setdefault(key, TensorClass(*key))  # in the order of its fields
-    return found
+        tensor_class = _classes.setdefault(key, TensorClass(*key))  # in the order of its fields
+    return tensor_class
 
 
 _interning = threading.RLock()  # reentrant: finalizers run anywhere
@@ -141,8 +141,8 @@ def tensor_meta(
 
 def _intern(key: tuple[Any, ...]) -> TensorMeta:
     with _interning:
-        known = _interned.get(key)
-        meta = known() if known is not None else None
+        interned = _interned.get(key)
+        meta = interned() if interned is not None else None
         if meta is None:
             meta = TensorMeta(*key)
             _interned[key] = weakref.KeyedRef(meta, _forget, key)

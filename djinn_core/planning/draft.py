@@ -50,19 +50,19 @@ class Draft:
         profile = analysed.profile
         if not results or profile is None:
             return ""
-        made = substitute(self.graph, profile, results, self.request.rewrite)
-        if isinstance(made, str):
-            return made
-        done = {result.optimization for result in results}
-        rest = attrs.evolve(self, optimizations=tuple(o for o in self.optimizations if o.name not in done))
-        both = made if self.rewritten is None else composed(self.rewritten, made)
+        substituted = substitute(self.graph, profile, results, self.request.rewrite)
+        if isinstance(substituted, str):
+            return substituted
+        applied = {result.optimization for result in results}
+        rest = attrs.evolve(self, optimizations=tuple(o for o in self.optimizations if o.name not in applied))
+        both = substituted if self.rewritten is None else composed(self.rewritten, substituted)
         if both is None:
             refused = [attrs.evolve(_without_substitutions(r, _TWICE), applied=False) for r in results]
             return attrs.evolve(rest, profile=profile, results=(*self.results, *refused))
         return attrs.evolve(
             rest,
-            graph=Graph(made.program),
-            request=_request_after(self.request, made),
+            graph=Graph(substituted.program),
+            request=_request_after(self.request, substituted),
             profile=None,
             known=NOTHING_KNOWN,
             results=(*self.results, *results),
@@ -75,11 +75,11 @@ class Draft:
         plan = result.plan
         if plan is None:
             return result
-        asked = {id(optimization) for optimization in selected(plugins, self.request.exact)}
+        selected_ids = {id(optimization) for optimization in selected(plugins, self.request.exact)}
         left_out = [
             OptimizationResult(o.name, applied=False, reason=_LEFT_OUT)
             for o in plugins.optimizations
-            if id(o) not in asked
+            if id(o) not in selected_ids
         ]
         return attrs.evolve(result, plan=attrs.evolve(plan, results=(*self.results, *plan.results, *left_out)))
 
@@ -104,9 +104,9 @@ def _request_after(request: Request, rewritten: RewrittenProgram) -> Request:
     """
     resident, copies = dict(request.resident), dict(request.copies)
     for recipe in rewritten.recipes:
-        if (found := request.derived(recipe)) is not None:
-            resident |= dict(zip(recipe.makes, found.homes, strict=True))
-            copies |= {v: held for v, held in zip(recipe.makes, found.copies, strict=True) if held}
+        if (derived := request.derived(recipe)) is not None:
+            resident |= dict(zip(recipe.makes, derived.homes, strict=True))
+            copies |= {v: devices for v, devices in zip(recipe.makes, derived.copies, strict=True) if devices}
             continue
         homes = [resident[v] for v in recipe.sources if v in resident]
         resident |= dict.fromkeys(recipe.makes, homes[0]) if homes else {}

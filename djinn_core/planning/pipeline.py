@@ -194,9 +194,9 @@ class _StageClock:
 
     def time(self, stage: Stage, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         start = time.perf_counter()
-        done = work(*args, **options)
+        result = work(*args, **options)
         self.seconds[stage] += time.perf_counter() - start
-        return done
+        return result
 
 
 def _choose(kind: str, name: str, offered: Sequence[Named], built_in: Named) -> Named:

@@ -25,12 +25,12 @@ def trusting(transports: Iterable[Transport], fingerprint: str) -> tuple[Transpo
 
     Variants that would accept another certificate are left out.
     """
-    known = tuple(transports)
+    trusted = tuple(transports)
     if not fingerprint:
-        return known
-    secured = under_tls(known, TlsOptions(fingerprints=(fingerprint,)))
+        return trusted
+    secured = under_tls(trusted, TlsOptions(fingerprints=(fingerprint,)))
     schemes = {scheme for transport in secured for scheme in transport.schemes}
-    return (*secured, *(transport for transport in known if schemes.isdisjoint(transport.schemes)))
+    return (*secured, *(transport for transport in trusted if schemes.isdisjoint(transport.schemes)))
 
 
 def secure_schemes(transports: Iterable[Transport]) -> frozenset[str]:

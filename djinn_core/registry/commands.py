@@ -52,13 +52,13 @@ def find_commands(
     """
     core = PluginCandidate("djinn", builtin=True)
     loader = PluginLoader(selection, {_KIND}, taken={(_KIND, name): core for name in taken})
-    offered = installed(entry_points)
-    for candidate in offered:
+    candidates = installed(entry_points)
+    for candidate in candidates:
         if _KIND in candidate.points:
             loader.take(candidate)
-    known = {candidate.name for candidate in offered}
+    names = {candidate.name for candidate in candidates}
     for request in selection.plugins or ():
-        if request not in known:
+        if request not in names:
             try:
                 loader.take(named(request, ()))
             except PluginError:  # the programs themselves warn of failed plugins; a command may need none

@@ -21,9 +21,9 @@ def version_conflict(plugin: object) -> str:
             "it does not say which plugin API it was written for. Add `djinn_api_version = "
             f'"{API_VERSION}"` next to its hooks, where {API_VERSION} is the version that this Djinn has'
         )
-    if not isinstance(version, str) or not (found := _VERSION.fullmatch(version)):
+    if not isinstance(version, str) or not (match := _VERSION.fullmatch(version)):
         return f'its `djinn_api_version` is {version!r}, but must be text such as "{API_VERSION}"'
-    written, here = (int(found[1]), int(found[2])), tuple(map(int, API_VERSION.split(".")))
+    written, here = (int(match[1]), int(match[2])), tuple(map(int, API_VERSION.split(".")))
     if written[0] == here[0] and written <= here:
         return ""
     advice = "Install a newer version of the plugin" if written < here else "Install a newer Djinn"
@@ -34,15 +34,15 @@ def complaint(candidate: object, kind: Kind) -> str:
     """Return the reason why `candidate` is not an object of `kind`, as the end of a sentence, or an empty string."""
     base = kind.base
     name = getattr(candidate, "name", "")
-    shown = f"{type(candidate).__name__} {name!r}" if name else f"an instance of {type(candidate).__name__}"
+    label = f"{type(candidate).__name__} {name!r}" if name else f"an instance of {type(candidate).__name__}"
     if isinstance(candidate, type):
         return f"returned the class {candidate.__name__}, but must return instances: {candidate.__name__}()"
     if not isinstance(candidate, base):
         package = base.__module__.partition(".")[0]
         module = "djinn.hooks" if package == kind.package else package
-        return f"returned {shown}, which is no {base.__name__}: derive its class from {module}.{base.__name__}"
+        return f"returned {label}, which is no {base.__name__}: derive its class from {module}.{base.__name__}"
     if faults := [*_faults(candidate, kind)]:
-        return f"returned {shown}, which is no {base.__name__}: {'; '.join(faults)}"
+        return f"returned {label}, which is no {base.__name__}: {'; '.join(faults)}"
     if not name:
         return f"returned a {type(candidate).__name__} with an empty `name`"
     return ""

@@ -94,12 +94,12 @@ def installed(entry_points: Iterable[EntryPoint] | None = None) -> tuple[PluginC
 
 def _all_points() -> Iterator[EntryPoint]:
     """Return `importlib.metadata.entry_points`, but without parsing files that have no group of Djinn."""
-    seen: set[str] = set()
+    names: set[str] = set()
     for distribution in importlib.metadata.distributions():
         name = distribution._normalized_name  # type: ignore[attr-defined]  # noqa: SLF001 - `name` parses METADATA
-        if name not in seen and f"[{_PREFIX}" in (distribution.read_text("entry_points.txt") or ""):
+        if name not in names and f"[{_PREFIX}" in (distribution.read_text("entry_points.txt") or ""):
             yield from distribution.entry_points
-        seen.add(name)
+        names.add(name)
 
 
 def _kind_of(group: str) -> str:

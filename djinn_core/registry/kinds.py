@@ -41,8 +41,8 @@ class Kind(msgspec.Struct, frozen=True):
     @property
     def base(self) -> type:
         """Base class of the kind's objects: a class of Djinn or of another library."""
-        found: type = vars(self.specification)[self.base_name]
-        return found
+        base: type = vars(self.specification)[self.base_name]
+        return base
 
 
 CLIENT: Final = "djinn_client"

@@ -141,12 +141,12 @@ class PluginLoader:
         if self.selection.strict:
             return self.kinds
         names = [plugin.candidate.name for plugin in self.plugins]
-        given = self.selection.plugin_settings
-        found: frozenset[str] = frozenset()
+        plugin_settings = self.selection.plugin_settings
+        kinds: frozenset[str] = frozenset()
         for plugin in self.plugins:
-            if plugin.requested or any(is_given_to(one, plugin.candidate.name, names) for one in given):
-                found = found.union(plugin.kinds)
-        return found & self.kinds
+            if plugin.requested or any(is_given_to(one, plugin.candidate.name, names) for one in plugin_settings):
+                kinds = kinds.union(plugin.kinds)
+        return kinds & self.kinds
 
     def tell_failures(self) -> None:
         """Warn of plugins that have failed since the last call.
@@ -173,16 +173,16 @@ class PluginLoader:
             return ()
         with collect_later, self._lock:
             if kind not in self._objects:
-                found: list[Any] = []
-                wanted = next(one for one in KINDS if one.name == kind)
+                plugins: list[Any] = []
+                contract = next(one for one in KINDS if one.name == kind)
                 for plugin in self.plugins:
                     by_library = kind == INTEGRATIONS and plugin.candidate.points and not self._libraries
                     if plugin.status != "active" or kind not in plugin.kinds or by_library:
                         continue
                     if self._is_of_this_release(plugin):
                         with self._attributing(plugin):
-                            found += self._objects_of(plugin, wanted)
-                self._objects[kind] = tuple(self._ordered(kind, found))
+                            plugins += self._objects_of(plugin, contract)
+                self._objects[kind] = tuple(self._ordered(kind, plugins))
             return self._objects[kind]
 
     def _is_of_this_release(self, plugin: LoadedPlugin) -> bool:
@@ -196,22 +196,22 @@ class PluginLoader:
         return not problem
 
     def _objects_of(self, plugin: LoadedPlugin, kind: Kind) -> list[Any]:
-        candidate, found = plugin.candidate, []
+        candidate, objects = plugin.candidate, []
         points = {point.value: point for point in candidate.points.get(kind.name, ())}
         for value, point in points.items():
             if value not in plugin.modules:
                 self._import(plugin, value, point.load)
         for value in points or plugin.modules:
-            found += self._registered(plugin, plugin.modules[value], kind)
+            objects += self._registered(plugin, plugin.modules[value], kind)
         fresh: set[tuple[str, str]] = set()
-        for item in found:
+        for item in objects:
             for key in _claimed_names(kind.name, item):
                 if key in fresh or key in self._claimed_names:
                     raise HookError(_conflict_text(*key, self._claimed_names.get(key, candidate), candidate))
                 fresh.add(key)
         self._claimed_names.update(dict.fromkeys(fresh, candidate))
-        self.owners.update({(kind.name, item.name): plugin for item in found})
-        return found
+        self.owners.update({(kind.name, item.name): plugin for item in objects})
+        return objects
 
     def _import(self, plugin: LoadedPlugin, value: str, load: Callable[[], object]) -> None:
         """Import a plugin's module (or take an object). Check it and its settings. `value`: the value of its entry points."""
@@ -312,9 +312,9 @@ class PluginLoader:
         except PluginError as error:
             candidate = plugin.candidate
             advice = of_another_release(*candidate.origin)
-            named = type(error)(f"{candidate.label} cannot be used: {error}{f'. {advice}' if advice else ''}")
-            named.__cause__ = error.__cause__
-            self._fail(plugin, named)
+            attributed = type(error)(f"{candidate.label} cannot be used: {error}{f'. {advice}' if advice else ''}")
+            attributed.__cause__ = error.__cause__
+            self._fail(plugin, attributed)
 
     def _fail(self, plugin: LoadedPlugin, error: PluginError) -> None:
         plugin.status, plugin.error = "failed", str(error)

@@ -73,8 +73,8 @@ class Registry:
         if name not in EVERY_KIND:
             raise AttributeError(f"there is no plugin kind {name!r}")
         self.load(name)
-        found: tuple[Any, ...] = vars(self)[name]
-        return found
+        plugins: tuple[Any, ...] = vars(self)[name]
+        return plugins
 
     def load(self, *kinds: str) -> None:
         """Load objects of some kinds, and warn of plugins that cannot be used.
@@ -96,7 +96,7 @@ class Registry:
 
     def evolve(self, **objects: tuple[Any, ...]) -> Registry:
         """Return a copy of the registry with other objects for some kinds."""
-        there = {kind: found for kind, found in vars(self).items() if kind in EVERY_KIND}
+        there = {kind: plugins for kind, plugins in vars(self).items() if kind in EVERY_KIND}
         return Registry(self._loader, self._owners, self._surveyed, **{**there, **objects})
 
     @property
@@ -117,9 +117,9 @@ class Registry:
 
     def settings_given_to(self, plugins: Collection[str]) -> frozenset[PluginSetting]:
         """Return the plugin settings in the selection."""
-        given = self._loader.selection.plugin_settings if self._loader is not None else ()
+        settings = self._loader.selection.plugin_settings if self._loader is not None else ()
         names = [row.name for row in self.rows]
-        return frozenset(one for one in given if any(is_given_to(one, plugin, names) for plugin in plugins))
+        return frozenset(one for one in settings if any(is_given_to(one, plugin, names) for plugin in plugins))
 
     def used_in(self, kinds: Collection[str], names: tuple[str, ...] | None) -> tuple[str, ...] | None:
         """Return the names of plugins whose objects of `kinds` a process uses; None stays None."""
@@ -181,9 +181,9 @@ def load_registry(
     started: bool = False,
 ) -> Registry:
     """As `open_registry`, but load all of the kinds now."""
-    found = open_registry(selection, builtins=builtins, entry_points=entry_points, kinds=kinds, started=started)
-    found.load(*[kind.name for kind in KINDS if kind.name in kinds])
-    return found
+    registry = open_registry(selection, builtins=builtins, entry_points=entry_points, kinds=kinds, started=started)
+    registry.load(*[kind.name for kind in KINDS if kind.name in kinds])
+    return registry
 
 
 def survey(
@@ -235,14 +235,14 @@ def _take_requested(
     own: tuple[PluginCandidate, ...],
     offered: tuple[PluginCandidate, ...],
 ) -> None:
-    chosen: list[PluginCandidate] = []
+    candidates: list[PluginCandidate] = []
     for request in {request if isinstance(request, str) else id(request): request for request in requests}.values():
         try:
-            chosen.append(named(request, (*own, *offered)))
+            candidates.append(named(request, (*own, *offered)))
         except PluginError as error:
             loader.refuse(PluginCandidate(str(request)), error)
-    rest = [candidate for candidate in offered if candidate not in chosen]
-    for candidate in sorted((*chosen, *rest), key=lambda candidate: candidate.name):
+    rest = [candidate for candidate in offered if candidate not in candidates]
+    for candidate in sorted((*candidates, *rest), key=lambda candidate: candidate.name):
         if candidate in rest:
             loader.take(candidate, unselected=True)
         elif candidate not in own:

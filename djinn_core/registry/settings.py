@@ -106,12 +106,12 @@ def _fields(declared: Any) -> Mapping[str, Any]:
             f"its `{ATTRIBUTE}` is {declared!r}, but must be an attrs class: decorate it with @attrs.frozen"
         )
     hints = get_type_hints(declared)
-    found = {}
+    fields = {}
     for field in attrs.fields(declared):
         if field.default is attrs.NOTHING:
             raise PluginError(f"its setting `{field.name}` has no default: every setting needs one")
-        found[field.name] = None if field.converter is not None else _converter(field.name, hints.get(field.name))
-    return found
+        fields[field.name] = None if field.converter is not None else _converter(field.name, hints.get(field.name))
+    return fields
 
 
 def _converter(name: str, hint: Any) -> Any:
@@ -141,20 +141,20 @@ def _check_name(plugin: str, given: PluginSetting, fields: Mapping[str, Any]) ->
 def _make(declared: Any, plugin: str, fields: Mapping[str, Any], chosen: Mapping[str, PluginSetting]) -> Any:
     values: dict[str, Any] = {}
     arguments = {field.name: field.alias for field in attrs.fields(declared)}
-    for name, given in chosen.items():
+    for name, setting in chosen.items():
         try:
             convert = fields[name]
-            values[arguments[name]] = given.value if convert is None else convert(given.value)
+            values[arguments[name]] = setting.value if convert is None else convert(setting.value)
             declared(**{arguments[name]: values[arguments[name]]})  # runs the validators of one setting at a time
         except (ValueError, TypeError) as error:
-            shown = HIDDEN if not attrs.fields_dict(declared)[name].repr else repr(given.value)
+            shown = HIDDEN if not attrs.fields_dict(declared)[name].repr else repr(setting.value)
             raise ConfigurationError(
-                f"The setting `plugins.{plugin}.{name}` {_error_text(error)}, and not {shown} ({given.origin})."
+                f"The setting `plugins.{plugin}.{name}` {_error_text(error)}, and not {shown} ({setting.origin})."
             ) from None
     try:
         return declared(**values)
     except (ValueError, TypeError) as error:
-        origins = ", ".join(sorted({given.origin for given in chosen.values()})) or "all of them defaults"
+        origins = ", ".join(sorted({setting.origin for setting in chosen.values()})) or "all of them defaults"
         raise ConfigurationError(
             f"The settings of the plugin {plugin!r} contradict each other ({origins}): {error}."
         ) from None
@@ -168,6 +168,6 @@ def _error_text(error: Exception) -> str:
 
 def _row(plugin: str, field: Any, values: Any, chosen: Mapping[str, PluginSetting]) -> SettingRow:
     value = getattr(values, field.name)
-    shown = HIDDEN if not field.repr and value else str(value) if isinstance(value, (str, Path)) else repr(value)
+    text = HIDDEN if not field.repr and value else str(value) if isinstance(value, (str, Path)) else repr(value)
     origin = chosen[field.name].origin if field.name in chosen else "default"
-    return SettingRow(f"plugins.{plugin}.{field.name}", shown, origin)
+    return SettingRow(f"plugins.{plugin}.{field.name}", text, origin)

@@ -18,13 +18,13 @@ def core_version() -> str:
     `importlib.metadata` would parse the whole metadata file, including the readme.
     """
     try:
-        found = importlib.metadata.distribution(CORE_DISTRIBUTION)
+        distribution = importlib.metadata.distribution(CORE_DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
         return ""
-    for line in (found.read_text("METADATA") or "").splitlines():
+    for line in (distribution.read_text("METADATA") or "").splitlines():
         if line.startswith("Version: "):
             return line.removeprefix("Version: ").strip()
-    return found.version
+    return distribution.version
 
 
 def djinn_version() -> str:
@@ -36,5 +36,5 @@ def djinn_version() -> str:
 def described(distribution: importlib.metadata.Distribution) -> tuple[str, str, str]:
     """Return name and version of a distribution, and the version of Djinn that it requires exactly (empty: it accepts several)."""
     metadata = distribution.metadata
-    pins = (found[1] for one in metadata.get_all("Requires-Dist") or () if (found := _PIN.fullmatch(one)))
+    pins = (pin[1] for one in metadata.get_all("Requires-Dist") or () if (pin := _PIN.fullmatch(one)))
     return metadata["Name"], metadata["Version"], next(pins, "")

@@ -33,10 +33,10 @@ else:
         `name`: a name, or a user id. An id without an account has the group of the same number.
         """
         try:
-            found = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
+            account = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
         except KeyError:
             return (int(name), int(name)) if name.isdecimal() else None
-        return found.pw_uid, found.pw_gid
+        return account.pw_uid, account.pw_gid
 
     def give_files(folder: Path | str, user: int, group: int) -> None:
         """Give a folder that only this process can change, and the files in it, to a user.
@@ -54,8 +54,10 @@ def missing_right() -> str:
     """Return why this process cannot start processes as other users, as a predicate; empty if it can."""
     if user_id():
         return f"runs as the user {user_id()}, not as root"
-    held = capabilities()
-    if missing := [name for name, bit in _NEEDED.items() if held is not None and not held >> bit & 1]:
+    held_capabilities = capabilities()
+    if missing := [
+        name for name, bit in _NEEDED.items() if held_capabilities is not None and not held_capabilities >> bit & 1
+    ]:
         return f"lacks {', '.join(missing)}"
     return ""
 

@@ -25,8 +25,8 @@ def called(file: str) -> str:
     if not re.search(_CELL, file):
         return file
     names = getattr(getattr(shell(), "compile", None), "format_code_name", None)
-    found = names(file) if names is not None else None
-    return " ".join(found) if found else file
+    name = names(file) if names is not None else None
+    return " ".join(name) if name else file
 
 
 def preformatted(text: str, caption: str = "") -> str:

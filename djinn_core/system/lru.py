@@ -23,10 +23,10 @@ class LruCache(OrderedDict[K, V]):
 
     def use(self, key: K) -> V | None:
         """Return a value and mark it as most recently used. Return None if there is none."""
-        found = self.get(key)
-        if found is not None:
+        value = self.get(key)
+        if value is not None:
             self.move_to_end(key)
-        return found
+        return value
 
     def store(self, key: K, value: V) -> Sequence[V]:
         """Store a value as most recently used. Return the evicted values."""

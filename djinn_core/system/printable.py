@@ -13,8 +13,8 @@ _OBEYED: Final = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2
 
 def printable(text: str) -> str:
     """Return `text` with control characters escaped, except newlines, and at most `LONGEST` characters."""
-    shown = re.sub(_OBEYED, _written_out, text[:LONGEST])
-    return shown if len(text) <= LONGEST else f"{shown} ... ({len(text):,} characters)"
+    text_shown = re.sub(_OBEYED, _written_out, text[:LONGEST])
+    return text_shown if len(text) <= LONGEST else f"{text_shown} ... ({len(text):,} characters)"
 
 
 def one_line(text: str) -> str:

@@ -138,15 +138,15 @@ def thread_activity(threads: Iterable[int]) -> tuple[str, ...]:
 
     Empty on systems other than Linux.
     """
-    found = []
+    activity = []
     for number in threads:
         task = Path(f"/proc/self/task/{number}")
         try:
             state = (task / "stat").read_text().rpartition(")")[2].split()[0]
-            found.append(RUNNING if state == "R" else (task / "schedstat").read_text())
+            activity.append(RUNNING if state == "R" else (task / "schedstat").read_text())
         except OSError:  # the thread has ended, or this is not Linux
             continue
-    return tuple(found)
+    return tuple(activity)
 
 
 def innermost_number(process: int) -> int:

@@ -117,11 +117,11 @@ class _Select:
     def poll(self, timeout: float | None = None, /) -> Sequence[object]:
         end = None if timeout is None else time.monotonic() + timeout / 1000
         while True:
-            left = _TURN_SECONDS if end is None else max(0.0, min(_TURN_SECONDS, end - time.monotonic()))
-            if (found := select.select(self._sockets, (), (), left)[0]) or (
+            seconds_left = _TURN_SECONDS if end is None else max(0.0, min(_TURN_SECONDS, end - time.monotonic()))
+            if (ready := select.select(self._sockets, (), (), seconds_left)[0]) or (
                 end is not None and time.monotonic() >= end
             ):
-                return found
+                return ready
 
 
 def _descriptor(sock: Any) -> int:
@@ -231,12 +231,12 @@ def keep_alive(sock: socket.socket) -> None:
 def widen(sock: socket.socket, size: int) -> None:
     """Request socket buffers of `size` bytes. Linux caps the size. macOS refuses sizes above its limit: then try half."""
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        wanted = size
-        while wanted >= 1 << 16:
+        new_size = size
+        while new_size >= 1 << 16:
             with contextlib.suppress(OSError):
-                sock.setsockopt(socket.SOL_SOCKET, option, wanted)
+                sock.setsockopt(socket.SOL_SOCKET, option, new_size)
                 break
-            wanted //= 2
+            new_size //= 2
 
 
 class PeerSilence:

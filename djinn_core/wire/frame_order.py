@@ -74,8 +74,8 @@ class Prefix(msgspec.Struct, frozen=True):
 
     def encode(self) -> bytes:
         """Encode the prefix: nine bytes, or thirteen for a reply."""
-        asked = _ASKED.pack(self.asked) if self.wish & AckFlags.ACK_REPLY else b""
-        return _PREFIX.pack(self.number, self.received, self.wish) + asked
+        ask_bytes = _ASKED.pack(self.asked) if self.wish & AckFlags.ACK_REPLY else b""
+        return _PREFIX.pack(self.number, self.received, self.wish) + ask_bytes
 
 
 def split(frame: Frame) -> tuple[Prefix, bytes]:
@@ -91,14 +91,14 @@ def split(frame: Frame) -> tuple[Prefix, bytes]:
     if wish >= _WISHES_COUNT:
         raise ProtocolError(f"a frame has unknown flags: {wish}")
     head = frame.head[PREFIX_BYTES:]
-    asked = 0
+    ask_number = 0
     if wish & _REPLY_BIT:
         if len(head) != _ASKED.size:
             raise ProtocolError("a reply lacks the number of its note")
-        (asked,), head = _ASKED.unpack(head), b""
+        (ask_number,), head = _ASKED.unpack(head), b""
     if not head and frame.body:
         raise ProtocolError("a note has a body")
-    return Prefix(number, received, _WISHES[wish], asked), head
+    return Prefix(number, received, _WISHES[wish], ask_number), head
 
 
 class _UnacknowledgedFrame(msgspec.Struct):
@@ -201,15 +201,15 @@ class Outbox:
     def copy_borrowed(self) -> None:
         """Copy borrowed bodies, because their memory is about to change."""
         if self.borrows:
-            for kept in self._kept:
-                if kept.borrowed:
-                    kept.frame, kept.borrowed = _copied(kept.frame), False
+            for kept_frame in self._kept:
+                if kept_frame.borrowed:
+                    kept_frame.frame, kept_frame.borrowed = _copied(kept_frame.frame), False
             self.borrows = False
 
     def kept(self) -> list[tuple[int, Frame]]:
         """Unreceived frames with their numbers, oldest first."""
         first = self._sent - len(self._kept) + 1
-        return [((first + i) & COUNT_MASK, kept.frame) for i, kept in enumerate(self._kept)]
+        return [((first + i) & COUNT_MASK, kept_frame.frame) for i, kept_frame in enumerate(self._kept)]
 
     @property
     def acknowledged(self) -> int:
@@ -218,8 +218,8 @@ class Outbox:
 
     def lost(self, received: int) -> int:
         """Return the number of acknowledged frames that are not among the `received` ones of the other end."""
-        lost = (self.acknowledged - received) & COUNT_MASK
-        return lost if lost < _HALF else 0
+        count = (self.acknowledged - received) & COUNT_MASK
+        return count if count < _HALF else 0
 
     @staticmethod
     def sent_after(received: int, sent: int) -> bool:
@@ -234,7 +234,9 @@ class Outbox:
     @property
     def nbytes(self) -> int:
         """Bytes of all kept bodies."""
-        return sum(kept.nbytes for kept in tuple(self._kept))  # the reading thread may remove some meanwhile
+        return sum(
+            kept_frame.nbytes for kept_frame in tuple(self._kept)
+        )  # the reading thread may remove some meanwhile
 
 
 def _copied(frame: Frame) -> Frame:

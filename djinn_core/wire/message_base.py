@@ -34,8 +34,10 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, omit_defau
 
     def __repr__(self) -> str:
         """Return a text without secrets, for tracebacks and debuggers."""
-        shown = (f"{name}={'...' if name in _HIDDEN else repr(getattr(self, name))}" for name in self.__struct_fields__)
-        return f"{type(self).__name__}({', '.join(shown)})"
+        fields = (
+            f"{name}={'...' if name in _HIDDEN else repr(getattr(self, name))}" for name in self.__struct_fields__
+        )
+        return f"{type(self).__name__}({', '.join(fields)})"
 
 
 def tag_of(kind: type[msgspec.Struct]) -> str:

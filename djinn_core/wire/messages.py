@@ -515,7 +515,7 @@ class Status(Message, frozen=True):
 
 def status_facts(status: Status) -> dict[str, Any]:
     """Return a status as builtin values, for `djinn status --json` and dashboards. `memory_by_owner`: bytes by client."""
-    found: dict[str, Any] = msgspec.to_builtins(status.executors)
+    executors: dict[str, Any] = msgspec.to_builtins(status.executors)
     owners: dict[str, int] = {}
     for session in (session for executor in status.executors for session in executor.sessions):
         owners[session.client] = owners.get(session.client, 0) + session.memory
@@ -523,7 +523,7 @@ def status_facts(status: Status) -> dict[str, Any]:
         "version": status.version,
         "process": status.process,
         "uptime": status.uptime,
-        "executors": found,
+        "executors": executors,
         "memory_by_owner": owners,
         "events": msgspec.to_builtins(status.events),
     }

@@ -53,25 +53,25 @@ class TemplateCache(Generic[V]):
     def get(self, key: Hashable) -> V | None:
         """Look up the value for the template of that key, and mark it as the most recently used."""
         kept = self._kept
-        found = kept.get(key)
-        if found is None:
+        template = kept.get(key)
+        if template is None:
             return None
         if key != self._newest:
             kept.move_to_end(key)
             self._newest = key
-        return found[0]
+        return template[0]
 
     def replace(self, key: Hashable, value: V) -> V | None:
         """Replace the value of a cached template and return the former value. If the template is not cached, return None."""
         kept = self._kept
-        found = kept.get(key)
-        if found is None:
+        template = kept.get(key)
+        if template is None:
             return None
-        kept[key] = value, found[1]
+        kept[key] = value, template[1]
         if key != self._newest:
             kept.move_to_end(key)
             self._newest = key
-        return found[0]
+        return template[0]
 
     def put(self, key: Hashable, value: V, instructions: int) -> None:
         """Cache `value` for a template of `instructions` instructions."""

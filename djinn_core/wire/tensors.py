@@ -105,14 +105,14 @@ def tensor_from_wire(header: TensorHeader, buffer: Buffer) -> torch.Tensor:
     sizes = header.shape + header.stride
     if sizes and (len(header.shape) != len(header.stride) or not (min(sizes) >= 0 and max(sizes) <= _LARGEST)):
         raise ProtocolError(f"a tensor cannot have shape {header.shape} with stride {header.stride}")
-    needed = dtype.itemsize * (extent(header.shape, header.stride) if sizes else 1)
-    if needed != data.nbytes:
+    nbytes = dtype.itemsize * (extent(header.shape, header.stride) if sizes else 1)
+    if nbytes != data.nbytes:
         raise ProtocolError(
-            f"a {header.dtype} tensor of shape {header.shape} and stride {header.stride} takes {needed:,} bytes, but {data.nbytes:,} arrived"
+            f"a {header.dtype} tensor of shape {header.shape} and stride {header.stride} takes {nbytes:,} bytes, but {data.nbytes:,} arrived"
         )
     try:
         rows = not sizes or header.stride == _row_major(header.shape)
-        if rows and needed and dtype in _KNOWN_TO_NUMPY and not data.readonly:
+        if rows and nbytes and dtype in _KNOWN_TO_NUMPY and not data.readonly:
             if not sizes:  # a 0-dim tensor: NumPy creates it in one step, PyTorch in two
                 tensor = torch.from_numpy(np.ndarray((), _KNOWN_TO_NUMPY[dtype], data))
             else:

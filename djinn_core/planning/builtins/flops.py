@@ -33,10 +33,10 @@ def meta_call(graph: Graph, node: Node) -> tuple[list[Any], dict[str, Any]]:
 
 def meta_results(graph: Graph, node: Node) -> Any:
     """Results of `node` on the meta device: a tensor, or a list with None if there is no new value."""
-    made = [meta_tensor(graph.meta(v)) for v in node.outputs or node.writes[-1:]]
+    metas = [meta_tensor(graph.meta(v)) for v in node.outputs or node.writes[-1:]]
     if not node.form.sequence:
-        return made[0] if made else None
-    rest = iter(made)
+        return metas[0] if metas else None
+    rest = iter(metas)
     return [next(rest, None) if kind == "new" else None for kind in node.form.results]
 
 
@@ -55,8 +55,8 @@ def flops_of(graph: Graph, node: Node) -> float:
     formula = _registered().get(_counted_name(node.op))
     rule = _RULES.get(node.operation) if formula is None else None
     if rule is not None:
-        made = node.outputs[0] if node.outputs else node.writes[-1]
-        return rule([graph.meta(v).shape for v in node.inputs], graph.meta(made).shape)
+        result = node.outputs[0] if node.outputs else node.writes[-1]
+        return rule([graph.meta(v).shape for v in node.inputs], graph.meta(result).shape)
     if formula is not None:
         args, kwargs = meta_call(graph, node)
         try:
@@ -98,8 +98,8 @@ def _watched(graph: Graph, node: Node) -> float:
 
 
 def _linear(operands: Sequence[Shape], made: Shape) -> float:
-    given, weight = operands[:2]
-    return 2.0 * math.prod(made) * given[-1] if len(weight) == 2 else 0.0
+    activation, weight = operands[:2]
+    return 2.0 * math.prod(made) * activation[-1] if len(weight) == 2 else 0.0
 
 
 def _matmul(operands: Sequence[Shape], made: Shape) -> float:

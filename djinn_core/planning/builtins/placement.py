@@ -37,18 +37,18 @@ class SingleDevice(PlacementPolicy):
             DoesNotFit: no device has the memory and the dtypes that the program needs.
         """
         devices = context.topology.devices
-        held, fresh = _bytes_held(context.graph, context.resident), _EmptyDevices()
+        bytes_held, fresh = _bytes_held(context.graph, context.resident), _EmptyDevices()
         obstacles: dict[str, str] = {}
         if (drawing := _random_home(context)) is not None:
             obstacles = {d.id: f"random numbers are drawn on {drawing}" for d in devices if d.id != drawing}
             devices = tuple(d for d in devices if d.id == drawing)
         for spill in (False, True):
-            for device in sorted(devices, key=lambda d: -held[d.id]):  # the first of equally filled devices
+            for device in sorted(devices, key=lambda d: -bytes_held[d.id]):  # the first of equally filled devices
                 if spill and not device.spill:
                     continue
                 obstacles[device.id] = fresh.obstacle(context, device, spill)
                 if not obstacles[device.id]:
-                    return self._on(context, device, held, obstacles)
+                    return self._on(context, device, bytes_held, obstacles)
         raise DoesNotFit(f"no device can run this program alone ({_listed(obstacles)})")
 
     def _on(
@@ -68,14 +68,16 @@ class SingleDevice(PlacementPolicy):
 
 
 def _listed(obstacles: Mapping[str, str]) -> str:
-    told = [f"{device}: {obstacle}" for device, obstacle in obstacles.items() if obstacle]
-    return "; ".join(told[:SHOWN]) + (f"; and {len(told) - SHOWN} more devices" if len(told) > SHOWN else "")
+    obstacle_texts = [f"{device}: {obstacle}" for device, obstacle in obstacles.items() if obstacle]
+    return "; ".join(obstacle_texts[:SHOWN]) + (
+        f"; and {len(obstacle_texts) - SHOWN} more devices" if len(obstacle_texts) > SHOWN else ""
+    )
 
 
 def _alone(context: PlacementContext, device: str, reason: str) -> Placement:
     decisions = tuple(PlacementDecision(node, device, reason) for node in context.plan.nodes)
-    made = (v for node in context.graph.nodes for v in node.outputs)
-    return Placement(decisions, dict.fromkeys((*context.graph.inputs, *made), device))
+    outputs = (v for node in context.graph.nodes for v in node.outputs)
+    return Placement(decisions, dict.fromkeys((*context.graph.inputs, *outputs), device))
 
 
 @attrs.define
@@ -111,10 +113,10 @@ def _random_home(context: PlacementContext) -> str | None:
 def _bytes_held(graph: Graph, resident: Mapping[int, str]) -> Counter[str]:
     sizes = storage_sizes(graph, graph.inputs)
     homes = {storage_of(v): resident[v] for v in graph.inputs if v in resident}
-    held: Counter[str] = Counter()
+    bytes_by_device: Counter[str] = Counter()
     for storage, device in homes.items():
-        held[device] += sizes[storage]
-    return held
+        bytes_by_device[device] += sizes[storage]
+    return bytes_by_device
 
 
 @hookimpl

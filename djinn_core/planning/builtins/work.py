@@ -52,24 +52,24 @@ def _attention(rows: int, length: int, width: int, heads: int) -> tuple[Part, ..
 
 
 def _multi_head_attention(graph: Graph, node: Node) -> tuple[Part, ...]:
-    given = arguments(node)
-    rows, length, width = graph.meta(given["query"]).shape
-    return _attention(rows, length, width, given["num_head"])
+    options = arguments(node)
+    rows, length, width = graph.meta(options["query"]).shape
+    return _attention(rows, length, width, options["num_head"])
 
 
 def _encoder_layer(graph: Graph, node: Node) -> tuple[Part, ...]:
-    given = arguments(node)
-    shape = graph.meta(given["src"]).shape
+    options = arguments(node)
+    shape = graph.meta(options["src"]).shape
     if len(shape) != 3:
         return ()
     rows, length, width = shape
-    hidden = graph.meta(given["ffn_weight_1"]).shape[0]
+    hidden = graph.meta(options["ffn_weight_1"]).shape[0]
     positions = rows * length
     size = (positions * width,)
     between: tuple[Part, ...] = (("add", "pointwise", size), ("native_layer_norm", "normalisation", size))
-    activation = "gelu" if given["use_gelu"] else "relu"
+    activation = "gelu" if options["use_gelu"] else "relu"
     return (
-        *_attention(rows, length, width, given["num_heads"]),
+        *_attention(rows, length, width, options["num_heads"]),
         *between,
         ("linear", "product", (1, positions, hidden, width)),
         (activation, "pointwise", (positions * hidden,)),
@@ -160,8 +160,8 @@ def _view(graph: Graph, node: Node) -> Work:
 
 
 def _work(graph: Graph, node: Node) -> Work:
-    made = node.outputs or tuple(dict.fromkeys(node.writes))
-    metas = [graph.meta(v) for v in made]
+    results = node.outputs or tuple(dict.fromkeys(node.writes))
+    metas = [graph.meta(v) for v in results]
     read, written = traffic_of(graph, node)
     kind = _kind(graph, node)
     flops = flops_of(graph, node)
@@ -177,7 +177,7 @@ def _work(graph: Graph, node: Node) -> Work:
         bytes_written=written,
         dims=dims,
         dtype=dtype,
-        tensors=max(1, len(made)),
+        tensors=max(1, len(results)),
         kernel=_kernel(graph, node) if kind == "convolution" else 1,
         layout=max(map(_layout, dict.fromkeys(map(graph.meta, node.inputs))), default=_LAYOUTS[0], key=_LAYOUTS.index),
         parts=parts,
@@ -187,8 +187,8 @@ def _work(graph: Graph, node: Node) -> Work:
 
 def _between(parts: tuple[Work, ...]) -> int:
     """Return the bytes of the two largest products of a fused layer. One product is computed from the other."""
-    made = sorted(math.prod(p.dims[:-1]) * p.dtype.itemsize for p in parts if p.kind == "product")
-    return sum(made[-2:])
+    intermediate_bytes = sorted(math.prod(p.dims[:-1]) * p.dtype.itemsize for p in parts if p.kind == "product")
+    return sum(intermediate_bytes[-2:])
 
 
 def _part(operation: str, kind: Kind, dims: tuple[int, ...], dtype: torch.dtype) -> Work:
@@ -229,9 +229,9 @@ _NAMED: dict[str, Kind] = {
 
 def _kind(graph: Graph, node: Node) -> Kind:
     operation = node.operation
-    named = _NAMED.get(operation)
-    if named is not None:
-        return named
+    kind = _NAMED.get(operation)
+    if kind is not None:
+        return kind
     if any(norm in operation for norm in _NORMS):
         return "normalisation"
     if "pool" in operation:
@@ -253,8 +253,8 @@ def _is_pointwise(op: str) -> bool:
 
 
 def _shrinks(graph: Graph, node: Node) -> bool:
-    given = max((graph.meta(v).numel for v in node.inputs), default=0)
-    return given > sum(graph.meta(v).numel for v in node.outputs or node.writes)
+    input_numel = max((graph.meta(v).numel for v in node.inputs), default=0)
+    return input_numel > sum(graph.meta(v).numel for v in node.outputs or node.writes)
 
 
 _LAYOUTS: tuple[Layout, ...] = ("contiguous", "permuted", "transposed")
@@ -293,26 +293,26 @@ def _dims(graph: Graph, node: Node, kind: Kind) -> tuple[int, ...]:
 
 
 def _product_dims(graph: Graph, node: Node, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    made = graph.meta(node.outputs[0] if node.outputs else node.writes[-1]).shape
+    result_shape = graph.meta(node.outputs[0] if node.outputs else node.writes[-1]).shape
     left, right = shapes[1:3] if node.operation.startswith(("add", "badd")) and len(shapes) > 2 else shapes[:2]
     contracted = left[-1] if left else 1
     if len(right) <= 1:
-        return (1, math.prod(made), 1, contracted)
-    columns = made[-1] if made else 1
+        return (1, math.prod(result_shape), 1, contracted)
+    columns = result_shape[-1] if result_shape else 1
     batch = math.prod(right[:-2]) if len(right) > 2 else 1
-    return (batch, math.prod(made) // max(1, batch * columns), columns, contracted)
+    return (batch, math.prod(result_shape) // max(1, batch * columns), columns, contracted)
 
 
 def _convolution_dims(graph: Graph, node: Node, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
     """Return the product of one group: (positions, output channels, elements of the kernel for each position)."""
-    backward, given = "backward" in node.operation, arguments(node)
+    backward, options = "backward" in node.operation, arguments(node)
     operand, weight = shapes[1:3] if backward else shapes[:2]
-    made = shapes[0] if backward else graph.meta(node.outputs[0] if node.outputs else node.writes[-1]).shape
-    transposed = bool(given.get("transposed")) or "transpose" in node.operation
-    space = operand if transposed else made
+    result_shape = shapes[0] if backward else graph.meta(node.outputs[0] if node.outputs else node.writes[-1]).shape
+    transposed = bool(options.get("transposed")) or "transpose" in node.operation
+    space = operand if transposed else result_shape
     batch = space[0] if len(space) == len(weight) else 1
     positions = batch * math.prod(space[2 - len(weight) :])
-    groups, kernel = max(1, int(given.get("groups") or 1)), math.prod(weight[2:])
+    groups, kernel = max(1, int(options.get("groups") or 1)), math.prod(weight[2:])
     if transposed:
         return (groups, positions, weight[1] * kernel, weight[0] // groups)
     return (groups, positions, weight[0] // groups, weight[1] * kernel)

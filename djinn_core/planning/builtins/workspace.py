@@ -66,8 +66,8 @@ def _batch_norm_backward(graph: Graph, node: Node) -> int:
 
 def _sort(graph: Graph, node: Node) -> int:
     """Return the bytes of a copy of the keys and of the indices."""
-    given = graph.meta(node.inputs[0])
-    return given.numel * (given.dtype.itemsize + _INDEX)
+    meta = graph.meta(node.inputs[0])
+    return meta.numel * (meta.dtype.itemsize + _INDEX)
 
 
 def _index(graph: Graph, node: Node) -> int:

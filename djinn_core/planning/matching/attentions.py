@@ -68,11 +68,15 @@ def attentions_of(graph: Graph) -> tuple[Attention, ...]:
 
 
 def _fused(graph: Graph, node: Node) -> Attention:
-    given = arguments(node)
-    query, key, value = (given.get(name, node.inputs[i]) for i, name in enumerate(("query", "key", "value")))
-    masks = [given[n] for n in ("attn_mask", "attn_bias") if isinstance(given.get(n), int) and given[n] in node.inputs]
+    options = arguments(node)
+    query, key, value = (options.get(name, node.inputs[i]) for i, name in enumerate(("query", "key", "value")))
+    masks = [
+        options[n] for n in ("attn_mask", "attn_bias") if isinstance(options.get(n), int) and options[n] in node.inputs
+    ]
     sizes = query_shape(graph, query)[-2], graph.meta(key).shape[-2]
-    return Attention((node.id,), query, key, value, tuple(masks), *sizes, flagged_causal=given.get("is_causal") is True)
+    return Attention(
+        (node.id,), query, key, value, tuple(masks), *sizes, flagged_causal=options.get("is_causal") is True
+    )
 
 
 def _written_out(graph: Graph, found: Found) -> Attention | None:
@@ -105,12 +109,12 @@ def _operand(graph: Graph, found: Found) -> int:
 def _masks(graph: Graph, scores: Node, between: list[int]) -> tuple[int, ...]:
     """Return operands of the ops between scores and softmax that do not come from the scores, without single numbers."""
     flow, way = graph.flow, {scores.id, *between}
-    found = list(scores.inputs[:-2])  # baddbmm adds its first operand
+    masks = list(scores.inputs[:-2])  # baddbmm adds its first operand
     for i in between:
         node = graph.nodes[i]
         if not flow.looks[i] and node.operation != "cat":
-            found += [v for v, s in zip(node.inputs, flow.sources[i], strict=True) if s not in way]
-    return tuple(v for v in dict.fromkeys(found) if graph.meta(v).numel > 1)
+            masks += [v for v, s in zip(node.inputs, flow.sources[i], strict=True) if s not in way]
+    return tuple(v for v in dict.fromkeys(masks) if graph.meta(v).numel > 1)
 
 
 def _is_layer(graph: Graph, query: int, key: int, value: int) -> bool:

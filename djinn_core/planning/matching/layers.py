@@ -64,10 +64,10 @@ def _product(graph: Graph, node: Node) -> Layer | None:
     if node.operation == "linear":
         return Layer(node, node, sources[0], sources[1], sources[2] if len(sources) > 2 else None)
     bias, (left, right) = (sources[0], sources[1:3]) if node.operation == "addmm" else (None, sources[:2])
-    given, ranks = [is_given(flow, s) for s in (left, right)], [len(graph.meta(v).shape) for v in node.inputs[-2:]]
-    if given[1] and ranks[1] == 2:
+    are_given, ranks = [is_given(flow, s) for s in (left, right)], [len(graph.meta(v).shape) for v in node.inputs[-2:]]
+    if are_given[1] and ranks[1] == 2:
         return Layer(node, node, left, right, bias)
-    if given[0] and ranks[0] == 2:
+    if are_given[0] and ranks[0] == 2:
         return Layer(node, node, right, left, bias)
     return None
 

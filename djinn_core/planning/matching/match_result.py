@@ -49,9 +49,9 @@ class Found:
 
     def named(self, name: str, source: int) -> Found | None:
         """Return this match with one more name; None if the name already stands for another source."""
-        known = self.names.get(name)
-        if known is not None:
-            return self if known == source else None
+        value = self.names.get(name)
+        if value is not None:
+            return self if value == source else None
         return Found(self.graph, self.nodes, {**self.names, name: source})
 
     def __getitem__(self, name: str) -> Node:

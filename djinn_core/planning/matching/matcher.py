@@ -32,15 +32,15 @@ class Matcher(Pattern):
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
         """Return the first match that ends in each of `candidates`, if any."""
         for node in candidates:
-            found = self.find(graph, node)
-            if found is not None:
-                yield self._match(found)
+            match = self.find(graph, node)
+            if match is not None:
+                yield self._match(match)
 
     def find(self, graph: Graph, node: Node) -> Found | None:
         """Return the first match of the term that ends in `node`, or None."""
-        for found in self.term.ways(Found(graph, {}, {}), node.id):
-            if node.id in found.nodes and (self.check is None or self.check(found)):
-                return found
+        for way in self.term.ways(Found(graph, {}, {}), node.id):
+            if node.id in way.nodes and (self.check is None or self.check(way)):
+                return way
         return None
 
     def _match(self, found: Found) -> PatternMatch:

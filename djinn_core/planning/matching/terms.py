@@ -276,8 +276,8 @@ def _reached(graph: Graph, term: Term, source: int) -> int:
 
 def names_of(operations: Iterable[str]) -> frozenset[str]:
     """Return the names of ops and of their in-place forms."""
-    given = frozenset(operations)
-    return given | {f"{name}_" for name in given if not name.endswith("_")}
+    names = frozenset(operations)
+    return names | {f"{name}_" for name in names if not name.endswith("_")}
 
 
 def has_conditions(part: object) -> bool:

@@ -57,29 +57,29 @@ def annotate(
     bits = lineage_of(graph, inputs, residency)
     modalities = modalities_of(graph, bits) if earlier else modalities_in(graph, bits)
     evidence = Evidence(graph, matches, inputs, training, states, modalities)
-    judged = judge(evidence, tiers)
+    judgement = judge(evidence, tiers)
     return WorkloadProfile(
-        workload=judged.workload,
-        phases=phases_of(evidence, judged.workload),
+        workload=judgement.workload,
+        phases=phases_of(evidence, judgement.workload),
         modalities=modalities,
         residency=residency,
         roles=_roles(graph, matches),
         patterns=matches,
-        reasons=(judged.reason, *skipped),
+        reasons=(judgement.reason, *skipped),
         lineage=tuple(map(_flags, bits)),
     )
 
 
 def _all_matches(graph: Graph, patterns: Sequence[Pattern]) -> tuple[tuple[PatternMatch, ...], list[str]]:
     """Return the matches of all patterns, the surest first, and sentences about the patterns that failed."""
-    found: list[PatternMatch] = []
+    matches: list[PatternMatch] = []
     skipped: list[str] = []
     for pattern in patterns:
         try:
-            found += _matches(graph, pattern)
+            matches += _matches(graph, pattern)
         except Exception as error:
             skipped.append(warn_skipped("pattern", pattern, error, "its matches are ignored for this graph", graph))
-    return tuple(sorted(found, key=lambda m: (-m.confidence, m.nodes, m.pattern))), skipped
+    return tuple(sorted(matches, key=lambda m: (-m.confidence, m.nodes, m.pattern))), skipped
 
 
 def _matches(graph: Graph, pattern: Pattern) -> Iterable[PatternMatch]:
@@ -122,5 +122,5 @@ _known_flags: dict[int, Lineage] = {}
 
 def _flags(bits: int) -> Lineage:
     """Return the flags of these bits from a cache, which is faster than making them."""
-    found = _known_flags.get(bits)
-    return found if found is not None else _known_flags.setdefault(bits, Lineage(bits))
+    flags = _known_flags.get(bits)
+    return flags if flags is not None else _known_flags.setdefault(bits, Lineage(bits))

@@ -78,14 +78,16 @@ class Dependences:
 
     def remaining(self, nodes: Sequence[int]) -> dict[int, float]:
         """Return, by node, the critical path from its start to the end of the program, without waits for devices."""
-        left: dict[int, float] = {}
+        remaining: dict[int, float] = {}
         device = self.device
         for node in reversed(nodes):
             most, here = 0.0, device[node]
             for after in self.after.get(node, ()):
-                most = max(most, left[after] if device[after] == here else left[after] + self.hop(node, after))
-            left[node] = most + self.seconds[node]
-        return left
+                most = max(
+                    most, remaining[after] if device[after] == here else remaining[after] + self.hop(node, after)
+                )
+            remaining[node] = most + self.seconds[node]
+        return remaining
 
 
 def ready_order(nodes: Sequence[int], found: Dependences, key: Callable[[int], Any]) -> list[int]:
@@ -172,19 +174,19 @@ def staged_groups(order: Sequence[int], found: Dependences) -> list[tuple[int, s
     """Return (stage, device, nodes) of groups. A device begins a new group to use a result of the same or a later stage."""
     stage_of: dict[int, int] = {}
     open_groups: dict[str, tuple[int, list[int]]] = {}
-    done: list[tuple[int, str, list[int]]] = []
+    groups: list[tuple[int, str, list[int]]] = []
     device_of, before = found.device, found.before
     for node in order:
-        device, needed = device_of[node], 0
+        device, bytes_needed = device_of[node], 0
         for other in before.get(node, ()):
-            if device_of[other] != device and stage_of[other] >= needed:
-                needed = stage_of[other] + 1
+            if device_of[other] != device and stage_of[other] >= bytes_needed:
+                bytes_needed = stage_of[other] + 1
         stage, nodes = open_groups.get(device, (-1, []))
-        if stage < needed or stage < 0:
-            stage, nodes = max(stage + 1, needed), []
+        if stage < bytes_needed or stage < 0:
+            stage, nodes = max(stage + 1, bytes_needed), []
             open_groups[device] = (stage, nodes)
-            done.append((stage, device, nodes))
+            groups.append((stage, device, nodes))
         nodes.append(node)
         stage_of[node] = stage
-    done.sort(key=lambda group: group[0])
-    return done
+    groups.sort(key=lambda group: group[0])
+    return groups

@@ -39,18 +39,18 @@ def place(context: PlacementContext, policy: PlacementPolicy, *fallbacks: Placem
     """
     if not context.topology.devices:
         raise InvalidStage("no device can run this program, because there are none; connect a server")
-    tried = _Attempts(context)
+    attempts = _Attempts(context)
     for candidate in (policy, *(f for f in fallbacks if f is not policy)):
         own = any(candidate is f for f in fallbacks)
-        placement = tried.of(candidate, "" if own else f"{fallbacks[0].name!r} places this graph")
+        placement = attempts.of(candidate, "" if own else f"{fallbacks[0].name!r} places this graph")
         if placement is not None:
             return placement
     for spill in (False, True):
-        if (placement := tried.elsewhere(fallbacks[0], spill=spill)) is not None:
+        if (placement := attempts.elsewhere(fallbacks[0], spill=spill)) is not None:
             return placement
-    if tried.hopeful is not None:
-        return tried.taken(tried.hopeful, spills=tried.alone)
-    raise tried.verdict()
+    if attempts.hopeful is not None:
+        return attempts.taken(attempts.hopeful, spills=attempts.alone)
+    raise attempts.verdict()
 
 
 @attrs.define
@@ -142,10 +142,10 @@ class _Attempts:
         """Return the error that says why no placement was taken."""
         if self.first is not None and not self.short:
             return self.first
-        said = str(self.first) if self.first is not None else "no device can run this program"
-        rest = "; ".join(r for r in dict.fromkeys(self.refused) if said not in r)
-        tried = f". Tried: {rest}" if rest else ""
-        return DoesNotFit(f"{said}{tried}. Use more devices or larger ones, or hold less at once")
+        cause = str(self.first) if self.first is not None else "no device can run this program"
+        rest = "; ".join(r for r in dict.fromkeys(self.refused) if cause not in r)
+        attempts_text = f". Tried: {rest}" if rest else ""
+        return DoesNotFit(f"{cause}{attempts_text}. Use more devices or larger ones, or hold less at once")
 
     def _made(self, context: PlacementContext, policy: PlacementPolicy, instead: str) -> Placement | None:
         """Return the placement of a policy, or None if it is invalid."""

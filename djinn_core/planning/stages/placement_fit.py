@@ -48,19 +48,19 @@ def in_flight(context: SchedulingContext, steps: Steps, computing: frozenset[str
 
     A device can be ahead of another device until it needs one of the other's pending results.
     """
-    found: dict[str, list[int]] = {device: [0] * (len(steps[device]) + 1) for device in computing}
+    bytes_by_step: dict[str, list[int]] = {device: [0] * (len(steps[device]) + 1) for device in computing}
     for device, since, until, value in _waiting(steps, computing):
         if context.placement.values.get(value) == device:
             continue  # an input that moves here is counted from the beginning
         size = copy_bytes(context.graph.meta(value))
-        found[device][since] += size
-        found[device][until] -= size
-    for changes in found.values():
+        bytes_by_step[device][since] += size
+        bytes_by_step[device][until] -= size
+    for changes in bytes_by_step.values():
         now = 0
         for at, change in enumerate(changes):
             now += change
             changes[at] = now
-    return found
+    return bytes_by_step
 
 
 def _waiting(steps: Steps, computing: frozenset[str]) -> Iterator[tuple[str, int, int, int]]:
@@ -140,8 +140,8 @@ def needs(context: PlacementContext, placement: Placement) -> dict[str, MemoryNe
 def scheduling(context: PlacementContext, placement: Placement) -> SchedulingContext:
     """Return the scheduling context of a placement."""
     graph = context.graph
-    known = (graph.program, graph, context.plan, placement, context.costs, context.topology)
-    return SchedulingContext(*known, context.resident, context.fetch, context.copies, context.memory_limits)
+    arguments = (graph.program, graph, context.plan, placement, context.costs, context.topology)
+    return SchedulingContext(*arguments, context.resident, context.fetch, context.copies, context.memory_limits)
 
 
 def needs_of_steps(context: SchedulingContext, steps: Mapping[str, Sequence[Step]]) -> dict[str, MemoryNeed]:
@@ -188,16 +188,16 @@ def _fill(
     fullest: int | None = None
     for number, step in enumerate(steps):
         waiting = coming[number] if coming is not None else 0
-        known = memory.peak[device]
+        peak = memory.peak[device]
         match step:
             case Run(ran):
                 for node in ran:
-                    known = memory.peak[device]
+                    peak = memory.peak[device]
                     for value in nodes[node].outputs:
                         memory.hold(device, value, 0.0)
                     if waiting or node in spaces:
                         memory.take(device, waiting + spaces.get(node, 0))
-                    if memory.peak[device] > known:
+                    if memory.peak[device] > peak:
                         fullest = node
                 continue
             case Upload(value) | Receive(value, _):
@@ -215,7 +215,7 @@ def _fill(
                 pass
         if waiting:
             memory.take(device, waiting)
-        if memory.peak[device] > known:
+        if memory.peak[device] > peak:
             fullest = None
     return fullest
 
@@ -223,13 +223,13 @@ def _fill(
 def _workspaces(context: Context, devices: Iterable[str]) -> dict[str, dict[int, int]]:
     """Return workspace bytes by device and node, for nodes with a known workspace."""
     rows: dict[int, dict[int, int]] = {}  # devices of one model share a row
-    found: dict[str, dict[int, int]] = {}
+    workspaces: dict[str, dict[int, int]] = {}
     for device in devices:
         row = context.costs.by_device.get(device, ())
         if id(row) not in rows:
             rows[id(row)] = {number: estimate.workspace for number, estimate in enumerate(row) if estimate.workspace}
-        found[device] = rows[id(row)]
-    return found
+        workspaces[device] = rows[id(row)]
+    return workspaces
 
 
 def _gaps(meta: TensorMeta) -> int:
@@ -248,9 +248,9 @@ def bytes_held(
     plan, placement, costs, schedule = result.plan, result.placement, result.costs, result.schedule
     if plan is None or placement is None or costs is None or schedule is None:
         raise ValueError("only a scheduled program can be measured: plan until='schedule'")
-    known = (schedule.program, result.graph, plan, placement, costs, result.topology)
-    taken = needs_of_steps(SchedulingContext(*known, resident, (), copies), schedule.steps)
-    return {device: need.bytes for device, need in taken.items()}
+    arguments = (schedule.program, result.graph, plan, placement, costs, result.topology)
+    step_needs = needs_of_steps(SchedulingContext(*arguments, resident, (), copies), schedule.steps)
+    return {device: need.bytes for device, need in step_needs.items()}
 
 
 def room(device: DeviceCapabilities, before: int, limit: int, *, spill: bool = False) -> int | None:
@@ -306,36 +306,40 @@ def _fits_at_a_glance(context: Context, placement: Placement) -> bool:
     rooms = {d.id: room(d, 0, context.memory_limits.get(d.id, 0)) for d in context.topology.devices}
     if all(there is None for there in rooms.values()):
         return True
-    graph, used = context.graph, {*placement.devices, *placement.values.values()}
-    if len(used) > 1 or placement.copies or placement.replicas or context.copies:
+    graph, devices_used = context.graph, {*placement.devices, *placement.values.values()}
+    if len(devices_used) > 1 or placement.copies or placement.replicas or context.copies:
         return False
-    if not used.issuperset(context.resident.values()):
+    if not devices_used.issuperset(context.resident.values()):
         return False
     if len(context.plan.nodes) == len(graph.nodes):
         whole = graph.bytes_of_storages  # read once, because it is computed
     else:
-        made = [v for n in context.plan.nodes for v in graph.nodes[n].outputs]
-        whole = sum(storage_sizes(graph, (*graph.inputs, *made)).values())
-    beside = max((space for spaces in _workspaces(context, used).values() for space in spaces.values()), default=0)
-    return all((there := rooms.get(device)) is None or whole + beside <= there for device in used)
+        outputs = [v for n in context.plan.nodes for v in graph.nodes[n].outputs]
+        whole = sum(storage_sizes(graph, (*graph.inputs, *outputs)).values())
+    beside = max(
+        (space for spaces in _workspaces(context, devices_used).values() for space in spaces.values()), default=0
+    )
+    return all((there := rooms.get(device)) is None or whole + beside <= there for device in devices_used)
 
 
 def _shortages(
     context: Context, taken: Mapping[str, MemoryNeed], spill: bool, any_order: bool = False
 ) -> dict[str, Shortage]:
-    found: dict[str, Shortage] = {}
+    shortages: dict[str, Shortage] = {}
     for device in context.topology.devices:
         need = taken.get(device.id)
         if need is None:
             continue
         there = room(device, need.before, context.memory_limits.get(device.id, 0), spill=spill)
-        wanted = need.least if any_order else need.bytes
-        if there is not None and wanted > max(there, need.before):  # present memory does not belong to this program
+        bytes_needed = need.least if any_order else need.bytes
+        if there is not None and bytes_needed > max(
+            there, need.before
+        ):  # present memory does not belong to this program
             limit = context.memory_limits.get(device.id, 0)
-            found[device.id] = Shortage(
-                device.id, wanted - there, _shortage_text(context.graph, device, need, there, limit)
+            shortages[device.id] = Shortage(
+                device.id, bytes_needed - there, _shortage_text(context.graph, device, need, there, limit)
             )
-    return found
+    return shortages
 
 
 def _shortage_text(graph: Graph, device: DeviceCapabilities, need: MemoryNeed, there: int, limit: int) -> str:
@@ -352,8 +356,8 @@ def _shortage_text(graph: Graph, device: DeviceCapabilities, need: MemoryNeed, t
 
 def at(graph: Graph, node: int) -> str:
     """Return the name of a node in messages: op, number and module."""
-    found = graph.nodes[node]
-    return f"{found.op} (node {node}{f' of {found.module}' if found.module else ''})"
+    node_row = graph.nodes[node]
+    return f"{node_row.op} (node {node}{f' of {node_row.module}' if node_row.module else ''})"
 
 
 # --- dtypes and ops ---------------------------------------------------------------------------------------------

@@ -56,13 +56,13 @@ def search(context: PlacementContext, *, spill: bool = False, pinned: Where = NO
     Raises:
         DoesNotFit: none was found; the message names the obstacle, or the shortage of the best attempt.
     """
-    known = _Search.of(context, spill, pinned)
-    known.check_hope()
-    if len(known.blocks) <= SMALL:
-        placement = known.extended(0, {})
+    search_state = _Search.of(context, spill, pinned)
+    search_state.check_hope()
+    if len(search_state.blocks) <= SMALL:
+        placement = search_state.extended(0, {})
         if placement is not None:
             return placement
-    return known.by_filling()
+    return search_state.by_filling()
 
 
 @attrs.frozen(eq=False)
@@ -135,9 +135,9 @@ class _Search:
         graph = self.context.graph
         for block in (b for b in self.blocks if not b.able):
             reasons = [f"{name}: {why}" for name in self.devices if (why := self._obstacle(name, block))]
-            named = sorted({self.pinned[n] for n in block.nodes if n in self.pinned})
+            device_names = sorted({self.pinned[n] for n in block.nodes if n in self.pinned})
             what = at(graph, block.nodes[0]) if block.nodes else f"an input of {block.persistent:,} bytes"
-            where = f", pinned to {', '.join(named)}," if named else ""
+            where = f", pinned to {', '.join(device_names)}," if device_names else ""
             why = "; ".join(reasons[:SHOWN]) or "what it works with has to be in several places at once"
             raise DoesNotFit(f"{what}{where} has no device that it can be on: {why}")
         capacity = [there for there in self.capacity.values() if there is not None]
@@ -154,9 +154,9 @@ class _Search:
         for node in block.nodes:
             if reason := lacking(self.context, node, self.devices[name]):
                 return reason
-            if (needed := _footprint(self.context, node)) > there:
-                what = f"{at(self.context.graph, node)} alone takes {needed:,} bytes with its operands"
-                return f"{what}, and there is room for {there:,.0f}: {needed - there:,.0f} bytes are short"
+            if (footprint := _footprint(self.context, node)) > there:
+                what = f"{at(self.context.graph, node)} alone takes {footprint:,} bytes with its operands"
+                return f"{what}, and there is room for {there:,.0f}: {footprint - there:,.0f} bytes are short"
         if block.fresh > there:
             return f"inputs of {block.fresh:,} bytes, and there is room for {there:,.0f}: {block.fresh - there:,.0f} bytes are short"
         return ""
@@ -179,9 +179,9 @@ class _Search:
                 return None
             homes[block.number] = device
             if not is_last or self._prefix_fits(homes, min(block.first + 1, len(self.context.plan.nodes)), left):
-                found = self.extended(turn + 1, homes)
-                if found is not None:
-                    return found
+                best = self.extended(turn + 1, homes)
+                if best is not None:
+                    return best
             del homes[block.number]
         return None
 
@@ -206,10 +206,10 @@ class _Search:
         context, joined = self.context, self.together
         nodes = context.plan.nodes[:count]
         self.work -= count + EACH
-        used = {context.plan.replace.get(v, v) for n in nodes for v in context.graph.nodes[n].inputs}
-        made = [v for n in nodes for v in context.graph.nodes[n].outputs]
-        values = {v: homes[b] for v in (*context.graph.inputs, *made) if (b := joined.block(v)) in homes}
-        there = {v: d for v, d in context.resident.items() if v in values and (v in used or values[v] == d)}
+        inputs = {context.plan.replace.get(v, v) for n in nodes for v in context.graph.nodes[n].inputs}
+        outputs = [v for n in nodes for v in context.graph.nodes[n].outputs]
+        values = {v: homes[b] for v in (*context.graph.inputs, *outputs) if (b := joined.block(v)) in homes}
+        there = {v: d for v, d in context.resident.items() if v in values and (v in inputs or values[v] == d)}
         copies = {v: kept for v, kept in context.copies.items() if v in there}
         begun = attrs.evolve(context, plan=attrs.evolve(context.plan, nodes=nodes), resident=there, copies=copies)
         decisions = tuple(PlacementDecision(n, self._of_node(n, homes), "tried") for n in nodes)
@@ -236,11 +236,11 @@ class _Search:
         """
         missed: list[tuple[tuple[int, int], dict[int, str], tuple[Shortage, ...]]] = []
         for order in self._orders():
-            left = {d: _bytes(self.capacity[d]) - self.before.get(d, 0) for d in order}
+            bytes_left = {d: _bytes(self.capacity[d]) - self.before.get(d, 0) for d in order}
             for _ in range(FILLINGS):
                 if not self.checks:
                     break
-                homes = self._filled(order, dict(left))
+                homes = self._filled(order, dict(bytes_left))
                 placement = self._placement(homes)
                 short = self._shortages(placement)
                 if not short:
@@ -249,7 +249,7 @@ class _Search:
                 if not any(one.excess for one in short):
                     break
                 for one in short:
-                    left[one.device] -= one.excess
+                    bytes_left[one.device] -= one.excess
         _, homes, short = min(missed, key=lambda m: m[0])
         return self._repaired(homes, short)
 
@@ -266,13 +266,13 @@ class _Search:
         homes: dict[int, str] = {}
         current = order[0]
         for block in self.blocks:
-            needed = block.persistent if block.home is None else 0
+            bytes_needed = block.persistent if block.home is None else 0
             near = dict.fromkeys(homes[b] for b in block.operands if b in homes)
             own = () if block.home is None else (block.home,)
             ranked = (d for d in (*own, *near, current, *order) if d in block.able)
-            device = next((d for d in ranked if left[d] >= needed), None) or max(block.able, key=left.__getitem__)
+            device = next((d for d in ranked if left[d] >= bytes_needed), None) or max(block.able, key=left.__getitem__)
             homes[block.number] = current = device
-            left[device] -= needed
+            left[device] -= bytes_needed
         return homes
 
     def _repaired(self, homes: dict[int, str], short: tuple[Shortage, ...]) -> Placement:
@@ -292,8 +292,8 @@ class _Search:
         self, homes: dict[int, str], short: tuple[Shortage, ...]
     ) -> Iterator[tuple[dict[int, str], tuple[Shortage, ...]]]:
         """Yield the placement with one block moved, if that reduces the shortage."""
-        needed = needs(self.context, self._placement(homes))
-        slack = {d: _bytes(r) - (needed[d].bytes if d in needed else 0) for d, r in self.capacity.items()}
+        memory_needs = needs(self.context, self._placement(homes))
+        slack = {d: _bytes(r) - (memory_needs[d].bytes if d in memory_needs else 0) for d, r in self.capacity.items()}
         for one in short:
             here = [b for b in self.blocks if homes[b.number] == one.device and len(b.able) > 1]
             for block in sorted(here, key=lambda b: abs(b.persistent - one.excess)):
@@ -301,10 +301,10 @@ class _Search:
                 for target in sorted(elsewhere, key=lambda d: -slack[d])[:SHOWN]:
                     if not self.checks:
                         return
-                    moved = {**homes, block.number: target}
-                    after = self._shortages(self._placement(moved))
+                    homes_after = {**homes, block.number: target}
+                    after = self._shortages(self._placement(homes_after))
                     if _excess(after) < _excess(short):
-                        yield moved, after
+                        yield homes_after, after
 
     # --- placements ---------------------------------------------------------------------------------------------
 
@@ -339,8 +339,8 @@ def _before(context: PlacementContext) -> dict[str, int]:
     """Return, by device, the bytes of the program that are already there."""
     inputs = frozenset(context.graph.inputs)
     nothing = attrs.evolve(context, plan=attrs.evolve(context.plan, nodes=()))
-    found = needs(nothing, Placement((), {v: d for v, d in context.resident.items() if v in inputs}))
-    return {device: need.before for device, need in found.items()}
+    memory_needs = needs(nothing, Placement((), {v: d for v, d in context.resident.items() if v in inputs}))
+    return {device: need.before for device, need in memory_needs.items()}
 
 
 def _footprint(context: PlacementContext, node: int) -> int:
@@ -381,17 +381,17 @@ def _blocks(
     drawing = context.resident.get(RANDOM_STATE)
     makes = _Makes(context, settled)
     for block in dict.fromkeys((*first, *inputs)):
-        its, held = members.get(block, []), inputs.get(block, [])
-        fresh = sum(sizes[s] for s in {storage_of(v) for v in held} if s not in settled)
-        named = {pinned[n] for n in its if n in pinned}
+        its, input_storages = members.get(block, []), inputs.get(block, [])
+        fresh = sum(sizes[s] for s in {storage_of(v) for v in input_storages} if s not in settled)
+        pinned_devices = {pinned[n] for n in its if n in pinned}
         if drawing is not None and any(graph.nodes[n].random for n in its):
-            named.add(drawing)
-        able = makes.able(its, held)
+            pinned_devices.add(drawing)
+        able = makes.able(its, input_storages)
         least = max((fresh, *(_footprint(context, n) for n in its)))
         if any(there is not None and there < least for there in capacity.values()):
             able = {d: None for d in able if _bytes(capacity[d]) >= least}
-        if named:
-            able = {d: None for d in able if named == {d}}
+        if pinned_devices:
+            able = {d: None for d in able if pinned_devices == {d}}
         reads = sorted((b for b in operands.get(block, ()) if b != block), key=lambda b: -persistent.get(b, 0))
         known = (block, tuple(its), tuple(reads), fresh, persistent.get(block, 0), able, homes.get(block))
         yield _Block(*known, first.get(block, len(nodes)))

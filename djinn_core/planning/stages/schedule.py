@@ -41,8 +41,8 @@ def schedule(context: SchedulingContext, scheduler: Scheduler, fallback: Schedul
             failed = (
                 warn_skipped("scheduler", scheduler, error, f"{fallback.name!r} schedules this graph", context.graph),
             )
-    made = _checked(context, fallback)
-    return attrs.evolve(made, reasons=(*failed, *made.reasons)) if failed else made
+    checked = _checked(context, fallback)
+    return attrs.evolve(checked, reasons=(*failed, *checked.reasons)) if failed else checked
 
 
 def build_schedule(context: SchedulingContext, scheduler: Scheduler) -> ExecutionSchedule:
@@ -51,12 +51,14 @@ def build_schedule(context: SchedulingContext, scheduler: Scheduler) -> Executio
     Raises:
         InvalidStage: the scheduler returned no `NodePriority`.
     """
-    wanted = scheduler.priority(context)
-    if not isinstance(wanted, NodePriority):
-        raise InvalidStage(f"{title('scheduler', scheduler)} returned a {type(wanted).__name__}; return a NodePriority")
+    priority = scheduler.priority(context)
+    if not isinstance(priority, NodePriority):
+        raise InvalidStage(
+            f"{title('scheduler', scheduler)} returned a {type(priority).__name__}; return a NodePriority"
+        )
     dependences = cache(lambda: Dependences.of(context))
-    order = _order(context, wanted, dependences)
-    groups = _groups(context, order, wanted, scheduler.strategy, dependences)
+    order = _order(context, priority, dependences)
+    groups = _groups(context, order, priority, scheduler.strategy, dependences)
     stages, devices = len({group.stage for group in groups}), len(context.placement.devices)
     return ExecutionSchedule(
         program=context.program,
@@ -65,7 +67,7 @@ def build_schedule(context: SchedulingContext, scheduler: Scheduler) -> Executio
         replace=context.plan.replace,
         equal_slots=context.plan.equal_slots,
         scheduler=scheduler.name,
-        reasons=(f"{wanted.reason}; {len(groups)} groups in {stages} stages on {devices} devices",),
+        reasons=(f"{priority.reason}; {len(groups)} groups in {stages} stages on {devices} devices",),
     )
 
 
@@ -99,6 +101,6 @@ def _groups(
 
 
 def _checked(context: SchedulingContext, scheduler: Scheduler) -> ExecutionSchedule:
-    made = build_schedule(context, scheduler)
-    check_schedule(context, made, title("scheduler", scheduler))
-    return made
+    built = build_schedule(context, scheduler)
+    check_schedule(context, built, title("scheduler", scheduler))
+    return built

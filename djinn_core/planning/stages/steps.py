@@ -56,12 +56,12 @@ class _Moves:
         device, home, replace, unsettled = self.device_of[node.id], self.home, self.replace, self.unsettled
         last = self.last[device]
         for value in node.inputs:
-            used = replace.get(value, value) if replace else value
-            if used in unsettled:
-                self._settle(turn, used)
-            if home[used] != device:
-                self._bring(turn, used, device)
-            last[used] = turn
+            source = replace.get(value, value) if replace else value
+            if source in unsettled:
+                self._settle(turn, source)
+            if home[source] != device:
+                self._bring(turn, source, device)
+            last[source] = turn
         for value in node.outputs:
             last[value] = self.made[value] = turn
         for other in self.replicas.get(node.id, ()) if self.replicas else ():
@@ -74,10 +74,10 @@ class _Moves:
     def _repeat(self, turn: int, node: Node, device: str) -> None:
         """Run a node on a further device as well: send its operands there. Its results there are copies."""
         for value in node.inputs:
-            used = self.replace.get(value, value)
-            if self.home[used] != device:
-                self._bring(turn, used, device)
-            self.last[device][used] = turn
+            source = self.replace.get(value, value)
+            if self.home[source] != device:
+                self._bring(turn, source, device)
+            self.last[device][source] = turn
         for value in node.outputs:
             self.copies[device, value] = self.versions[storage_of(value)]
             self.last[device][value] = turn
@@ -101,11 +101,11 @@ class _Moves:
             return
         self.copies[device, value] = version
         home = self.home[value]
-        made = max(self.made.get(value, _START), self.made.get(~storage, _START))
+        produced_at = max(self.made.get(value, _START), self.made.get(~storage, _START))
         settled = self.settled.get(value, _START)
-        (self.before[settled] if settled > made else self.after[made]).append((home, Send(value, device)))
+        (self.before[settled] if settled > produced_at else self.after[produced_at]).append((home, Send(value, device)))
         self.before[turn].append((device, Receive(value, home)))
-        self.last[home][value] = max(self.last[home].get(value, _START), settled, made)
+        self.last[home][value] = max(self.last[home].get(value, _START), settled, produced_at)
 
     def endings(self) -> dict[int, dict[str, list[int]]]:
         """Return the values to free, by moment and device: dead values at home, and copies that are not kept."""

@@ -38,10 +38,10 @@ def is_well_formed(host: str) -> bool:
 
 def is_called(host: str, names: frozenset[str]) -> bool:
     """Return True if a `Host` header has one of these names, or an IP address, which no web page can forge."""
-    found = _HOST.fullmatch(host)
-    if found is None:
+    match = _HOST.fullmatch(host)
+    if match is None:
         return False
-    name = found.group(1).strip("[]").lower()
+    name = match.group(1).strip("[]").lower()
     try:
         ipaddress.ip_address(name.partition("%")[0])
     except ValueError:

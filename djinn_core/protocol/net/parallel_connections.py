@@ -77,7 +77,7 @@ class ParallelConnections:
         """
         self._sent += 1
         coming = pieces(self._sent, buffers)
-        left: dict[StripingConnection, Sequence[Buffer]] = {}
+        unsent: dict[StripingConnection, Sequence[Buffer]] = {}
         with selectors.DefaultSelector() as writable:
             self._check_ended()
             for connection, descriptor in self._descriptors.items():
@@ -88,13 +88,13 @@ class ParallelConnections:
                     self._check_sending()
                 for key, _ in ready:
                     one: StripingConnection = key.data
-                    rest = left.get(one, ())
+                    rest = unsent.get(one, ())
                     if not rest and (piece := next(coming, None)) is not None:
                         rest = encode_frame(piece, PIECE_LIMITS)
                     if not rest and not one.unsent:
                         writable.unregister(key.fileobj)
                     else:
-                        left[one] = one.push(rest)
+                        unsent[one] = one.push(rest)
 
     def _check_ended(self) -> None:
         for connection in self._descriptors:
@@ -125,13 +125,13 @@ class ParallelConnections:
             reassembly, came = self._begin(striped), True
         while not reassembly.whole:
             self._check_coming()
-            left = LOOK_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
+            seconds_left = LOOK_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
             self.torn = False
-            ready = self._readable.select(min(left, LOOK_SECONDS))
+            ready = self._readable.select(min(seconds_left, LOOK_SECONDS))
             self.torn = True
             for key, _ in ready:
                 self._take_from(key.data, reassembly)
-            if ready or (left < LOOK_SECONDS and deadline is not None):
+            if ready or (seconds_left < LOOK_SECONDS and deadline is not None):
                 came = came or bool(ready)
                 break
         if not reassembly.whole:

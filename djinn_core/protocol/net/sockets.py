@@ -258,15 +258,15 @@ class SocketConnection(StripingConnection):
             return self._receive_large(deadline)
         buffer = self._decoder.buffer()
         if not self._read:
-            left = _READ_SECONDS if deadline is None else deadline - time.monotonic()
-            soon = left < _READ_SECONDS
-            if left > 0 and soon and not self._wait_readable(self._poll, deadline):
+            seconds_left = _READ_SECONDS if deadline is None else deadline - time.monotonic()
+            soon = seconds_left < _READ_SECONDS
+            if seconds_left > 0 and soon and not self._wait_readable(self._poll, deadline):
                 return False
             try:
                 # One interpreter step: an interrupt comes before the bytes are read, or after their count is stored.
                 self._read.extend(map(self._socket.recv_into, (buffer,), (0,), (DONTWAIT if soon else 0,)))
             except BlockingIOError:
-                return left > 0 and wait_readable(self._poll, deadline)
+                return seconds_left > 0 and wait_readable(self._poll, deadline)
         self._taking = True
         self._take(self._read.pop())
         self._taking = False
@@ -296,12 +296,12 @@ class SocketConnection(StripingConnection):
             except BlockingIOError:
                 return buffers
             self._count_sent(count)
-        left = list(buffers)
-        while left and count >= len(left[0]):
-            count -= len(left.pop(0))
-        if left and count:
-            left[0] = memoryview(left[0])[count:]
-        return left
+        unsent = list(buffers)
+        while unsent and count >= len(unsent[0]):
+            count -= len(unsent.pop(0))
+        if unsent and count:
+            unsent[0] = memoryview(unsent[0])[count:]
+        return unsent
 
     unsent = False
 

@@ -148,11 +148,11 @@ class StreamConnection(Connection):
                     buffers = [*self._rest, *buffers]
                 self._sent = []
                 try:
-                    left = self._write(buffers)
+                    unsent = self._write(buffers)
                     if large:
-                        self._send_large(large, left)
+                        self._send_large(large, unsent)
                     else:
-                        self._rest = [bytes(buffer) for buffer in left] if left else []
+                        self._rest = [bytes(buffer) for buffer in unsent] if unsent else []
                 except (OSError, ProtocolError) as error:
                     raise TransportError(self.stop_sending(f"cannot send: {error}")) from error
                 except BaseException:

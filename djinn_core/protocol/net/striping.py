@@ -117,8 +117,8 @@ class StripingConnection(StreamConnection):
     def _count_many(self, nbytes: int) -> None:
         self._many += nbytes
         if self._many >= MANY_BYTES and self._when_many is not None:
-            told, self._when_many, self._decoder.when_large = self._when_many, None, None
-            told()
+            notify, self._when_many, self._decoder.when_large = self._when_many, None, None
+            notify()
 
     def _send_large(self, large: Sequence[memoryview], left: Sequence[Buffer]) -> None:
         if left or self._parallel is None:
@@ -150,10 +150,12 @@ class StripingConnection(StreamConnection):
         return self._parallel is not None and self._parallel.torn
 
     def _follow(self, group: bytes) -> None:
-        found = self._find_parallel(group) if self._find_parallel is not None and self._parallel is None else ()
-        if not found:
+        group_connections = (
+            self._find_parallel(group) if self._find_parallel is not None and self._parallel is None else ()
+        )
+        if not group_connections:
             raise ProtocolError("the other end named unknown parallel connections")
-        self._take_parallel(found)
+        self._take_parallel(group_connections)
 
     # --- parallel connection ----------------------------------------------------------------------------------
 

@@ -149,12 +149,12 @@ def fingerprint_of_file(path: Path) -> str:
         ConfigurationError: the file has no certificate or cannot be read.
     """
     try:
-        found = _fingerprint_of_version(path, version_of(path))
+        fingerprint = _fingerprint_of_version(path, version_of(path))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"cannot read the certificate {path}: {error}") from error
-    if not found:
+    if not fingerprint:
         raise ConfigurationError(f"there is no certificate in {path}: it must be PEM, -----BEGIN CERTIFICATE-----")
-    return found
+    return fingerprint
 
 
 @functools.lru_cache(maxsize=16)
@@ -163,8 +163,10 @@ def _fingerprint_of_version(path: Path, version: FileVersion) -> str:
         contents = bytearray(version.size)
         try:
             file.readinto(contents)
-            found = _CERTIFICATE.search(contents)
-            return fingerprint_of(ssl.PEM_cert_to_DER_cert(bytes(found[0]).decode("ascii"))) if found else ""
+            certificate = _CERTIFICATE.search(contents)
+            return (
+                fingerprint_of(ssl.PEM_cert_to_DER_cert(bytes(certificate[0]).decode("ascii"))) if certificate else ""
+            )
         finally:
             contents[:] = bytes(version.size)  # a copy would leave the key in memory
 
@@ -182,13 +184,13 @@ def check_fingerprint(tls: TlsOptions, certificate: bytes | None, peer: str) -> 
     """
     if not tls.fingerprints:
         return
-    shown = fingerprint_of(certificate or b"")
-    if not any(hmac.compare_digest(shown, expected) for expected in tls.fingerprints):
+    actual = fingerprint_of(certificate or b"")
+    if not any(hmac.compare_digest(actual, expected) for expected in tls.fingerprints):
         raise UnexpectedCertificate(
-            f"{peer} showed the certificate {shown}, and {' or '.join(tls.fingerprints)} was expected. If the server's operator says that "
+            f"{peer} showed the certificate {actual}, and {' or '.join(tls.fingerprints)} was expected. If the server's operator says that "
             "the new one is right, `djinn login` again, copy the connection file again, or change the setting tls_fingerprints. "
             "Otherwise another machine answers in the server's place",
-            shown,
+            actual,
         )
 
 

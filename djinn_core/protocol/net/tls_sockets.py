@@ -93,18 +93,18 @@ class TlsSocket:
     def sendmsg(self, buffers: Sequence[Buffer], ancillary: Sequence[object] = (), flags: int = 0) -> int:
         """Send the first bytes of `buffers`. Return their number. Raises `BlockingIOError` as a plain socket would."""
         del ancillary
-        taken = 0
+        nbytes = 0
         if self._unsent and not self._flush(flags=flags):
             raise BlockingIOError
         with self._records:
             for buffer in buffers:
-                part = memoryview(buffer).cast("B")[: _WRITE_BYTES - taken]
+                part = memoryview(buffer).cast("B")[: _WRITE_BYTES - nbytes]
                 if len(part):
-                    taken += self._tls.write(part)
-                if taken >= _WRITE_BYTES:
+                    nbytes += self._tls.write(part)
+                if nbytes >= _WRITE_BYTES:
                     break
         self._flush(flags=flags)
-        return taken
+        return nbytes
 
     def recv_into(self, buffer: memoryview | bytearray, nbytes: int = 0, flags: int = 0) -> int:
         """Read into `buffer`. Return the number of bytes, 0 at the end. Raises `BlockingIOError` as a plain socket would."""
@@ -122,15 +122,15 @@ class TlsSocket:
 
     def _take_records(self, view: memoryview) -> int | None:
         """Read one record of up to 16 KiB, as OpenSSL returns them. Return 0 at the end, None if nothing has arrived."""
-        size, taken = len(view), 0
+        size, nbytes = len(view), 0
         try:
-            while taken < size and (not taken or self.held):
-                taken += cast("int", self._tls.read(size - taken, view[taken:]))
+            while nbytes < size and (not nbytes or self.held):
+                nbytes += cast("int", self._tls.read(size - nbytes, view[nbytes:]))
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            return taken
+            return nbytes
         except ssl.SSLWantReadError:
-            return taken or None
-        return taken
+            return nbytes or None
+        return nbytes
 
     def flush(self) -> None:
         """Wait until all bytes that `sendmsg` has buffered are on the wire."""

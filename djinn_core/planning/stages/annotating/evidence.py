@@ -81,15 +81,15 @@ class Evidence:
         """
         if self.kinds and Modality.TEXT not in self.kinds:
             return []
-        found = [m.phase for m in self.matches if m.phase in CACHED and self.is_of_text(m)]
+        phases = [m.phase for m in self.matches if m.phase in CACHED and self.is_of_text(m)]
         attentions = sum(self.is_of_text(m) for m in self.of("attention"))
-        if len(found) * _ATTENTIONS_PER_CACHE < attentions:
-            found = []
+        if len(phases) * _ATTENTIONS_PER_CACHE < attentions:
+            phases = []
         other = self.states.phase(self.inputs.tokens, attention=bool(attentions))
         decodes = (
             other is ExecutionPhase.LLM_DECODE and self.inputs.tokens <= 1
         )  # keys may be recomputed from cached values
-        return [other] if other is not None and (decodes or not found) else found
+        return [other] if other is not None and (decodes or not phases) else phases
 
     def is_of_text(self, match: PatternMatch) -> bool:
         """Return True if the match is on text, or on text and other data. Models do not cache keys of an image they see once."""

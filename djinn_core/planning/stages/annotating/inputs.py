@@ -53,10 +53,10 @@ _known: WeakKeyDictionary[Flow, Inputs] = WeakKeyDictionary()
 
 def inputs_of(graph: Graph) -> Inputs:
     """Classify the inputs of a graph; computed once per graph."""
-    found = _known.get(graph.flow)
-    if found is None:
-        found = _known[graph.flow] = _look(graph)
-    return found
+    inputs = _known.get(graph.flow)
+    if inputs is None:
+        inputs = _known[graph.flow] = _look(graph)
+    return inputs
 
 
 def _look(graph: Graph) -> Inputs:
@@ -91,20 +91,20 @@ def _of(graph: Graph, operations: frozenset[str]) -> list[Node]:
 
 def _weights(graph: Graph) -> set[int]:
     """Return the values at parameter positions of layers and norms, and values that scale or shift whole channels."""
-    found = {v for node in _of(graph, LAYERS | NORMALISATION) for v in weights_of(graph, node)}
+    weights = {v for node in _of(graph, LAYERS | NORMALISATION) for v in weights_of(graph, node)}
     if _SCALES.isdisjoint(graph.by_op):
-        return found
+        return weights
     flow = graph.flow
-    made = [
+    initialized = [
         (i, graph.nodes[i].outputs[0]) for o in sorted(MADE) for i in graph.by_op.get(o, ()) if graph.nodes[i].outputs
     ]
-    for source, value in (*((~p, v) for p, v in enumerate(graph.inputs)), *made):
+    for source, value in (*((~p, v) for p, v in enumerate(graph.inputs)), *initialized):
         meta = graph.meta(value)
-        if value in found or len(meta.shape) != 1 or not meta.dtype.is_floating_point:
+        if value in weights or len(meta.shape) != 1 or not meta.dtype.is_floating_point:
             continue
         if any(_is_scaled(graph, graph.nodes[n], value) for n in flow.users(source)):
-            found.add(value)
-    return found
+            weights.add(value)
+    return weights
 
 
 def _is_scaled(graph: Graph, node: Node, value: int) -> bool:
@@ -143,10 +143,10 @@ def _patches(graph: Graph, weights: set[int]) -> Iterator[tuple[int, int]]:
 
 def _mark_masks(graph: Graph, weights: set[int], kinds: dict[int, Modality]) -> None:
     """Mark integer inputs with the sizes of the data as masks, positions or types of that data."""
-    seen = [graph.meta(v).shape for v, kind in kinds.items() if kind is Modality.VISION]
-    pictures = {shape[-2:] for shape in seen}
-    patches = {shape[:2] for shape in seen if len(shape) == 3}
-    flattened = any(len(shape) < 4 for shape in seen)
+    shapes = [graph.meta(v).shape for v, kind in kinds.items() if kind is Modality.VISION]
+    pictures = {shape[-2:] for shape in shapes}
+    patches = {shape[:2] for shape in shapes if len(shape) == 3}
+    flattened = any(len(shape) < 4 for shape in shapes)
     tokens = {graph.meta(v).shape for v, kind in kinds.items() if kind is Modality.TEXT}
     for value in graph.inputs:
         meta = graph.meta(value)
@@ -182,8 +182,8 @@ def _is_of_model(meta: TensorMeta, batches: set[int]) -> bool:
 
 
 def _indices(node: Node) -> int:
-    found = arguments(node).get("indices", node.inputs[-1])
-    return int(found)
+    indices = arguments(node).get("indices", node.inputs[-1])
+    return int(indices)
 
 
 def looks_up_tokens(graph: Graph, node: Node) -> bool:

@@ -53,17 +53,17 @@ def entering_kinds(graph: Graph) -> frozenset[Modality]:
 
 def data_kinds(graph: Graph) -> DataKinds:
     """Return the nodes that each kind of data reaches; computed once per graph, in linear time."""
-    found = _known.get(graph.flow)
-    if found is None:
+    kinds = _known.get(graph.flow)
+    if kinds is None:
         nodes, outside = data_lineage(graph, inputs_of(graph))
-        found = _known[graph.flow] = DataKinds(modalities_of(graph, nodes), nodes, outside)
-    return found
+        kinds = _known[graph.flow] = DataKinds(modalities_of(graph, nodes), nodes, outside)
+    return kinds
 
 
 def modalities_in(graph: Graph, lineage: list[int]) -> tuple[Modality, ...]:
     """Return `DataKinds.modalities`. If `data_kinds` was not called yet, compute it from the lineage of the nodes."""
-    found = _known.get(graph.flow)
-    return found.modalities if found is not None else modalities_of(graph, lineage)
+    modalities = _known.get(graph.flow)
+    return modalities.modalities if modalities is not None else modalities_of(graph, lineage)
 
 
 _known: WeakKeyDictionary[Flow, DataKinds] = WeakKeyDictionary()

@@ -69,16 +69,16 @@ def modalities_of(graph: Graph, bits: list[int]) -> tuple[Modality, ...]:
     """
     kinds = [b & _DATA for b in bits]
     sources_of = graph.flow.sources
-    wanted = [0] * len(kinds)
+    masks = [0] * len(kinds)
     for node in range(len(kinds) - 1, -1, -1):
-        mine = kinds[node] or wanted[node]
+        mine = kinds[node] or masks[node]
         if not kinds[node] and mine in _MODALITY:
             kinds[node] = mine
         for source in sources_of[node]:
             if source >= 0:
-                wanted[source] |= mine
+                masks[source] |= mine
     for node, kind in enumerate(kinds):
-        if not kind and not wanted[node]:
+        if not kind and not masks[node]:
             looked_at = 0
             for source in sources_of[node]:
                 looked_at |= kinds[source] if source >= 0 else 0

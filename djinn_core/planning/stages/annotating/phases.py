@@ -194,10 +194,10 @@ def _by_modality(evidence: Evidence, workload: WorkloadType) -> list[ExecutionPh
 
 def _with_neighbours(modalities: Sequence[Modality]) -> list[Modality]:
     """Give ops without data, whose results meet no data, the kind of the next node."""
-    found, after = list(modalities), Modality.UNKNOWN
-    for node in range(len(found) - 1, -1, -1):
-        if found[node] is Modality.UNKNOWN:
-            found[node] = after
+    neighbours, after = list(modalities), Modality.UNKNOWN
+    for node in range(len(neighbours) - 1, -1, -1):
+        if neighbours[node] is Modality.UNKNOWN:
+            neighbours[node] = after
         else:
-            after = found[node]
-    return found
+            after = neighbours[node]
+    return neighbours

@@ -40,8 +40,8 @@ def residency_of_inputs(
             residency[value] = DataResidency.PERSISTENT_WEIGHT
         else:
             residency[value] = DataResidency.INPUT
-    made = [v for v in inputs.weights if v not in residency]  # of a model that this program itself creates
-    return residency | dict.fromkeys(made, DataResidency.PERSISTENT_WEIGHT)
+    created = [v for v in inputs.weights if v not in residency]  # of a model that this program itself creates
+    return residency | dict.fromkeys(created, DataResidency.PERSISTENT_WEIGHT)
 
 
 def _used_before(graph: Graph, training: TrainingParts) -> set[int]:

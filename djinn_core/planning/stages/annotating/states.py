@@ -55,17 +55,17 @@ NO_STATES = States(frozenset(), frozenset(), frozenset(), ())
 
 def states_in(graph: Graph, inputs: Inputs, known: Mapping[int, DataResidency]) -> States:
     """Return the states of a program that reads text, or values that an earlier text program kept."""
-    given = {storage_of(v) for v, kind in known.items() if kind is DataResidency.STATEFUL_KV_CACHE}
+    caches = {storage_of(v) for v, kind in known.items() if kind is DataResidency.STATEFUL_KV_CACHE}
     if Modality.TEXT not in inputs.entries.values():
-        return States(frozenset(given), frozenset(), frozenset(), ()) if given else NO_STATES
-    kept = {storage_of(v) for v in graph.outputs}
+        return States(frozenset(caches), frozenset(), frozenset(), ()) if caches else NO_STATES
+    outputs = {storage_of(v) for v in graph.outputs}
     weights = {storage_of(v) for v in inputs.weights}
-    written, filled = _written(graph, weights, kept)
-    appended = dict(_appended(graph, inputs, kept))
+    written, filled = _written(graph, weights, outputs)
+    appended = dict(_appended(graph, inputs, outputs))
     values = {v for v in (*graph.inputs, *graph.outputs) if storage_of(v) in written | filled | appended.keys()}
     values |= {v for v in graph.outputs if storage_of(v) in appended.values()}
     lengths = [max(graph.meta(v).shape) for v in graph.inputs if storage_of(v) in appended]
-    before = frozenset(written | appended.keys() | given)
+    before = frozenset(written | appended.keys() | caches)
     return States(before, frozenset(filled), frozenset(values), tuple(lengths), _generates(graph, inputs))
 
 

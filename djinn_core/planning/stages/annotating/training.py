@@ -109,15 +109,15 @@ def _phases(graph: Graph, walk: _BackwardWalk) -> dict[int, ExecutionPhase]:
     layers, updates = _MonotoneCursor(walk.layers), _MonotoneCursor(walk.updates)
     for start, end in zip(starts, [*starts[1:], count], strict=True):
         last = layers.last_before(end, at_least=start)
-        done = updates.last_before(end, at_least=last)
+        end_of_update = updates.last_before(end, at_least=last)
         begun = start < last or bool(walk.seeds)
         after = _gathered(graph, walk.derived, last, end) if begun else last
         phases.update(dict.fromkeys(range(start, after + 1), ExecutionPhase.TRAINING_BACKWARD))
         first = after + 1 if begun else start
-        optimizing = range(first, done + 1)
+        optimizing = range(first, end_of_update + 1)
         phases.update(dict.fromkeys(optimizing, ExecutionPhase.TRAINING_OPTIMIZER))
-        rest = max(first, done + 1)
-        phases.update(dict.fromkeys(range(rest, end), _phase_of_rest(graph, range(rest, end), done > last)))
+        rest = max(first, end_of_update + 1)
+        phases.update(dict.fromkeys(range(rest, end), _phase_of_rest(graph, range(rest, end), end_of_update > last)))
     return phases
 
 
@@ -133,10 +133,10 @@ def _gathered(graph: Graph, derived: bytearray, last: int, end: int) -> int:
 
     Gradients of a weight that is used twice are accumulated.
     """
-    flow, kept = graph.flow, set(graph.outputs)
+    flow, outputs = graph.flow, set(graph.outputs)
     while last + 1 < end:
         node = graph.nodes[last + 1]
-        if node.operation == "clone" and kept.issuperset((*node.inputs, *node.outputs)):
+        if node.operation == "clone" and outputs.issuperset((*node.inputs, *node.outputs)):
             break  # not the gradient: the first momentum
         added = node.operation == "add" and len(flow.sources[node.id]) == 2
         looks = flow.looks[node.id] or node.operation in _NEW  # a copy in the layout of the weight

@@ -71,7 +71,7 @@ def _read_raw(graph: Graph, inputs: Inputs, source: int, stop: frozenset[str]) -
 
     Return nothing if an earlier program computed one of them.
     """
-    found: list[int] = []
+    indexes: list[int] = []
     for ancestor in graph.flow.ancestors(source, limit=_NEAR):
         if ancestor >= 0:
             if graph.nodes[ancestor].operation in stop:
@@ -81,8 +81,8 @@ def _read_raw(graph: Graph, inputs: Inputs, source: int, stop: frozenset[str]) -
         if value in inputs.kinds or value in inputs.earlier:
             return []
         if value not in inputs.weights and graph.meta(value).dtype.is_floating_point:
-            found.append(value)
-    return found
+            indexes.append(value)
+    return indexes
 
 
 ALL_TIERS = frozenset(Tier)
@@ -90,14 +90,14 @@ ALL_TIERS = frozenset(Tier)
 
 def judge(evidence: Evidence, tiers: frozenset[Tier] = ALL_TIERS) -> Judgement:
     """Return the surest judgement of the requested tiers."""
-    judged: list[Judgement] = []
+    judgements: list[Judgement] = []
     if Tier.STRUCTURE in tiers:
-        judged += judge_structure(evidence)
-    if Tier.MODULES in tiers and (named := _named(evidence)) is not None:
-        judged.append(named)
-    if Tier.OPERATIONS in tiers or not judged:
-        judged.append(judge_operations(evidence.graph.by_op))
-    return max(judged, key=lambda j: j.confidence)
+        judgements += judge_structure(evidence)
+    if Tier.MODULES in tiers and (by_modules := _named(evidence)) is not None:
+        judgements.append(by_modules)
+    if Tier.OPERATIONS in tiers or not judgements:
+        judgements.append(judge_operations(evidence.graph.by_op))
+    return max(judgements, key=lambda j: j.confidence)
 
 
 _SEEN_OR_HEARD = frozenset({
@@ -107,9 +107,9 @@ _SEEN_OR_HEARD = frozenset({
 
 def _named(evidence: Evidence) -> Judgement | None:
     """Return the judgement by names. Ignore names of vision or audio if only text enters: a text tower is also called CLIP."""
-    named = judge_modules(evidence.graph.module_names.classes)
+    judgement = judge_modules(evidence.graph.module_names.classes)
     reads = evidence.kinds == {Modality.TEXT}
-    return None if named is None or (reads and named.workload in _SEEN_OR_HEARD) else named
+    return None if judgement is None or (reads and judgement.workload in _SEEN_OR_HEARD) else judgement
 
 
 # Operations tier: counts of ops.
@@ -174,8 +174,8 @@ _TIME = _WAVES >> op("cat") >> through("cat", "mul") >> linear()["first"] >> op(
 
 def judge_structure(evidence: Evidence) -> list[Judgement]:
     """Return judgements by each rule that the data flow matches, the surest first."""
-    found = [judgement for rule in _STRUCTURES for judgement in rule(evidence)]
-    return sorted(found, key=lambda j: -j.confidence)
+    judgements = [judgement for rule in _STRUCTURES for judgement in rule(evidence)]
+    return sorted(judgements, key=lambda j: -j.confidence)
 
 
 def _training(evidence: Evidence) -> Iterator[Judgement]:
@@ -212,8 +212,8 @@ def _is_time_embedding(graph: Graph, wave: int) -> bool:
     ]  # fmt: skip
     after = (u for n in layers for u in graph.flow.users(n))
     second = [u for u in after if graph.nodes[u].operation in {"silu", "gelu", "mish", "silu_"}]
-    found = Found(graph, {}, {})
-    return any(next(_TIME.ways(found, user), None) for value in second for user in graph.flow.users(value))
+    no_match = Found(graph, {}, {})
+    return any(next(_TIME.ways(no_match, user), None) for value in second for user in graph.flow.users(value))
 
 
 def _several_modalities(evidence: Evidence) -> Iterator[Judgement]:
