@@ -118,7 +118,7 @@ class Events:
         """Return True if an observer requests events of this name. Check it before you gather an event's fields."""
         return bool(self._sinks.of(name))
 
-    def tell(self, name: str, **fields: Any) -> None:
+    def emit(self, name: str, **fields: Any) -> None:
         """Send the event `name` to the observers that request it."""
         takers = self._sinks.of(name)
         if not takers:

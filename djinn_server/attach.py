@@ -61,7 +61,7 @@ def admit(
     grant = tickets.redeem(message.ticket) if isinstance(message, Attach) else None
     if grant is None or not isinstance(message, Attach):
         context.usage.count("tickets_refused")
-        context.events.tell("session_refused", why="ticket")
+        context.events.emit("session_refused", why="ticket")
         _log.warning("a connection without a valid ticket was refused", asked=type(message).__name__)
         refuse(connection, "the ticket is not valid (any more): connect to the gateway again for a new one")
         return None

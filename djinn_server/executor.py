@@ -177,7 +177,7 @@ class Executor:
         if denial is None:
             return self._start(partial(self._begin, connection, admitted))
         who = {"tenant": badge.tenant, "key": badge.token, "client": admitted.grant.client}
-        self._context.events.tell("session_refused", why=denial.kind, **who)
+        self._context.events.emit("session_refused", why=denial.kind, **who)
         refuse(connection, denial.reason, retry=denial.again, retry_after=denial.after)
         return False
 
@@ -222,7 +222,7 @@ class Executor:
             refuse(connection, f"the session cannot be recovered: {error}", crashes_executors=crashes_executors)
             return False
         if found is None:
-            resumed = lambda: self._context.events.tell("session_resumed", session=asked.session)  # noqa: E731 - of this one
+            resumed = lambda: self._context.events.emit("session_resumed", session=asked.session)  # noqa: E731 - of this one
             self._accept_parallel(connection, asked.session)
             return self._leases.serve(connection, asked, resumed)
         owner, leased, taken = found
@@ -296,7 +296,7 @@ class Executor:
     ) -> Iterator[Pause]:
         """Run a session from its beginning to its end."""
         name, client = owner.session, owner.client
-        events.tell("session_began", recovered=isinstance(greeting, Resumed))
+        events.emit("session_began", recovered=isinstance(greeting, Resumed))
         began = time.monotonic()
         with ExitStack() as ending:  # in reverse order, each of them even if another one fails
             ending.callback(talk.close)
@@ -304,7 +304,7 @@ class Executor:
             ending.callback(self._left)
             ending.callback(session.close)
             ending.callback(self._leases.end, name)
-            ending.callback(lambda: events.tell("session_ended", duration=time.monotonic() - began))
+            ending.callback(lambda: events.emit("session_ended", duration=time.monotonic() - began))
             with (
                 self._roster.enter(SessionEntry(name, client, session, owner.badge.token, talk)),
                 _log_session(talk, name, client, partial(self._context.usage.count_as, "sessions_closed"), self._check),

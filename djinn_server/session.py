@@ -620,7 +620,7 @@ class ExecutorSession:
 
     def _tell(self, submit: Submit, timing: Timing, failures: int) -> None:
         """Notify observers of a finished or refused submission."""
-        self._context.events.tell(
+        self._context.events.emit(
             "completed",
             submission=submit.sequence,
             failures=failures,

@@ -55,7 +55,7 @@ def _name_package(_: Any) -> None:
 def rename_to_cuda() -> None:
     """Make PyTorch's device type `cuda` a name of the remote device, including its guard and kernels."""
     ops.cuda_is_remote()
-    lazy_tensor.go_by("cuda")
+    lazy_tensor.set_shown_name("cuda")
     show_names()
     replace_classes(Generator=Generator)
 

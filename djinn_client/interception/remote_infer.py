@@ -66,8 +66,8 @@ def ask_executor(
     """
     recorder = current()
     call = unknown_call(func, args, kwargs, operands, refused)
-    for tell in taps.recording:
-        tell(call, operands)
+    for notify in taps.recording:
+        notify(call, operands)
     out = append(call, operands, slots, untold=True)  # taps are notified once the results are known
     placeholders = out if call.sequence else [out]
     values = [t.remote for t, same in zip(placeholders, call.inplace, strict=False) if same < 0]
@@ -83,8 +83,8 @@ def ask_executor(
     for tensor, described in zip(written, reply.described[len(handles) :], strict=True):
         _follow(tensor, described)
     results = _results(call, operands, values, reply)
-    for tell in taps.recorded:
-        tell(call, slots, operands, results if isinstance(results, tuple) else (results,))
+    for notify in taps.recorded:
+        notify(call, slots, operands, results if isinstance(results, tuple) else (results,))
     return RemoteInference(results, _known_call(call, reply, targets))
 
 

@@ -289,7 +289,7 @@ def _open() -> Session:
     log.info("connected", server=session.server, session=session_name())
     kinds = tuple(one.attached.device.kind for one in opened)
     facts = {"server": session.server, "fallbacks": opened[0].fallbacks, "kinds": kinds}
-    context.observers.tell("connected", **facts, seconds=time.perf_counter() - began)
+    context.observers.emit("connected", **facts, seconds=time.perf_counter() - began)
     return session
 
 
@@ -470,7 +470,7 @@ def _end_session() -> None:
         port.sessions_ended += 1
     port.missing, port.offered = {}, {}
     context.first_storage = new_storage()
-    context.observers.tell("disconnected", server=session.server)
+    context.observers.emit("disconnected", server=session.server)
     context.closed = (
         context.closed[0] + sum(one.connection.bytes_sent for one in opened),
         context.closed[1] + sum(one.connection.bytes_received for one in opened),

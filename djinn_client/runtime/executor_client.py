@@ -89,7 +89,7 @@ class ExecutorClient:
         )
         self.submissions = Submissions(self.link, self.replies, planner, stats, observers)
         self._observers = observers
-        channel.call_when_resumed(lambda seconds: observers.tell("reconnected", server=server, duration=seconds))
+        channel.call_when_resumed(lambda seconds: observers.emit("reconnected", server=server, duration=seconds))
         self.unread: dict[int, int] = {}
 
     def count_as(self, number: int) -> None:
@@ -139,7 +139,7 @@ class ExecutorClient:
     def expect_uploads(self, tensors: Sequence[torch.Tensor]) -> None:
         """As `Executor.expect_uploads`."""
         if tensors:
-            self._observers.tell("uploading", bytes=sum(t.nbytes for t in tensors))
+            self._observers.emit("uploading", bytes=sum(t.nbytes for t in tensors))
         with interrupt_mask:
             self.uploads.expect(tensors)
 
@@ -199,4 +199,4 @@ def follow_reads(executors: Sequence[ExecutorClient], observers: Observers, subm
             with interrupt_mask.uninterruptible:
                 reads_left[executor] = executor.left_to_read(patience) - sum(executor.unread.values())
         reads_left = {executor: nbytes for executor, nbytes in reads_left.items() if nbytes > 0}
-        observers.tell("reading", done=max(0, total - sum(reads_left.values())), expected=total)
+        observers.emit("reading", done=max(0, total - sum(reads_left.values())), expected=total)

@@ -24,12 +24,12 @@ class EventTap(Tap):
 
     def sent(self, executor: int, number: int, pending: Any, begun: float, sending: float, nbytes: int) -> None:  # noqa: ARG002
         """As `Tap.sent`: the event `submitted`."""
-        self._events.tell("submitted", submission=number, executor=executor, instructions=len(pending.program))
+        self._events.emit("submitted", submission=number, executor=executor, instructions=len(pending.program))
 
     def answered(self, executor: int, number: int, completed: Completed, nbytes: int) -> None:  # noqa: ARG002
         """As `Tap.answered`: the event `completed`."""
         timing, failures = completed.timing, len(completed.failures)
-        self._events.tell(
+        self._events.emit(
             "completed",
             submission=number,
             executor=executor,
@@ -40,7 +40,7 @@ class EventTap(Tap):
 
     def waited(self, cause: Cause, begun: float, executor: int, number: int) -> None:  # noqa: ARG002
         """As `Tap.waited`: the event `waited`."""
-        self._events.tell("waited", submission=number, executor=executor, seconds=time.perf_counter() - begun)
+        self._events.emit("waited", submission=number, executor=executor, seconds=time.perf_counter() - begun)
 
 
 class Observers(Events):
@@ -67,9 +67,9 @@ class Observers(Events):
             [sink for sink in self.sinks if type(sink.observer).trace_context is not Observer.trace_context]
         )
 
-    def tell(self, name: str, **fields: Any) -> None:
-        """As `Events.tell`."""
-        super().tell(name, **fields)
+    def emit(self, name: str, **fields: Any) -> None:
+        """As `Events.emit`."""
+        super().emit(name, **fields)
         if name == "connected":  # the observers may request other events from now on
             self.become([sink for sink in self.sinks if sink not in self._joined])
 

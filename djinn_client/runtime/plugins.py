@@ -68,7 +68,7 @@ def _integrate_candidate(context: ClientContext, candidate: PluginCandidate, set
     loader.take(candidate, requested=True)
     for one in loader.load("integrations"):
         _integrate(context, one, candidate.name, candidate.label)
-    loader.tell_failures()
+    loader.report_failures()
 
 
 def _integrate(context: ClientContext, one: Integration, plugin: str, label: str) -> None:

@@ -92,7 +92,7 @@ class Session:
             executor.replies.cancellation.interrupted()
 
     def cancel(self, thread: int | None = None) -> None:
-        """Stop the pending submissions of a thread, or of all threads. Waits for them end."""
+        """Stop the pending submissions of a thread, or of all threads, and their waits."""
         for executor in self.executors.here:
             executor.replies.cancellation.cancel(thread)
 

@@ -128,14 +128,14 @@ def _outwards(call: ModuleCall | None) -> Iterator[ModuleCall]:
     """Yield the links of a chain. Recomputation in a backward pass continues with the forward call of its node."""
     while call is not None:
         yield call
-        call = _forward_of(call) if isinstance(call[0], int) else call[1]
+        call = _forward_call_of(call) if isinstance(call[0], int) else call[1]
 
 
 def _alive(link: ModuleCall) -> torch.nn.Module | None:
     return None if isinstance(link[0], int) else link[0]()
 
 
-def _forward_of(link: Any) -> ModuleCall | None:
+def _forward_call_of(link: Any) -> ModuleCall | None:
     """Return the call that made the autograd node. Threads number separately, so only a unique match counts."""
     number, _, mine = link
     if number >= _NO_NODE:

@@ -12,7 +12,7 @@ import msgspec
 class Kind(msgspec.Struct, frozen=True):
     """One kind of plugin.
 
-    The module that declares the hook is imported on access, because that of commands needs no PyTorch.
+    `specification` imports the hook's module lazily, because the `commands` hook must load without PyTorch.
 
     Attributes:
         name: plural name of the objects that its hook returns: the name in `djinn plugins`, in `Registry`, in the name

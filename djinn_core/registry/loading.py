@@ -104,7 +104,7 @@ class PluginLoader:
         declared = {package for package in {kind.package for kind in KINDS} if find_spec(package) is not None}
         self.kinds = frozenset(kind.name for kind in KINDS if kind.name in kinds and kind.package in declared)
         self.selection, self._started, self._libraries = selection, started, libraries
-        self._told = 0  # number of failures that were already raised or logged
+        self._reported = 0  # number of failures that were already raised or logged
         self._objects: dict[str, tuple[Any, ...]] = {}
         self._claimed_names = dict(taken or {})
         self._names: dict[str, PluginCandidate] = {}
@@ -148,14 +148,14 @@ class PluginLoader:
                 kinds = kinds.union(plugin.kinds)
         return kinds & self.kinds
 
-    def tell_failures(self) -> None:
+    def report_failures(self) -> None:
         """Warn of plugins that have failed since the last call.
 
         Raises:
             PluginError: a failed plugin was named by the user or is built in, or the selection is strict.
         """
         with self._lock:
-            fresh, self._told = self.failures[self._told :], len(self.failures)
+            fresh, self._reported = self.failures[self._reported :], len(self.failures)
         for failure in fresh:
             if failure.fatal or self.selection.strict:
                 raise failure.error

@@ -88,7 +88,7 @@ class Registry:
             if kind not in vars(self):
                 vars(self)[kind] = loader.load(kind) if loader is not None else ()
         if loader is not None and not self._surveyed:
-            loader.tell_failures()
+            loader.report_failures()
 
     def has_loaded(self, kinds: Iterable[str]) -> bool:
         """Return True if `load` has loaded these kinds."""

@@ -73,7 +73,7 @@ class Admission:
     def serve(self, connection: Connection) -> None:
         """Serve one connection until it ends, in a thread of its own."""
         connection.limits = UNAUTHENTICATED_LIMITS
-        self.context.events.tell("connected", peer=_peer(connection))
+        self.context.events.emit("connected", peer=_peer(connection))
         self.trimmer.soon()
         with self.context.unauthenticated.entered(connection):
             message = self._first_message(connection)
@@ -86,7 +86,7 @@ class Admission:
             if isinstance(message, Kill):
                 self._kill(connection, message, identity)
             elif isinstance(message, StatusRequest):
-                self.context.events.tell("status", tenant=identity.tenant, key=identity.key, peer=_peer(connection))
+                self.context.events.emit("status", tenant=identity.tenant, key=identity.key, peer=_peer(connection))
                 connection.limits = Limits()  # a status exceeds the frame limit for clients without a token
                 send_message(connection, status_of(self.context, self.assigner.policy.name, _scope(identity)))
             else:
@@ -126,11 +126,11 @@ class Admission:
         self, connection: Connection, denial: Denial, asked: str, who: Identity | None = None, client: str = ""
     ) -> None:
         if who is None and self.wrong.take():
-            self.context.events.tell("refused", why="flood", asked=asked, peer=_peer(connection), of=denial.kind)
+            self.context.events.emit("refused", why="flood", asked=asked, peer=_peer(connection), of=denial.kind)
             return  # no reply: a legitimate client does not send hundreds of wrong tokens
         known = {} if who is None else {"tenant": who.tenant, "key": who.key}
         known |= {"client": client} if client else {}
-        self.context.events.tell("refused", why=denial.kind, asked=asked, peer=_peer(connection), **known)
+        self.context.events.emit("refused", why=denial.kind, asked=asked, peer=_peer(connection), **known)
         if who is None:
             time.sleep(random.uniform(*REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
         refuse(connection, denial.reason, retry=denial.again, retry_after=denial.after)
@@ -139,9 +139,9 @@ class Admission:
         try:
             return receive_message(connection, HELLO_SECONDS)
         except TimeoutError:
-            self.context.events.tell("refused", why="slow", seconds=HELLO_SECONDS, peer=_peer(connection))
+            self.context.events.emit("refused", why="slow", seconds=HELLO_SECONDS, peer=_peer(connection))
         except ProtocolError as error:
-            self.context.events.tell("refused", why="protocol", peer=_peer(connection))
+            self.context.events.emit("refused", why="protocol", peer=_peer(connection))
             _log.warning("closed a connection after a protocol error", error=str(error))
             complain(connection, str(error))
         except TransportError as error:
@@ -175,7 +175,7 @@ class Admission:
             self.context.keys.add(identity.key)
         facts = {"tenant": identity.tenant, "key": identity.key, "client": hello.client}
         where = {"peer": _peer(connection), "device": ready.device.id, "executor": executor.process_id}
-        self.context.events.tell("admitted", **facts, **where)
+        self.context.events.emit("admitted", **facts, **where)
         badge = Badge(identity.tenant, identity.key, identity.quota)
         try:
             ticket = executor.issue_ticket(hello.client, badge=badge)
@@ -210,7 +210,7 @@ class Admission:
             refuse(connection, "the executor cannot be reached: connect again", retry=True)
             return
         connection.limits = Limits()
-        self.context.events.tell("relayed", tenant=tenant, peer=_peer(connection), executor=executor.process_id)
+        self.context.events.emit("relayed", tenant=tenant, peer=_peer(connection), executor=executor.process_id)
         try:
             send_message(inner, attach)
             pair = relay_directions(connection, inner)

@@ -149,7 +149,7 @@ class Gateway:
         write_connection_file(path, content)
         self._file = (path, content)
         _log.info("ready", urls=urls, process=os.getpid())
-        self._events.tell("started", urls=urls, process=os.getpid())
+        self._events.emit("started", urls=urls, process=os.getpid())
         routes = self._operations.routes if self._operations is not None else ()
         others = (self._token.origin, self.fingerprint, operations, self._config.access.authenticators, routes)
         return GatewayHandle(urls, dialled, here, ready, path, *others)
@@ -175,7 +175,7 @@ class Gateway:
             context.tenants.close(drain_seconds)
         if self._operations is not None:
             self._operations.close()
-        self._events.tell("stopped", process=os.getpid())
+        self._events.emit("stopped", process=os.getpid())
         self._events.close()
         self._audit.close()
 
@@ -312,7 +312,7 @@ def _identify_operator(context: GatewayContext, shown: Credentials, asked: str) 
     """Return the identity of a client of the operations server, as `WatchedServer.identify`."""
     who = context.authentication.identify(shown)
     if asked and isinstance(who, Denial):
-        context.events.tell("refused", why=who.kind, asked=asked, peer=shown.peer, at="operations")
+        context.events.emit("refused", why=who.kind, asked=asked, peer=shown.peer, at="operations")
     return who
 
 

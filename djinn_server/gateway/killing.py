@@ -24,7 +24,7 @@ def kill_session(context: GatewayContext, session: str, identity: Identity, peer
         return Denial(reason, "no_such_session")
     ((name, client),) = found.items()
     facts = {"session": name, "client": client, "tenant": identity.tenant, "key": identity.key}
-    context.events.tell("killed", **facts, peer=peer)
+    context.events.emit("killed", **facts, peer=peer)
     who = "the operator of the server" if identity.sees_all else f"its owner {identity.tenant}"
     for executor in context.tenants.executors():
         executor.send(End(name, f"it was ended by {who}, {means}"))

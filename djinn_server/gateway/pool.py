@@ -166,7 +166,7 @@ class SupervisedExecutor:
                 return
             died = {"process": self._process.process_id, "exit_status": status}
             _log.error("an executor died: the next one recovers its sessions from their journals", **died)
-            self._events.tell("executor_died", device=self.device_id, tenant=self._process.tenant, **died)
+            self._events.emit("executor_died", device=self.device_id, tenant=self._process.tenant, **died)
             if not self._restart():
                 return
 
@@ -188,7 +188,7 @@ class SupervisedExecutor:
             self._state = "ready"
             self.restarts += 1
             _log.info("an executor was started again", process=self._process.process_id)
-            self._events.tell("executor_restarted", device=self.device_id, process=self._process.process_id)
+            self._events.emit("executor_restarted", device=self.device_id, process=self._process.process_id)
             return True
         return False
 

@@ -40,7 +40,7 @@ class SessionReaper:
             for executor in self._context.tenants.executors():
                 executor.send(Evict(invalid))
             self._context.keys.difference_update(invalid)
-            self._context.events.tell("evicted", keys=invalid, why="revoked or expired")
+            self._context.events.emit("evicted", keys=invalid, why="revoked or expired")
         self._context.tenants.release_idle()
         self._context.tenants.refresh_loads()
 

@@ -121,7 +121,7 @@ class PeerValues:
         begun = time.perf_counter()
         arrived = yield from self.exchange.expect(expected.transfer, expected.source)
         if self.context.events.wants("transferred"):
-            self.context.events.tell(
+            self.context.events.emit(
                 "transferred",
                 transfer=expected.transfer,
                 source=expected.source,

@@ -197,7 +197,7 @@ class UsingLoader:
         assert not thread.is_alive(), "the thread waits for the lock of the sink"
         return (Wanting("aten::cosh"),)
 
-    def tell_failures(self) -> None:
+    def report_failures(self) -> None:
         pass
 
 

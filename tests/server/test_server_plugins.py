@@ -409,7 +409,7 @@ def test_slow_or_failing_observers_do_not_delay(monkeypatch, caplog):
     made.observe_with(of(observers=[Watching(observe)]))
     assert made.wants("connected")
     for number in range(100):
-        made.bound(tenant="alice", token=SECRET).tell("connected", number=number)
+        made.bound(tenant="alice", token=SECRET).emit("connected", number=number)
     gate.set()
     made.close(60.0)
     assert 4 <= len(seen) <= 6
@@ -424,7 +424,7 @@ def test_observer_gets_wanted_events_only(monkeypatch):
     for one in (made, other):
         one.observe_with(of(observers=[Watching(seen.append)]))
         for name in ("started", "connected"):
-            one.tell(name)
+            one.emit(name)
         one.close(60.0)
     assert [(event.name, event.process) for event in seen] == [("connected", "gateway")]
     assert not made.wants("started")
@@ -444,7 +444,7 @@ def test_wanted_events_are_reread_after_connection():
 
     made = Events("client", [Sink(Later())])
     for name in ("status", "connected", "status"):
-        made.tell(name)
+        made.emit(name)
     assert seen == ["connected", "status"]
 
 
@@ -460,7 +460,7 @@ def test_raising_observer_is_named_once(caplog):
 
     made = Events("client", [Sink(Raises(), "a-plugin 1.0")])
     for name in ("connected", "completed"):
-        made.tell(name)
+        made.emit(name)
     assert seen == ["connected", "completed"]
     warned = [
         record for record in caplog.records if "on purpose" in str(vars(record)) and record.levelname == "WARNING"

@@ -63,8 +63,8 @@ class Upcalls(CalledFromCpp):
                 return handler(func, args, kwargs)
             finally:
                 ended = perf_counter()
-                for tell in taps.op:
-                    tell(func, begun, ended)
+                for notify in taps.op:
+                    notify(func, begun, ended)
         except BaseException as error:
             shorten(error)
             raise

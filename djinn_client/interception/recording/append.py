@@ -43,8 +43,8 @@ def append(call: Call, operands: Sequence[torch.Tensor], slots: Sequence[Slot], 
     if len(operands) > 1 and call.writes and refuses_overlap(call.op):
         for target in call.writes:
             check_overlap(call.op, target, operands)  # type: ignore[arg-type]
-    for tell in () if untold else taps.recording:
-        tell(call, operands)
+    for notify in () if untold else taps.recording:
+        notify(call, operands)
     bits, kinds = encoded_slots(slots)
     new_handles = iter(ops.append(number_of(call), list(operands), bits, kinds))
     results = [
@@ -53,8 +53,8 @@ def append(call: Call, operands: Sequence[torch.Tensor], slots: Sequence[Slot], 
     ]
     for index, meta in call.changes:
         change(operands[index], meta)
-    for tell in () if untold else taps.recorded:
-        tell(call, slots, operands, results)
+    for notify in () if untold else taps.recorded:
+        notify(call, slots, operands, results)
     return results if call.sequence else results[0] if results else None
 
 

@@ -44,14 +44,14 @@ class _KnownFetches(NamedTuple):
 
 
 class _Pieces(Sequence[Entry]):
-    """Entries of pieces that were sent one after the other. Each entry is created on access."""
+    """Entries of consecutively sent pieces. Each entry is created on access."""
 
     def __init__(self) -> None:
         self._parts: list[Sequence[Entry]] = []
         self._length = 0
 
     def add(self, part: Sequence[Entry]) -> None:
-        """Append a piece. Drop the first pieces while the later ones suffice."""
+        """Append a piece. Drop the oldest pieces while the rest has at least `PIECES` entries."""
         self._parts.append(part)
         self._length += len(part)
         while self._length > PIECES and self._length - len(self._parts[0]) >= PIECES:

@@ -41,8 +41,8 @@ def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
         differentiable = is_grad_enabled()
         if differentiable:
             recorder.forward_calls.append(next_number(), inner)
-        for tell in taps.module:
-            tell(inner[0])
+        for notify in taps.module:
+            notify(inner[0])
         try:
             if usual and module._compiled_call_impl is None:  # noqa: SLF001 - what `call` does, without its frame
                 return module._call_impl(*args, **kwargs)  # noqa: SLF001
@@ -54,8 +54,8 @@ def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
             recorder.moments[recorder.counters[0]] = recorder.module = outer
             if differentiable:
                 recorder.forward_calls.append(next_number(), around)
-            for tell in taps.module:
-                tell(None)
+            for notify in taps.module:
+                notify(None)
 
     return torch_dispatch.not_compiled_itself(called)
 
@@ -85,8 +85,8 @@ def guard_engine(run: EngineRun) -> EngineRun:
         outer = recorder.differentiating, recorder.module
         recorder.differentiating = True
         recorder.move_to(None)
-        for tell in taps.module:
-            tell(BACKWARD)
+        for notify in taps.module:
+            notify(BACKWARD)
         try:
             with torch.autograd.set_multithreading_enabled(False):
                 return run(*args, **kwargs)
@@ -96,7 +96,7 @@ def guard_engine(run: EngineRun) -> EngineRun:
         finally:
             recorder.differentiating, module = outer
             recorder.move_to(module)
-            for tell in taps.module:
-                tell(None)
+            for notify in taps.module:
+                notify(None)
 
     return guarded

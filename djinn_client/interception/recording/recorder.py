@@ -367,8 +367,8 @@ class Recorder:
             try:
                 port.sink.upload(handle, source, device)
             finally:
-                for tell in taps.uploaded:
-                    tell(begun)
+                for notify in taps.uploaded:
+                    notify(begun)
 
     def _send(self, ask: SyncRequest, cut: Callable[[list[Entry]], int] = len) -> Ticket:
         require_stack_room()
@@ -411,8 +411,8 @@ class Recorder:
         if self.moments:  # a new table: the entries keep the old one
             at = next(reversed(self.moments))
             self.moments = {at - length if at > length else 0: self.module}
-        for tell in taps.taken:
-            tell(self, length)
+        for notify in taps.taken:
+            notify(self, length)
         shared.ops_captured += length
         if length:
             self.counters[LIMIT] = port.checkpoint_instructions
@@ -541,8 +541,8 @@ class Recorders:
                 self.unsent.extendleft(reversed(rest))
                 raise
             finally:
-                for tell in taps.submitted:
-                    tell(begun, len(part.program))
+                for notify in taps.submitted:
+                    notify(begun, len(part.program))
         return ticket
 
     def drop_everything(self) -> None:

@@ -158,7 +158,7 @@ def tensors_of(module: torch.nn.Module) -> dict[int, Value]:
     return by_handle(chain(parameters, gradients, module.buffers()))
 
 
-def tensors_here(module: torch.nn.Module) -> list[torch.Tensor]:
+def cpu_tensors(module: torch.nn.Module) -> list[torch.Tensor]:
     """Return the parameters and buffers of `module` that are contiguous CPU memory. Sparse ones are not."""
     tensors = chain(module.parameters(), module.buffers())
     return [t for t in tensors if t.device.type == "cpu" and t.layout is torch.strided]
@@ -202,7 +202,7 @@ def fetch_modules_together(apply: ModuleApply) -> ModuleApply:
             return apply(module, fn, *args, **kwargs)
         thread.converts_module = True
         try:
-            with expecting(BatchedFetch(lambda: tensors_of(module), lambda: tensors_here(module))):
+            with expecting(BatchedFetch(lambda: tensors_of(module), lambda: cpu_tensors(module))):
                 return apply(module, functools.partial(_converted, fn), *args, **kwargs)
         except BaseException as error:
             shorten_through(error)

@@ -24,7 +24,7 @@ def device_type() -> str:
     return device_state.names[-1]
 
 
-def go_by(name: str) -> None:
+def set_shown_name(name: str) -> None:
     """Show the remote device as `name` from now on. Its own name stays valid."""
     device_state.names.append(name)
 

@@ -163,7 +163,7 @@ class ResumingConnection(ReliableConnection, ClientChannel):
                 if frame is not None:
                     self._early.append(frame)
         except (TransportError, TimeoutError) as end:
-            _log.debug("nothing more came", reason=str(end))
+            _log.debug("no close reason arrived before the connection ended", reason=str(end))
         finally:
             self._reading.release()
 

@@ -57,7 +57,7 @@ class PlanMaker:
         result = self._result(program, without, "schedule")
         about = result.recorded or result.profile
         assert about is not None
-        tell_planned(self._context, result, len(program), started)
+        report_planned(self._context, result, len(program), started)
         return PlannedProgram(result, about)
 
     def analyse(self, prepared: PreparedTemplate, program: Program) -> WorkloadProfile:
@@ -102,9 +102,9 @@ def begin_planning(context: ClientContext, devices: int, recent: Recent) -> Plan
     return Planning(plans.plan, plans.analyse, plans.made, factor, judge, unsure)
 
 
-def tell_planned(context: ClientContext, result: PipelineResult, instructions: int, started: float) -> None:
+def report_planned(context: ClientContext, result: PipelineResult, instructions: int, started: float) -> None:
     """Notify observers and plan collectors of a plan. `started`: time at which planning began."""
-    context.observers.tell("planned", instructions=instructions, duration=time.monotonic() - started)
+    context.observers.emit("planned", instructions=instructions, duration=time.monotonic() - started)
     for recording in context.recordings:
         recording.append(result)
 

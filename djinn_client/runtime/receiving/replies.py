@@ -173,16 +173,16 @@ class Replies:
         """Wait for the reply to submission `number`, so that more can be sent. The program waits for this round trip."""
         begun = self._begin_round_trip()
         self.receive_until(number)
-        self.tell_waited(begun, number, Cause.FULL)
+        self.notify_waited(begun, number, Cause.FULL)
 
     def _begin_round_trip(self) -> float:
         self._stats.round_trips += 1
         return time.perf_counter()
 
-    def tell_waited(self, begun: float, number: int = 0, cause: Cause | None = None) -> None:
+    def notify_waited(self, begun: float, number: int = 0, cause: Cause | None = None) -> None:
         """Notify taps of a round trip that the program has waited for. `number`: the number of its submission, if any."""
-        for tell in taps.waited:
-            tell(cause or cause_of_wait(), begun, self.reader.number, number)
+        for notify in taps.waited:
+            notify(cause or cause_of_wait(), begun, self.reader.number, number)
 
     def make_room(self, nbytes: int) -> None:
         """Read deferred replies if otherwise the executor, busy with sending them, might not read `nbytes` more."""
@@ -215,7 +215,7 @@ class Replies:
                 self.abandoned.add(number)
             raise
         if begun and counts:
-            self.tell_waited(begun, number)
+            self.notify_waited(begun, number)
         completed, body, synchronize, spent, seconds = self._arrived.pop(number)
         if late:
             deferred.left.discard(number)
@@ -242,7 +242,7 @@ class Replies:
     def mark_unobserved(self, number: int) -> None:
         """As `PendingReply.mark_unobserved`."""
         with interrupt_mask, collect_later, self._link.reading:
-            self.cancellation.excuse_after(number)
+            self.cancellation.mark_unobserved_after(number)
             self.reader.failures.mark_unobserved((self.reader.number, number))
 
     def has_come(self, number: int) -> bool:
@@ -287,7 +287,7 @@ class Replies:
                 self._unheard += 1
                 raise
             reply = self._told.pop()
-        self.tell_waited(begun)
+        self.notify_waited(begun)
         if not isinstance(reply, kind):
             self._link.lose(ProtocolError(f"{type(question).__name__} was answered with {type(reply).__name__}"))
         return reply
@@ -317,7 +317,7 @@ class Replies:
             self.send(message)
             while not complete():
                 self._receive_one(PATIENCE)
-        self.tell_waited(begun)
+        self.notify_waited(begun)
 
     def send(self, message: Message) -> None:
         """Send a message between submissions. The caller holds the sink's lock.
@@ -468,17 +468,17 @@ class Replies:
             self.when_links_seen(completed.links)
         if completed.room is not None:
             self.when_room_told(completed.room)
-        for tell in taps.answered:
-            tell(self.reader.number, number, completed, sum(map(len, body)))
+        for notify in taps.answered:
+            notify(self.reader.number, number, completed, sum(map(len, body)))
         self._stats.spent(timing)
         if pending.prepared is not None and pending.prepared.took is not None:
             pending.prepared.took(timing.execute)
         seconds = timing.queue + timing.decode + timing.execute + timing.encode
         self._spent += seconds
         if completed.failures:
-            self.reader.failed(completed, pending, excused=number in cancellation.excused)
-        if cancellation.excused:
-            cancellation.excused.discard(number)
+            self.reader.failed(completed, pending, unobserved=number in cancellation.unobserved)
+        if cancellation.unobserved:
+            cancellation.unobserved.discard(number)
         if pending.claimed and pending.prepared is not None:
             settle_claims(pending.prepared, pending.program, pending.claimed, completed)
         if number in self.abandoned or number in self._dropped:

@@ -28,11 +28,11 @@ class ReplyReader(msgspec.Struct, frozen=True):
     failures: Failures
     number: int
 
-    def failed(self, completed: Completed, pending: PendingSubmission, *, excused: bool) -> None:
-        """Record failures. `excused`: raise them only when a dependent value is used."""
+    def failed(self, completed: Completed, pending: PendingSubmission, *, unobserved: bool) -> None:
+        """Record failures. `unobserved`: raise them only when a dependent value is used."""
         nodes = pending.prepared.nodes if pending.prepared is not None else ()
         run = (self.number, completed.sequence)
-        if excused:
+        if unobserved:
             self.failures.remember(run, pending.program, nodes)
         else:
             self.failures.note(run, [self._own(f) for f in completed.failures], pending.program, nodes)

@@ -24,7 +24,7 @@ class Cancellation:
     """Stops pending submissions. Keeps the numbers of submissions whose failures `synchronize()` ignores.
 
     Attributes:
-        excused: submissions with failures that are raised only when a dependent value is used.
+        unobserved: submissions with failures that are raised only when a dependent value is used.
         cancelled: submissions for which no thread may wait any more.
     """
 
@@ -32,7 +32,7 @@ class Cancellation:
         """`pending`: the unanswered submissions, by number."""
         self._link = link
         self._pending = pending
-        self.excused: set[int] = set()
+        self.unobserved: set[int] = set()
         self.cancelled: set[int] = set()
 
     def interrupted(self) -> None:
@@ -45,19 +45,19 @@ class Cancellation:
         self._stop_submissions([n for n, p in list(self._pending.items()) if p.thread == thread], grace)
 
     def cancel(self, thread: int | None = None) -> None:
-        """As `Session.cancel`."""
+        """Stop the pending submissions of a thread; None: of all threads."""
         numbers = [n for n, p in list(self._pending.items()) if thread is None or p.thread == thread]
         self.cancelled.update(numbers)
         self._stop_submissions(numbers)
 
-    def excuse_after(self, number: int) -> None:
-        """Excuse this thread's pending submissions with higher numbers."""
+    def mark_unobserved_after(self, number: int) -> None:
+        """Mark this thread's pending submissions with higher numbers as unobserved."""
         thread = threading.get_ident()
-        self.excused.update([n for n, p in self._pending.items() if n > number and p.thread == thread])
+        self.unobserved.update([n for n, p in self._pending.items() if n > number and p.thread == thread])
 
     def _stop_submissions(self, numbers: Sequence[int], grace: float = 0.0) -> None:
         if numbers and not self._link.lost:
-            self.excused.update(numbers)
+            self.unobserved.update(numbers)
             # On another thread, because a send may block for as long as the executor does not read.
             stop = tuple(numbers)[-limits.STOPS :]
             threading.Thread(target=self._stop, args=(stop, grace), name="djinn-stop", daemon=True).start()
@@ -70,7 +70,7 @@ class Cancellation:
             if numbers:
                 self._link.channel.send(Frame(encode(CancelSubmissions(numbers))))
         except TransportError as error:
-            log.debug("the executor could not be told to stop submissions", reason=str(error))
+            log.debug("the stop message for submissions could not be sent to the executor", reason=str(error))
 
 
 def cancelled(server: str) -> ProgramStopped:

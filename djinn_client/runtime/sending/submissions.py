@@ -166,7 +166,7 @@ class Submissions:
             free = (*submission.free, *derived.take_stale())
             return self._run(msgspec.structs.replace(submission, free=free), prepared, values)
 
-    def _tell_settings(self) -> None:
+    def _send_settings(self) -> None:
         settings = port.numeric_settings
         if settings != self._numeric_settings:
             self._replies.send(settings)
@@ -243,7 +243,7 @@ class Submissions:
     ) -> int:
         """`thread`: identity of the calling thread, if the caller knows it."""
         if port.numeric_settings is not self._numeric_settings:
-            self._tell_settings()
+            self._send_settings()
         observe = taps.sent
         begun = time.perf_counter() if observe else 0.0
         program = submission.program
@@ -293,8 +293,8 @@ class Submissions:
         self._stats.instructions_sent += len(prepared.nodes) if prepared is not None else 0
         sending = time.perf_counter() if observe else 0.0
         self._link.send(frame)
-        for tell in observe:
-            tell(replies.reader.number, number, pending, begun, sending, size)
+        for notify in observe:
+            notify(replies.reader.number, number, pending, begun, sending, size)
         return number
 
     def _message(

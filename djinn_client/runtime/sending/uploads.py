@@ -158,7 +158,7 @@ class Uploader:
         begun = time.perf_counter()
         while self.asked:
             self._replies.take_next()
-        self._replies.tell_waited(begun, cause=Cause.UPLOAD)
+        self._replies.notify_waited(begun, cause=Cause.UPLOAD)
 
     def _answered(self, reply: BlobNeeded | BlobHit | BlobQueryReply, _: Sequence[Buffer]) -> None:
         """Record the executor's reply to an offer or a query. The next `send_wanted` sends the bytes that it needs.
@@ -184,7 +184,7 @@ class Uploader:
         else:
             size = self._close(reply.handle)
             self._stats.bytes_recalled += size
-            self._observers.tell("uploaded", bytes=size, recalled=True)
+            self._observers.emit("uploaded", bytes=size, recalled=True)
 
     def send_wanted(self) -> None:
         """Send the bytes that the executor needs, including bytes that it requests meanwhile.
@@ -234,7 +234,7 @@ class Uploader:
             while (large and handle in self.open) or self._held > HELD_BYTES:
                 self._replies.take_next()
             if waits:
-                self._replies.tell_waited(begun, cause=Cause.UPLOAD)
+                self._replies.notify_waited(begun, cause=Cause.UPLOAD)
         except BaseException:  # the caller's memory is free again; the executor still waits for the bytes
             if large and handle in self.open:
                 offered.data = memoryview(bytes(offered.data))
@@ -266,7 +266,7 @@ class Uploader:
             upload.sent += part.nbytes
             self._stats.bytes_uploaded += part.nbytes
             seconds = time.perf_counter() - started
-            self._observers.tell("uploaded", bytes=part.nbytes, recalled=False, duration=seconds)
+            self._observers.emit("uploaded", bytes=part.nbytes, recalled=False, duration=seconds)
             if upload.sent >= size:
                 return
 

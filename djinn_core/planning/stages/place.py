@@ -15,7 +15,7 @@ from djinn_core.ir.placement import Placement
 from djinn_core.ir.replicas import with_replicas
 from djinn_core.logs import get_logger
 from djinn_core.planning.stages.attribution import title, warn_skipped
-from djinn_core.planning.stages.placement_fit import shortages, told
+from djinn_core.planning.stages.placement_fit import shortage_message, shortages
 from djinn_core.planning.stages.placement_search import NAME, search
 from djinn_core.planning.stages.verify import check_placement
 
@@ -42,14 +42,14 @@ def place(context: PlacementContext, policy: PlacementPolicy, *fallbacks: Placem
     attempts = _Attempts(context)
     for candidate in (policy, *(f for f in fallbacks if f is not policy)):
         own = any(candidate is f for f in fallbacks)
-        placement = attempts.of(candidate, "" if own else f"{fallbacks[0].name!r} places this graph")
+        placement = attempts.try_policy(candidate, "" if own else f"{fallbacks[0].name!r} places this graph")
         if placement is not None:
             return placement
     for spill in (False, True):
         if (placement := attempts.elsewhere(fallbacks[0], spill=spill)) is not None:
             return placement
     if attempts.hopeful is not None:
-        return attempts.taken(attempts.hopeful, spills=attempts.alone)
+        return attempts.accept(attempts.hopeful, spills=attempts.alone)
     raise attempts.verdict()
 
 
@@ -67,7 +67,7 @@ class _Attempts:
         """Return True if there is only one device. Its spill memory then counts from the first attempt."""
         return len(self.context.topology.devices) == 1
 
-    def of(self, policy: PlacementPolicy, instead: str) -> Placement | None:
+    def try_policy(self, policy: PlacementPolicy, instead: str) -> Placement | None:
         """Ask a policy with all devices, then without those whose memory it exceeded. Return None if nothing fits.
 
         `instead`: the consequence of a failure, for the warning; empty for built-in policies.
@@ -83,8 +83,8 @@ class _Attempts:
                 return None
             short = shortages(self.context, placement, spill=self.alone)
             if not short:
-                return self.taken(placement, spills=self.alone)
-            self._note_refusal(policy.name, devices, told(short))
+                return self.accept(placement, spills=self.alone)
+            self._note_refusal(policy.name, devices, shortage_message(short))
             self.short = self.measured = True
             if placement.pinned:
                 return self._around_pins(placement, policy)
@@ -107,11 +107,11 @@ class _Attempts:
         if spill:
             placement = self._made(self.context, policy, "")
             if placement is not None and not shortages(self.context, placement, spill=True):
-                return self.taken(placement, spills=True)
+                return self.accept(placement, spills=True)
         if bound_nodes(self.context.graph, self.context.plan.nodes):
             return None  # most nodes are bound to a device by their index
         try:
-            return self.taken(search(self.context, spill=spill), spills=spill)
+            return self.accept(search(self.context, spill=spill), spills=spill)
         except DoesNotFit as error:
             self.short = True
             self._note_refusal(NAME, devices, str(error))
@@ -127,7 +127,7 @@ class _Attempts:
         pinned = {d.node: d.device for d in placement.decisions if d.node in placement.pinned}
         for spill in dict.fromkeys((self.alone, any(d.spill for d in devices))):
             try:
-                return self.taken(search(self.context, spill=spill, pinned=pinned), spills=spill)
+                return self.accept(search(self.context, spill=spill, pinned=pinned), spills=spill)
             except DoesNotFit as error:
                 self._note_refusal(NAME, devices, str(error))
         counts = ", ".join(f"{n:,} on {d}" for d, n in Counter(pinned.values()).items())
@@ -175,7 +175,7 @@ class _Attempts:
         where = devices[0].id if len(devices) == 1 else f"{len(devices)} devices"
         self.refused.append(f"{author} on {where}: {why}")
 
-    def taken(self, placement: Placement, *, spills: bool) -> Placement:
+    def accept(self, placement: Placement, *, spills: bool) -> Placement:
         """Return a placement with the earlier rejections, and with the replicas that fit as well."""
         if self.refused:
             _log.info("placement_refused", refused=self.refused, instead=placement.policy)
@@ -213,7 +213,7 @@ def _with_replicas(context: PlacementContext, placement: Placement) -> Placement
     try:
         check_placement(context, more, "optimizations with replicas")
         if short := shortages(context, more, spill=placement.spills):
-            raise DoesNotFit(told(short))
+            raise DoesNotFit(shortage_message(short))
     except InvalidStage as error:
         _log.warning("replicas are ignored", error=str(error), instead="values are sent between devices")
         return placement

@@ -253,7 +253,7 @@ def bytes_held(
     return {device: need.bytes for device, need in step_needs.items()}
 
 
-def room(device: DeviceCapabilities, before: int, limit: int, *, spill: bool = False) -> int | None:
+def usable_bytes(device: DeviceCapabilities, before: int, limit: int, *, spill: bool = False) -> int | None:
     """Return the bytes that a program may hold on a device; None if unknown.
 
     Args:
@@ -276,7 +276,7 @@ def shortages(
 ) -> tuple[Shortage, ...]:
     """Return the shortages of a placement, in the order of the devices; empty if it fits.
 
-    `spill`: as in `room`. `any_order`: leave out shortages that another order of the ops may avoid.
+    `spill`: as in `usable_bytes`. `any_order`: leave out shortages that another order of the ops may avoid.
     """
     lacking = _unsupported(context, placement)
     short: dict[str, Shortage] = {}
@@ -292,7 +292,7 @@ def shortages_of_steps(context: SchedulingContext, steps: Mapping[str, Sequence[
     return tuple(_shortages(context, needs_of_steps(context, steps), context.placement.spills).values())
 
 
-def told(found: Sequence[Shortage]) -> str:
+def shortage_message(found: Sequence[Shortage]) -> str:
     """Return a sentence about shortages."""
     more = f"; and {len(found) - SHOWN} more devices" if len(found) > SHOWN else ""
     return "; ".join(f"{s.device}: {s.reason}" for s in found[:SHOWN]) + more
@@ -303,7 +303,7 @@ def told(found: Sequence[Shortage]) -> str:
 
 def _fits_at_a_glance(context: Context, placement: Placement) -> bool:
     """Return True if a single device fits everything, even without frees. The full check is then unnecessary."""
-    rooms = {d.id: room(d, 0, context.memory_limits.get(d.id, 0)) for d in context.topology.devices}
+    rooms = {d.id: usable_bytes(d, 0, context.memory_limits.get(d.id, 0)) for d in context.topology.devices}
     if all(there is None for there in rooms.values()):
         return True
     graph, devices_used = context.graph, {*placement.devices, *placement.values.values()}
@@ -330,7 +330,7 @@ def _shortages(
         need = taken.get(device.id)
         if need is None:
             continue
-        there = room(device, need.before, context.memory_limits.get(device.id, 0), spill=spill)
+        there = usable_bytes(device, need.before, context.memory_limits.get(device.id, 0), spill=spill)
         bytes_needed = need.least if any_order else need.bytes
         if there is not None and bytes_needed > max(
             there, need.before
@@ -344,7 +344,7 @@ def _shortages(
 
 def _shortage_text(graph: Graph, device: DeviceCapabilities, need: MemoryNeed, there: int, limit: int) -> str:
     already = f", {need.before:,} of them there already" if need.before else ""
-    when = f", fullest at {at(graph, need.node)}" if need.node is not None else ""
+    when = f", fullest at {node_label(graph, need.node)}" if need.node is not None else ""
     beside = f" and can spill {device.spill:,}" if device.spill else ""
     if limit and there == limit:
         beside = f"{beside} (the setting memory_limits, less what other programs hold there)"
@@ -354,7 +354,7 @@ def _shortage_text(graph: Graph, device: DeviceCapabilities, need: MemoryNeed, t
     )
 
 
-def at(graph: Graph, node: int) -> str:
+def node_label(graph: Graph, node: int) -> str:
     """Return the name of a node in messages: op, number and module."""
     node_row = graph.nodes[node]
     return f"{node_row.op} (node {node}{f' of {node_row.module}' if node_row.module else ''})"
@@ -383,11 +383,11 @@ def is_particular(device: DeviceCapabilities) -> bool:
 def lacking(context: Context, node: int, device: DeviceCapabilities) -> str:
     """Return the reason why a device cannot run a node, memory aside; empty if it can."""
     if not device.runs(context.graph.nodes[node].op):
-        return f"it does not run {at(context.graph, node)}"
+        return f"it does not run {node_label(context.graph, node)}"
     if device.dtypes:
         lacks = sorted({dtype_of(context.graph, v) for v in used_by(context, node)} - device.dtypes)
         if lacks:
-            return f"it lacks {', '.join(lacks)}, which {at(context.graph, node)} needs"
+            return f"it lacks {', '.join(lacks)}, which {node_label(context.graph, node)} needs"
     return ""
 
 

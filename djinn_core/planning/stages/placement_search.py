@@ -22,13 +22,13 @@ from djinn_core.ir.placement import Placement, PlacementDecision
 from djinn_core.planning.stages.placement_fit import (
     SHOWN,
     Shortage,
-    at,
     dtype_of,
     lacking,
     needs,
-    room,
+    node_label,
+    shortage_message,
     shortages,
-    told,
+    usable_bytes,
     used_by,
 )
 from djinn_core.planning.stages.simulate import copy_bytes
@@ -119,7 +119,7 @@ class _Search:
         before, limits = _before(context), context.memory_limits
         capacity: dict[str, int | None] = {}
         for name, device in devices.items():
-            there = room(device, before.get(name, 0), limits.get(name, 0), spill=spill)
+            there = usable_bytes(device, before.get(name, 0), limits.get(name, 0), spill=spill)
             capacity[name] = None if there is None else max(there, before.get(name, 0))
         blocks = sorted(_blocks(context, joined, pinned, capacity), key=lambda block: block.first)
         copied = (d for kept in context.copies.values() for d in kept)
@@ -136,7 +136,7 @@ class _Search:
         for block in (b for b in self.blocks if not b.able):
             reasons = [f"{name}: {why}" for name in self.devices if (why := self._obstacle(name, block))]
             device_names = sorted({self.pinned[n] for n in block.nodes if n in self.pinned})
-            what = at(graph, block.nodes[0]) if block.nodes else f"an input of {block.persistent:,} bytes"
+            what = node_label(graph, block.nodes[0]) if block.nodes else f"an input of {block.persistent:,} bytes"
             where = f", pinned to {', '.join(device_names)}," if device_names else ""
             why = "; ".join(reasons[:SHOWN]) or "what it works with has to be in several places at once"
             raise DoesNotFit(f"{what}{where} has no device that it can be on: {why}")
@@ -155,7 +155,7 @@ class _Search:
             if reason := lacking(self.context, node, self.devices[name]):
                 return reason
             if (footprint := _footprint(self.context, node)) > there:
-                what = f"{at(self.context.graph, node)} alone takes {footprint:,} bytes with its operands"
+                what = f"{node_label(self.context.graph, node)} alone takes {footprint:,} bytes with its operands"
                 return f"{what}, and there is room for {there:,.0f}: {footprint - there:,.0f} bytes are short"
         if block.fresh > there:
             return f"inputs of {block.fresh:,} bytes, and there is room for {there:,.0f}: {block.fresh - there:,.0f} bytes are short"
@@ -284,7 +284,7 @@ class _Search:
         while short:
             better = next(self._improved(homes, short), None)
             if better is None:
-                raise DoesNotFit(f"all devices together cannot run this program ({told(short)})")
+                raise DoesNotFit(f"all devices together cannot run this program ({shortage_message(short)})")
             homes, short = better
         return self._placement(homes)
 

@@ -20,7 +20,7 @@ from djinn_core.ir.graph import Node, storages_written
 from djinn_core.ir.handles import storage_of, storages_of
 from djinn_core.ir.schedule import ExecutionSchedule, Fetch, Free, Receive, Run, Send, Step, Upload
 from djinn_core.planning.stages.ordering import orderings
-from djinn_core.planning.stages.placement_fit import shortages_of_steps, told
+from djinn_core.planning.stages.placement_fit import shortage_message, shortages_of_steps
 
 
 def check_schedule(context: SchedulingContext, schedule: ExecutionSchedule, author: str) -> None:
@@ -53,7 +53,7 @@ class _Short(_Broken):
 
 def _check_plan(context: SchedulingContext, schedule: ExecutionSchedule) -> None:
     if schedule.program is not context.program or schedule.rewritten is not None:
-        raise _Broken("its `program` is another program, or `rewritten` is set")
+        raise _Broken("its `program` is not the planned program (`context.program`), or `rewritten` is set")
     if dict(schedule.replace) != dict(context.plan.replace) or schedule.equal_slots != context.plan.equal_slots:
         raise _Broken("its `replace` or `equal_slots` differs from the plan")
 
@@ -78,7 +78,7 @@ def _check_groups(context: SchedulingContext, schedule: ExecutionSchedule) -> No
 def _check_memory(context: SchedulingContext, schedule: ExecutionSchedule) -> None:
     if short := shortages_of_steps(context, schedule.steps):
         tried = "".join(f"; not {refused}" for refused in context.placement.refused)
-        raise _Short(f"{told(short)}{tried}")
+        raise _Short(f"{shortage_message(short)}{tried}")
 
 
 @attrs.define

@@ -160,7 +160,7 @@ class StripingConnection(StreamConnection):
     # --- parallel connection ----------------------------------------------------------------------------------
 
     def take_pieces(self, place: Callable[[bytes, int], memoryview | None], nbytes: int) -> None:
-        """Receive pieces: `place` gives memory for one that begins to come, with `nbytes` before its own bytes."""
+        """Receive pieces of striped frames. `place` returns the memory for a piece. `nbytes`: maximum read-ahead."""
         self._decoder.place = place
         self._decoder.read_little(nbytes)
 

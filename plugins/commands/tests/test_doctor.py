@@ -181,7 +181,7 @@ def test_measure_reports_break_even_step(environ):
 
 def test_costs_of_a_step_name_device_time_and_local_time():
     costs = StepCosts(read=0.05, record=0.001, here=0.02, there=0.01)
-    assert (costs.small, costs.pays_from) == (pytest.approx(0.5), pytest.approx(0.1))
+    assert (costs.min_step_seconds, costs.break_even_seconds) == (pytest.approx(0.5), pytest.approx(0.1))
     text = "\n".join(describe(costs))
     assert "Below 500 ms of device time a step you pay more than 10%" in text
     assert "steps of more than 100.0 ms on this machine are faster there" in text
@@ -189,5 +189,5 @@ def test_costs_of_a_step_name_device_time_and_local_time():
 
 def test_device_without_speedup_has_no_break_even():
     costs = StepCosts(read=0.05, record=0.001, here=0.01, there=0.01)
-    assert costs.pays_from is None
+    assert costs.break_even_seconds is None
     assert "no faster than this machine" in describe(costs)[-1]

@@ -89,7 +89,7 @@ class Counting(asyncio.BaseProtocol):
     def _count(self, count: int) -> None:
         if self._transport is not None:
             self._transport.received += count
-            self._transport.pace.came(count)
+            self._transport.pace.count_received(count)
 
 
 class CountingProtocol(Counting, asyncio.Protocol):

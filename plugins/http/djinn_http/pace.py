@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol
 
-# For clients that have not shown a token; below the ten seconds that a server has for its first message.
+# For clients without a valid token; below the ten seconds that a server has for its first message.
 UNAUTHENTICATED_SECONDS: Final = 6.0
-# For clients that have: a network may be away for a while.
+# For authenticated clients: a network may be down for a while.
 TRUSTED_SECONDS: Final = 120.0
-# What a request gains by sending on.
+# A request's time limit grows by a second for this many received bytes.
 _BYTES_A_SECOND: Final = 1000.0
 
 
@@ -24,10 +24,10 @@ class Trusting(Protocol):
 
 
 class RequestTimeLimit:
-    """The time that one connection was waited for, for the request that it is at, or for its next one.
+    """Measures how long the server has waited for a connection's current or next request.
 
     Attributes:
-        owner: whose requests it carries, as far as that is known.
+        owner: the client whose requests the connection carries; None before it is known.
     """
 
     def __init__(self) -> None:
@@ -42,17 +42,17 @@ class RequestTimeLimit:
         """Return True if the connection carries a channel of an authenticated client."""
         return self.owner is not None and self.owner.trusted
 
-    def came(self, count: int) -> None:
+    def count_received(self, count: int) -> None:
         """Count received bytes. The first bytes begin a request."""
         self._bytes += count
         if self._idle:
             self._since, self._idle = time.monotonic(), False
 
-    def begun(self) -> None:
+    def headers_complete(self) -> None:
         """Note complete headers: the client owes no bytes now."""
         self._since, self._waited, self._bytes, self._idle = None, 0.0, 0, False
 
-    def over(self) -> None:
+    def response_sent(self) -> None:
         """Note an answered request. An unauthenticated client without another request soon is disconnected."""
         self._since, self._waited, self._bytes, self._idle = time.monotonic(), 0.0, 0, True
 

@@ -251,11 +251,11 @@ class HttpListener(Listener):
         transport: object = None if request.transport is None else request.transport.get_extra_info(COUNTING)
         if not isinstance(transport, CountingTransport):
             return web.Response(status=500)
-        transport.pace.begun()
+        transport.pace.headers_complete()
         try:
             return await self._respond(request, transport)
         finally:
-            transport.pace.over()
+            transport.pace.response_sent()
 
     async def _respond(self, request: web.BaseRequest, transport: CountingTransport) -> web.StreamResponse:
         if (refusal := refuse(request, self._names)) is not None:

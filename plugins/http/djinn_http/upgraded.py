@@ -48,14 +48,14 @@ class UpgradedConnection(SocketConnection):
         return came
 
     def _leave_out_idle(self) -> None:
-        """Drop frames that say that the other end is idle, each in one step, so that an interrupt loses no other."""
+        """Drop received idle frames, each in one step, so that an interrupt loses no other frame."""
         frames = self._decoder.frames
         for position in reversed(range(len(frames))):
             if frames[position].head == _IDLE:
                 del frames[position]
 
     def pulse(self) -> None:
-        """Say that this end is idle, where nothing was sent for a while, and take in where the other end says so. Never blocks."""
+        """Read arrived bytes, and send an idle frame if nothing was sent for `WAIT_SECONDS`. Never blocks."""
         self.take_in()
         now = time.monotonic()
         if self.bytes_sent != self._sent_by_then:

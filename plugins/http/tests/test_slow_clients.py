@@ -69,7 +69,7 @@ def test_request_deadline_extends_with_progress():
     waited = pace.RequestTimeLimit()
     waited._since -= pace.UNAUTHENTICATED_SECONDS + 1
     assert waited.too_slow
-    waited.came(5000)
+    waited.count_received(5000)
     assert not waited.too_slow
-    waited.over()
+    waited.response_sent()
     assert not waited.too_slow

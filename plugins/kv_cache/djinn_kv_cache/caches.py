@@ -27,11 +27,11 @@ class Cache:
     """Keys or values that attention reads and that are, or may be, kept from one step to the next.
 
     Attributes:
-        kind: `appended` to a cache from before, `written` into a buffer from before, `created` here as a cache,
-            `kept` for whatever reason, or only `read` from outside.
-        values: everything that is the cache: what came in, and what is left.
+        kind: `appended` to an earlier cache, `written` into an earlier buffer, `created` in the program as a cache,
+            `kept`: survives the program for another reason; `read`: a program input that is not written.
+        values: value ids of the cache before and after the program.
         nodes: ids of the ops that write it.
-        quantised: whether it is kept in fewer bits than it is read in.
+        quantised: True if it is stored in fewer bits than attention reads.
     """
 
     kind: Kind

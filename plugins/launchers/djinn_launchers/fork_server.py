@@ -60,11 +60,11 @@ class ForkServer:
                 return None
             for ready, _ in events:
                 if ready in self._running:
-                    self._tell_end(ready)
+                    self._send_exit_status(ready)
                 elif (arguments := self._take_order()) is not None:
                     return arguments
 
-    def _tell_end(self, ready: int) -> None:
+    def _send_exit_status(self, ready: int) -> None:
         process, pipe = self._running.pop(ready)
         self._events.unregister(ready)
         os.close(ready)

@@ -173,14 +173,14 @@ class PipedHandle(ExecutorHandle):
             self._pending.clear()
         _settle(self._over, (_LOST, f"was lost: `{self._shown}` {how}"))
         for future in pending:
-            _settle(future, StartupError(f"`{self._shown}` {how}; what it said is on the standard error output"))
+            _settle(future, StartupError(f"`{self._shown}` {how}; see its messages on the standard error output"))
 
     def _take(self, line: bytes) -> None:
         try:
             reply = read_reply(line)
         except msgspec.DecodeError:  # such as a login message
             _log.warning(
-                "a command says what is no reply of a holder",
+                "ignored a line on a launch command's standard output that is not a reply",
                 command=self._shown,
                 line=line.decode(errors="replace").strip(),
             )

@@ -95,7 +95,7 @@ class PlacementTrials:
         trial = PlacementTrial(self._policy, tuple(tried.alone.seconds), tuple(tried.apart.seconds), tried.moving)
         pays = verdict_of(self._judge, partial(self._judge.spreads, trial)) if trial.alone and trial.apart else None
         if pays is not tried.pays:
-            self._tell(tried, trial, pays)
+            self._record_verdict(tried, trial, pays)
         way = next_way(tried, pays)
         if way is None:
             tried.settled, tried.pays, way = True, bool(pays), bool(pays)
@@ -109,7 +109,7 @@ class PlacementTrials:
         """Drop the verdict, because links or devices have changed."""
         self._verdicts.drop(tried.program, self._policy)
 
-    def _tell(self, tried: TriedPlacement, trial: PlacementTrial, pays: bool | None) -> None:
+    def _record_verdict(self, tried: TriedPlacement, trial: PlacementTrial, pays: bool | None) -> None:
         tried.pays = pays
         self._verdicts.drop(tried.program, self._policy)
         if not trial.alone or not trial.apart:

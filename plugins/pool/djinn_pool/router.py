@@ -17,7 +17,7 @@ from djinn_client.hookspecs.routers import EMPTY, Executors, JoinedReplies, Pend
 from djinn_client.interception.runtime_interface import port
 from djinn_client.runtime.context import context
 from djinn_client.runtime.executor_client import ExecutorClient, ExecutorReply, follow_reads
-from djinn_client.runtime.planning.plan_maker import tell_planned
+from djinn_client.runtime.planning.plan_maker import report_planned
 from djinn_client.runtime.planning.session_planner import new_planner
 from djinn_client.runtime.sending.submissions import NO_VALUES
 from djinn_client.runtime.sending.template import PreparedTemplate
@@ -201,7 +201,7 @@ class PoolRouter(Router):
         started = time.monotonic()
         result = plan_for_pool(graph, *context.configured(), self._links.topology, where)
         if not unseen:
-            tell_planned(context, result, len(graph.program), started)
+            report_planned(context, result, len(graph.program), started)
         return result
 
     def _calibrate(self) -> None:
@@ -306,7 +306,7 @@ class PoolRouter(Router):
             if request.synchronize and members[executor].link.sent in self.synchronized[executor : executor + 1]:
                 request.synchronize = False  # the executor has received no message since its last reply
             if request:
-                pending += self._tell(executor, request)
+                pending += self._send_request(executor, request)
         if submission.later is not None:
             for _, reply in pending:
                 reply.replies.deferred.defer(reply.number, submission.later)
@@ -335,7 +335,7 @@ class PoolRouter(Router):
         """Free (value, executor) copies that no plan will use."""
         with interrupt_mask.uninterruptible:
             for executor in {executor for _, executor in copies}:
-                self._tell(executor, _ExecutorRequest(free=[value for value, where in copies if where == executor]))
+                self._send_request(executor, _ExecutorRequest(free=[v for v, where in copies if where == executor]))
 
     def _forget_derived(self, requests: _ExecutorRequests, *touched: Iterable[int]) -> None:
         """Free derived values whose weights were written or dropped."""
@@ -449,9 +449,9 @@ class PoolRouter(Router):
         elif isinstance(part, AwaitStep):
             self._routes.expect(part.carry, values[part.carry.value])
         else:
-            self._tell(part.executor, _ExecutorRequest(free=[values[i] for i in part.values]))
+            self._send_request(part.executor, _ExecutorRequest(free=[values[i] for i in part.values]))
 
-    def _tell(self, executor: int, request: _ExecutorRequest) -> Asked:
+    def _send_request(self, executor: int, request: _ExecutorRequest) -> Asked:
         return self._run(executor, request.submission(EMPTY))
 
     def _run(

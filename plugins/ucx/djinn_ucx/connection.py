@@ -19,7 +19,7 @@ from djinn_core.system.interrupts import interrupt_mask
 from djinn_core.wire.frames import allocate, flatten
 from djinn_ucx.bulk import BulkChannel, Message, StrandedChannels
 from djinn_ucx.endpoints import AddressTrials
-from djinn_ucx.opening import Offer, Opening, decode_opening, encode_opening, layout, on_the_socket
+from djinn_ucx.opening import Offer, Opening, decode_opening, encode_opening, layout, socket_limits
 
 _GRACE_SECONDS: Final = 2.0  # seconds for pending buffers after the other end has hung up
 _INTERRUPTED_SECONDS: Final = 1.0  # seconds for a buffer that the other end does not receive, after Ctrl-C
@@ -57,10 +57,10 @@ class UcxConnection(Connection):
 
     peer: str = ""
 
-    def __init__(self, carrier: SocketConnection, limits: Limits, local: bool, shared: Shared, bulk_bytes: int) -> None:
+    def __init__(self, socket: SocketConnection, limits: Limits, local: bool, shared: Shared, bulk_bytes: int) -> None:
         """`local`: the other end is on this machine. `bulk_bytes`: minimum length of a buffer sent over UCX."""
-        self.peer = carrier.peer
-        self._carrier = carrier
+        self.peer = socket.peer
+        self._socket = socket
         self._limits = limits
         self._local, self._shared, self._bulk_bytes = local, shared, bulk_bytes
         self._process = os.getpid()
@@ -72,7 +72,7 @@ class UcxConnection(Connection):
         self._ended = ""
         self._mute = ""
         self._beside_sent = self._beside_received = 0
-        carrier.limits = on_the_socket(limits)
+        socket.limits = socket_limits(limits)
 
     @property
     def limits(self) -> Limits:
@@ -82,33 +82,33 @@ class UcxConnection(Connection):
     @limits.setter
     def limits(self, limits: Limits) -> None:
         self._limits = limits
-        self._carrier.limits = on_the_socket(limits)
+        self._socket.limits = socket_limits(limits)
 
     @property
     def bytes_sent(self) -> int:
         """Bytes sent over the socket and UCX, without UCX's own messages."""
-        return self._carrier.bytes_sent + self._beside_sent
+        return self._socket.bytes_sent + self._beside_sent
 
     @property
     def bytes_received(self) -> int:
         """Bytes received over the socket and UCX."""
-        return self._carrier.bytes_received + self._beside_received
+        return self._socket.bytes_received + self._beside_received
 
     @property
     def held(self) -> int:
         """As `Connection.held`."""
         arriving = self._arriving
-        return self._carrier.held + (arriving.bulk_bytes if arriving is not None else 0)
+        return self._socket.held + (arriving.bulk_bytes if arriving is not None else 0)
 
     @property
     def certificate(self) -> bytes:
         """As `Connection.certificate`."""
-        return self._carrier.certificate
+        return self._socket.certificate
 
     @property
     def link(self) -> LinkFacts:
         """As `Connection.link`, of the socket."""
-        return self._carrier.link
+        return self._socket.link
 
     @property
     def over_ucx(self) -> bool:
@@ -128,7 +128,7 @@ class UcxConnection(Connection):
             if channel is not None and large:
                 self._send_beside(channel, frame.head, views, large)
             else:
-                self._carrier.send(Frame(frame.head, [b"", *views] if views else ()))
+                self._socket.send(Frame(frame.head, [b"", *views] if views else ()))
 
     def _check_sending(self) -> None:
         if self._mute or self._ended:
@@ -137,7 +137,7 @@ class UcxConnection(Connection):
     def _send_beside(
         self, channel: BulkChannel, head: bytes, views: Sequence[memoryview], large: Sequence[int]
     ) -> None:
-        if self._carrier.hung_up:
+        if self._socket.hung_up:
             raise TransportError(self._stop_sending("the other end closed the connection"))
         opening = Opening(tuple((n, len(views[n])) for n in large))
         inline = [view for n, view in enumerate(views) if n not in {*large}]
@@ -145,11 +145,11 @@ class UcxConnection(Connection):
         try:
             # Sent before the frame, so that the other end finds them when it reads the frame.
             messages = [channel.send(views[n]) for n in large]
-            self._carrier.send(Frame(head, [encode_opening(opening), *inline]))
+            self._socket.send(Frame(head, [encode_opening(opening), *inline]))
             for message in messages:
                 channel.wait(message, look)
             # The other end may have discarded them when it closed.
-            if self._carrier.hung_up:
+            if self._socket.hung_up:
                 raise TransportError("the other end closed the connection")
             # The frame becomes valid only now: a buffer that was given up may have changed while it was sent.
             channel.wait(channel.send(_COMMIT), look)
@@ -161,7 +161,7 @@ class UcxConnection(Connection):
         self._beside_sent += sum(len(views[n]) for n in large)
 
     def _stop_sending(self, reason: str) -> str:
-        self._mute = self._mute or self._carrier.stop_sending(reason)
+        self._mute = self._mute or self._socket.stop_sending(reason)
         return self._mute
 
     # --- receiving ------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class UcxConnection(Connection):
         try:
             while self._arriving is None:
                 seconds_left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                frame = self._carrier.receive(seconds_left)
+                frame = self._socket.receive(seconds_left)
                 if not frame.body:
                     return frame
                 whole = self._begin(frame)
@@ -235,7 +235,7 @@ class UcxConnection(Connection):
             if channel is not None:
                 with self._sending:
                     self._check_sending()
-                    self._carrier.send(Frame(b"", [encode_opening(Opening(offer=channel.offer))]))
+                    self._socket.send(Frame(b"", [encode_opening(Opening(offer=channel.offer))]))
         except TransportError as error:
             log.info("large buffers are sent over the socket, not UCX", peer=self.peer, reason=str(error))
 
@@ -281,7 +281,7 @@ class UcxConnection(Connection):
         # The channel first: the other end may wait for its buffers to be received before it closes.
         if channel is not None:
             channel.close()
-        self._carrier.close()
+        self._socket.close()
         return self._ended
 
     def _wait_check(self, interruptible: bool = False) -> Callable[[], None]:
@@ -294,7 +294,7 @@ class UcxConnection(Connection):
         def look() -> None:
             if self._ended:
                 raise TransportError(self._ended)
-            if self._carrier.hung_up and lasts("hung up", _GRACE_SECONDS):
+            if self._socket.hung_up and lasts("hung up", _GRACE_SECONDS):
                 raise TransportError("the other end closed the connection in the middle of a frame")
             if interruptible and interrupt_mask.pending and lasts("interrupted", _INTERRUPTED_SECONDS):
                 raise TransportError("interrupted while the other end received nothing")

@@ -92,8 +92,8 @@ def layout(opening: Opening, head: int, inline: Sequence[Buffer], limits: Limits
     return Layout(tuple(places[n] if n in places else next(rest) for n in range(count)))
 
 
-def on_the_socket(limits: Limits) -> Limits:
-    """Return the limits of the socket's frames, which have an additional opening. It is empty while large buffers are forbidden."""
+def socket_limits(limits: Limits) -> Limits:
+    """Return the limits for frames on the socket: `limits` plus the opening, which is empty while large buffers are forbidden."""
     if limits.body < LEAST_BULK_BYTES:
         return Limits(limits.head, limits.body, limits.buffers + 1)
     announced = min(limits.buffers, limits.body // LEAST_BULK_BYTES)

@@ -42,10 +42,10 @@ class _OverSockets(Transport):
 
     capabilities = _CAPABILITIES
 
-    def __init__(self, scheme: str, carrier: Transport, bulk_bytes: int, shared: Callable[[], Shared]) -> None:
+    def __init__(self, scheme: str, socket_transport: Transport, bulk_bytes: int, shared: Callable[[], Shared]) -> None:
         self.name = scheme
         self.schemes = (scheme,)
-        self._carrier = carrier
+        self._socket_transport = socket_transport
         self._bulk_bytes = bulk_bytes
         self._shared = shared
 
@@ -53,56 +53,56 @@ class _OverSockets(Transport):
         """As `Transport.connect`."""
         below, limits_below = self._prepared(url, limits)
         try:
-            carrier = self._carrier.connect(below, limits_below, timeout)
+            connection = self._socket_transport.connect(below, limits_below, timeout)
         except TransportError as error:
             raise TransportError(str(error).replace(below, url)) from error
-        return self._over(carrier, limits, url)
+        return self._wrap(connection, limits, url)
 
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], bool | None]) -> Listener:
         """As `Transport.listen`."""
         below, limits_below = self._prepared(url, limits)
 
-        def serve(carrier: Connection) -> bool | None:
-            connection, ucx_connection = self._over(carrier, limits, url), None
+        def serve(connection: Connection) -> bool | None:
+            wrapped, accepted = self._wrap(connection, limits, url), None
             try:
-                ucx_connection = accept(connection)
+                accepted = accept(wrapped)
             finally:
-                if not ucx_connection:
-                    connection.close()
-            return ucx_connection
+                if not accepted:
+                    wrapped.close()
+            return accepted
 
         try:
-            listener = self._carrier.listen(below, limits_below, serve)
+            listener = self._socket_transport.listen(below, limits_below, serve)
         except TransportError as error:
             raise TransportError(str(error).replace(below, url)) from error
         log.warning("large buffers are sent over UCX without encryption, for trusted networks only", url=url)
-        return _UcxListener(listener.url.replace(self._carrier.schemes[0], self.name, 1), listener)
+        return _UcxListener(listener.url.replace(self._socket_transport.schemes[0], self.name, 1), listener)
 
     def _prepared(self, url: str, limits: Limits) -> tuple[str, Limits]:
-        """Return the carrier's address and limits, after a check that UCX is available.
+        """Return the socket's URL and limits, after a check that UCX is available.
 
         Raises:
             TransportError: UCX is unavailable, or the address has another scheme.
         """
         from djinn_ucx.library import library
-        from djinn_ucx.opening import on_the_socket
+        from djinn_ucx.opening import socket_limits
 
         library()
-        return self._below(url), on_the_socket(limits)
+        return self._socket_url(url), socket_limits(limits)
 
-    def _below(self, url: str) -> str:
-        """Return the carrier's address with the same host and port."""
+    def _socket_url(self, url: str) -> str:
+        """Return the socket's URL, with the same host and port."""
         scheme, _, rest = url.partition("://")
         if scheme != self.name:
             raise TransportError(f"{url!r} is not a UCX address; write {self.name}://HOST:PORT")
-        return f"{self._carrier.schemes[0]}://{rest}"
+        return f"{self._socket_transport.schemes[0]}://{rest}"
 
-    def _over(self, carrier: Connection, limits: Limits, url: str) -> UcxConnection:
+    def _wrap(self, connection: Connection, limits: Limits, url: str) -> UcxConnection:
         from djinn_ucx.connection import UcxConnection
 
-        assert isinstance(carrier, SocketConnection)
-        carrier.peer = carrier.peer.replace(self._below(url), url)
-        return UcxConnection(carrier, limits, _is_loopback(url), self._shared(), self._bulk_bytes)
+        assert isinstance(connection, SocketConnection)
+        connection.peer = connection.peer.replace(self._socket_url(url), url)
+        return UcxConnection(connection, limits, _is_loopback(url), self._shared(), self._bulk_bytes)
 
 
 class UcxTransport(_OverSockets):
@@ -126,8 +126,8 @@ class UcxTransport(_OverSockets):
 class UcxsTransport(_OverSockets):
     """Scheme `ucxs`: frames over a socket under TLS."""
 
-    def __init__(self, carrier: Transport, bulk_bytes: int, shared: Callable[[], Shared]) -> None:
-        super().__init__("ucxs", carrier, bulk_bytes, shared)
+    def __init__(self, socket_transport: Transport, bulk_bytes: int, shared: Callable[[], Shared]) -> None:
+        super().__init__("ucxs", socket_transport, bulk_bytes, shared)
 
 
 def _new_shared() -> Shared:

@@ -140,7 +140,7 @@ def test_invalid_address_ends_only_the_trying_process():
             connection = UcxTransport().connect(listener.url, Limits(), SECONDS)
             far = accepted.get(timeout=SECONDS)
             offer = Opening(offer=Offer(address, bytes(8)))
-            connection._carrier.send(Frame(b"", [encode_opening(offer)]))
+            connection._socket.send(Frame(b"", [encode_opening(offer)]))
             for sender, receiver in ((connection, far), (far, connection)) * 2:
                 sending = start(sender.send, Frame(b"large", [LARGE]))
                 assert len(receiver.receive(SECONDS).body[0]) == len(LARGE)

@@ -11,7 +11,7 @@ from djinn.errors import ProtocolError, TransportError
 from djinn.hooks import Limits
 from djinn_ucx import UcxTransport
 from djinn_ucx.library import library
-from djinn_ucx.opening import Offer, Opening, decode_opening, encode_opening, layout, on_the_socket
+from djinn_ucx.opening import Offer, Opening, decode_opening, encode_opening, layout, socket_limits
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 (REQUIREMENT,) = PROJECT["optional-dependencies"]["ucx"]
@@ -51,4 +51,4 @@ def test_announced_sizes_are_checked_before_allocation():
 
 
 def test_unauthenticated_client_cannot_announce_buffers():
-    assert on_the_socket(Limits(16 << 10, 0, 0)) == Limits(16 << 10, 0, 1)
+    assert socket_limits(Limits(16 << 10, 0, 0)) == Limits(16 << 10, 0, 1)

@@ -10,7 +10,7 @@ from djinn.planning import DataResidency, OptimizationResult, Rewrite
 from djinn_cnn.pipelining.batches import BatchRegion, region_of
 from djinn_cnn.pipelining.state import what_is_carried
 
-PAYS: Final = (
+MAX_TIME_RATIO: Final = (
     0.7  # maximum predicted time relative to no split: splitting costs time if the policy keeps the parts together
 )
 RUNS: Final = 8  # a copied weight stays on its device, so its transfer counts as shared by this number of runs
@@ -45,7 +45,7 @@ class SplitBatches(Optimization):
         parts = min(len(context.topology.devices), region.size)
         whole, divided = _predicted(context, region, parts)
         note = f"{len(region.nodes)} ops over a batch of {region.size} take {whole * 1e3:.3g} ms, in {parts} parts"
-        if divided > min(PAYS, 1 - context.margin) * whole:
+        if divided > min(MAX_TIME_RATIO, 1 - context.margin) * whole:
             reason = f"{note} and with what travels {divided * 1e3:.3g} ms"
             return OptimizationResult(self.name, applied=False, reason=reason)
         rewrite = Rewrite(substitutions=(region.substitution(context.graph, parts),))

@@ -29,7 +29,7 @@ def write(name: str, text: str) -> None:
     aside.replace(name)
 
 
-def tell(text: str) -> None:
+def log_line(text: str) -> None:
     """Write a line to the job's log."""
     sys.stdout.write(f"[djinn] {text}\n")
     sys.stdout.flush()
@@ -64,7 +64,7 @@ def environment(job: dict[str, Any], folder: Path) -> Path:
     python = place / "bin" / "python"
     with FileLock(f"{place}.lock"):
         if not (place / "complete").exists():
-            tell("an environment for the requirements of the project is made, once")
+            log_line("an environment for the requirements of the project is made, once")
             command: list[str | Path] = [base, "-m", "venv", "--clear", "--without-pip", place]
             subprocess.run(command, check=True)
             ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -127,7 +127,7 @@ def main() -> None:
         code = child.wait()
         result["code"] = code if code >= 0 else 128 - code
     except subprocess.CalledProcessError as error:
-        tell(f"the environment cannot be made: {Path(error.cmd[0]).name} ended with {error.returncode}")
+        log_line(f"the environment cannot be made: {Path(error.cmd[0]).name} ended with {error.returncode}")
     finally:
         finish()
 

@@ -88,7 +88,7 @@ def with_allowance(counted: int) -> int:
     return int(counted * ALLOWANCE) + SMALL
 
 
-def tell_fit(
+def print_fit(
     target: str,
     step: Step,
     servers: Sequence[str],
@@ -305,7 +305,7 @@ class Fit:
         return Suggestion(f"djinn serve --memory-gib {gib:g}", least, least <= BUDGET * free, reason)
 
     def _more_executors(self, fullest: Program) -> Iterator[Suggestion]:
-        """Return the fewest executors, of 2, 4 and 8 like the one with most free memory, that hold the divided step."""
+        """Yield the smallest count of 2, 4 and 8 that holds the divided step. Executors are like the one with most free memory."""
         like = self._executor_with_most_free_memory.device
         for count in _SEVERAL:
             if count <= len(self.executors) or count * (like.memory_free or 0) < fullest.needed:

@@ -84,9 +84,9 @@ def plan(
 
     step: Step = step_of(**asked)
     if file is None:
-        from djinn_commands.planning.fit import tell_fit
+        from djinn_commands.planning.fit import print_fit
 
-        tell_fit(model, step, servers, connection_file, (policy, scheduler), as_json=as_json)
+        print_fit(model, step, servers, connection_file, (policy, scheduler), as_json=as_json)
         return
     if servers or connection_file is not None:
         raise click.UsageError(

@@ -25,7 +25,8 @@ class StepCosts:
     Attributes:
         read: seconds of a step that reads one value, without its device time.
         record: seconds of the client's processor for a step.
-        here, there: seconds of a product of two square matrices on this machine and on the device.
+        here: seconds of a product of two square matrices on this machine.
+        there: seconds of the same product on the device.
     """
 
     read: float
@@ -34,31 +35,29 @@ class StepCosts:
     there: float
 
     @property
-    def small(self) -> float:
+    def min_step_seconds(self) -> float:
         """Return the seconds of device time per step below which a read costs more than `TOLERATED` of the step."""
         return self.read / TOLERATED
 
     @property
-    def pays_from(self) -> float | None:
-        """Return the seconds of local time from which a step with a read is faster on the device. None if the device is not faster."""
+    def break_even_seconds(self) -> float | None:
+        """Return the local seconds of a step above which the device is faster, including one read. None if it is not faster."""
         gain = 1.0 - self.there / self.here
         return self.read / gain if gain > TOLERATED else None  # a smaller gain is noise
 
 
 def describe(costs: StepCosts) -> list[str]:
-    """Return sentences for a person."""
+    """Return the costs as sentences for the user."""
     milliseconds = f"{costs.read * 1e3:.1f} ms"
     lines = [
         f"A step that reads a value pays {milliseconds} for the link and for Djinn; the client records {OPS} ops in {costs.record * 1e3:.1f} ms.",
-        f"Below {costs.small * 1e3:.0f} ms of device time a step you pay more than {TOLERATED:.0%} of it. Read values every few steps to pay less.",
+        f"Below {costs.min_step_seconds * 1e3:.0f} ms of device time a step you pay more than {TOLERATED:.0%} of it. Read values every few steps to pay less.",
     ]
     speeds = f"A product of two {SIDE} x {SIDE} matrices takes {costs.here * 1e3:.1f} ms here and {costs.there * 1e3:.1f} ms there"
-    if costs.pays_from is None:
+    if costs.break_even_seconds is None:
         return [*lines, f"{speeds}: the device computes no faster than this machine."]
-    return [
-        *lines,
-        f"{speeds}: steps of more than {costs.pays_from * 1e3:.1f} ms on this machine are faster there.",
-    ]
+    break_even = f"{costs.break_even_seconds * 1e3:.1f} ms"
+    return [*lines, f"{speeds}: steps of more than {break_even} on this machine are faster there."]
 
 
 def measure() -> StepCosts:

@@ -22,7 +22,7 @@ from djinn_costs.cost_based.units import Unit, work_of
 
 _PIECES: Final = 16  # a unit may gather a sixteenth of a device's memory
 # Options with equal predicted costs: a better rate must need less than this share of the other's time.
-PAYS: Final = 0.9
+MAX_TIME_RATIO: Final = 0.9
 _TRIED: Final = 4  # number of single devices, and of part counts, to evaluate
 
 

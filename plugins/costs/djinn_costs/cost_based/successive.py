@@ -11,7 +11,7 @@ import attrs
 
 from djinn.planning import HintUse
 from djinn_costs.cost_based.listing import RUNS, PlacedUnits
-from djinn_costs.cost_based.options import PAYS, Option, Options, shown
+from djinn_costs.cost_based.options import MAX_TIME_RATIO, Option, Options, shown
 from djinn_costs.cost_based.parts import stages
 
 LEAST: Final = 2  # minimum number of devices for a division
@@ -34,9 +34,9 @@ def for_successive(options: Options) -> Option | None:
     rates = [rate for rate in (_in_turns(options, stage_count), _in_stages(options, stage_count)) if rate is not None]
     if not rates:
         return None
-    best = rates[-1] if rates[-1].interval < PAYS * rates[0].interval else rates[0]
+    best = rates[-1] if rates[-1].interval < MAX_TIME_RATIO * rates[0].interval else rates[0]
     # Taking turns compares no prediction of one device with a prediction of another.
-    if best.interval > (PAYS if options.context.stream.turn else options.pays) * alone:
+    if best.interval > (MAX_TIME_RATIO if options.context.stream.turn else options.pays) * alone:
         return None
     others = "".join(f", {_named(r)} every {shown(r.interval)}" for r in rates if r is not best)
     note = f"; one every {shown(best.interval)}{others}, on one device every {shown(alone)}"
@@ -54,7 +54,8 @@ def _in_turns(options: Options, wanted: int) -> Rate | None:
     turn, took = options.context.stream.turn, _whole(options)
     if turn not in took:
         return None
-    alike = [device for device in took if took[device] * PAYS <= took[options.main()] <= took[device] / PAYS]
+    seconds = took[options.main()]
+    alike = [d for d in took if took[d] * MAX_TIME_RATIO <= seconds <= took[d] / MAX_TIME_RATIO]
     count = min(wanted, len(alike))
     if turn not in alike or count < LEAST:
         return None

@@ -39,8 +39,8 @@ class RecordedCall:
         outputs: list[Any] = ops.replay_graph(self._graph, inputs)
         for place, other in self._others:
             outputs.insert(place, other)
-        for tell in taps.op:
-            tell("recorded call", begun, perf_counter())
+        for notify in taps.op:
+            notify("recorded call", begun, perf_counter())
         return outputs
 
 

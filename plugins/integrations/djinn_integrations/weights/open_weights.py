@@ -199,7 +199,7 @@ def _listing(address: str, index: int) -> WeightListing:
         patience = _PATIENCE
         if not reply.unfinished:
             return _listed(address, reply)
-        context.observers.tell("downloading", address=address, done=reply.done, expected=reply.expected)
+        context.observers.emit("downloading", address=address, done=reply.done, expected=reply.expected)
         if until is not None and time.monotonic() >= until:
             raise _not_opened(address)
         time.sleep(_PAUSE_SECONDS)

@@ -12,7 +12,7 @@ from djinn.hooks import OptimizationContext
 from djinn.planning import DataResidency, storage_of
 from djinn_optimizations.prefill.rows import NotDivisible, Rows
 
-PAYS: Final = 0.9  # maximum time as a share of the single-device time, because predictions are inexact
+MAX_TIME_RATIO: Final = 0.9  # maximum time as a share of the single-device time, because predictions are inexact
 PART: Final = 4e-4  # seconds of waiting per transfer
 PLANNING: Final = 1e-4  # seconds of planning per op and chunk, for a new prompt length
 RUNS: Final = 8  # prompts of one length that share the planning time
@@ -64,7 +64,7 @@ def choose(context: OptimizationContext, rows: Rows) -> ChunkChoice:
     seconds, ends = min(candidates)
     alone = times.alone
     planning = PLANNING * len(context.graph.nodes) * len(ends) / RUNS
-    if seconds + planning > min(PAYS, 1 - context.margin) * alone:
+    if seconds + planning > min(MAX_TIME_RATIO, 1 - context.margin) * alone:
         raise NotDivisible(
             f"split, {rows.rows} rows would take {seconds * 1000.0:.3g} ms; on one device {alone * 1000.0:.3g} ms"
         )

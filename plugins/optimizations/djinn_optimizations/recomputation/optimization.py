@@ -10,9 +10,9 @@ from djinn_core.planning.units import duration, size
 from djinn_optimizations.recomputation.choices import ReplicaChoice, choices
 from djinn_optimizations.recomputation.cone import cones
 
-PAYS = 0.8  # maximum predicted time with replicas, as a share of the time without
-WORTH = 0.2  # seconds to save per second of recomputing: devices have other work
-MATTERS = 0.02  # share of the program's time that sending must take before choices are evaluated
+MAX_TIME_RATIO = 0.8  # maximum predicted time with replicas, as a share of the time without
+MIN_GAIN_RATIO = 0.2  # seconds to save per second of recomputing: devices have other work
+MIN_SEND_SHARE = 0.02  # share of the program's time that sending must take before choices are evaluated
 _MARK = "djinn::mark"  # an event that the program records: the ops before it are being timed
 
 Judge = Callable[[Sequence[ReplicaChoice], bool], ReplicaChoice]
@@ -23,7 +23,8 @@ def quickest(found: Sequence[ReplicaChoice], streaming: bool) -> ReplicaChoice:
     takes = [choice.interval if streaming else choice.seconds for choice in found]
     best = min(range(len(found)), key=lambda i: (takes[i], found[i].computing))
     seconds_saved = takes[0] - takes[best]
-    return found[best] if seconds_saved > max((1 - PAYS) * takes[0], WORTH * found[best].computing) else found[0]
+    least = max((1 - MAX_TIME_RATIO) * takes[0], MIN_GAIN_RATIO * found[best].computing)
+    return found[best] if seconds_saved > least else found[0]
 
 
 class Recomputation(Optimization):
@@ -55,7 +56,7 @@ class Recomputation(Optimization):
             return self._not_applied("the program records events, or none was recorded: it runs as it was written")
         cone_list = cones(context, placement)
         sending = sum(cone.sending[v] for cone in cone_list for v in cone.wanted)
-        if not cone_list or sending < MATTERS * _lower_bound_seconds(context):
+        if not cone_list or sending < MIN_SEND_SHARE * _lower_bound_seconds(context):
             return self._not_applied(
                 f"what could be computed again takes {duration(sending)} to send" if cone_list else _NOTHING
             )

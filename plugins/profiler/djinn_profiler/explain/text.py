@@ -50,11 +50,11 @@ def explain(result: PipelineResult, *, unfold: bool = False, depth: int | None =
     """
     description = describe(result, unfold=unfold)
     lines: list[str] = []
-    for stage, tell in _TELLERS.items():
+    for stage, format_stage in _FORMATTERS.items():
         if stage in description:
             seconds = description["seconds"].get(stage)
             lines.append(f"{stage}{f'  ({duration(seconds)})' if seconds else ''}")
-            lines += [f"  {line}" for line in tell(description[stage])]
+            lines += [f"  {line}" for line in format_stage(description[stage])]
     lines += ["modules", *(f"  {line}" for line in tree(description["modules"], depth))]
     return Explanation("\n".join(lines), description)
 
@@ -85,7 +85,7 @@ def tree(whole: dict[str, Any], depth: int | None = None) -> Iterator[str]:
 
 def _rows(part: dict[str, Any], whole: dict[str, Any], depth: int | None, head: str, under: str) -> Iterator[_TreeRow]:
     inner = part["parts"] if depth != 0 else []
-    notes = tuple(note for match in part["patterns"] for note in _note(match))
+    notes = tuple(note for match in part["patterns"] for note in _decision_lines(match))
     yield _TreeRow(head + _label(part), _cells(part, whole), notes, f"{under}{'│  ' if inner else '   '}")
     below = None if depth is None else depth - 1
     for child in inner:
@@ -118,7 +118,7 @@ def _cells(part: dict[str, Any], whole: dict[str, Any]) -> tuple[str, ...]:
     return (phase + more, f"{part['ops']:,}", *cost, ", ".join([*memory, *where]))
 
 
-def _note(found: dict[str, Any]) -> Iterator[str]:
+def _decision_lines(found: dict[str, Any]) -> Iterator[str]:
     times = f" x{found['count']}" if found["count"] > 1 else ""
     fields = {n: f for n, f in found["details"].items() if f is not None and not isinstance(f, dict | list)}
     facts = ", ".join(f"{name} {fact}" for name, fact in fields.items())
@@ -143,13 +143,13 @@ def listed(counts: dict[str, int]) -> str:
     return ", ".join([*counts_shown, f"others {rest:,}"] if rest else counts_shown) or "none"
 
 
-def _tell_graph(part: dict[str, Any]) -> Iterator[str]:
+def _graph_lines(part: dict[str, Any]) -> Iterator[str]:
     yield f"{part['nodes']:,} nodes, {part['inputs']:,} inputs, {part['outputs']:,} outputs"
     yield f"topology {part['topology_hash']}, shapes {part['shape_hash']}"
     yield f"ops: {listed(part['operations'])}"
 
 
-def _tell_profile(part: dict[str, Any]) -> Iterator[str]:
+def _profile_lines(part: dict[str, Any]) -> Iterator[str]:
     yield f"workload {part['workload']}: {'; '.join(part['reasons'])}"
     yield f"phases: {listed(part['phases'])}"
     yield f"modalities: {listed(part['modalities'])}"
@@ -168,7 +168,7 @@ def _range(numbers: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _tell_costs(part: dict[str, Any]) -> Iterator[str]:
+def _costs_lines(part: dict[str, Any]) -> Iterator[str]:
     yield f"{work(part['flops'])} of products, convolutions and attention"
     for device, cost in part["devices"].items():
         bytes_moved = size(cost["bytes_read"] + cost["bytes_written"])
@@ -178,7 +178,7 @@ def _tell_costs(part: dict[str, Any]) -> Iterator[str]:
         yield "dearest: " + ", ".join(f"{d['op']} {duration(d['seconds'])}" for d in part["dearest"])
 
 
-def _tell_plan(part: dict[str, Any]) -> Iterator[str]:
+def _plan_lines(part: dict[str, Any]) -> Iterator[str]:
     yield f"{part['nodes']:,} of {part['nodes_before']:,} nodes run"
     for r in part["optimizations"]:
         prediction = (
@@ -190,7 +190,7 @@ def _tell_plan(part: dict[str, Any]) -> Iterator[str]:
         yield f"hints: {listed(part['hints'])}"
 
 
-def _tell_placement(part: dict[str, Any]) -> Iterator[str]:
+def _placement_lines(part: dict[str, Any]) -> Iterator[str]:
     yield f"policy {part['policy']}"
     for refusal in part["refused"][:_SHOWN]:
         yield f"not {refusal}"
@@ -202,7 +202,7 @@ def _tell_placement(part: dict[str, Any]) -> Iterator[str]:
         yield f"{replica['nodes']:,} nodes on {replica['device']} as well: {replica['reason']}"
 
 
-def _tell_schedule(part: dict[str, Any]) -> Iterator[str]:
+def _schedule_lines(part: dict[str, Any]) -> Iterator[str]:
     yield f"scheduler {part['scheduler']}: {'; '.join(part['reasons'])}"
     for group in part["groups"][:_SHOWN]:
         yield f"stage {group['stage']}: {group['nodes']:,} nodes on {group['device']}, {group['strategy']}"
@@ -212,11 +212,11 @@ def _tell_schedule(part: dict[str, Any]) -> Iterator[str]:
         yield f"{device}: {listed(steps)}"
 
 
-_TELLERS = {
-    "graph": _tell_graph,
-    "annotate": _tell_profile,
-    "estimate": _tell_costs,
-    "optimize": _tell_plan,
-    "place": _tell_placement,
-    "schedule": _tell_schedule,
+_FORMATTERS = {
+    "graph": _graph_lines,
+    "annotate": _profile_lines,
+    "estimate": _costs_lines,
+    "optimize": _plan_lines,
+    "place": _placement_lines,
+    "schedule": _schedule_lines,
 }
