@@ -121,7 +121,7 @@ class SessionLoop:
                     elif step is Step.RESUME:
                         self._threads.promote_follower()
                         self._advance(connection)
-                    elif step is Step.WAIT or not self._receive(connection) or self._offers:
+                    elif step is Step.WAIT or not self._receive(connection):
                         self._cancellation.busy_since = 0.0
                         yield self._pause(connection, listens=step is Step.RECEIVE)
                         self._resumed_at = time.monotonic()
@@ -193,9 +193,10 @@ class SessionLoop:
         self._cancellation.busy_since = 0.0
         self._used = self._handlers.brief_use if self.is_pooled else None
         if self._used is not None and self._threads.alternate and connection.descriptor() is not None:
-            frame = connection.receive(0.0)
             self._offers = time.monotonic() - self._resumed_at >= OFFER_SECONDS
-            return frame
+            if self._offers:
+                raise TimeoutError
+            return connection.receive(0.0)
         self._threads.promote_follower()
         expected = self._handlers.receive_ahead(connection)
         return connection.receive(self._linger) if expected is None else expected
@@ -205,8 +206,8 @@ class SessionLoop:
         deadline = machine.deadline()
         if machine.current is None and (idle := self._handlers.idle_deadline()) is not None:
             deadline = idle if deadline is None else min(deadline, idle)
-        if self._offers:  # a message is queued
-            deadline, listens, self._received_at = _AT_ONCE, False, 0.0
+        if self._offers:
+            deadline = _AT_ONCE
         lingers = listens and (machine.current is None or machine.needs_client)
         pause = Pause(deadline, connection if listens else None, lingers=lingers, used=self._used)
         self._used, self._offers = None, False
