@@ -58,7 +58,7 @@ def shorten(error: BaseException) -> None:
 
 
 def shorten_through(error: BaseException) -> None:
-    """As `shorten`, if frames of the user and of PyTorch lie between this package's: remove only the latter."""
+    """Remove only this package's frames, because frames of the user and of PyTorch lie between them."""
     if not shows_debug() and not _is_defect(error):
         _leave_out(error, _is_own)
 

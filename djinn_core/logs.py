@@ -276,7 +276,7 @@ class RecentLines(logging.Handler):
         logging.getLogger(ROOT).addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """As `logging.Handler`."""
+        """Collect a log line, without secrets."""
         event = {"event": record.getMessage(), **getattr(record, "djinn", {})}
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         line = _without_secrets(one_line(f"{clock} {record.levelname.lower()} {_line(event)}"))

@@ -38,7 +38,7 @@ _BOTH = (
 
 
 def outcome(future: Future[R], mend: str) -> R:
-    """As `suite.outcome`, in the time of this suite."""
+    """Return the result of a started call, within `SECONDS` of this suite."""
     return suite.outcome(future, mend, SECONDS)
 
 

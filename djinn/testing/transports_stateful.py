@@ -50,7 +50,7 @@ _CLOSES = "`close` must return once the other end has closed, too, and within se
 
 
 def outcome(call: Future[None], mend: str) -> None:
-    """As `suite.outcome`, with less patience."""
+    """Check that a started call ends within `PATIENCE` seconds."""
     suite.outcome(call, mend, PATIENCE)
 
 

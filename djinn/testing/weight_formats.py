@@ -28,11 +28,11 @@ class _InMemory(WeightFile):
         self.data, self.name, self.size = data, name, len(data)
 
     def version(self) -> str:
-        """As `WeightFile.version`."""
+        """Return a text that changes when the contents may have changed."""
         return "1"
 
     def read_into(self, start: int, buffer: memoryview) -> None:
-        """As `WeightFile.read_into`."""
+        """Fill `buffer` (bytes) with the contents from byte `start` on."""
         part = self.data[start : start + len(buffer)]
         if start < 0 or len(part) != len(buffer):
             raise OSError("beyond the end of the file")

@@ -27,19 +27,19 @@ class WrappedChannel(PlainChannel, ClientChannel):
         super().__init__(inner)
 
     def limit_reconnect_seconds(self, patience: float) -> None:
-        """As `ClientChannel.limit_reconnect_seconds`."""
+        """Limit reconnection to `patience` seconds, unless the current limit is lower."""
         self._inner.limit_reconnect_seconds(patience)
 
     def call_when_resumed(self, resumed: Callable[[float], None]) -> None:
-        """As `ClientChannel.call_when_resumed`."""
+        """Call `resumed` after each reconnection, with the seconds without a connection."""
         self._inner.call_when_resumed(resumed)
 
     def copy_borrowed(self) -> None:
-        """As `SessionChannel.copy_borrowed`."""
+        """Copy sent frames whose memory is still used, because it is about to change."""
         self._inner.copy_borrowed()
 
     def expire(self) -> None:
-        """As `SessionChannel.expire`."""
+        """Allow no further connection. The current one continues."""
         self._inner.expire()
 
 

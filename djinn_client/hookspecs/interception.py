@@ -75,7 +75,7 @@ class Interception(ABC):
     def run(
         self, fetch: tuple[int, ...] = (), describe: tuple[int, ...] = (), synchronize: bool = False
     ) -> SubmissionReply:
-        """As `send`, but wait for the reply."""
+        """Send the recorded ops, and wait for the reply."""
         return self.sink.wait(self.send(fetch, describe, synchronize))
 
     def synchronize(self) -> None:

@@ -32,11 +32,11 @@ class PendingReply(ABC):
 
     @abstractmethod
     def wait(self) -> SubmissionReply:
-        """As `Sink.wait`."""
+        """Wait for the requested values: one round trip. The caller does not hold the lock."""
 
     @abstractmethod
     def is_there(self) -> bool:
-        """As `Sink.is_there`."""
+        """Return True if `wait` would not block. Read arrived replies; never block."""
 
     @abstractmethod
     def discard(self) -> None:
@@ -63,16 +63,16 @@ class Executor(Protocol):
         """Profile of the last program that was sent to it, or None."""
 
     def submit(self, submission: Submission) -> PendingReply:
-        """As `Sink.submit`."""
+        """Send a submission without waiting for the reply. The caller holds the lock."""
 
     def upload(self, handle: int, source: torch.Tensor | StoredTensor) -> None:
-        """As `Sink.upload`."""
+        """Upload `source` as the value `handle`. A CPU tensor may be changed after the call."""
 
     def expect_uploads(self, tensors: Sequence[torch.Tensor]) -> None:
-        """As `Sink.expect`."""
+        """Announce CPU tensors that will be uploaded next, in order, and not written before."""
 
     def ask(self, message: Message, kind: type[M]) -> M:
-        """As `Sink.ask`."""
+        """Send a question. Return the reply, of type `kind`: one round trip."""
 
 
 E = TypeVar("E", bound=Executor)
@@ -151,7 +151,7 @@ class JoinedReplies(PendingReply):
         self.errors: list[DjinnError] = []
 
     def wait(self) -> SubmissionReply:
-        """As `PendingReply.wait`."""
+        """Wait for the requested values: one round trip."""
         with interrupt_mask:
             try:
                 while self.waiting:
@@ -189,21 +189,21 @@ class JoinedReplies(PendingReply):
         """Record that an executor replied with an error. The replies of the other executors are still awaited."""
 
     def is_there(self) -> bool:
-        """As `PendingReply.is_there`."""
+        """Return True if `wait` would not block. Read arrived replies; never block."""
         return all(pending.is_there() for _, pending in self.waiting)
 
     def discard(self) -> None:
-        """As `PendingReply.discard`."""
+        """Discard a deferred result. Safe in finalizers."""
         for _, pending in self.waiting:
             pending.discard()
 
     def abandon(self) -> None:
-        """As `PendingReply.abandon`."""
+        """Abandon a result for which a thread has begun to wait."""
         for _, pending in self.waiting:
             pending.abandon()
 
     def mark_unobserved(self) -> None:
-        """As `PendingReply.mark_unobserved`."""
+        """Report errors of this thread's later submissions only where their results are used."""
         for _, pending in self.waiting:
             pending.mark_unobserved()
 
@@ -261,7 +261,7 @@ class Router:
         return (Part(self.executors.present[0], submission),)
 
     def submit(self, submission: Submission) -> PendingReply:
-        """As `Sink.submit`: send the parts of a submission."""
+        """Send the parts of a submission to their executors."""
         parts = self.route(submission)
         members = self.executors.members
         if len(parts) == 1 and parts[0].submission is submission and not parts[0].brings:
@@ -275,15 +275,15 @@ class Router:
         return JoinedReplies(submission, [one for one in asked if one[0].is_answered])
 
     def upload(self, handle: int, source: torch.Tensor | StoredTensor, device: int = 0) -> None:
-        """As `Sink.upload`."""
+        """Upload `source` as the value `handle`. A CPU tensor may be changed after the call."""
         self.executors.at(device)[0].upload(handle, source)
 
     def expect(self, tensors: Sequence[torch.Tensor]) -> None:
-        """As `Sink.expect`."""
+        """Announce CPU tensors that will be uploaded next, in order, and not written before."""
         self.executors.here[0].expect_uploads(tensors)
 
     def ask(self, message: Message, kind: type[M], device: int = 0) -> M:
-        """As `Sink.ask`."""
+        """Send a question. Return the reply, of type `kind`: one round trip."""
         return self.executors.at(device)[0].ask(message, kind)  # type: ignore[no-any-return]
 
     def home(self, storage: int) -> int | None:

@@ -121,7 +121,7 @@ class _FetchedCall:
     use: Use
 
     def done(self) -> bool:
-        """As `PendingCopy.done`."""
+        """Return True if the elements have arrived or the copy was dropped. Never blocks."""
         return self.pending.done()
 
     def land(self, strict: bool) -> None:

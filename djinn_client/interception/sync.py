@@ -48,7 +48,7 @@ def fetch(tensor: LazyTensor) -> torch.Tensor:
 
 
 def _read(value: Value) -> torch.Tensor:
-    """As `read_only`, for a value that may cover a part of its storage."""
+    """Return the elements of a value, which may cover a part of its storage."""
     captures = recorders.thread.recorder.captures  # the taps must see that the program waits
     part = None if captures else part_of(value, read_only)
     return read_only(value) if part is None else part

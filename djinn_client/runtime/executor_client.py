@@ -46,23 +46,23 @@ class ExecutorReply(PendingReply):
         self.number = number
 
     def wait(self) -> SubmissionReply:
-        """As `Replies.wait`."""
+        """Wait for the requested values: one round trip."""
         return self.replies.wait(self.number)
 
     def is_there(self) -> bool:
-        """As `Replies.has_come`."""
+        """Return True if `wait` would not block."""
         return self.replies.has_come(self.number)
 
     def discard(self) -> None:
-        """As `Replies.discard`."""
+        """Discard a deferred result."""
         self.replies.discard(self.number)
 
     def abandon(self) -> None:
-        """As `Replies.abandon`."""
+        """Give up waiting for the reply."""
         self.replies.abandon(self.number)
 
     def mark_unobserved(self) -> None:
-        """As `Replies.mark_unobserved`."""
+        """Report errors of this thread's later submissions only where their results are used."""
         self.replies.mark_unobserved(self.number)
 
 
@@ -101,7 +101,7 @@ class ExecutorClient:
 
     @property
     def device(self) -> DeviceInfo:
-        """As `Executor.device`."""
+        """Return the executor's device."""
         return self.opened.attached.device
 
     @property
@@ -110,7 +110,7 @@ class ExecutorClient:
         return self.link.server
 
     def submit(self, submission: Submission) -> ExecutorReply:
-        """As `Executor.submit`.
+        """Send a submission without waiting for the reply.
 
         Raises:
             SessionLost: the executor is gone.
@@ -123,7 +123,7 @@ class ExecutorClient:
         return ExecutorReply(self.replies, number)
 
     def upload(self, handle: int, source: torch.Tensor | StoredTensor) -> None:
-        """As `Executor.upload`.
+        """Upload `source` as the value `handle`.
 
         Raises:
             SessionLost: the executor is gone.
@@ -137,7 +137,7 @@ class ExecutorClient:
             self.unread[handle] = source.nbytes
 
     def expect_uploads(self, tensors: Sequence[torch.Tensor]) -> None:
-        """As `Executor.expect_uploads`."""
+        """Announce CPU tensors that will be uploaded next, in order."""
         if tensors:
             self._observers.emit("uploading", bytes=sum(t.nbytes for t in tensors))
         with interrupt_mask:
@@ -152,7 +152,7 @@ class ExecutorClient:
         return self.replies.ask(ReadProgressRequest(patience), ReadProgressReply).left
 
     def ask(self, message: Message, kind: type[M]) -> M:
-        """As `Executor.ask`.
+        """Send a question. Return the reply, of type `kind`: one round trip.
 
         Raises:
             SessionLost: the executor is gone.
@@ -165,7 +165,7 @@ class ExecutorClient:
 
     @property
     def last_profile(self) -> WorkloadProfile | None:
-        """As `Executor.last_profile`.
+        """Return the profile of the last program that was sent, or None.
 
         Programs that ran without a plan are analysed now. Value ids, and facts such as the number of keys, are those of
         the program's first run.

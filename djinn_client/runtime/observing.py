@@ -23,11 +23,11 @@ class EventTap(Tap):
         self._events = events
 
     def sent(self, executor: int, number: int, pending: Any, begun: float, sending: float, nbytes: int) -> None:  # noqa: ARG002
-        """As `Tap.sent`: the event `submitted`."""
+        """Emit the event `submitted`."""
         self._events.emit("submitted", submission=number, executor=executor, instructions=len(pending.program))
 
     def answered(self, executor: int, number: int, completed: Completed, nbytes: int) -> None:  # noqa: ARG002
-        """As `Tap.answered`: the event `completed`."""
+        """Emit the event `completed`."""
         timing, failures = completed.timing, len(completed.failures)
         self._events.emit(
             "completed",
@@ -39,7 +39,7 @@ class EventTap(Tap):
         )
 
     def waited(self, cause: Cause, begun: float, executor: int, number: int) -> None:  # noqa: ARG002
-        """As `Tap.waited`: the event `waited`."""
+        """Emit the event `waited`."""
         self._events.emit("waited", submission=number, executor=executor, seconds=time.perf_counter() - begun)
 
 
@@ -68,7 +68,7 @@ class Observers(Events):
         )
 
     def emit(self, name: str, **fields: Any) -> None:
-        """As `Events.emit`."""
+        """Send an event to the observers. After `connected`, ask them again which events they want."""
         super().emit(name, **fields)
         if name == "connected":  # the observers may request other events from now on
             self.become([sink for sink in self.sinks if sink not in self._joined])

@@ -82,7 +82,7 @@ class Session:
 
     @property
     def round_trip_seconds(self) -> float | None:
-        """As `Facts.round_trip_seconds`: the maximum over the executors."""
+        """Return the longest network round trip to an executor in seconds; None if unknown."""
         round_trips = [s for executor in self.executors.here if (s := executor.replies.round_trip_seconds) is not None]
         return max(round_trips, default=None)
 

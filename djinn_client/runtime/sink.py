@@ -54,15 +54,15 @@ class ClientSink(Sink):
         return self._session().router.submit(submission)
 
     def wait(self, ticket: PendingReply) -> SubmissionReply:
-        """As `Sink.wait`."""
+        """Wait for the requested values of a submission: one round trip."""
         return ticket.wait()
 
     def is_there(self, ticket: PendingReply) -> bool:
-        """As `Sink.is_there`."""
+        """Return True if `wait` would not block. Read arrived replies; never block."""
         return ticket.is_there()
 
     def abandon(self, ticket: PendingReply | None = None, *, later: bool = False) -> None:
-        """As `Sink.abandon`."""
+        """Abandon requested values."""
         if ticket is None:
             if (session := self._context.session) is not None:
                 session.interrupted()
@@ -72,13 +72,13 @@ class ClientSink(Sink):
             ticket.discard()
 
     def upload(self, handle: int, source: torch.Tensor | StoredTensor, device: int = 0) -> None:
-        """As `Sink.upload`."""
+        """Upload `source` as the value `handle`. A CPU tensor may be changed after the call."""
         self._session().router.upload(handle, source, device)
 
     def expect(self, tensors: Sequence[torch.Tensor]) -> None:
-        """As `Sink.expect`."""
+        """Announce CPU tensors that will be uploaded next, in order, and not written before."""
         self._session().router.expect(tensors)
 
     def ask(self, message: Message, kind: type[M], device: int = 0) -> M:
-        """As `Sink.ask`."""
+        """Send a question. Return the reply, of type `kind`: one round trip."""
         return self._session().router.ask(message, kind, device)

@@ -41,11 +41,11 @@ class WrappedConnection(SessionChannel):
         self._inner = inner
 
     def place_bodies(self, place: Callable[[bytes, int], memoryview | None]) -> None:
-        """As `Connection.place_bodies`."""
+        """Receive large buffers in memory that `place` returns."""
         self._inner.place_bodies(place)
 
     def descriptor(self) -> int | None:
-        """As `Connection.descriptor`."""
+        """Return a descriptor that becomes readable when the next frame begins to arrive."""
         return self._inner.descriptor()
 
 
@@ -54,7 +54,7 @@ class PlainChannel(WrappedConnection):
 
     @property
     def limits(self) -> Limits:
-        """As `Connection.limits`."""
+        """Return the maximum size of a frame, in both directions."""
         return self._inner.limits
 
     @limits.setter
@@ -62,19 +62,19 @@ class PlainChannel(WrappedConnection):
         self._inner.limits = limits
 
     def send(self, frame: Frame) -> None:
-        """As `Connection.send`."""
+        """Send a frame. Its buffers are the caller's again when this returns."""
         self._inner.send(frame)
 
     def receive(self, timeout: float | None = None) -> Frame:
-        """As `Connection.receive`."""
+        """Return the next frame. Wait at most `timeout` seconds, or forever if it is None."""
         return self._inner.receive(timeout)
 
     def close(self) -> None:
-        """As `Connection.close`."""
+        """Close both directions. A waiting `send` or `receive` raises `TransportError`."""
         self._inner.close()
 
     def copy_borrowed(self) -> None:
-        """As `SessionChannel.copy_borrowed`: there is nothing to copy."""
+        """Do nothing: `send` borrows no memory."""
 
     def expire(self) -> None:
-        """As `SessionChannel.expire`: there is no further connection."""
+        """Do nothing: there is no further connection."""

@@ -36,7 +36,7 @@ class LocalTransport(Transport):
     capabilities = TransportCapabilities(same_host=True, relayed=False, speed=100)
 
     def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
-        """As `Transport.connect`."""
+        """Connect to a server, within `timeout` seconds."""
         path = _path_of(url)
         sock = _open_socket()
         try:
@@ -48,7 +48,7 @@ class LocalTransport(Transport):
         return SocketConnection(sock, limits, f"server {url}")
 
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], bool | None]) -> Listener:
-        """As `Transport.listen`. A stale socket file is replaced.
+        """Listen at `url`, and call `accept` for each connection. A stale socket file is replaced.
 
         Raises:
             TransportError: the path is too long or taken, or other users may write to its directory.

@@ -56,7 +56,7 @@ class EmbeddedExecutor(Protocol):
         """Description of how the current process has ended."""
 
     def notice(self) -> str:
-        """As `ExecutorHandle.notice`."""
+        """Return why the engine will end the executor; empty if it will not."""
 
     def wait_ready(self, timeout: float) -> Ready:
         """Wait until the executor listens. Return its addresses and its device. End the executor after a timeout.

@@ -180,7 +180,7 @@ def load_registry(
     kinds: Collection[str] = EVERY_KIND,
     started: bool = False,
 ) -> Registry:
-    """As `open_registry`, but load all of the kinds now."""
+    """Find the selected plugins, and load all kinds now."""
     registry = open_registry(selection, builtins=builtins, entry_points=entry_points, kinds=kinds, started=started)
     registry.load(*[kind.name for kind in KINDS if kind.name in kinds])
     return registry

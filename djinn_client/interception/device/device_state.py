@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class DeviceProperties:
-    """As `torch.cuda.get_device_properties`; sizes in bytes.
+    """Properties of a device, named as by `torch.cuda.get_device_properties`; sizes in bytes.
 
     Attributes:
         kind: the executor's name for its device type, such as `cuda`.

@@ -32,7 +32,7 @@ def _batch_norm(func: Any) -> Rule:
 
 
 def _batch_norm_in_evaluation(func: Any) -> Rule:
-    """As `_batch_norm`, for ops that are always in evaluation. More results may follow."""
+    """Return a rule with empty statistics, for ops that are always in evaluation. More results may follow."""
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         out, mean, rstd, *rest = func(*args, **kwargs)

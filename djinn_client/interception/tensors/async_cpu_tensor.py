@@ -84,11 +84,11 @@ class _Arrival:
                 vars(tensor).pop("arrival", None)
 
     def done(self) -> bool:
-        """As `PendingCopy.done`."""
+        """Return True if the elements have arrived or the copy was dropped. Never blocks."""
         return self._landed or self._tensor() is None or self._pending.done()
 
     def land(self, strict: bool) -> None:
-        """As `PendingCopy.land`. A tensor without user memory raises its error on use instead."""
+        """Put the copied elements into the tensor. A tensor without user memory raises its error on use instead."""
         try:
             self.wait()
         except DjinnError:

@@ -60,14 +60,14 @@ class BatchedFetch:
         self._expected: dict[int, _ExpectedValue] = {}
 
     def take(self, key: int) -> torch.Tensor | None:
-        """As `ExpectedFetches.take`."""
+        """Return the elements of the value `key` if a fetch of it was predicted."""
         if key not in self._expected:
             self._fetch_batch(key)
         expected = self._expected.pop(key, None)
         return None if expected is None else expected.take()
 
     def to_upload(self) -> list[torch.Tensor]:
-        """As `ExpectedFetches.to_upload`."""
+        """Return the CPU tensors that will be uploaded next. Later calls return none."""
         copies, self._here = self._here, None
         return copies() if copies is not None else []
 
@@ -109,7 +109,7 @@ class SavedStorages(BatchedFetch):
         self._seen: dict[int, torch.UntypedStorage] = {}
 
     def saw(self, storage: Any) -> None:
-        """As `ExpectedFetches.saw`."""
+        """Record that PyTorch accessed a remote storage, which may be fetched as a whole."""
         if storage.nbytes():
             self._seen[storage._cdata] = storage  # noqa: SLF001 - the storage itself, of which there may be several objects
 

@@ -381,7 +381,7 @@ def close_reason(connection: Connection) -> str:
 
 
 def cached_operators_digest() -> str:
-    """As `operators_digest`, but cached on disk by an earlier process."""
+    """Return the digest of the allow-list, which an earlier process may have cached on disk."""
     path = cache_directory() / "operators.json"
     try:
         key = _digest_key()

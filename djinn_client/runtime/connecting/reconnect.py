@@ -70,15 +70,15 @@ class ResumingConnection(ReliableConnection, ClientChannel):
 
     @property
     def reconnection(self) -> Reconnection:
-        """As `ClientChannel.reconnection`."""
+        """Return the reconnection to the executor."""
         return self._redial
 
     def limit_reconnect_seconds(self, patience: float) -> None:
-        """As `ClientChannel.limit_reconnect_seconds`."""
+        """Limit reconnection to `patience` seconds, unless the current limit is lower."""
         self._patience = min(self._patience, patience)
 
     def call_when_resumed(self, resumed: Callable[[float], None]) -> None:
-        """As `ClientChannel.call_when_resumed`."""
+        """Call `resumed` after each reconnection, with the seconds without a connection."""
         self._when_resumed.append(resumed)
 
     def _follow(self, inner: Connection) -> None:
@@ -240,11 +240,11 @@ class ExecutorReconnection(ABC):
         return connection, resumed.received
 
     def parallel_connection(self, group: bytes) -> Connection:
-        """As `Reconnection.parallel_connection`. Raises as `__call__`."""
+        """Return a connection parallel to the session's. Raises as `__call__`."""
         return self._ask(ParallelAttach(self.session, self.secret, group))[0]
 
     def control_channel(self) -> Connection:
-        """As `Reconnection.control_channel`. Raises as `__call__`."""
+        """Return a control channel of the session. Raises as `__call__`."""
         return self._ask(ControlAttach(self.session, self.secret))[0]
 
     @abstractmethod
@@ -269,7 +269,7 @@ class ServerReconnection(ExecutorReconnection):
     recoverable: bool
 
     def parallel_connection(self, group: bytes) -> Connection:
-        """As `Reconnection.parallel_connection`; None is possible if the gateway relays. Raises as `__call__`."""
+        """Return a connection parallel to the session's. Raises TransportError if the gateway relays, else as `__call__`."""
         if not self.direct:
             raise TransportError("parallel connections are not possible: the gateway relays frames")
         return self._ask_at(self.direct, self.server.timeout, ParallelAttach(self.session, self.secret, group))[0]

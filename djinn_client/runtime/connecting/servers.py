@@ -186,7 +186,7 @@ def ask_servers(settings: Settings) -> dict[str, Status | DjinnError]:
 
 
 def ask_configured(settings: Settings, ask: Callable[[Server], T]) -> Iterator[tuple[str, T | DjinnError]]:
-    """As `ask_each`, for the configured servers. Yields nothing if there are none. Raises what `ask_servers` does."""
+    """Ask each configured server. Yield nothing if there are none. Raises as `ask_servers`."""
     registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds={"transports"})
     servers = find_servers(settings, registry.transports)
     if servers is None:
@@ -207,7 +207,7 @@ def command_settings(servers: Sequence[str], connection_file: Path | None) -> Se
 
 
 def ask_named(servers: Sequence[str] = (), connection_file: Path | None = None) -> dict[str, Status | DjinnError]:
-    """As `ask_servers`, for these log-ins or URLs, for a connection file, or else for the configured servers.
+    """Return the status of servers: of log-ins or URLs, of a connection file, or else of the configured servers.
 
     Raises:
         ConfigurationError: no server is configured, or a server cannot be used.

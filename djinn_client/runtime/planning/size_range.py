@@ -63,7 +63,7 @@ class SizeRange(msgspec.Struct, frozen=True):
         return self._are_near(self.sizes, [slots[p] for p in self.numbers])
 
     def covers_parts(self, program: Program, places: Iterable[int], sizes: Iterable[tuple[int, Slot]]) -> bool:
-        """As `covers`, if the rest is known to be in the range. `sizes`: positions in `numbers`, with their sizes."""
+        """Return True if these parts are in the range. `places`: operands. `sizes`: positions in `numbers`, with sizes."""
         for i in places:
             (call, operand), meta = self.places[i], self.metas[i]
             other = program.call(call).operands[operand]

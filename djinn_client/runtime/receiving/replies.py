@@ -191,7 +191,7 @@ class Replies:
             self.await_reply(number)
 
     def wait(self, number: int) -> SubmissionReply:
-        """As `PendingReply.wait`.
+        """Wait for the requested values: one round trip.
 
         Raises:
             RemoteError: a requested value could not be computed, or any op failed before a synchronization.
@@ -232,7 +232,7 @@ class Replies:
         return SubmissionReply(tensors, described, spent)
 
     def discard(self, number: int) -> None:
-        """As `PendingReply.discard`."""
+        """Discard a deferred result. Safe in finalizers."""
         self.deferred.discard(number)
 
     def abandon(self, number: int) -> None:
@@ -240,13 +240,13 @@ class Replies:
         self.abandoned.add(number)
 
     def mark_unobserved(self, number: int) -> None:
-        """As `PendingReply.mark_unobserved`."""
+        """Report errors of this thread's later submissions only where their results are used."""
         with interrupt_mask, collect_later, self._link.reading:
             self.cancellation.mark_unobserved_after(number)
             self.reader.failures.mark_unobserved((self.reader.number, number))
 
     def has_come(self, number: int) -> bool:
-        """As `PendingReply.is_there`."""
+        """Return True if `wait` would not block. Read arrived replies; never block."""
         require_stack_room()
         if number in self.pending and not self._link.lost:
             try:
@@ -258,7 +258,7 @@ class Replies:
 
     @property
     def round_trip_seconds(self) -> float | None:
-        """As `Facts.round_trip_seconds`."""
+        """Return the network round trip in seconds, without the executor's time; None if unknown."""
         return self._round_trips.seconds
 
     # --- questions -----------------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ class Submissions:
         replies.handle(TemplateRequest, self._define)
 
     def submit(self, submission: Submission) -> int:
-        """As `Sink.submit`.
+        """Send a submission without waiting for the reply.
 
         Raises:
             SessionLost: the executor is gone.

@@ -68,7 +68,7 @@ class ReconnectingConnection(WrappedConnection):
 
     @property
     def limits(self) -> Limits:
-        """As `Connection.limits`."""
+        """Return the maximum size of a frame, in both directions."""
         return self._limits
 
     @limits.setter
@@ -77,12 +77,12 @@ class ReconnectingConnection(WrappedConnection):
 
     @property
     def bytes_sent(self) -> int:
-        """As `Connection.bytes_sent`, over all connections so far."""
+        """Return the bytes sent over all connections so far, framing included."""
         return self._past_sent + self._inner.bytes_sent
 
     @property
     def bytes_received(self) -> int:
-        """As `Connection.bytes_received`, over all connections so far."""
+        """Return the bytes received over all connections so far, framing included."""
         return self._past_received + self._inner.bytes_received
 
     def _follow(self, inner: Connection) -> None:
@@ -137,7 +137,7 @@ class ReliableConnection(ReconnectingConnection):
     # --- sending ----------------------------------------------------------------------------------------------
 
     def send(self, frame: Frame) -> None:
-        """As `Connection.send`, but buffers are borrowed until they are acknowledged or `copy_borrowed` is called.
+        """Send a frame. Its buffers are borrowed until they are acknowledged or `copy_borrowed` is called.
 
         Raises:
             TransportError: there will be no further connection.
@@ -208,7 +208,7 @@ class ReliableConnection(ReconnectingConnection):
     # --- receiving --------------------------------------------------------------------------------------------
 
     def receive(self, timeout: float | None = None) -> Frame:
-        """As `Connection.receive`.
+        """Return the next frame. Wait at most `timeout` seconds, or forever if it is None.
 
         Raises:
             TimeoutError: no frame arrived in time.
@@ -284,7 +284,7 @@ class ReliableConnection(ReconnectingConnection):
             self._probe_at = now + self._probe
 
     def place_bodies(self, place: Callable[[bytes, int], memoryview | None]) -> None:
-        """As `Connection.place_bodies`, over each connection."""
+        """Receive large buffers in memory that `place` returns, over each connection."""
         self._place = lambda head, nbytes: place(head[PREFIX_BYTES:], nbytes)
         self._inner.place_bodies(self._place)
 
@@ -482,7 +482,7 @@ class ReliableConnection(ReconnectingConnection):
         self._expired = True
 
     def close(self) -> None:
-        """As `Connection.close`. No further connection follows."""
+        """Close the connection. No further connection follows."""
         self._expired = True
         self._closed = self._closed or "the connection was closed"
         self._inner.close()

@@ -195,7 +195,7 @@ class ParallelConnections:
     # --- closing ----------------------------------------------------------------------------------------------
 
     def stop_sending(self, reason: str) -> None:
-        """As `StripingConnection.stop_sending`, for each connection."""
+        """Stop sending on each connection."""
         for connection in self._descriptors:
             connection.stop_sending(reason)
 

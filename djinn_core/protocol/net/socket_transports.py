@@ -31,7 +31,7 @@ class SocketTransport(Transport):
         """
 
     def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
-        """As `Transport.connect`."""
+        """Connect to a server, within `timeout` seconds."""
         try:
             sock = self.dial(url, timeout)
         except TransportError:
@@ -41,7 +41,7 @@ class SocketTransport(Transport):
         return SocketConnection(sock, limits, f"server {url}")
 
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], bool | None]) -> Listener:
-        """As `Transport.listen`.
+        """Listen at `url`, and call `accept` in a new thread for each connection.
 
         An override, such as one that passes a `release` to `SocketListener`, must itself convert `OSError` of `bind` to
         `TransportError`.

@@ -143,7 +143,7 @@ class SocketConnection(StripingConnection):
             peer_monitor.watch(self)
 
     def notice_silence(self) -> None:
-        """As `WatchedConnection.notice_silence`."""
+        """End the connection if the other machine or the connection's own address is gone; never blocks, never raises."""
         if self._ended or self._process != os.getpid():
             return
         try:
@@ -161,7 +161,7 @@ class SocketConnection(StripingConnection):
 
     @property
     def link(self) -> LinkFacts:
-        """As `Connection.link`."""
+        """Return measurements of the network so far. Never blocks, never raises."""
         if self._ended:
             return NO_LINK
         try:
@@ -183,11 +183,11 @@ class SocketConnection(StripingConnection):
             return True
 
     def fileno(self) -> int:
-        """As `StripingConnection.fileno`."""
+        """Return the socket's file descriptor."""
         return self._socket.fileno()
 
     def descriptor(self) -> int | None:
-        """As `Connection.descriptor`. None while parallel connections also deliver pieces of a frame."""
+        """Return a descriptor to wait for the next frame; None while parallel connections also deliver pieces of it."""
         return None if self._ended or self._decoder.waiting else self._socket.fileno()
 
     @property
@@ -287,7 +287,7 @@ class SocketConnection(StripingConnection):
         raise TransportError(f"the other end closed the connection {where}")
 
     def push(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """As `StripingConnection.push`."""
+        """Send as much as the other end accepts now, without blocking. Return the rest."""
         with self._sending:
             if self._mute or self._ended:
                 raise TransportError(self._ended or self._mute)
@@ -345,7 +345,7 @@ class AcceptedConnection(SocketConnection):
     """A server's connection. Frames sent before `close` are not lost."""
 
     def close(self) -> None:
-        """As `Connection.close`, but first discard incoming bytes for at most a second.
+        """Close the connection. Before, discard incoming bytes for at most a second.
 
         If a socket is closed while bytes arrive, the kernel resets the connection. The other end would lose bytes in
         flight, above all the reason for the close.
@@ -418,7 +418,7 @@ class SocketListener(Listener):
         self._thread.start()
 
     def close(self) -> None:
-        """As `Listener.close`. A second call has no effect."""
+        """Stop accepting and release the address. A second call has no effect."""
         with self._closing:
             if self._closed:
                 return

@@ -95,7 +95,7 @@ class StreamConnection(Connection):
         """
 
     def _receive_undated(self) -> bool:
-        """As `_receive_some`, for `_undated_seconds`."""
+        """Feed the decoder once, waiting at most `_undated_seconds`."""
         return False
 
     @abstractmethod
@@ -123,11 +123,11 @@ class StreamConnection(Connection):
 
     @property
     def held(self) -> int:
-        """As `Connection.held`."""
+        """Return the bytes in memory of frames that `receive` has not returned."""
         return self._decoder.held
 
     def send(self, frame: Frame) -> None:
-        """As `Connection.send`. A frame beyond `limits` raises `ProtocolError`; the connection stays usable.
+        """Send a frame. A frame beyond `limits` raises `ProtocolError`; the connection stays usable.
 
         Ctrl-C does not lose a frame: if the other end does not read, the rest is copied, and sent before the next
         frame.
@@ -172,7 +172,7 @@ class StreamConnection(Connection):
                 self._end("the connection was interrupted while it sent a frame")
 
     def receive(self, timeout: float | None = None) -> Frame:
-        """As `Connection.receive`."""
+        """Return the next frame. Wait at most `timeout` seconds, or forever if it is None."""
         if not self._receiving.acquire(blocking=False):
             begun = time.monotonic()
             if not self._receiving.acquire(timeout=-1 if timeout is None else timeout):
@@ -213,7 +213,7 @@ class StreamConnection(Connection):
                 self._release()
 
     def place_bodies(self, place: Callable[[bytes, int], memoryview | None]) -> None:
-        """As `Connection.place_bodies`."""
+        """Receive large buffers in memory that `place` returns."""
         self._decoder.place = place
 
     def take_in(self) -> None:
@@ -233,7 +233,7 @@ class StreamConnection(Connection):
             self._receiving.release()
 
     def close(self) -> None:
-        """As `Connection.close`."""
+        """Close both directions. A waiting `send` or `receive` raises `TransportError`."""
         self._end("the connection was closed at this end")
         self._release()
 

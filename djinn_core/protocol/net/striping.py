@@ -128,7 +128,7 @@ class StripingConnection(StreamConnection):
         self._count_parallel(self._parallel.bytes_sent - before, 0)
 
     def _receive_large(self, deadline: float | None) -> bool:
-        """As `_receive_some`, while a striped frame waits for its large buffers."""
+        """Feed the decoder once, while a striped frame waits for its large buffers."""
         first = self._decoder.waiting[0]
         if not first.body:
             self._follow(first.head)

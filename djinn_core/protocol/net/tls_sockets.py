@@ -232,7 +232,7 @@ class TlsConnection(SocketConnection):
 
     @property
     def certificate(self) -> bytes:
-        """As `Connection.certificate`."""
+        """Return the other end's TLS certificate in DER; empty if it showed none."""
         return self._socket.certificate() or b""
 
     @property
@@ -248,7 +248,7 @@ class TlsConnection(SocketConnection):
 
     @property
     def unsent(self) -> bool:  # type: ignore[override] # a plain socket has nothing
-        """As `StripingConnection.unsent`."""
+        """Return True if some accepted bytes are not on the wire yet."""
         return self._socket.unsent
 
     def _count_parallel(self, sent: int, received: int) -> None:

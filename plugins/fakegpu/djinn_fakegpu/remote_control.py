@@ -71,19 +71,19 @@ class RemoteControl:
     index: int = 0
 
     def inject(self, kind: control.FaultKind, op: str = "", *, after: int = 0, seconds: float = 0.0) -> None:
-        """As `control.inject`."""
+        """Inject a fault into the next op whose name contains `op`, or into a later one."""
         self._call("inject", kind, op, after=after, seconds=seconds)
 
     def configure(self, **figures: float) -> None:
-        """As `control.configure`."""
+        """Change the simulated hardware."""
         self._call("configure", **figures)
 
     def counters(self) -> dict[str, int]:
-        """As `control.counters`."""
+        """Return the counters since the start or the last reset. Sizes are in bytes."""
         return dict(self._call("counters"))
 
     def failed_op(self) -> str:
-        """As `control.failed_op`."""
+        """Return the op at which a sticky error occurred; empty without an error."""
         return str(self._call("failed_op"))
 
     def process(self) -> int:

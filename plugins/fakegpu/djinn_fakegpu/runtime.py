@@ -28,12 +28,12 @@ class FakeGpuRuntime(DeviceRuntime):
         return Exports()
 
     def export(self, tensor: torch.Tensor) -> bytes | None:
-        """As `DeviceRuntime.export`."""
+        """Describe device memory that another executor of this host may copy with `open`."""
         self.mark().synchronize()
         return self._exports.add(tensor)
 
     def open(self, description: bytes) -> torch.Tensor:
-        """As `DeviceRuntime.open`."""
+        """Return a copy on this device of memory that another executor exported."""
         with opened(description) as theirs:
             mine = torch.empty_like(theirs, device=self.device).copy_(theirs)
             self.mark().synchronize()

@@ -54,7 +54,7 @@ Told = Callable[[CountingTransport], None]
 
 
 class Counting(asyncio.BaseProtocol):
-    """Passes everything on to `inner`, which gets a `CountingTransport`; `entered` and `left` are told of it."""
+    """Passes all calls on to `inner`, with a `CountingTransport`. `entered` and `left` are called with the transport."""
 
     def __init__(self, inner: Any, entered: Told, left: Told) -> None:
         self._inner = inner
@@ -62,28 +62,28 @@ class Counting(asyncio.BaseProtocol):
         self._transport: CountingTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As `asyncio.Protocol`."""
+        """Count the new connection, and pass it on."""
         self._transport = CountingTransport(transport, RequestTimeLimit())  # type: ignore[arg-type]
         self._entered(self._transport)
         self._inner.connection_made(self._transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As `asyncio.Protocol`."""
+        """Report the end of the connection, and pass it on."""
         if self._transport is not None:
             self._left(self._transport)
         self._inner.connection_lost(exc)
 
     def eof_received(self) -> bool | None:
-        """As `asyncio.Protocol`."""
+        """Pass on the end of the client's data."""
         goes_on: bool | None = self._inner.eof_received()
         return goes_on
 
     def pause_writing(self) -> None:
-        """As `asyncio.Protocol`."""
+        """Pass on that the send buffer is full."""
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """As `asyncio.Protocol`."""
+        """Pass on that the send buffer has space."""
         self._inner.resume_writing()
 
     def _count(self, count: int) -> None:
@@ -96,7 +96,7 @@ class CountingProtocol(Counting, asyncio.Protocol):
     """Wraps a protocol that receives bytes, such as HTTP."""
 
     def data_received(self, data: bytes) -> None:
-        """As `asyncio.Protocol`."""
+        """Count received bytes, and pass them on."""
         self._count(len(data))
         self._inner.data_received(data)
 
@@ -105,10 +105,10 @@ class CountingBufferedProtocol(Counting, asyncio.BufferedProtocol):
     """Wraps a protocol with its own buffer, such as TLS."""
 
     def get_buffer(self, sizehint: int) -> Any:
-        """As `asyncio.BufferedProtocol`."""
+        """Return the inner protocol's buffer."""
         return self._inner.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """As `asyncio.BufferedProtocol`."""
+        """Count received bytes, and pass them on."""
         self._count(nbytes)
         self._inner.buffer_updated(nbytes)

@@ -53,7 +53,7 @@ class _Malformed(logging.Filter):
     """A line about what is no HTTP, in place of a traceback: any client can send as much of it as it likes."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """As `logging.Filter`."""
+        """Return False for invalid HTTP, after a short log line. Return True otherwise."""
         error = record.exc_info[1] if record.exc_info else None
         if not isinstance(error, HttpProcessingError):
             return True
@@ -109,7 +109,7 @@ class HttpListener(Listener):
             raise TransportError(f"cannot listen at {url}: {self._failure}")
 
     def close(self) -> None:
-        """As `Listener.close`. The thread ends with the last channel."""
+        """Stop accepting and release the address. The thread ends with the last channel."""
         with suppress(RuntimeError):  # the loop is over: closed before
             self._loop.call_soon_threadsafe(self._closing.set)
             self._closed.wait(_START_SECONDS)

@@ -25,15 +25,15 @@ class HttpTransport(Transport):
     capabilities = TransportCapabilities(same_host=False, relayed=True, speed=20)
 
     def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
-        """As `Transport.connect`."""
+        """Connect to a server, within `timeout` seconds."""
         return _connect(_endpoint_of(url, None), url, limits, timeout)
 
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], bool | None]) -> Listener:
-        """As `Transport.listen`."""
+        """Listen at `url`, and call `accept` in a new thread for each connection."""
         return _listen(_endpoint_of(url, None), url, limits, accept)
 
     def secured(self, tls: TlsOptions) -> Transport:
-        """As `Transport.secured`: scheme `https`."""
+        """Return this transport under TLS, with the scheme `https`."""
         return HttpsTransport(tls)
 
 
@@ -48,11 +48,11 @@ class HttpsTransport(Transport):
         self._tls = tls
 
     def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
-        """As `Transport.connect`. The handshake may take `timeout` seconds once more."""
+        """Connect to a server. The handshake may take `timeout` seconds once more."""
         return _connect(_endpoint_of(url, self._tls), url, limits, timeout)
 
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], bool | None]) -> Listener:
-        """As `Transport.listen`. Raises `ConfigurationError` where there is no certificate that can be used."""
+        """Listen at `url`, and call `accept` for each connection. Raises `ConfigurationError` without a usable certificate."""
         return _listen(_endpoint_of(url, self._tls), url, limits, accept)
 
 

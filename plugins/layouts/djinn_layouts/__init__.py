@@ -16,7 +16,7 @@ class Layouts(OpHandler):
     name = "layouts"
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """As `OpHandler.run`."""
+        """Run an op, and return its result as PyTorch does for remote tensors."""
         from djinn_layouts.dispatch import run
 
         return run(func, args, kwargs)
@@ -30,7 +30,7 @@ class LayoutCalls(OperatorLibrary):
     operators = frozenset[str]()
 
     def implementation(self, op: str) -> Callable[..., Any] | None:
-        """As `OperatorLibrary.implementation`."""
+        """Return the function that runs `op` on the executor, if `op` is `djinn::layout_call`."""
         return _layout_call if op == "djinn::layout_call" else None
 
 

@@ -59,7 +59,7 @@ class RayHandle(ExecutorHandle):
             self._gone = self._actor.wait.remote()
 
     def wait_placed(self) -> None:
-        """As `ExecutorHandle.wait_placed`, for at most `pending_seconds` (setting)."""
+        """Wait for at most `pending_seconds` (setting) until Ray has started the actor."""
         began, last_notice = time.monotonic(), 0.0
         ray, settings = self._group.ray, self._group.settings
         while not ray.wait([self._placed], timeout=0.5 if last_notice == 0.0 else 1.0)[0]:
@@ -91,7 +91,7 @@ class RayHandle(ExecutorHandle):
             )
 
     def call(self, method: str, *arguments: Any, timeout: float) -> Any:
-        """As `ExecutorHandle.call`. If Ray cannot reach the actor for a moment, the call is retried."""
+        """Return the result of a holder's method. If Ray cannot reach the actor for a moment, the call is retried."""
         if not self._has_place and not self._group.ray.wait([self._placed], timeout=0.0)[0]:
             raise StartupError(f"executor {self._number} has not been placed yet")
         deadline = time.monotonic() + timeout
@@ -132,19 +132,19 @@ class RayHandle(ExecutorHandle):
             raise StartupError(f"the Ray cluster does not answer: {_line(error)}") from error
 
     def send(self, method: str, *arguments: Any) -> None:
-        """As `ExecutorHandle.send`."""
+        """Call a method of the holder without waiting. Do nothing if the holder has ended."""
         with contextlib.suppress(StartupError), self._group.asking("an executor's actor cannot be asked"):
             getattr(self._actor, method).remote(*arguments)
 
     def wait(self) -> tuple[int, str]:
-        """As `ExecutorHandle.wait`."""
+        """Wait until the executor or its holder has ended."""
         while (over := self._exit_reason(60.0)) is None:
             pass
         return over
 
     @property
     def ended(self) -> bool:
-        """As `ExecutorHandle.ended`."""
+        """Return True once `wait` would return at once."""
         return self._exit_reason(0.0) is not None
 
     def _exit_reason(self, timeout: float) -> tuple[int, str] | None:
@@ -172,7 +172,7 @@ class RayHandle(ExecutorHandle):
             return self._over
 
     def notice(self) -> str:
-        """As `ExecutorHandle.notice`: the node is drained. Unknown to programs that reach the cluster over `ray://`."""
+        """Return a text if Ray drains the node, else an empty one. Unknown to programs that reach the cluster over `ray://`."""
         if not self._has_place:
             return ""
         try:
@@ -183,7 +183,7 @@ class RayHandle(ExecutorHandle):
         return f"Ray drains its node {self._node[:8]}" if self._node in draining else ""
 
     def end(self) -> None:
-        """As `ExecutorHandle.end`."""
+        """End the holder, and return its resources to the engine."""
         if not self._ended:
             self._ended = True
             self._kill()
@@ -198,7 +198,7 @@ class RayHandle(ExecutorHandle):
             self._group.ray.kill(self._actor)
 
     def restart(self) -> RayHandle:
-        """As `ExecutorHandle.restart`: in the same bundle, which Ray moves if its node was lost."""
+        """End the actor, and start another one in the same bundle. Ray moves the bundle if its node was lost."""
         self._kill()
         if self._ended:  # it has returned its resources
             self._group.take()

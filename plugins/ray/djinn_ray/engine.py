@@ -29,7 +29,7 @@ class RayEngine(ExecutorEngine):
         self._groups: WeakValueDictionary[str, Group] = WeakValueDictionary()  # for as long as executors use them
 
     def launch(self, options: ExecutorOptions, request: LaunchRequest) -> RayHandle:
-        """As `ExecutorEngine.launch`."""
+        """Start an executor, and return at once."""
         with self._lock:
             ray = _connected(request.address)
             group = self._groups.get(request.group)

@@ -37,15 +37,15 @@ class TcpTransport(SocketTransport):
     capabilities = TransportCapabilities(same_host=False, relayed=False, speed=50)
 
     def dial(self, url: str, timeout: float) -> socket.socket:
-        """As `SocketTransport.dial`. Every address of the host is tried."""
+        """Return a connected socket. Try every address of the host."""
         return _dial(url, *_address_of(url, "tcp"), timeout)
 
     def bind(self, url: str) -> tuple[socket.socket, str]:
-        """As `SocketTransport.bind`."""
+        """Return a bound stream socket, which may not listen yet, and its URL for clients."""
         return _bind(url, "tcp")
 
     def secured(self, tls: TlsOptions) -> Transport:
-        """As `Transport.secured`: scheme `tcps`."""
+        """Return this transport under TLS, with the scheme `tcps`."""
         return TcpsTransport(tls)
 
 
@@ -60,7 +60,7 @@ class TcpsTransport(Transport):
         self._tls = tls
 
     def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
-        """As `Transport.connect`. The handshake may take `timeout` seconds once more."""
+        """Connect to a server. The handshake may take `timeout` seconds once more."""
         from djinn_core.protocol.net.tls_sockets import TlsConnection, dial_tls
 
         host, port = _address_of(url, "tcps")
@@ -68,7 +68,7 @@ class TcpsTransport(Transport):
         return TlsConnection(dial_tls(sock, self._tls, host, timeout), limits, f"server {url}")
 
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], bool | None]) -> Listener:
-        """As `Transport.listen`. Raises `ConfigurationError` where there is no certificate that can be used."""
+        """Listen at `url`, and call `accept` for each connection. Raises `ConfigurationError` without a usable certificate."""
         from djinn.hooks import server_context
         from djinn_core.protocol.net.tls_sockets import AcceptedTlsConnection
 

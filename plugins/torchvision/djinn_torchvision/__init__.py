@@ -28,7 +28,7 @@ class Torchvision(OperatorLibrary):
         return CastPolicy(restores=packet != "nms") if packet in _CAST else None
 
     def check(self, op: str, arguments: Mapping[str, Any]) -> None:
-        """As `OperatorLibrary.check`."""
+        """Check arguments that torchvision's kernels do not check."""
         CHECKS[op](arguments)
 
 

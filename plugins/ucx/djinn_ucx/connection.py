@@ -45,7 +45,7 @@ class Shared:
 
 
 class UcxConnection(Connection):
-    """As `Connection`.
+    """A connection whose large buffers are sent over UCX.
 
     `send` of a large buffer returns when the other end has received it: nothing buffers it in between. UCX is not used before a
     large buffer arrives over the socket. Then this end offers to receive such buffers over UCX. A client without a valid token
@@ -96,18 +96,18 @@ class UcxConnection(Connection):
 
     @property
     def held(self) -> int:
-        """As `Connection.held`."""
+        """Return the bytes in memory of frames that `receive` has not returned."""
         arriving = self._arriving
         return self._socket.held + (arriving.bulk_bytes if arriving is not None else 0)
 
     @property
     def certificate(self) -> bytes:
-        """As `Connection.certificate`."""
+        """Return the other end's TLS certificate in DER; empty if it showed none."""
         return self._socket.certificate
 
     @property
     def link(self) -> LinkFacts:
-        """As `Connection.link`, of the socket."""
+        """Return the measurements of the socket's network."""
         return self._socket.link
 
     @property
@@ -118,7 +118,7 @@ class UcxConnection(Connection):
     # --- sending --------------------------------------------------------------------------------------------
 
     def send(self, frame: Frame) -> None:
-        """As `Connection.send`. After Ctrl-C, the connection ends if the other end does not receive a large buffer within a second."""
+        """Send a frame. After Ctrl-C, the connection ends if the other end does not receive a large buffer within a second."""
         views = [flatten(buffer) for buffer in frame.body]
         self._limits.check(len(frame.head), len(views), sum(map(len, views)))
         with interrupt_mask, self._sending:
@@ -167,7 +167,7 @@ class UcxConnection(Connection):
     # --- receiving ------------------------------------------------------------------------------------------
 
     def receive(self, timeout: float | None = None) -> Frame:
-        """As `Connection.receive`."""
+        """Return the next frame. Wait at most `timeout` seconds, or forever if it is None."""
         deadline = None if timeout is None else time.monotonic() + timeout
         if not self._receiving.acquire(timeout=-1 if timeout is None else timeout):
             raise TimeoutError(f"{self.peer}: another thread is receiving, for {timeout} s and longer")
@@ -270,7 +270,7 @@ class UcxConnection(Connection):
     # --- the end --------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """As `Connection.close`."""
+        """Close both directions. A waiting `send` or `receive` raises `TransportError`."""
         self._end("the connection was closed at this end")
 
     def _end(self, reason: str) -> str:

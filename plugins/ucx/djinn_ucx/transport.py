@@ -50,7 +50,7 @@ class _OverSockets(Transport):
         self._shared = shared
 
     def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
-        """As `Transport.connect`."""
+        """Connect to a server, within `timeout` seconds."""
         below, limits_below = self._prepared(url, limits)
         try:
             connection = self._socket_transport.connect(below, limits_below, timeout)
@@ -59,7 +59,7 @@ class _OverSockets(Transport):
         return self._wrap(connection, limits, url)
 
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], bool | None]) -> Listener:
-        """As `Transport.listen`."""
+        """Listen at `url`, and call `accept` in a new thread for each connection."""
         below, limits_below = self._prepared(url, limits)
 
         def serve(connection: Connection) -> bool | None:
@@ -117,7 +117,7 @@ class UcxTransport(_OverSockets):
         return UcxsTransport(TcpTransport().secured(tls), self._bulk_bytes, self._shared)
 
     def facts(self) -> str:
-        """As `Transport.facts`: the version of UCX, and its transports on this machine."""
+        """Return the version of UCX, and its transports on this machine."""
         from djinn_ucx.library import facts
 
         return facts()
@@ -138,13 +138,13 @@ def _new_shared() -> Shared:
 
 @attrs.define
 class _UcxListener(Listener):
-    """As `Listener`."""
+    """Listens at the socket transport, with the URL of the UCX transport."""
 
     url: str
     below: Listener
 
     def close(self) -> None:
-        """As `Listener.close`."""
+        """Stop accepting and release the address."""
         self.below.close()
 
 

@@ -20,7 +20,7 @@ class Checkpoints(WeightFormat):
     whole = ("pytorch_model.bin", "diffusion_pytorch_model.bin", "adapter_model.bin")
 
     def read_header(self, file: WeightFile) -> FileHeader:
-        """As `WeightFormat.read_header`."""
+        """Read and check the header of a file."""
         return read_pytorch(file)
 
 

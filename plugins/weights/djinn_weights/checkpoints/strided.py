@@ -28,7 +28,7 @@ class StridedElements(Decoding):
     strides: tuple[int, ...]
 
     def read_into(self, file: WeightFile, first: int, buffer: memoryview) -> None:
-        """As `Decoding.read_into`."""
+        """Fill `buffer` with bytes of the decoded tensor from byte `first` on."""
         rows, row = self.shape[0], self.dtype.itemsize
         for size in self.shape[1:]:
             row *= size

@@ -18,7 +18,7 @@ class Gguf(WeightFormat):
     suffixes = (".gguf",)
 
     def read_header(self, file: WeightFile) -> FileHeader:
-        """As `WeightFormat.read_header`."""
+        """Read and check the header of a file."""
         return read_gguf(file)
 
 

@@ -28,7 +28,7 @@ class Q8_0(Decoding):  # noqa: N801 - its name
     start: int
 
     def read_into(self, file: WeightFile, first: int, buffer: memoryview) -> None:
-        """As `Decoding.read_into`."""
+        """Fill `buffer` with bytes of the decoded tensor from byte `first` on."""
         block_bytes = self.elements * 4  # bytes of a block's results
         begin, end = first // block_bytes, -(-(first + len(buffer)) // block_bytes)
         to = torch.frombuffer(buffer, dtype=torch.uint8)

@@ -37,13 +37,13 @@ class HubSource(WeightSource):
         self._downloads = Downloads(self._own, endpoint)
 
     def places(self, address: str, folders: Sequence[Path]) -> Sequence[LocalPlace | str]:
-        """As `WeightSource.places`. The address comes first: `download` uses a cache only if it has the complete model."""
+        """Return the address, then the folders. `download` uses a cache only if it has the complete model."""
         name, revision, path = parse(address)
         caches = [repository_in(cache, name) for cache in self._caches(folders)]
         return [address, *(LocalPlace(_snapshot(one, revision, path), immutable=True) for one in caches)]
 
     def download(self, address: str, permissions: WeightPermissions, report: ReportDownload) -> Sequence[WeightFile]:
-        """As `WeightSource.download`."""
+        """Open a network address, and report the progress of the download."""
         name, revision, path = parse(address)
         for cache in self._caches(permissions.folders):
             cached_path = self._cached(cache, name, revision, path, permissions)

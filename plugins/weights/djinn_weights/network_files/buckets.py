@@ -35,7 +35,7 @@ class BucketFile(WeightFile):
         self._asked = False
 
     def version(self) -> str:
-        """As `WeightFile.version`: the current metadata of the object."""
+        """Return the object's current metadata, as a text that changes with the contents."""
         if not self._asked:  # it was just opened
             self._asked = True
             return self._opened
@@ -47,7 +47,7 @@ class BucketFile(WeightFile):
             raise self._failure(error) from error
 
     def read_into(self, start: int, buffer: memoryview) -> None:
-        """As `WeightFile.read_into`."""
+        """Fill `buffer` (bytes) with the contents from byte `start` on."""
         if start + len(buffer) > self.size:
             raise OSError(f"{self.name!r} ends before byte {start + len(buffer)}")
         self._pieces.read(start, buffer, self._read)
@@ -80,7 +80,7 @@ class BucketSource(WeightSource):
         self._pieces = Pieces()
 
     def places(self, address: str, folders: Sequence[Path]) -> Sequence[str]:
-        """As `WeightSource.places`."""
+        """Return candidate places of an address, in the order to try them."""
         del folders
         path = address.removeprefix(f"{self.name}://")
         if path == address or not _PATH.fullmatch(path) or {".", ".."} & set(path.split("/")):
@@ -88,7 +88,7 @@ class BucketSource(WeightSource):
         return [address]
 
     def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
-        """As `WeightSource.open`."""
+        """Open a network address. Return its weight files."""
         path = address.removeprefix(f"{self.name}://").rstrip("/")
         try:
             entry = self._found(path, permissions)

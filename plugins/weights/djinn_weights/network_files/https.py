@@ -92,11 +92,11 @@ class HttpsFile(WeightFile):
         self._range(0, memoryview(first))
 
     def version(self) -> str:
-        """As `WeightFile.version`: entity tag, date and size from the responses to range requests."""
+        """Return entity tag, date and size from the responses to range requests."""
         return f"{self._said} {'changed' if self._changed else self.size}"
 
     def read_into(self, start: int, buffer: memoryview) -> None:
-        """As `WeightFile.read_into`."""
+        """Fill `buffer` (bytes) with the contents from byte `start` on."""
         if start + len(buffer) > self.size:
             raise OSError(f"{self.name!r} ends before byte {start + len(buffer)}")
         self._pieces.read(start, buffer, self._range)
@@ -191,7 +191,7 @@ class HttpsSource(WeightSource):
         self._pieces = Pieces()
 
     def places(self, address: str, folders: Sequence[Path]) -> Sequence[str]:
-        """As `WeightSource.places`."""
+        """Return candidate places of an address, in the order to try them."""
         del folders
         if not _is_safe(address):
             raise WeightsUnavailable(
@@ -200,7 +200,7 @@ class HttpsSource(WeightSource):
         return [address]
 
     def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
-        """As `WeightSource.open`."""
+        """Open a network address. Return its weight files."""
         if not urlsplit(address).path.endswith(permissions.suffixes):
             raise WeightsUnavailable(f"{address!r} is not a file with weights ({', '.join(permissions.suffixes)})")
         try:
