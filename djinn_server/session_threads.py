@@ -32,7 +32,7 @@ import attrs
 from djinn_core.logs import get_logger
 from djinn_server.recovery.executor_channel import ExecutorChannel
 from djinn_server.running import cancellation
-from djinn_server.running.cancellation import CancellationState, look
+from djinn_server.running.cancellation import CancellationState, poll_connection
 from djinn_server.session_pauses import OFFER_SECONDS, Pause, Wakeup, clamp_timeout, wait_here
 
 SPARE_THREADS: Final = 4
@@ -354,8 +354,8 @@ class SessionThreads:
         for wanted, connection in sessions:
             if wanted.busy():
                 try:
-                    look(wanted, connection)
+                    poll_connection(wanted, connection)
                     wanted.give_way()
                 except BaseException as error:  # also the SystemExit of a plugin's transport
-                    _log.exception("a session that computes could not be looked after", error=repr(error))
+                    _log.exception("polling the connection of a busy session failed", error=repr(error))
                     wanted.wakeup()  # the session may have paused meanwhile

@@ -55,11 +55,11 @@ class TrialLimits:
     """Limits of a trial.
 
     Attributes:
-        checks: runs on which results must have been the same.
+        checks: runs whose results must have been equal.
         timed: runs of each way that are timed. gain: the largest share of the time op by op that the offer may take.
-        plain: runs of each way that are enough where all runs of the offer are faster than all others.
-        compared: runs of a concurrent offer that are compared and timed side by side, op for op: its templates may vary in size.
-        fruitless: runs in which the offer had its turn and replaced nothing, after which it is not used.
+        plain: runs of each way that suffice if all runs of the offer are faster than all others.
+        compared: runs of a concurrent offer that are compared and timed op for op, because its templates may vary in size.
+        fruitless: consecutive runs in which the offer replaced nothing, after which it is not used.
     """
 
     checks: int = 2
@@ -80,12 +80,13 @@ class TrialLimits:
 
 @attrs.define(eq=False)
 class Candidate:
-    """An offer for a template, and what is known of it.
+    """An offer for a template, with the measurements of its trial.
 
     Attributes:
-        checked: runs whose results were compared. given: storages of results in these. fruitless: as in `TrialLimits`, so far.
-        before, offered: device seconds of runs in a trial, op by op and by the offer; of a concurrent offer those of the replaced ops.
-        ratio: as in `RunOffer.decided`; 1.0 without a trial. used: True or False once that is decided. reason: why it is not used.
+        checked: number of runs whose results were compared. given: result storages of these runs.
+                fruitless: consecutive runs in which the offer replaced nothing (limit: `TrialLimits.fruitless`).
+        before, offered: device seconds of runs in a trial, op by op and by the offer. For a concurrent offer, only of the replaced ops.
+        ratio: as in `RunOffer.decided`; 1.0 without a trial. used: None until decided. reason: why it is not used.
     """
 
     strategy: RunStrategy
@@ -108,7 +109,7 @@ class Candidate:
 
 @attrs.frozen
 class ServedFacts(TemplateFacts):
-    """A template, as strategies of the server see it."""
+    """Implements `TemplateFacts`, with the compiled template."""
 
     template: CompiledTemplate = attrs.field(kw_only=True)
     digest: bytes = attrs.field(kw_only=True)
@@ -165,9 +166,9 @@ class TemplateChoice:
 
     def stage(self, candidate: Candidate) -> Stage:
         """As `RunOffer.stage`; `idle` once the offer has failed."""
-        return "idle" if candidate.failed else self._tell_offer(candidate, candidate.offer.stage) or "idle"
+        return "idle" if candidate.failed else self._call_offer(candidate, candidate.offer.stage) or "idle"
 
-    def _tell_offer(self, candidate: Candidate, call: Callable[[], _T]) -> _T | None:
+    def _call_offer(self, candidate: Candidate, call: Callable[[], _T]) -> _T | None:
         """Call an offer outside of a run. If it raises, it is not used any more."""
         try:
             return call()
@@ -189,7 +190,7 @@ class TemplateChoice:
         """Note the device time of the template since the last call."""
         for candidate in self.candidates:
             if not candidate.failed:
-                self._tell_offer(candidate, functools.partial(candidate.offer.ran, seconds))
+                self._call_offer(candidate, functools.partial(candidate.offer.ran, seconds))
 
     def refuse(self, candidate: Candidate, reason: str) -> None:
         """Reject a candidate, unless its strategy has another offer."""
@@ -201,7 +202,7 @@ class TemplateChoice:
     def decided(self, candidate: Candidate, reason: str = "") -> None:
         """Notify an offer that its trial has ended."""
         used = candidate.used is True
-        self._tell_offer(candidate, lambda: candidate.offer.decided(candidate.ratio, used=used, reason=reason))
+        self._call_offer(candidate, lambda: candidate.offer.decided(candidate.ratio, used=used, reason=reason))
 
 
 class ServedRun(StrategyRun):
@@ -209,12 +210,12 @@ class ServedRun(StrategyRun):
 
     Attributes:
         run: the run. slots: its numbers. paused: True if the session paused in the middle.
-        offered: True if a strategy has it. replaced: True if that has done the work of ops.
-        compares: True if the ops run as well where a strategy replaces them. exact: whether results must be bitwise equal then.
-        by_ops, by_offer: where both ran, the seconds of either.
-        given: storages of earlier results of the offer, by key. generator: in a trial the one that ops draw from.
+        offered: True if a strategy runs it. replaced: True if the strategy has replaced ops.
+        compares: True if replaced ops run as well, for comparison. exact: True if results must be bitwise equal.
+        by_ops, by_offer: seconds of the ops and of the offer, if both ran.
+        given: storages of earlier results of the offer, by key. generator: the random generator of the ops, in a trial.
         difference: between the results; empty: none.
-        cacheable: the run, as offers that cache results see it. rest: runs all ops by the other strategies; None once it has been called.
+        cacheable: the part of the run with cacheable results. rest: runs all ops by the other strategies; None once it has been called.
     """
 
     def __init__(
@@ -253,16 +254,16 @@ class ServedRun(StrategyRun):
         self._advanced = time.perf_counter()
 
     def take_rest(self) -> Callable[[], Iterator[None]] | None:
-        """Return `rest` for a call."""
+        """Return `rest` for its one call, and clear it."""
         rest, self.rest = self.rest, None
         return rest
 
     def note_draws(self) -> None:
-        """Note the random state, which ops have left."""
+        """Save the random state after the ops."""
         self._drawn = self.generator.get_state() if self.generator is not None else None
 
     def undo_draws(self) -> None:
-        """Undo what the strategy has drawn since: the state is that of the session, or of another one."""
+        """Restore the random state that `note_draws` saved. If the strategy has drawn random numbers, record this as a difference."""
         if self.generator is not None and self._drawn is not None:
             if not torch.equal(self.generator.get_state(), self._drawn):
                 self.generator.set_state(self._drawn)
@@ -325,18 +326,18 @@ class ServedRun(StrategyRun):
         return self.rest is not None and self.cacheable is not None and self.cacheable.reuse(results)
 
     def reuse_prefix(self, candidates: Iterable[RunResults]) -> Generator[None, None, bool]:
-        """Give results that begin as those of an earlier run, as `StrategyRun.reuse_prefix` does."""
+        """Compute only the rows that no earlier run has, as `StrategyRun.reuse_prefix` does."""
         if self.rest is None or self.cacheable is None:
             return False
         return (yield from self.cacheable.reuse_prefix(candidates, self._pause))
 
     @property
     def step(self) -> int:
-        """The next instruction."""
+        """Return the number of the next instruction."""
         return self.run.step
 
     def is_replaceable(self) -> bool:
-        """True if the next instructions may be replaced: the submission is not cancelled, and nothing watches single ones."""
+        """Return True if the next instructions may be replaced: the submission is not cancelled, and nothing observes single instructions."""
         return self.run.replaceable and not self.run.outcome.halt.value
 
     def passed(self, stop: int) -> None:
@@ -353,7 +354,7 @@ class Arbiter:
     All methods but `choice` are called by the session whose turn it is.
 
     Attributes:
-        strategies: the registered ones. before_write: methods of strategies that are told of writes.
+        strategies: the registered ones. before_write: the `before_write` methods of strategies.
         caches_results: True if a strategy gives results of earlier runs. joins_sessions: True if a strategy runs several sessions at once.
     """
 
@@ -384,7 +385,7 @@ class Arbiter:
         return {name: value for strategy in self.strategies for name, value in strategy.figures().items()}
 
     def choice(self, digest: bytes, template: CompiledTemplate) -> TemplateChoice | None:
-        """Return the shared record of a template; None without strategies."""
+        """Return the record of a template, which all sessions share; None without strategies."""
         if not self.strategies:
             return None
         with self._lock:
@@ -536,7 +537,7 @@ def _tell(choice: TemplateChoice, candidate: Candidate, event: str, **fields: ob
 def facts_of(
     template: CompiledTemplate, digest: bytes, device: torch.device, cacheable: CacheableOps | None = None
 ) -> ServedFacts:
-    """Return a template, as strategies see it."""
+    """Return the facts about a template that strategies receive."""
     ops = [
         TemplateOp(step.op, step.reads, step.writes, tuple([place for _, place in step.makes]), step.release)
         for step in template.steps
@@ -561,7 +562,7 @@ def _difference(
 ) -> str:
     """Describe the first difference between results of ops and of a strategy.
 
-    `operands`: memory of what the ops read. `given`: storages of earlier results of the strategy, to which these are added.
+    `operands`: memory of the ops' operands. `given`: storages of earlier results of the strategy, to which these are added.
     """
     tolerance = 0.0 if exact else None  # None: PyTorch's defaults for the dtype
     memories, storages = set[int](), dict[int, StorageWeakRef]()

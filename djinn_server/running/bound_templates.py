@@ -29,7 +29,7 @@ class CompiledTemplates:
         self._kept: TemplateCache[CompiledTemplate] = TemplateCache()
 
     def get(self, digest: bytes) -> CompiledTemplate | None:
-        """Return the compiled template of that digest, if any."""
+        """Return the compiled template of that digest; None if there is none."""
         with self._lock:
             return self._kept.get(digest)
 
@@ -48,7 +48,7 @@ class BoundTemplate:
 
     `choice`: its record on the device, if a strategy may run it. `joint`: the offer that may run it for several sessions at once.
     `runs_ahead`: number of leading instructions that may run ahead (except random draws); None: not known
-    yet. `workload`: its workload, if known from its client. `seconds`: of its last runs.
+    yet. `workload`: its workload, if known from its client. `seconds`: durations of its last runs.
     """
 
     template: CompiledTemplate
@@ -114,9 +114,9 @@ def bind(known: BoundTemplate, submit: Submit, work: RunRequest) -> None:
 
 
 def bind_copy(known: BoundTemplate | None, submit: Submit) -> tuple[BoundTemplate | None, RunRequest] | None:
-    """Bind a submission that brings only changes of its last bindings to a copy of them. None: it brings more, or does not fit.
+    """Bind a submission that only changes the last bindings to a copy of them. Return None if it has more, or does not fit.
 
-    `known`: its template; None if it has none or that is not known.
+    `known`: its template; None if it has none or the template is unknown.
     """
     work = unpack(submit)
     if submit.refused or submit.first is not None or work.unreadable:

@@ -162,7 +162,7 @@ class CachedResults(RunResults):
 
     Attributes:
         values: None once they are dropped.
-        given: what the ops were given; None if no later run may use the first rows.
+        given: inputs of the ops; None if no later run may use the first rows.
     """
 
     nbytes: int
@@ -183,8 +183,8 @@ class CachedResultsTable:
     """All cached results of a device. Thread-safe.
 
     Attributes:
-        fulfilled: predicted layouts that runs have fulfilled, by the digest of everything that layouts depend on.
-        unfit: how often runs in a row could not use the first rows of an earlier one, by the digest of their ops.
+        fulfilled: predicted layouts that runs have produced, by the digest of everything that determines layouts.
+        unfit: consecutive runs that could not use the first rows of an earlier run, by the digest of their ops.
     """
 
     def __init__(self) -> None:
@@ -333,7 +333,7 @@ class CacheableRun:
         return found
 
     def reuse(self, results: RunResults) -> bool:
-        """Put results in the places of those of the ops, as `StrategyRun.reuse` does."""
+        """Store results in place of the ops' results, as `StrategyRun.reuse` does."""
         run, ops = self._run, self.ops
         assert isinstance(results, CachedResults)
         values = results.values
@@ -408,7 +408,7 @@ class CacheableRun:
         return PrefixRun(run.template.steps[ops.start : ops.stop], env, before, results, *attrs.astuple(extent))
 
     def _pass_ops(self) -> None:
-        """Go past the ops: their results are in the environment."""
+        """Skip the ops, because their results are in the environment."""
         released = {
             place for step in self._run.template.steps[self.ops.start : self.ops.stop] for place in step.release
         }
@@ -416,7 +416,7 @@ class CacheableRun:
         self.reused = True
 
     def shared_outputs(self, handles: Iterable[int]) -> list[int]:
-        """Return the handles of the outputs whose memory the cache has as well."""
+        """Return the handles of the outputs whose memory the cache shares."""
         if not self.shared:
             return []
         values = [self._run.env[place] for place in self._run.template.outputs]
@@ -425,7 +425,7 @@ class CacheableRun:
 
 
 class _Large:
-    """In place of an input whose memory the run may free."""
+    """Placeholder of an input whose memory the run may free."""
 
 
 def _is_strided(value: object) -> TypeGuard[torch.Tensor]:

@@ -44,15 +44,15 @@ class CancellationState:
     """The cancelled submissions of a session. The session begins and ends submissions, any thread may cancel them.
 
     Attributes:
-        busy_since: time at which the session began to handle the present message (`time.perf_counter`); 0.0 while it is idle.
+        busy_since: time at which the session began to handle the present message (`time.perf_counter`); 0.0 while idle.
         wakeup: ends a pause of the session.
         client_left: set by a `Goodbye` without `finish`.
-        repeated: how another executor ran the submission that comes next, if the client has said so.
-        journal: logs cancellations, and has those of an earlier process, which are repeated at the same ops.
+        repeated: how another executor ran the next submission, if the client has sent that.
+        journal: logs cancellations, and has those of an earlier process, which a replay repeats at the same ops.
     """
 
     def __init__(self, turn: Share, usage: UsageMetrics, wakeup: Callable[[], None] = lambda: None) -> None:
-        """`turn`: the session's share of the device. `usage`: counts the submissions that were stopped. `wakeup`: ends a wait."""
+        """`turn`: the session's share of the device. `usage`: counts stopped submissions. `wakeup`: ends a wait."""
         self.wakeup = wakeup
         self._usage = usage
         self.turn = turn
@@ -67,11 +67,11 @@ class CancellationState:
 
     @property
     def replaying(self) -> bool:
-        """True while the session repeats what it did in an earlier process."""
+        """True while the session replays the journal of an earlier process."""
         return self.journal.replaying
 
     def stop_before(self, submission: int, op: int, reason: str) -> None:
-        """Have a process that recovers the session stop a submission before that op, because of a device error. Thread-safe."""
+        """Log a device error, so that a recovery of the session stops the submission before that op. Thread-safe."""
         self.journal.stopped(submission, op, reason)
 
     def begin(self, work: RunRequest) -> None:
@@ -89,7 +89,7 @@ class CancellationState:
                 work.halt.value |= CANCEL
 
     def end(self, work: RunRequest, run: RunOutcome) -> None:
-        """End a submission, which has run or was cancelled."""
+        """End a submission that has run or was cancelled."""
         self._running.pop(work.sequence, None)
         if run.failures and self.journal.open:
             for failure in run.failures:
@@ -169,8 +169,8 @@ class CancellationState:
         return since > 0.0 and time.perf_counter() - since >= LOOK_SECONDS
 
 
-def look(wanted: CancellationState, connection: ExecutorChannel) -> None:
-    """Read the frames that arrived while a session is busy, and detect a client that is gone."""
+def poll_connection(wanted: CancellationState, connection: ExecutorChannel) -> None:
+    """Read the frames that arrived while a session is busy, and detect a disconnected client."""
     broken: TransportError | None = None
     is_readable = True
     try:

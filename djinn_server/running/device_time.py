@@ -1,4 +1,4 @@
-"""The clock of a device: seconds that its ops take, which is not the time that issuing them takes."""
+"""The clock of a device: seconds in which ops run, as opposed to seconds in which they are issued."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class DeviceTimer:
 
 
 class TimedSpans:
-    """Spans between two moments, which the device may not have reached yet."""
+    """Time spans between two moments that the device may not have reached yet."""
 
     def __init__(self, timer: DeviceTimer) -> None:
         self._timer = timer

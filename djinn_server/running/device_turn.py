@@ -20,7 +20,7 @@ class DeviceTurn:
     """Work of a submission during its session's turn, with its results.
 
     Attributes:
-        slots: its numbers. started, decoded, waited: times at which its message was received and decoded, and at which its operands were there.
+        slots: its numbers. started, decoded, waited: times at which its message was received, was decoded, and had all operands.
         begun: time of its first turn; 0.0 before that. executed: time at which its last op had run or was issued.
         freed: handles that were freed before it ran.
     """

@@ -1,4 +1,4 @@
-"""Random numbers that calls of a form draw. Attention without dropout draws none, although its op may."""
+"""Which calls of a form draw random numbers. Attention without dropout draws none, although its op may."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class PastSubmission(msgspec.Struct):
     """A submission that was run.
 
     Attributes:
-        outputs: handles. seconds: how long it ran. awaited: True if its client waits for what it fetches.
+        outputs: handles. seconds: how long it ran. awaited: True if its client waits for the values that it fetches.
     """
 
     digest: bytes
@@ -129,7 +129,7 @@ class SubmissionPredictor:
             self._begin_step(step, 1 + self._repetitions(step))
 
     def _find_shorter_step(self, digest: bytes) -> None:
-        """The last submissions may be the first of a longer step, such as of a loop around another one, or repetitions of a shorter one."""
+        """Search for a shorter step in the last submissions, such as that of an inner loop."""
         step = self._number + 1 - self._latest[digest]
         if step < self._step and (found := self._repetitions(step)) >= step:
             self._begin_step(step, 1 + found)
@@ -196,12 +196,12 @@ class SubmissionPredictor:
         expected.relation.changed = 0
         self._wanted //= 2
 
-    def missed(self, expected: ExpectedSubmission, *, came: bool) -> None:
+    def missed(self, expected: ExpectedSubmission, *, same_template: bool) -> None:
         """Note that a prediction did not hold: more repetitions are required before the next prediction.
 
-        `came`: True if the submission came, with other values.
+        `same_template`: True if the expected template arrived with other inputs or slots.
         """
-        if came:
+        if same_template:
             expected.relation.held = 0
             expected.relation.changed += 1
         self._wanted = min(2 * max(self._wanted, 1), _MOST_PAUSE)

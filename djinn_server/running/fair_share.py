@@ -88,7 +88,7 @@ class FairShare:
     ) -> None:
         """`issued`: the turns of an accelerator; None: ops have run when their calls return.
 
-        `moment`: as in `TurnQueue`. `simulated`: returns the time of a turn on a device with simulated time.
+        `moment`: as in `TurnQueue`. `simulated`: returns the seconds of a turn on a device with simulated time.
         """
         self._issued, self._simulated = issued, simulated
         self._used = self._reported = 0.0
@@ -164,7 +164,7 @@ class FairShare:
 
     @property
     def longest_wait(self) -> float:
-        """Seconds that the longest waiting session has waited."""
+        """Return the seconds that the longest waiting session has waited."""
         with self._lock:
             return self._queue.longest_wait(time.perf_counter())
 
@@ -200,7 +200,7 @@ class FairShare:
             self._begin(share)
 
     def begin_if_free(self, share: Share) -> bool:
-        """Begin a turn that keeps no other session waiting; False if one has a turn or waits for one."""
+        """Begin a turn if no other session has or waits for one; return False otherwise."""
         return not self._queue.waiting and self._start(share)
 
     def _start(self, share: Share) -> bool:
@@ -316,8 +316,8 @@ class FairShare:
     def gather(self, share: Share, wanted: Callable[[object], bool], patience: float, others: range) -> Sequence[Share]:
         """Let waiting sessions with a wanted `pending` join `share`. `others`: minimum and maximum number.
 
-        Those of the group of `share` that do not wait for their turns yet are waited for: as long as another one comes within `patience`
-        seconds, and four times as long at most.
+        It waits for sessions of `share`'s group that are not queued yet: as long as another one arrives within `patience`
+        seconds, and at most four times `patience`.
         """
         with self._lock:
             until = time.perf_counter() + 4 * patience
@@ -337,7 +337,7 @@ class FairShare:
         return [account for account in self._queue.accounts() if isinstance(account, Share)]
 
     def _comes(self, share: Share, patience: float) -> bool:
-        """Wait for a session of `share`'s group that is not queued yet. Return False if there is none, or none came."""
+        """Wait for a session of `share`'s group that is not queued yet. Return False if none arrives in time."""
         if patience <= 0.0 or all(other is share or other.asked is not None for other in share.group):
             return False
         self._gathering, count = True, self._queue.waiting

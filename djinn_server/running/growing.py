@@ -48,17 +48,17 @@ class Growth:
     _replay: ReplayState = attrs.field(init=False, factory=ReplayState, eq=False, repr=False)
 
     def native(self, constants: Sequence[Any], slots: int, values: int) -> NativeReplay | None:
-        """As `ReplayState.native`."""
+        """Count a run, and return the native program, as `ReplayState.native` does."""
         return self._replay.native(self.steps, constants, slots, values)
 
     def undo(self, inputs: Sequence[torch.Tensor], env: Environment) -> None:
-        """Undo the appends of a run on these inputs whose results are dropped."""
+        """Undo the appends of a run whose results are dropped."""
         for position, made in self.appends:
             if isinstance(result := env[made], torch.Tensor):
                 torch.ops.djinn_replay.undo_append(inputs[position], result)
 
     def growing_outputs(self, handles: Sequence[int], places: Sequence[int], env: Environment) -> list[int]:
-        """Those of a run's outputs that are growing tensors now. `handles`, `places`: of all outputs."""
+        """Return the outputs that are growing tensors now. `handles`, `places`: handles and environment positions of all outputs."""
         found = {handles[number]: env[places[number]] for number in self.outputs}
         made = {handle: value for handle, value in found.items() if isinstance(value, torch.Tensor)}
         growing = [*compress(made, torch.ops.djinn_replay.are_growing([*made.values()]))]
@@ -66,13 +66,13 @@ class Growth:
         return growing
 
     @property
-    def pays(self) -> bool:
-        """False if many results are read as dense tensors, such as by a fetch at each step: `cat` copies them once, and growth twice."""
+    def is_worthwhile(self) -> bool:
+        """True unless many results are read as dense tensors, such as by a fetch at each step: growth then copies more than `cat`."""
         return self.copied <= _COPIES + self.made // 4
 
 
 class GrowthState:
-    """The growth of a template, which is looked for once the library is loaded."""
+    """The growth of a template, searched for once the library is loaded."""
 
     __slots__ = ("_found", "_looked")
 
@@ -83,10 +83,10 @@ class GrowthState:
     def growth(
         self, steps: Sequence[CompiledStep], constants: Sequence[Any], inputs: range, outputs: Sequence[int]
     ) -> Growth | None:
-        """As `find_growth`; None while the library is not loaded, and from when it does not pay."""
+        """Return the growth, as `find_growth` does; None if the library is not loaded, or if growth copies more than `cat`."""
         if not self._looked and library_is_loaded():
             self._found, self._looked = find_growth(steps, constants, inputs, outputs), True
-        elif self._found is not None and not self._found.pays:
+        elif self._found is not None and not self._found.is_worthwhile:
             self._found = None
         return self._found
 
@@ -120,7 +120,7 @@ def find_growth(
 
 
 def _append(step: CompiledStep) -> tuple[int, int] | None:
-    """The places of the tensor that grows and of the result, if a step may be an append."""
+    """Return the places of the growing tensor and of the result if the step may be an append, else None."""
     if step.op != "aten::cat" or not step.plain or step.keywords or len(step.arguments) != 2 or len(step.makes) != 1:
         return None
     tensors, dim = step.arguments
@@ -137,7 +137,7 @@ def _refused(
     inputs: range,
     outputs: Sequence[int],
 ) -> set[int]:
-    """Places that appends read or make and that must be dense."""
+    """Return the places of appends that must be dense, because another step reads them."""
     grown = {made for _, made in appends.values()}
     roots = {place: place for pair in appends.values() for place in pair}
     refused = {first for first, _ in appends.values() if first not in inputs and first not in grown}
@@ -158,7 +158,7 @@ def _refused(
 
 
 def _positions(step: CompiledStep, constants: Sequence[Any]) -> tuple[int, ...]:
-    """The arguments of a step that may be growing tensors."""
+    """Return the positions of a step's arguments that may be growing tensors."""
     if step.op in _VIEWS:
         return (0,)
     if step.op in _READERS:
@@ -190,13 +190,13 @@ def _with_op(step: CompiledStep, op: str, arguments: tuple[Source, ...]) -> Comp
 
 
 def are_dense(inputs: Sequence[torch.Tensor], growth: Growth | None) -> bool:
-    """Return True if the inputs of a template are dense, except where its growth takes others."""
+    """Return True if all inputs are dense, except those that `growth` accepts with spare capacity."""
     needed = inputs if growth is None else [inputs[position] for position in growth.dense]
     return not any(torch.ops.djinn_replay.are_growing(needed))
 
 
 def copied_bytes() -> tuple[int, int]:
-    """Bytes that appends have added, and bytes that they had to copy for it, since the process began."""
+    """Return the bytes that appends have added and the bytes that they copied, since the process began."""
     if not library_is_loaded():
         return 0, 0
     appended, copied = torch.ops.djinn_replay.copies()

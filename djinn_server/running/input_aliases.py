@@ -57,7 +57,7 @@ class InputAliases:
 
     Attributes:
         written: positions of the inputs whose memory may be written, sorted.
-        outputs: pairs of an output's position and the positions of inputs that it may share memory with; others are left out.
+        outputs: pairs of an output's position and the positions of inputs that it may share memory with.
         unwritten: number of the first instructions that write no input.
     """
 
@@ -93,7 +93,7 @@ def written_places(step: CompiledStep) -> tuple[int, ...]:
 
 @functools.lru_cache(4096)
 def may_return_operand(op: str) -> bool:
-    """True if results of one of PyTorch's ops may be an operand, or look into the memory of one."""
+    """Return True if a result of one of PyTorch's ops may be an operand or a view of one."""
     if op in _COMPUTES:
         return False
     if split_name(op)[0] in _RETURNS:

@@ -21,7 +21,7 @@ class IssuedTurn(Generic[T]):
     """A turn whose ops are issued.
 
     Attributes:
-        shares: the sessions that it was for.
+        shares: the shares of its sessions.
         begun, reached: events before and after its ops.
         began, issued: when it began, and when its last op was issued, on the clock `time.perf_counter`.
     """
@@ -34,7 +34,7 @@ class IssuedTurn(Generic[T]):
 
 
 class IssuedTurns(Generic[T]):
-    """The turns of one accelerator in the order in which it completes them. `begin` and `end` are called by who has the turn."""
+    """The turns of one accelerator in the order in which it completes them. The session whose turn it is calls `begin` and `end`."""
 
     def __init__(self, runtime: DeviceRuntime) -> None:
         self._runtime, self._timer = runtime, DeviceTimer(runtime)

@@ -1,4 +1,4 @@
-"""Submissions that several sessions may run together: what a run strategy with `joins_sessions` gets of each."""
+"""Submissions that several sessions may run together, for run strategies with `joins_sessions`."""
 
 from __future__ import annotations
 

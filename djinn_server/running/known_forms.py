@@ -1,4 +1,4 @@
-"""Facts about forms, found once for all templates that contain them: a new template mostly consists of known forms."""
+"""Cache of facts about forms: a new template mostly consists of forms of earlier templates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _decoder: Final = msgspec.msgpack.Decoder(Form)
 
 
 def kept_by_form(find: Callable[[Form], T]) -> Callable[[Form], T]:
-    """Decorator: remember what `find` returns for short forms."""
+    """Decorate `find` with a cache for short forms."""
 
     @functools.lru_cache(maxsize=FORMS_LIMIT)
     def kept(content: bytes) -> T:

@@ -49,25 +49,25 @@ def _result_of(call: Callable[[], bool]) -> bool | Exception:
 
 
 def _use_process_threads() -> None:
-    """Have this thread compute in as many threads as the others. OpenMP keeps the number by thread."""
+    """Set this thread's number of OpenMP threads to that of the process. OpenMP stores the number per thread."""
     torch.set_num_threads(torch.get_num_threads())
 
 
 @attrs.frozen
 class Access:
-    """The storages that a submission uses: those that its ops read, those that it fetches, and those that it writes, makes or consumes."""
+    """The storages that a submission reads, fetches, and changes (writes, makes or consumes)."""
 
     reads: frozenset[int]
     fetches: frozenset[int]
     writes: frozenset[int]
 
     def may_join(self, earlier: Access) -> bool:
-        """Return True if running with `earlier` at the same time gives the values of running after it. Both are fetched after both have run."""
+        """Return True if running concurrently with `earlier`, and fetching after both, gives the same values as running after it."""
         used = earlier.reads | earlier.fetches | earlier.writes
         return self.reads.isdisjoint(earlier.writes) and self.writes.isdisjoint(used)
 
     def joined(self, other: Access) -> Access:
-        """Return the access of both."""
+        """Return the combined access of both submissions."""
         return Access(self.reads | other.reads, self.fetches | other.fetches, self.writes | other.writes)
 
 

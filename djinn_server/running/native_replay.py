@@ -1,6 +1,6 @@
 """Replay of a template's steps by the library in `csrc`: a loop over the boxed dispatcher without the interpreter's lock.
 
-The library runs steps of PyTorch's own kernels. Steps that Python has to look at stay Python's: Djinn's own ops, ops whose arguments are
+The library runs steps of PyTorch's own kernels. Python runs Djinn's own ops, ops whose arguments are
 checked, and ops that may leave memory unwritten. Between two runs all values are in the environment, so a step fails, is poisoned, cancelled
 or retried as in the Python loop.
 """
@@ -58,7 +58,7 @@ _lock = threading.Lock()
 
 
 def load_library() -> bool:
-    """Load the library if it was compiled, and have it compiled in the background if not. Return True if it is loaded."""
+    """Load the library if it is compiled, else compile it in the background. Return True if it is loaded."""
     global _loaded, _asked
     with _lock:
         if _loaded is None:
@@ -70,7 +70,10 @@ def load_library() -> bool:
                     _asked = True
                     _build_in_background()
             except (OSError, StartupError) as error:
-                _log.warning("Python runs all templates: the library cannot be loaded", error=str(error))
+                _log.warning(
+                    "the native replay library cannot be loaded: templates run in Python, which is slower",
+                    error=str(error),
+                )
                 _loaded = False
         return bool(_loaded)
 
@@ -88,7 +91,7 @@ def _build_in_background() -> None:
 
 
 def main() -> None:
-    """Compile the library, unless another process does or there is no compiler."""
+    """Compile the library, unless another process does so or no compiler is installed."""
     lower_priority(19)
     with contextlib.suppress(BlockingIOError, StartupError):
         LIBRARY.build(wait=False)
@@ -102,7 +105,7 @@ class NativeReplay:
     """
 
     def __init__(self, steps: Sequence[CompiledStep], constants: Sequence[Any], slots: int, values: int) -> None:
-        """`slots`, `values`: numbers of places in the environment after the constants."""
+        """`slots`, `values`: number of slots and of values in the environment after the constants."""
         ops = list(dict.fromkeys([step.op for step in steps if step.plain]))
         numbers = [int(torch_private.takes_numbers_for_tensors(split_name(op)[0])) for op in ops]
         index = {op: number for number, op in enumerate(ops)}
@@ -124,7 +127,7 @@ class NativeReplay:
         progress: ctypes.c_int | None = None,
         seconds: float = 0.0,
     ) -> tuple[int, Exception | None]:
-        """Run the steps from `start` to before `stop`, which are all the library's. It writes the number of each to `progress`.
+        """Run the steps from `start` to before `stop` in the library, which writes the number of each step to `progress`.
 
         Return the next step, and the error of that step if it raised. Without an error, a next step before `stop` means that `halt` is set,
         that the run took `seconds`, or that Python has to run this step.
@@ -154,7 +157,7 @@ class _Range:
     """Steps that one call of the library runs.
 
     Attributes:
-        leaves: places of the values that it makes and that later steps need.
+        leaves: places of its results that later steps need.
         run, left: as `Range` in replay.cpp.
     """
 
@@ -170,7 +173,7 @@ class _Range:
         self._sent: list[Any] = [_NEVER] * (self._slots.stop - self._slots.start)  # slots that the library has
 
     def load(self, env: Environment) -> bool:
-        """Bring what the steps read. Return False if the library does not take it: poison, for example."""
+        """Load the operands of the steps. Return False if the library does not support one, such as poison."""
         values = self._get(env)
         if not _PLAIN.issuperset(map(type, values)):
             return False
@@ -193,11 +196,11 @@ class _Range:
             self._raise_error()
         except Exception as error:
             return error.with_traceback(None)  # whose frames would hold the values of the run
-        raise AssertionError("the library lost an error")
+        raise AssertionError("the native library reported a failed op without its error; please report this bug")
 
 
 class ReplayState:
-    """Counts the runs of a template, and has the library's program from `BUILT_AT` runs on, or from when the library is there."""
+    """Counts the runs of a template, and builds the native program after `BUILT_AT` runs, once the library is loaded."""
 
     __slots__ = ("_native", "_runs", "_tried_at")
 
@@ -208,7 +211,7 @@ class ReplayState:
     def native(
         self, steps: Sequence[CompiledStep], constants: Sequence[Any], slots: int, values: int
     ) -> NativeReplay | None:
-        """Count a run. Return the library's program; None if there is no library, or the template is new. Arguments as of `NativeReplay`."""
+        """Count a run, and return the native program; None without the library or for a new template. Arguments as in `NativeReplay`."""
         self._runs += 1
         if self._runs == self._tried_at and len(steps) >= LEAST_STEPS:
             if not load_library():
@@ -221,7 +224,7 @@ class ReplayState:
 
 
 def _step_code(step: CompiledStep, index: dict[str, int]) -> list[int]:
-    """Code of a step, as `Program` in replay.cpp reads it."""
+    """Encode a step for `Program` in replay.cpp."""
     if not step.plain:
         return [-1]
     schema = torch_private.schema_of(overload_called(step.op)).arguments

@@ -41,11 +41,11 @@ def own_operators(
     return {
         MANUAL_SEED: randomness.manual_seed,
         GET_RANDOM_STATE: randomness.get_state,
-        SET_RANDOM_STATE: _given(torch.Tensor, randomness.set_state),
-        EXCHANGE_RANDOM_STATE: _given(torch.Generator, randomness.exchange),
+        SET_RANDOM_STATE: _type_checked(torch.Tensor, randomness.set_state),
+        EXCHANGE_RANDOM_STATE: _type_checked(torch.Generator, randomness.exchange),
         SEEDED_GENERATOR: lambda seed: runtime.generator().manual_seed(seed),
-        RESTORED_GENERATOR: _given(torch.Tensor, lambda state: _restored(runtime.generator(), state)),
-        GENERATOR_STATE: _given(torch.Generator, torch.Generator.get_state),
+        RESTORED_GENERATOR: _type_checked(torch.Tensor, lambda state: _restored(runtime.generator(), state)),
+        GENERATOR_STATE: _type_checked(torch.Generator, torch.Generator.get_state),
         MARK: marks.mark,
         HAS_PASSED: marks.has_passed,
         ELAPSED_TIME: marks.elapsed_time,
@@ -70,8 +70,8 @@ def _restored(generator: torch.Generator, state: torch.Tensor) -> torch.Generato
     return generator
 
 
-def _given(kind: type[T], function: Callable[[T], R]) -> Callable[[Any], R]:
-    """The function, for whatever a client names: a TypeError where that is something else."""
+def _type_checked(kind: type[T], function: Callable[[T], R]) -> Callable[[Any], R]:
+    """Wrap `function` with a type check: it raises TypeError if the client's argument is not a `kind`."""
 
     def checked(value: Any) -> R:
         if not isinstance(value, kind):
@@ -88,14 +88,14 @@ class _DeviceEvents:
         self._timer = timer
 
     def mark(self) -> Any:
-        """The point where the device has done what was issued so far."""
+        """Return the moment after the ops issued so far."""
         return self._timer.mark()
 
     def has_passed(self, mark: Any) -> torch.Tensor:
-        """True if the device has reached the event."""
+        """Return a tensor with True if the device has reached the event."""
         return torch.tensor(self._timer.passed(mark))
 
     def elapsed_time(self, start: Any, end: Any) -> torch.Tensor:
-        """Milliseconds from one to the other, when both are passed."""
+        """Wait for both events, and return the milliseconds between them."""
         self._timer.wait(end)
         return torch.tensor(self._timer.seconds(start, end) * 1e3, dtype=torch.float64)

@@ -28,7 +28,7 @@ NO_HANDLE: Final = -1  # looks into no storage
 class MemorySharing:
     """The values of a run and of its session by the address of their memory, and their poisoning. Made at the first failure.
 
-    It is an index, so that each of ten thousand failing ops does not search all values for aliases. The session's part is kept
+    It is an index: otherwise each of ten thousand failing ops would search all values for aliases. The session's part is kept
     from run to run.
     """
 
@@ -81,7 +81,7 @@ class MemorySharing:
             self._places.setdefault(memory, {})[place] = None
 
     def poison(self, at: int, poison: Poison) -> None:
-        """Put `poison` in place of the results and written operands of step `at`."""
+        """Replace the results and written operands of step `at` by `poison`."""
         step, env = self._steps[at], self._env
         for _, place in step.makes:
             env[place] = poison
@@ -95,7 +95,7 @@ class MemorySharing:
     def poison_from(self, first: int, failure: Failure) -> None:
         """Poison results and written operands of the steps from `first` on, which did not run.
 
-        A step that would have made a view leaves nothing behind, so what is written through it is found by what it looks into.
+        A view that a skipped step would have made does not exist, so writes through it are traced to its base.
         """
         poison, addresses, env = Poison(failure), dict[int, int](), self._env
         for step in self._steps[first:]:
@@ -141,9 +141,9 @@ def _shares(op: str) -> bool:
 
 
 def _poison_written(env: Environment, written: int, address: int, poison: Poison, sharing: Sequence[int]) -> list[int]:
-    """Poison the value at `written` and every other one of the run with memory at `address`, which may be half written.
+    """Poison the value at `written`, which may be half written, and every other value of the run with memory at `address`.
 
-    Returns their places, which are among those `sharing`.
+    Return their places, which are among `sharing`.
     """
     places = [written, *[p for p in sharing if isinstance(env[p], torch.Tensor) and address_of(env[p]) == address]]
     for place in places:

@@ -1,4 +1,4 @@
-"""PyTorch's numeric settings in an executor process, which sessions of different settings take turns in."""
+"""PyTorch's numeric settings of an executor process, switched between sessions with different settings."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from djinn_core.wire.numeric_messages import NumericSettings
 
 
 class ProcessNumericSettings:
-    """The numeric settings of this process: those of the last session that ran, or, for sessions that have none, those of the start.
+    """The numeric settings of this process: those of the session that runs. Sessions without settings use those at startup.
 
     Attributes:
-        now: the session's settings that hold now.
+        now: the session's settings that are in force.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class ProcessNumericSettings:
         self.now: NumericSettings | None = None
 
     def compute_under(self, settings: NumericSettings | None) -> None:
-        """Have the process compute under a session's settings. Called under the device's lock."""
+        """Apply a session's settings to the process. Called under the device's lock."""
         if settings is self.now or settings == self.now:
             return
         if self._first is None:

@@ -14,7 +14,7 @@ _COUNTERS: Final = struct.Struct("<8xi4xQ")  # in its state: how many words are 
 
 
 def default_generator(device: torch.device) -> torch.Generator:
-    """The generator that ops on `device` use when none is given."""
+    """Return the generator that ops on `device` use by default."""
     if device.type == "cpu":
         return torch.default_generator
     generators: tuple[torch.Generator, ...] = torch.get_device_module(device.type).default_generators
@@ -24,7 +24,7 @@ def default_generator(device: torch.device) -> torch.Generator:
 def set_state(generator: torch.Generator, state: torch.Tensor) -> None:
     """Set the state of `generator` to `state`, which an untrusted client may have forged.
 
-    PyTorch checks each of the two counters of a Mersenne twister alone. Together they could make it read beyond its words,
+    PyTorch checks the two counters of a Mersenne twister separately. Together they could make it read beyond its words,
     and return the memory there as random numbers.
 
     Raises:
@@ -34,17 +34,17 @@ def set_state(generator: torch.Generator, state: torch.Tensor) -> None:
     if generator.device.type == "cpu" and state.dtype == torch.uint8 and state.numel() >= _COUNTERS.size:
         left, following = _COUNTERS.unpack(bytes(state.flatten()[: _COUNTERS.size].tolist()))
         if left + following > _WORDS + 1:
-            raise RuntimeError("Invalid mt19937 state: it goes on beyond its end")
+            raise RuntimeError("Invalid mt19937 state: its counters point beyond its last word")
     generator.set_state(state)
 
 
 def octets_of(state: torch.Tensor) -> bytes:
-    """A random state as bytes."""
+    """Convert a random state to bytes."""
     return bytes(state.cpu().numpy())
 
 
 def tensor_of(octets: bytes) -> torch.Tensor:
-    """A random state from bytes."""
+    """Convert bytes to a random state."""
     return torch.frombuffer(bytearray(octets), dtype=torch.uint8)
 
 
@@ -74,15 +74,15 @@ class DeviceRandomness:
         self._generator.manual_seed(seed)
 
     def get_state(self) -> torch.Tensor:
-        """The present state, as bytes."""
+        """Return the present state as bytes."""
         return self._generator.get_state()
 
     def set_state(self, state: torch.Tensor) -> None:
-        """Go on from `state`."""
+        """Set the state to `state`."""
         set_state(self._generator, state)
 
     def exchange(self, other: torch.Generator) -> None:
-        """Go on from where `other` is, and leave the present state there."""
+        """Exchange states with the generator `other`."""
         before = self._generator.get_state()
         self._generator.set_state(other.get_state())
         other.set_state(before)

@@ -26,10 +26,10 @@ from djinn_server.session_metrics import SessionCounters
 
 @attrs.define(eq=False)
 class Responses:
-    """The values that a submission requests, on their way to the host. Made while the session has the device, `finish`ed without it.
+    """Pending copies of the values that a submission requests. `start` needs the session's turn on the device, `finish` does not.
 
     Attributes:
-        results, body, described: headers, bytes and descriptions, or why one is missing. Complete after `finish`.
+        results, body, described: headers, bytes and descriptions, or the failure of a value. Complete after `finish`.
     """
 
     results: list[TensorHeader | Failure] = attrs.field(factory=list)
@@ -44,7 +44,7 @@ class Responses:
     def start(
         cls, work: RunRequest, values: ValueTable, runtime: DeviceRuntime, limit: int, counts: SessionCounters
     ) -> Responses:
-        """Issue the copies of what `work` fetches, at most `limit` bytes, and describe values. `counts`: of the session."""
+        """Start the device-to-host copies of `work.fetch`, and describe `work.describe`. `limit`: most bytes of a reply. `counts`: the session's counters."""
         if not work.fetch and not work.describe:
             return _NOTHING
         made, table = cls(work=work, counts=counts, limit=limit), values.table
@@ -62,7 +62,7 @@ class Responses:
         return made
 
     def finish(self) -> None:
-        """Wait for the copies. Small values are copied once more, as they are not worth borrowing."""
+        """Wait for the copies. Copy small values once more, which is cheaper than lending their buffers."""
         work, counts, limit = self._work, self._counts, self._limit
         if work is None or counts is None:
             return
@@ -88,13 +88,13 @@ _NOTHING: Final = Responses()
 
 
 class FailureTexts:
-    """Failures that one answer reports: beyond a limit only the beginnings of messages, so that the answer can be sent."""
+    """Truncates the messages of failures, so that all failures of one reply fit into the limit of a reply."""
 
     def __init__(self) -> None:
         self._characters = 0
 
     def fitting(self, failure: Failure) -> Failure:
-        """The failure, with as much of its message as there is room for."""
+        """Return the failure, with its message truncated to the remaining space."""
         self._characters += len(failure.message)
         if self._characters <= limits.FAILURE_TEXTS:
             return failure
@@ -135,7 +135,7 @@ def _finish(
 
 
 def _too_large(tensor: torch.Tensor, room: int) -> str | None:
-    """Why a tensor does not fit into an answer with `room` bytes; None if it does."""
+    """Return the error message for a tensor that exceeds `room` bytes of a reply; None if it fits."""
     if tensor.nbytes <= room or tensor.untyped_storage().nbytes() <= room:  # expanded ones take less than they have
         return None
     return f"{tensor.nbytes:,} bytes do not fit into one answer, which has room for {room:,}; fetch it in parts"

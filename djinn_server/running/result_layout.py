@@ -1,4 +1,4 @@
-"""Layout of results in memory, as other ways to compute them have to keep it."""
+"""Comparison of result layouts: a run strategy must keep the layout that the ops produce."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def layout_difference(expected: torch.Tensor, found: torch.Tensor) -> str:
-    """Describe how a result is laid out otherwise than expected; empty: not at all."""
+    """Describe how a result's layout differs from the expected one; empty if they are equal."""
     theirs, ours = _layout(expected), _layout(found)
     return f"a result is laid out as {ours} in place of {theirs}" if theirs != ours else ""
 

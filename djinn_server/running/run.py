@@ -62,27 +62,27 @@ class StepGuard(Protocol):
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """Held from `before` to `after`."""
+        """Lock to hold from `before` to `after`."""
 
     def before(self, index: int, step: CompiledStep, env: Environment) -> None:
-        """Prepare a step. What it raises is the step's error."""
+        """Prepare a step. An exception counts as the step's error."""
 
     def after(self, index: int, step: CompiledStep, env: Environment) -> None:
-        """Look at what a step has made. What was to be released is gone."""
+        """Inspect the results of a step. Released values are gone by then."""
 
     def relieve(self, index: int, step: CompiledStep, env: Environment) -> bool:
-        """Make room after a step ran out of memory. Return True if it may run once more."""
+        """Make room after a step ran out of memory. Return True if the step may be retried."""
 
 
 class TemplateRun:
-    """A run of a template over a session's values, which goes on as far as it is told.
+    """Runs a template over a session's values, in steps: `advance(stop)` runs up to an instruction.
 
-    An op that raises poisons what it would have made or written, and what depends on it; everything else runs. Once the
-    submission is cancelled, no further op runs, and what those would have made or written is poison.
+    If an op raises, its results, the operands it writes and all dependent values become poison. Other ops run. Once the
+    submission is cancelled, no further op runs, and the results and written operands of the rest become poison.
 
     Attributes:
-        env: its environment. step: the next instruction.
-        claims: by instruction. outcome: what has happened so far.
+        env: its environment. step: the next instruction. outcome: the record of the run so far.
+        claims: the layouts that the client predicted, by instruction.
     """
 
     __slots__ = (
@@ -146,7 +146,7 @@ class TemplateRun:
                 self._advance = partial(_advance_natively, native)
 
     def advance(self, stop: int | None = None) -> bool:
-        """Run the instructions before `stop`, None: all. A cancelled submission comes to its end before. False: the run pauses."""
+        """Run the instructions before `stop` (None: all). Return False if the run paused. A cancelled submission stops early."""
         steps, env, run = self._steps, self.env, self.outcome
         count = self._count if stop is None else min(stop, self._count)
         step, short = self.step, self.work.short
@@ -187,7 +187,7 @@ class TemplateRun:
                     self.env[place] = value.clone(memory_format=torch.contiguous_format)
 
     def _failed(self, stop: FailedStep) -> int:
-        """Poison what a failed instruction leaves undefined, unless it can run again; the next one to run."""
+        """Repair or poison what a failed instruction left undefined. Return the next instruction to run."""
         with _POISONING:
             return self._poisoned(stop)
 
@@ -206,7 +206,7 @@ class TemplateRun:
         return self._leave(stop)
 
     def _leave(self, stop: FailedStep) -> int:
-        """Poison what a failed instruction leaves undefined; the next one to run."""
+        """Poison what a failed instruction left undefined. Return the next instruction to run."""
         run = self.outcome
         if run.sharing is None:
             run.sharing = MemorySharing(self.template, self.work, self.env, self._values)
@@ -214,7 +214,7 @@ class TemplateRun:
         return stop.step + 1
 
     def _relieve(self, step: int) -> bool:
-        """Make room after a step ran out of memory, and go on under a guard. Return True if the step may run once more."""
+        """Make room after a step ran out of memory, and continue under a guard. Return True if the step may be retried."""
         if self._guard is None:
             if self.work.guard is None:
                 return False
@@ -224,19 +224,19 @@ class TemplateRun:
 
     @property
     def replaceable(self) -> bool:
-        """True if instructions may be replaced: nothing is asked of single ones, and no memory guard watches them."""
+        """True if instructions may be replaced: no claim, timing, cancellation or memory guard refers to a single one."""
         return self.whole and not self.claims
 
     @property
     def whole(self) -> bool:
-        """True if nothing but claims asks for single instructions."""
+        """True if only claims refer to single instructions."""
         work = self.work
         watched = self._guard is not None or work.op_times is not None
         return not (watched or work.short or work.stop_at is not None)
 
     @property
     def extends_growing(self) -> bool:
-        """True if an append of the run writes into an input that grows already."""
+        """True if an append of the run writes into an input that already has spare capacity."""
         if self._growth is None:
             return False
         first = len(self.template.constants) + self.template.slots
@@ -259,7 +259,7 @@ class TemplateRun:
         self.step = stop
 
     def pass_steps(self, stop: int, released: Sequence[int], made: Mapping[int, Any]) -> None:
-        """Go past the instructions before `stop`. `released`: places that are not needed after them. `made`: what they leave, by its place."""
+        """Skip the instructions before `stop`. `released`: environment positions to clear. `made`: results by environment position."""
         env = self.env
         for place in released:
             env[place] = None
@@ -291,7 +291,7 @@ class TemplateRun:
 
 
 def run_template(template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable) -> RunOutcome:
-    """Run a template from its first instruction to its last, and put what it makes into `values`."""
+    """Run a whole template, and store its results in `values`."""
     run = TemplateRun(template, work, slots, values)
     run.advance()
     return run.finish()
@@ -316,7 +316,7 @@ def environment_of(
     values: ValueTable,
     dense: Sequence[int] | None = None,
 ) -> Environment:
-    """The environment of a run of a template, with poison for values that are not there. `dense`: inputs that must be dense; None: all."""
+    """Return the environment of a run, with poison for missing values. `dense`: inputs that must be dense; None: all."""
     if values.growing:
         values.densify(work.inputs if dense is None else [work.inputs[position] for position in dense])
     try:
@@ -336,7 +336,7 @@ class FailedStep(Exception):  # noqa: N818 - a signal between two functions
 
 
 class CancelledStep(Exception):  # noqa: N818 - a signal between two functions
-    """Step `step` and those after it are cancelled."""
+    """Step `step` and all later steps are cancelled."""
 
     def __init__(self, step: int) -> None:
         super().__init__(step)
@@ -386,7 +386,7 @@ def _advance_natively(
     claims: Mapping[int, list[Claim]],
     run: RunOutcome,
 ) -> int:
-    """As `_advance`; the library runs what it can."""
+    """Run steps as `_advance` does, and let the native library run those that it supports."""
     step = start
     while step < stop:
         end = min(native.ends[step], stop)
@@ -405,7 +405,7 @@ def _advance_natively(
 
 
 def numbers_of(run: RunOutcome, start: int, stop: int) -> Iterable[int]:
-    """The numbers of the steps from `start` to before `stop`; a device watch sees how far they have been taken."""
+    """Return the numbers of the steps from `start` to before `stop`. A device watch sees the progress of the iteration."""
     return range(start, stop) if run.progress is None else run.progress.over(start, stop)
 
 
@@ -455,9 +455,9 @@ def _advance_guarded(
 def _made_resizable(
     step: CompiledStep, stop: FailedStep, env: Environment, values: ValueTable, sharing: MemorySharing
 ) -> bool:
-    """Move an upload that `step` failed to resize to memory of PyTorch's own; False if it failed for another reason.
+    """Move an upload that `step` failed to resize to memory of PyTorch's allocator. Return False if it failed for another reason.
 
-    Where there is no memory for the move, that becomes the step's error.
+    If memory for the move is missing, that becomes the step's error.
     """
     if not isinstance(stop.error, RuntimeError) or "storage that is not resizable" not in str(stop.error):
         return False
@@ -476,7 +476,7 @@ def _made_resizable(
 
 
 def _own(storage: torch.UntypedStorage, memory: int, values: Iterable[Any]) -> None:
-    """Give the tensors among `values` that look into `storage` a copy of it, the same for all. `memory`: its `memory_of`."""
+    """Move the tensors among `values` that view `storage` to one shared copy of it. `memory`: its `memory_of`."""
     tensors = {id(v): v for v in values if isinstance(v, torch.Tensor) and memory_of(v) == memory}
     metas = {key: meta_of(tensor) for key, tensor in tensors.items()}
     copy = storage.clone()
@@ -490,7 +490,7 @@ def _own(storage: torch.UntypedStorage, memory: int, values: Iterable[Any]) -> N
 
 
 def _restored(at: int, step: CompiledStep, env: Environment, values: ValueTable, sharing: MemorySharing) -> bool:
-    """Restore the memory of poison that `step` overwrites completely; False if `step` has another problem."""
+    """Restore the memory of poison that `step` overwrites completely. Return False if `step` has another problem."""
     poisoned = {place for place in step.reads if isinstance(env[place], Poison)}
     if step.op not in _OVERWRITES or not poisoned or not poisoned <= set(step.writes):
         return False
@@ -506,7 +506,7 @@ def _restored(at: int, step: CompiledStep, env: Environment, values: ValueTable,
 
 
 def _is_all_of_its_storage(tensor: torch.Tensor) -> bool:
-    """True if writing every element writes every byte; only then is nothing of a failed write left."""
+    """Return True if writing every element writes every byte, so that nothing of a failed write remains."""
     return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
@@ -518,10 +518,10 @@ def _by_instruction(claims: Sequence[Claim]) -> dict[int, list[Claim]]:
 
 
 def fulfil(step: CompiledStep, claims: Sequence[Claim], env: Environment, run: RunOutcome) -> None:
-    """Make results look as the client predicted: kernels and meta kernels sometimes choose different strides.
+    """Give results the strides that the client predicted. Kernels and meta kernels sometimes choose different ones.
 
     Raises:
-        DjinnError: shape or dtype differ, which no new layout can mend.
+        DjinnError: shape or dtype differ from the prediction.
     """
     places = dict(step.makes)
     for claim in claims:

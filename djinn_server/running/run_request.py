@@ -50,7 +50,7 @@ class Progress:
 
     @property
     def step(self) -> int:
-        """Number of the op."""
+        """Number of the op that is issued."""
         loop = self._loop
         if loop is None:
             return self._cell.value
@@ -59,14 +59,14 @@ class Progress:
 
 
 class RunRequest(msgspec.Struct):
-    """The request of a submission, as in `Submit`; `inputs` are those of its template, once that is known.
+    """A submission, with the fields of `Submit`. `inputs`: handles of its template's inputs, once the template is bound.
 
     Attributes:
         halt: `YIELD` or `CANCEL` if no further op is to run for now; checked before each op.
-        rest: called then with this, returns True if the run pauses and goes on later; None: the submission is cancelled.
+        rest: callback after `halt` stopped the run. It returns True if the run pauses, False if it is cancelled. None: it is cancelled.
         rested: seconds spent in pauses.
-        unreadable: what is wrong with its handles; empty if nothing is.
-        op_times: times each instruction; None: that was not asked for.
+        unreadable: error in its lists of handles; empty if they are valid.
+        op_times: times each instruction; None: the client did not request times.
         stop_at: number of the op at which an earlier run stopped, or None. stop_reason: the device error that stopped it, if any.
         short: ops that ran out of memory in an earlier run, with the error. They fail again.
         progress: the op that is issued; None on CPUs.
@@ -94,7 +94,7 @@ class RunRequest(msgspec.Struct):
 
 
 def unpack(submit: Submit) -> RunRequest:
-    """The work of a submission. Lists of handles that cannot be read are empty, and `unreadable` says why."""
+    """Return the request of a submission. Unreadable lists of handles are empty, and `unreadable` has the reason."""
     try:
         return RunRequest(
             submit.sequence,

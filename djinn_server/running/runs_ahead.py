@@ -118,7 +118,7 @@ class RunAhead:
         self.step = step
 
     def _advance(self, step: int, stop: int, until: float) -> int:
-        """Run a step, or what the library can run from it on, and return the next one."""
+        """Run one step, or all that the library can run from it on. Return the number of the next step."""
         native = self._native
         if native is not None and (end := min(native.ends[step], stop)) - step >= LEAST_STEPS:
             seconds = max(until - time.perf_counter(), 1e-9)
@@ -151,7 +151,7 @@ class RunAhead:
         return all(type(a) is type(b) and a == b and a != 0 for a, b in others)  # 0.0 may be -0.0
 
     def finish(self, work: RunRequest, values: ValueTable, limit: int) -> RunOutcome:
-        """As `run_template` for the submission that has come; the template runs ahead no more where it makes more than `limit` bytes."""
+        """Finish the run for the submission that arrived, and return its outcome. If its results exceed `limit` bytes, stop its template running ahead."""
         began = time.perf_counter()
         choice = self.known.choice
         run = TemplateRun(self.known.template, work, self.slots, values, growth=self.growth, env=self.env)
@@ -171,7 +171,7 @@ class RunAhead:
 
 
 def _offer(known: BoundTemplate) -> RunOffer | None:
-    """Return what runs a template next; None: its ops."""
+    """Return the strategy's offer that runs a template next; None: it runs op by op."""
     candidate = known.choice.next(exact=False) if known.choice is not None else None
     return candidate.offer if candidate is not None else None
 
@@ -180,7 +180,7 @@ class RunsAhead:
     """The runs ahead of one session. Used by its thread.
 
     Attributes:
-        pending: those that no submission has taken, the next one first; only the last one may not be over.
+        pending: runs that no submission has taken, the next one first. Only the last run may be unfinished.
         ready: True if `receive` is to be called for the next message.
     """
 
@@ -193,7 +193,7 @@ class RunsAhead:
         counts: SessionCounters,
         limit: int,
     ) -> None:
-        """`limit`: bytes that outputs may have which no submission has taken."""
+        """`limit`: most bytes of outputs that no submission has taken."""
         self._device, self._turn, self._values, self._templates = device, turn, values, templates
         self._counts, self._limit = counts, limit
         self._predictor = SubmissionPredictor()
@@ -209,7 +209,7 @@ class RunsAhead:
         self.ready = self._predictor.repeats
 
     def receive(self, connection: ExecutorChannel, settings: NumericSettings | None) -> Frame | None:
-        """The next frame. Until it comes, what is expected runs, under the session's numeric settings; None: nothing is left of that."""
+        """Run predicted submissions until the next frame arrives, and return it. Return None if nothing is left to run, or the runs timed out."""
         while self.ready and self._next() is not None:
             try:
                 return connection.receive(0.0)
@@ -261,7 +261,7 @@ class RunsAhead:
         return pending[-1] if pending[-1].step < pending[-1].stop else None
 
     def _another(self) -> RunAhead | None:
-        """A run of what is expected after those that are pending, which are over; None where there is to be none."""
+        """Start a run of the next predicted submission, after all pending runs have finished. Return None if no run may start."""
         pending = self.pending
         if pending and (pending[-1].expected.awaited or len(pending) == MOST_RUNS or self._bytes > self._limit):
             return None
@@ -286,7 +286,7 @@ class RunsAhead:
         return run
 
     def _may_run(self, known: BoundTemplate) -> int:
-        """Number of its first instructions that leave nothing but results, as schemas of PyTorch's own ops tell; 0 while an offer only watches."""
+        """Return the number of leading instructions without side effects, by the schemas of PyTorch's own ops; 0 while an offer only observes runs."""
         if known.runs_ahead is None:
             steps = known.template.steps
             others = (at for at, step in enumerate(steps) if step.moves or not step.op.startswith("aten::"))
@@ -321,10 +321,10 @@ class RunsAhead:
         return RunAhead(known, expected, slots, inputs, stop, growth)
 
     def take(self, known: BoundTemplate, work: RunRequest) -> RunAhead | None:
-        """The run of a submission that has come, if that is the next one that was expected; all are dropped if not."""
+        """Remove and return the run of a submission that arrived. If another submission was predicted, drop all runs and return None."""
         run = self.pending[0]
         if run.known is not known or not run.fits(work, known.slots, self._values):
-            self.missed(came=run.known is known)
+            self.missed(same_template=run.known is known)
             return None
         del self.pending[0]
         self._bytes -= run.nbytes
@@ -332,14 +332,14 @@ class RunsAhead:
         self._predictor.held(run.expected)
         return run
 
-    def missed(self, *, came: bool = False) -> None:
-        """Drop everything: the expected submission did not come, or (`came`) came with other values."""
+    def missed(self, *, same_template: bool = False) -> None:
+        """Drop all runs, because the prediction was wrong. `same_template`: True if only the inputs or slots differed."""
         if self.pending:
-            self._predictor.missed(self.pending[0].expected, came=came)
+            self._predictor.missed(self.pending[0].expected, same_template=same_template)
             self.drop()
 
     def drop(self) -> None:
-        """Drop everything."""
+        """Drop all runs."""
         self.ready = False
         self._counts.runs_ahead_dropped += len(self.pending)
         while self.pending:

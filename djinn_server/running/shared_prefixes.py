@@ -30,7 +30,7 @@ _LAYOUTS: Final = frozenset({
 
 
 class NoSharedPrefixError(Exception):
-    """Rows of the run cannot be proven to be those of the earlier run."""
+    """The first rows cannot be proven equal to those of the earlier run."""
 
 
 @attrs.frozen(eq=False)
@@ -72,7 +72,7 @@ class Extent:
 
 @attrs.frozen(eq=False)
 class GivenValues:
-    """What the ops of a run were given.
+    """Inputs and settings of the ops of a run.
 
     Attributes:
         settings: PyTorch's numeric settings. names: names and layouts of the inputs. numbers: of the ops. indices: copies of small inputs of integers, such as tokens, by number.
@@ -91,7 +91,7 @@ class GivenValues:
     def shared_rows(
         self, settings: NumericSettings | None, names: Sequence[Any], inputs: Sequence[Any]
     ) -> Extent | None:
-        """Return how many leading entries of their last dimension the indices of another run share with these; None if it has other inputs."""
+        """Return how many leading entries of the last dimension another run's indices share with these; None if other inputs differ."""
         if settings != self.settings:
             return None
         found, lengths = list[int](), set[tuple[int, int]]()
@@ -143,7 +143,7 @@ class PrefixRun:
         """Run the ops, and pause before each.
 
         Raises:
-            NoSharedPrefixError: the earlier run does not help, or an op failed.
+            NoSharedPrefixError: the rows of the earlier run cannot be used, or an op failed.
         """
         for step in self.steps:
             yield
@@ -184,11 +184,11 @@ class PrefixRun:
         if (isinstance(value, Rows) or value.before is UNKNOWN) and not (
             alone and _is_dense(before) and _is_dense(made)
         ):
-            raise NoSharedPrefixError("a result has another layout than a dense one")
+            raise NoSharedPrefixError("a result is not dense")
         return made
 
     def _is_alone(self, result: torch.Tensor) -> bool:
-        """Return True if a result of the earlier run has its memory for itself."""
+        """Return True if a result of the earlier run shares its memory with no other value."""
         keys = [storage_key(one) for one in self.results.values() if isinstance(one, torch.Tensor)]
         return result.untyped_storage().nbytes() == result.nbytes and keys.count(storage_key(result)) == 1
 
@@ -205,7 +205,7 @@ class PrefixRun:
                 args, named = step.given(self.env)
                 found = step.function(*_each(self.full, args), **named)
             else:
-                raise NoSharedPrefixError(f"all rows of {step.op} are needed")
+                raise NoSharedPrefixError(f"{step.op} needs all rows")
             self._full[value.place] = found
         return found
 
@@ -234,7 +234,7 @@ class PrefixRun:
         if (resizing := _RESIZING.get(step.op)) is not None:
             return resizing(self, _bound(step, self.env), _bound(step, self.before))
         if not self._same_numbers(step):
-            raise NoSharedPrefixError(f"{step.op} has other numbers")
+            raise NoSharedPrefixError(f"the numbers of {step.op} differ")
         if (rule := _RULES.get(step.op)) is not None:
             return rule(self, step.function, _bound(step, self.env))
         if step.sequence or not _is_pointwise(step.op):
@@ -242,7 +242,7 @@ class PrefixRun:
         return self._pointwise(step)
 
     def _embedded(self, step: CompiledStep) -> _Made | None:
-        """Return the rows of an embedding of indices of which there is one for each row."""
+        """Return the rows of an embedding with one index per row."""
         args, named = step.given(self.env)
         weight, indices = args[:2]
         if not (isinstance(weight, Whole) and weight.same and isinstance(indices, Whole)):
@@ -264,14 +264,14 @@ class PrefixRun:
             raise NoSharedPrefixError("an operand is no tensor")
         if now.dim() < -axis or now.shape[axis] == 1:
             if not value.same:
-                raise NoSharedPrefixError("an operand has another value")
+                raise NoSharedPrefixError("the value of an operand differs between the runs")
             return now
         known = isinstance(before, torch.Tensor) and before.dim() == now.dim() and before.shape[axis] >= self.first
         if now.shape[axis] != self.count or not known:
-            raise NoSharedPrefixError("an operand has another number of rows, or is not known")
+            raise NoSharedPrefixError("the number of rows of an operand differs, or is not known")
         ours, theirs = (one.narrow(axis, 0, self.first) for one in (now, before))
         if now is not before and not (ours.dtype is theirs.dtype and torch.equal(ours, theirs)):
-            raise NoSharedPrefixError("an operand has other rows")
+            raise NoSharedPrefixError("the rows of an operand differ")
         return now.narrow(axis, self.first, self.count - self.first)
 
     def _pointwise(self, step: CompiledStep) -> _Made:
@@ -404,7 +404,7 @@ def _causal_rows(run: PrefixRun, mask: Any) -> torch.Tensor:
 
 
 def _viewed(run: PrefixRun, given: Given, before: Given) -> _Made:
-    """Other shapes in which the rows are a dimension."""
+    """Views that keep the rows as a dimension."""
     rows = _rows_of(given["self"])
     shape, shape_before = [*rows.tail.shape], [*rows.tail.shape]
     shape[rows.axis], shape_before[rows.axis] = run.count, run.earlier
@@ -489,7 +489,7 @@ def _call(step: CompiledStep, env: Environment, pick: Callable[[Whole], Any]) ->
 
 
 def _each(change: Callable[[Any], Any], value: Any) -> Any:
-    """Change the operands in nested arguments."""
+    """Apply `change` to the operands in nested arguments."""
     if isinstance(value, list | tuple):
         return type(value)([_each(change, one) for one in value])
     return change(value) if isinstance(value, Whole | Rows) else value

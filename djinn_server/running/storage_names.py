@@ -35,7 +35,7 @@ class ReadAllowance:
 class StorageNames:
     """Names of a device's storages. Storages of equal names have equal bytes.
 
-    A name is the digest of the bytes (32 bytes), their place in a weight file (more than 64), a result of a run (40), or a random
+    A name is the digest of the bytes (32 bytes), their place in a weight file (over 64), the key of a run's result (40), or a random
     number, which names the storage until a program writes into it. No client can upload bytes whose digest is a name of another kind.
     `forget` is called before a write. Thread-safe.
     """

@@ -26,7 +26,7 @@ from djinn_server.running.known_forms import kept_by_form
 
 @attrs.frozen
 class CallArity:
-    """Number of operands, results and the like of a call of a form."""
+    """Number of operands, results, slots and arguments of a call of a form."""
 
     operands: int
     slots: int
@@ -37,10 +37,10 @@ class CallArity:
 
 @kept_by_form
 def counts_of(form: Form) -> CallArity:
-    """In one pass over the form.
+    """Count the operands, results, slots and arguments of a form, in one pass.
 
     Raises:
-        ProtocolError: lists are nested deeper than any op takes them.
+        ProtocolError: lists are nested deeper than any op accepts.
     """
     operands = slots = constants = total = 0
     for arguments in _lists((*form.args, *[value for _, value in form.kwargs]), form.op):
@@ -75,10 +75,10 @@ def _lists(arguments: Sequence[Argument], op: str) -> Iterator[Sequence[Argument
 
 
 def check_template(template: Template) -> list[CallArity]:
-    """The counts of its forms.
+    """Check a template, and return the counts of its forms.
 
     Raises:
-        ProtocolError: its numbers do not fit together, or it is too large.
+        ProtocolError: its numbers contradict each other, or it is too large.
     """
     if max(len(template.code), len(template.forms)) > limits.INSTRUCTIONS:
         raise ProtocolError(

@@ -50,9 +50,9 @@ class CallFacts:
     """Facts that hold for every call of a form.
 
     Attributes:
-        function: computes it. random: True if that uses the random state.
-        written: which of its operands it writes into. moves: as in `CompiledStep`.
-        makes: which of its results are new values. plain: as in `CompiledStep`.
+        function: computes the call. random: True if `function` uses the random state.
+        written: indices of the operands that it writes. moves: as in `CompiledStep`.
+        makes: indices of the results that are new values. plain: as in `CompiledStep`.
     """
 
     function: Callable[..., Any]
@@ -68,9 +68,9 @@ class CompiledTemplate:
     """A template, ready to run.
 
     Attributes:
-        constants: the environment's head. slots: number of slots that follow. size: positions of values after the inputs.
+        constants: first entries of the environment. slots, inputs, made: number of slots, inputs and computed values that follow, in this order.
         count: number of steps.
-        random: True if any op uses the random state. moves: True if any step moves what it writes.
+        random: True if any op uses the random state. moves: True if any step may reallocate a written operand.
         source: the template that it was compiled from.
     """
 
@@ -89,16 +89,16 @@ class CompiledTemplate:
     _growth: GrowthState = attrs.field(init=False, factory=GrowthState, eq=False, repr=False)
 
     def native(self) -> NativeReplay | None:
-        """As `ReplayState.native`."""
+        """Count a run, and return the native program, as `ReplayState.native` does."""
         return self._replay.native(self.steps, self.constants, self.slots, self.inputs + self.made)
 
     def growth(self) -> Growth | None:
-        """As `GrowthState.growth`."""
+        """Return the growth of its steps, as `GrowthState.growth` does."""
         first = len(self.constants) + self.slots
         return self._growth.growth(self.steps, self.constants, range(first, first + self.inputs), self.outputs)
 
     def native_growth(self, growth: Growth) -> NativeReplay | None:
-        """As `native`, for the steps of its growth."""
+        """Count a run of the growth's steps, and return their native program."""
         return growth.native(self.constants, self.slots, self.inputs + self.made)
 
 
@@ -144,7 +144,7 @@ class _Compiler:
         )
 
     def _facts(self) -> dict[int, CallFacts]:
-        """Facts about calls by code, found once however often a form is called."""
+        """Return the facts about each form's calls, by its number in the template."""
         found: dict[int, CallFacts] = {}
         for code in dict.fromkeys(self.template.code):
             form = self.template.forms[code]
@@ -153,7 +153,7 @@ class _Compiler:
         return found
 
     def _places(self, first: int) -> dict[int, int]:
-        """The environment position of every value number: inputs first, then what is made, in order."""
+        """Return the environment position of every value number: inputs first, then computed values in order."""
         inputs = {number: first + i for i, number in enumerate(self.template.inputs)}
         made = [n for n in dict.fromkeys(self.template.references) if n not in inputs]
         return inputs | {number: first + len(inputs) + i for i, number in enumerate(made)}
@@ -202,7 +202,7 @@ class _Compiler:
         )
 
     def _source(self, argument: Argument, operands: Iterator[int]) -> Source:
-        """Where an argument comes from. Operands and slots are taken in the order of the arguments."""
+        """Return the source of an argument. Operands and slots are consumed in the order of the arguments."""
         if isinstance(argument, Operand):
             return next(operands)
         if isinstance(argument, SlotArg):
@@ -250,12 +250,12 @@ _ENUMERATED: dict[str, dict[str, Any]] = {
 
 
 def dtype_called(name: str) -> torch.dtype | None:
-    """The dtype of that name, if this PyTorch has one."""
+    """Return the dtype of that name; None if this PyTorch has none."""
     return _ENUMERATED["dtype"].get(name)
 
 
 def enumerated(argument: Enumerated) -> Any:
-    """The dtype, layout or memory format that an argument names.
+    """Return the dtype, layout or memory format that an argument names.
 
     Raises:
         ProtocolError: this PyTorch has none of that name.
@@ -267,7 +267,7 @@ def enumerated(argument: Enumerated) -> Any:
 
 
 def _check_results(form: Form, overload: Any) -> None:
-    """Refuse an op that returns several results or a list where the form has one value: that memory would not be counted."""
+    """Refuse an op that returns several results or a list if the form has one value: the others' memory would not be counted."""
     returns = torch_private.schema_of(overload).returns
     many = len(returns) > 1 or any(str(result.type).startswith("List[") for result in returns)
     if many and not form.sequence and form.new_count:
@@ -276,10 +276,10 @@ def _check_results(form: Form, overload: Any) -> None:
 
 @kept_by_form
 def _facts_of(form: Form) -> CallFacts:
-    """Facts about a call of one of PyTorch's ops.
+    """Return the facts about a call of one of PyTorch's ops.
 
     Raises:
-        UnsupportedOperation: the op is not allowed, or is called with what it does not take.
+        UnsupportedOperation: the op is not allowed, or does not accept an argument.
     """
     overload = resolve(form.op)
     check_kinds(form, overload)
@@ -298,12 +298,12 @@ def _facts_of(form: Form) -> CallFacts:
 
 
 def _made(form: Form) -> tuple[int, ...]:
-    """The results that are new values."""
+    """Return the indices of the results that are new values."""
     return tuple([index for index, result in enumerate(form.results) if result == "new"])
 
 
 def _written(overload: Any, form: Form) -> tuple[int, ...]:
-    """The operands that a call writes into."""
+    """Return the indices of the operands that a call writes into."""
     schema = {a.name: a for a in torch_private.schema_of(overload).arguments}
     given = [*zip(schema, form.args, strict=False), *form.kwargs]
     written: list[int] = []

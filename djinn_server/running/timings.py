@@ -1,4 +1,4 @@
-"""Timings of a session's work, kept while its client asks for them: when submissions, their instructions and transfers ran."""
+"""Start and end times of a session's submissions, instructions and transfers, recorded while its client requests them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNKNOWN = (-1.0, -1.0)
 
 
 class OpTimes:
-    """Times of the instructions of one run, by the device's clock. `packed` waits for the last one."""
+    """Times of the instructions of one run, by the device's clock. `packed` waits for the last instruction."""
 
     def __init__(self, timer: DeviceTimer) -> None:
         self._timer = timer
@@ -23,15 +23,15 @@ class OpTimes:
         self._found: dict[int, tuple[Any, Any]] = {}
 
     def begin(self) -> Any:
-        """The moment before an instruction."""
+        """Return the moment before an instruction."""
         return self._timer.mark()
 
     def end(self, instruction: int, begun: Any) -> None:
-        """Note the moment after it."""
+        """Record the moment after an instruction that began at `begun`."""
         self._found[instruction] = begun, self._timer.mark()
 
     def packed(self, instructions: int) -> bytes:
-        """As `ExecutionTimes.ops`."""
+        """Return the times in the form of `ExecutionTimes.ops`."""
         found = self._found
         if found:
             self._timer.wait(found[max(found)][1])
@@ -43,10 +43,10 @@ class OpTimes:
 
 
 class Timings:
-    """Moments of a session's work, which it tells its client.
+    """Times of a session's submissions and transfers, for its client.
 
     Attributes:
-        ops: whether each instruction is timed.
+        ops: True if each instruction is timed.
     """
 
     def __init__(self, instance: str, *, ops: bool) -> None:
@@ -55,12 +55,12 @@ class Timings:
         self._transfers: list[TransferTimes] = []
 
     def transferred(self, transfer: int, peer: int, begun: float, sizes: Iterable[int], *, incoming: bool) -> None:
-        """Note a transfer that ends now; one that is too many is left out."""
+        """Record a transfer that ends now. Transfers beyond the limit are skipped."""
         if len(self._transfers) < TRANSFERS_TOLD:
             times = TransferTimes(transfer, peer, incoming, begun, time.perf_counter(), sum(sizes))
             self._transfers.append(times)
 
     def times(self, moments: Mapping[str, float], memory: int, ops: bytes) -> ExecutionTimes:
-        """The times of a submission, with those of the transfers before it."""
+        """Return the times of a submission, and of the transfers since the previous submission."""
         transfers, self._transfers = tuple(self._transfers), []
         return ExecutionTimes(self._instance, **moments, memory=memory, ops=ops, transfers=transfers)

@@ -55,19 +55,19 @@ class TurnQueue:
     _until: float = 0.0  # when the wait for it ends
 
     def ask(self, account: Account, now: float) -> None:
-        """A session waits for a turn."""
+        """Queue a session for a turn."""
         account.used = max(account.used, self.clock)
         account.asked = now
         self.waiting += 1
         self._push(account)
 
     def withdraw(self, account: Account) -> None:
-        """A session does not wait any more."""
+        """Remove a session from the queue."""
         account.asked, account.entry = None, -1
         self.waiting -= 1
 
     def start(self, now: float) -> Account | None:
-        """Start the next turn: the session that has it. None if the device is taken, or has to wait (`patience`)."""
+        """Start the next session's turn, and return its account. Return None if the device is busy or must wait (`patience`)."""
         if self.running is not None or self.patience(now) != 0.0:
             return None
         account = self._first()
@@ -77,7 +77,7 @@ class TurnQueue:
         return account
 
     def start_at_once(self, account: Account) -> bool:
-        """Start a turn of a session that did not wait; False if the device is taken, or another session is to have it first."""
+        """Start the turn of a session that did not queue. Return False if the device is busy, or another session comes first."""
         used, first, awaited = max(account.used, self.clock), self._first(), self._awaited
         if self.running is not None or (first is not None and first.used <= used):
             return False
@@ -88,7 +88,7 @@ class TurnQueue:
         return True
 
     def end(self, account: Account, seconds: float, now: float, *, again: bool = False, returns: bool = True) -> None:
-        """End a turn that took `seconds`. `again`: the session asks for another one. `returns`: it may do so in a moment."""
+        """End a turn that took `seconds`. `again`: queue the session again. `returns`: its next submission may arrive in a moment."""
         account.used += seconds
         self.running = None
         if self.waiting and returns:
@@ -97,13 +97,13 @@ class TurnQueue:
             self.ask(account, now)
 
     def charge(self, account: Account, seconds: float) -> None:
-        """Add device time to a session that became known later."""
+        """Add device time that was measured after the session's turn."""
         account.used += seconds
         if account.asked is not None:
             self._push(account)
 
     def patience(self, now: float) -> float | None:
-        """Seconds until a turn can start, if nothing else happens: 0: one can start now; None: never."""
+        """Return the seconds until a turn can start without further events; 0: now; None: never."""
         first = self._first()
         if self.running is not None or first is None:
             return None
@@ -113,11 +113,11 @@ class TurnQueue:
         return max(self._until - now, 0.0)
 
     def longest_wait(self, now: float) -> float:
-        """Seconds that the longest waiting session has waited."""
+        """Return the seconds that the longest waiting session has waited."""
         return max([now - account.asked for account in self.accounts() if account.asked is not None], default=0.0)
 
     def accounts(self) -> list[Account]:
-        """The sessions that wait, those that have used least first."""
+        """Return the accounts of waiting sessions, the least used first."""
         return [account for _, number, account in sorted(self._heap) if account.entry == number]
 
     def _begin(self, account: Account) -> None:

@@ -16,10 +16,10 @@ from djinn_core.wire.message_base import Failure
 
 @attrs.frozen
 class Poison:
-    """Replacement of a value that could not be computed; every result of an op that uses it becomes poison, too.
+    """Replacement of a value that could not be computed. Every result of an op that uses it becomes poison, too.
 
     Attributes:
-        memory: the tensor that it was before a write to it failed, whose contents must not be read; None if it never
+        memory: the tensor before a write to it failed, whose contents must not be read; None if it never
             was one. An op that overwrites all of it makes it a value again.
     """
 
@@ -117,10 +117,10 @@ class ValueTable:
 
     Attributes:
         table: the values. Only this object changes it.
-        held: bytes of the storages that are held, wherever their bytes lie, as they were when they were put in here.
-        highest: the most that was held after a run.
-        growing: tensors with spare capacity by handle, with what is told of their copies (`growing.py`). Whoever reads one by another way than
-            `table` gets a dense tensor.
+        held: bytes of all held storages, on or off the device, at their sizes when they were added.
+        highest: peak of `held` after a run.
+        growing: tensors with spare capacity by handle, with the counter of their copies (`growing.py`). A reader that does not use
+            `table` gets a dense copy.
     """
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ class ValueTable:
             held.nbytes = nbytes
 
     def count(self, handle: int, nbytes: int) -> None:
-        """Count a value's storage as `nbytes` bytes that lie elsewhere now."""
+        """Count a value's storage as `nbytes` bytes, which are off the device now."""
         held = self._storages[storage_of(handle)]
         if nbytes > held.nbytes:
             self.held += nbytes - held.nbytes
@@ -203,17 +203,17 @@ class ValueTable:
                     del self._storages[storage]
 
     def bytes_of(self, storage: int) -> int:
-        """Bytes of a storage as the client numbers them, wherever they lie; 0 if no value looks into it."""
+        """Return the bytes of a storage by the client's number, on or off the device; 0 if no value views it."""
         held = self._storages.get(storage)
         return held.nbytes if held is not None else 0
 
     def peak(self, nbytes: int) -> int:
-        """The most bytes that were held after a run, or are held now (`nbytes`)."""
+        """Return the peak of bytes held after runs and now (`nbytes`)."""
         self.highest = max(self.highest, nbytes)
         return self.highest
 
     def reset_peak(self) -> None:
-        """Forget the peak."""
+        """Reset the peak."""
         self.highest = 0
 
     @property
@@ -222,7 +222,7 @@ class ValueTable:
         return self._index is not None
 
     def sharing_memory(self, storage: int, address: int) -> list[int]:
-        """The values that look into a storage as the client numbers them, or have memory at `address`."""
+        """Return the handles of values that view a storage (by the client's number) or have memory at `address`."""
         if self._index is None:
             self._index = MemoryIndex(self.table)
         return self._index.handles(storage, address)
@@ -237,9 +237,9 @@ class ValueTable:
         self._index = None
 
     def poison_storage(self, handle: int, address: int, failure: Failure) -> None:
-        """Poison every value that shares memory with `handle`, whose memory is at `address`: a write failed half way.
+        """Poison every value that shares memory with `handle`, whose memory is at `address`, after a write failed halfway.
 
-        The address finds those that came to share it by other ways than being views of one tensor.
+        The address finds values that share the memory without being views of one tensor.
         """
         self.poison(list(self.table), storage_of(handle), address, failure)
 
@@ -254,39 +254,39 @@ class ValueTable:
                 self.table[handle] = value if isinstance(value, Poison) else Poison(failure, memory)
 
     def restore(self, handles: Iterable[int], address: int) -> None:
-        """Those of `handles` that were poisoned with the memory at `address` are values again: all of it was overwritten."""
+        """Restore the values among `handles` whose poison has the memory at `address`, because it was overwritten completely."""
         for handle in handles:
             value = self.table.get(handle)
             if isinstance(value, Poison):
                 self.table[handle] = value.again(address)
 
     def items(self) -> list[tuple[int, Stored]]:
-        """The values with their handles; growing tensors as they are."""
+        """Return handles and values, growing tensors without a dense copy."""
         return list(self.table.items())
 
     def sharing(self, storages: Container[int]) -> list[int]:
-        """The values that look into one of these storages, as the client numbers them."""
+        """Return the handles of values that view one of these storages (by the client's numbers)."""
         return [handle for handle in list(self.table) if storage_of(handle) in storages]
 
     def everything(self) -> list[tuple[int, Stored]]:
-        """All values by handle, for whoever reads their contents."""
+        """Return all values by handle, with dense copies of growing tensors."""
         self.densify(self.growing)
         return list(self.table.items())
 
     def tensors(self) -> list[torch.Tensor]:
-        """The values that are tensors."""
+        """Return the values that are tensors."""
         return [v for v in list(self.table.values()) if isinstance(v, torch.Tensor)]
 
     def poisoned(self) -> int:
-        """Number of the values that are poison."""
+        """Number of poisoned values."""
         return sum(isinstance(value, Poison) for value in list(self.table.values()))
 
     def nbytes(self) -> int:
-        """Bytes of the distinct storages that are held."""
+        """Return the bytes of distinct storages."""
         return sum(self.sizes().values())
 
     def sizes(self) -> dict[int, int]:
-        """Bytes of the distinct storages that are held, by their address."""
+        """Return the bytes of distinct storages, by address."""
         return {storage.data_ptr(): storage.nbytes() for storage in [t.untyped_storage() for t in self.tensors()]}
 
     def clear(self) -> None:

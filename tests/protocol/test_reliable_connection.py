@@ -32,7 +32,7 @@ from djinn_server.launch.tickets import NO_TENANT
 from djinn_server.recovery.journal import SessionIdentity
 from djinn_server.recovery.leased_connection import LeasedConnection
 from djinn_server.recovery.leases import Leases
-from djinn_server.running.cancellation import CancellationState, look
+from djinn_server.running.cancellation import CancellationState, poll_connection
 from djinn_server.running.fair_share import FairShare
 from djinn_server.session import ExecutorSession
 from djinn_server.session_machine import Cause
@@ -388,7 +388,7 @@ def test_reconnected_client_is_not_away() -> None:
     overtaken = Overtaken(connected_pair()[1], lambda: 1.0, 0.0, 0.0)
     server = LeasedConnection(overtaken, 60.0, UsageMetrics())
     overtaken.replaced = lambda: server.resume(theirs, 0)
-    look(CancellationState(FairShare().share(), UsageMetrics()), server)
+    poll_connection(CancellationState(FairShare().share(), UsageMetrics()), server)
     assert isinstance(decode(ours.receive(1.0).head), Resumed)
     assert server.away_until is None
     assert server.lease_seconds_left() is None

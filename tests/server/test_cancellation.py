@@ -32,7 +32,7 @@ from djinn_server.recovery.journal_reader import JournalReader
 from djinn_server.recovery.leased_connection import LeasedConnection
 from djinn_server.recovery.log_records import SessionIdentity
 from djinn_server.running import cancellation
-from djinn_server.running.cancellation import CancellationState, look
+from djinn_server.running.cancellation import CancellationState, poll_connection
 from djinn_server.running.fair_share import FairShare
 from djinn_server.running.poisoning import STOPPED
 from djinn_server.running.run_request import RunRequest
@@ -283,7 +283,7 @@ class Garbled(Line):
 def test_broken_connection_wakes_session(kind, channel):
     wakeup, line = Wakeup(), kind()
     line.end()
-    look(CancellationState(FairShare().share(), UsageMetrics(), wakeup), channel(line))
+    poll_connection(CancellationState(FairShare().share(), UsageMetrics(), wakeup), channel(line))
     assert wakeup.called, "it may have paused meanwhile, and its connection tells it nothing more"
 
 

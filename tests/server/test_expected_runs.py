@@ -75,7 +75,7 @@ def test_repeated_generations_are_predicted():
                 predictor.held(expected)
                 held[-1] += 1
             elif expected is not None:
-                predictor.missed(expected, came=expected.digest == name.encode())
+                predictor.missed(expected, same_template=expected.digest == name.encode())
             number += 1
             predictor.note(Submit(number, digest=name.encode()), [], [number << 32], SECONDS, awaited=True)
     assert min(held[2:]) >= 30, held
