@@ -36,13 +36,13 @@ class DeviceMemory:
             with self.turns.share(), torch.inference_mode():
                 return [self._open(item) if item.size else memoryview(b"") for item in items]
         except Exception as error:  # whatever a plugin raises, the bytes may still arrive
-            _log.info("device memory of another executor cannot be opened, and its bytes are sent", error=str(error))
+            _log.info("cannot open another executor's device memory: it sends bytes", error=str(error))
             return None
 
     def _open(self, item: Item) -> torch.Tensor:
         copy = self.runtime.open(item.exported)
         if copy.numel() != item.size or copy.dtype != torch.uint8:
-            raise ValueError(f"an item says {item.size:,} bytes, and {copy.numel():,} of {copy.dtype} were exported")
+            raise ValueError(f"an item announced {item.size:,} bytes, but exported {copy.numel():,} of {copy.dtype}")
         return copy
 
     def in_host_memory(self, items: Iterable[Packed]) -> list[Packed]:

@@ -61,9 +61,9 @@ class PeerListener:
     def __init__(
         self, transports: Iterable[Transport] = (), tls: TlsOptions | None = None, patience: float = 0.0
     ) -> None:
-        """`tls`: the certificate that this executor shows, where it listens under TLS.
+        """`tls`: this executor's certificate; None: no TLS.
 
-        `patience`: seconds for which executors whose connection broke are waited for.
+        `patience`: seconds in which a disconnected peer may reconnect.
         """
         self._transports = tuple(transports)
         self._tls = tls or TlsOptions()
@@ -75,7 +75,7 @@ class PeerListener:
         self._known: dict[bytes, PeerConnection] = {}
 
     def issue_ticket(self, inbox: TransferInbox, source: int) -> PeerTicket:
-        """A ticket for executor `source`, valid once and for a minute."""
+        """Return a ticket for executor `source`, valid once and for `JOIN_SECONDS`."""
         ticket, now = secrets.token_urlsafe(32), time.monotonic()
         secret = secrets.token_urlsafe(32) if self.patience else ""
         with self._lock:
@@ -84,22 +84,22 @@ class PeerListener:
         return PeerTicket(ticket, self.urls, self._shown())
 
     def _shown(self) -> str:
-        """Fingerprint of the certificate, which may have been renewed."""
+        """Return the fingerprint of the present certificate, which may have been renewed."""
         if self._tls.certificate is not None:
             try:
                 self._fingerprint = fingerprint_of_file(self._tls.certificate)
             except ConfigurationError as error:
-                _log.warning("the certificate cannot be read; the one before is shown", error=str(error))
+                _log.warning("cannot read the certificate: the previous one stays in use", error=str(error))
         return self._fingerprint
 
     def ways_to(self, fingerprint: str) -> tuple[Transport, ...]:
-        """The transports to another executor, which shows the certificate of that fingerprint if it speaks TLS."""
+        """Return the transports to another executor. `fingerprint`: of the only certificate that they accept; empty: no TLS."""
         if not fingerprint:
             return self._transports
         return with_tls(self._transports, attrs.evolve(self._tls, authority=None, fingerprints=(fingerprint,)))
 
     def redeem(self, ticket: str) -> PeerConnection | None:
-        """Admit a peer by a ticket, or by a secret when it reconnects; None if that is forged, used or expired."""
+        """Admit a peer by its ticket, or by its secret if it reconnects. Return None if the ticket is forged, used or expired."""
         with self._lock:
             known = self._known.get(_key(ticket))
             if known is not None:
@@ -112,7 +112,7 @@ class PeerListener:
             return peer
 
     def forget(self, inbox: TransferInbox, source: int | None = None) -> None:
-        """Admit no further peers to a session, or none that has the number `source`."""
+        """Revoke the tickets and secrets for a session. `source`: only those of this executor."""
 
         def stays(peer: PeerConnection) -> bool:
             return peer.inbox is not inbox or source not in {None, peer.source}
@@ -136,7 +136,7 @@ class PeerExchange:
         memory: DeviceMemory | None = None,
         wakeup: Callable[[], None] = lambda: None,
     ) -> None:
-        """`memory`: device memory that executors of this host may open, and that opens theirs. `wakeup`: ends a wait of the session."""
+        """`memory`: exports device memory to executors of this host, and opens theirs. `wakeup`: ends a wait of the session."""
         self._wakeup = wakeup
         self.sightings = LinkMeasurements()
         self.inbox = TransferInbox(self.sightings, peer_listener.patience, memory=memory, wakeup=wakeup)
@@ -154,7 +154,7 @@ class PeerExchange:
     # --- what is journaled --------------------------------------------------------------------------------------
 
     def begin(self, journal: Journal, counts: PoolCounts) -> None:
-        """Log to `journal` what another process needs to continue; its past and the `counts` of its snapshot are from one before."""
+        """Log transfers to `journal`, and restore those of an earlier process from its past and the `counts` of its snapshot."""
         self.number = counts.number
         self._journal = journal
         self.inbox.begin(journal, counts.arrived)
@@ -167,7 +167,7 @@ class PeerExchange:
         self.begun.set()
 
     def state(self) -> tuple[PoolCounts, list[Record]]:
-        """Counts of transfers, and records to be written with a snapshot. The caller holds `inbox.writing`."""
+        """Return the counts of transfers and the records for a snapshot. The caller holds `inbox.writing`."""
         arrived, waiting = self.inbox.state()
         memory = self._memory
         records = [
@@ -185,7 +185,7 @@ class PeerExchange:
     # --- others ------------------------------------------------------------------------------------------------
 
     def issue_ticket(self, source: int) -> PeerTicket:
-        """A ticket with which executor `source` of the pool connects to this session.
+        """Return a ticket with which executor `source` of the pool connects to this session.
 
         Raises:
             ProtocolError: the session has ended.
@@ -195,20 +195,20 @@ class PeerExchange:
         return self._peer_listener.issue_ticket(self.inbox, source)
 
     def connect(self, request: ConnectPeer) -> ConnectPeerReply:
-        """Connect to another executor; the reply has the reason where there is no connection."""
+        """Connect to another executor, and return the reply, which has the reason of a failure."""
         if self._closed:
             return ConnectPeerReply(request.peer, error="the session has ended")
         self.number = request.me
         reasons: list[str] = []
         for url in request.urls:
             if not has_transport(url, self._peer_listener.ways_to(request.fingerprint)):
-                reasons.append(f"{url}: no transport")
+                reasons.append(f"{url}: no transport for this URL is installed")
                 continue
             way = transport_for(url, self._peer_listener.ways_to(request.fingerprint))
             if way.capabilities.same_host and not is_own_socket(
                 url
             ):  # a client could make it connect to any process here
-                reasons.append(f"{url}: no socket of an executor")
+                reasons.append(f"{url}: not the socket of an executor")
                 continue
             try:
                 connection, joined = self._dial(url, request.fingerprint, request.ticket)
@@ -220,10 +220,10 @@ class PeerExchange:
             opens = joined.opens and way.capabilities.same_host and self.inbox.opens
             self._route(request.peer).adopt(connection, joined.received, again, opens=opens)
             return ConnectPeerReply(request.peer, url, latency, bandwidth)
-        return ConnectPeerReply(request.peer, error="; ".join(reasons) or "it listens nowhere")
+        return ConnectPeerReply(request.peer, error="; ".join(reasons) or "it has no listen address")
 
     def note_connected(self, request: ConnectPeer, reply: ConnectPeerReply) -> None:
-        """Note a connection of the process before this one, which the client will have this one make again."""
+        """Restore the route of a logged connection. The client will request the connection again."""
         self.number = request.me
         if not reply.error:
             self._route(request.peer)
@@ -256,32 +256,32 @@ class PeerExchange:
     # --- values ------------------------------------------------------------------------------------------------
 
     def send(self, transfer: int, peer: int, pack: Callable[[], list[Packed]]) -> Iterator[Wait]:
-        """Queue a transfer, which `pack` packs, once there is room. It is left out if it was received before this process could send it.
+        """Wait for room in the queue, then queue the values that `pack` returns. Skip a transfer that the receiver has acknowledged before.
 
         Raises:
-            ProtocolError: there is no way to that executor.
+            ProtocolError: there is no route to that executor.
         """
         route = self._routes.get(peer)
         if route is None:
-            raise ProtocolError(f"there is no way to executor {peer}")
+            raise ProtocolError(f"there is no route to executor {peer}: the client must connect the executors first")
         number = route.number()
         if number is not None:
             yield Wait(((Cause.ROOM, peer),), here=lambda _: route.has_room)
             route.send(number, transfer, pack())
 
     def may_export(self, peer: int) -> bool:
-        """True if executor `peer` may open device memory of this one."""
+        """Return True if executor `peer` may open device memory of this executor."""
         route = self._routes.get(peer)
         return route is not None and route.opens
 
     def expect(self, transfer: int, source: int) -> Generator[Wait, None, list[Packed] | str]:
-        """Wait for a transfer; or why it will not come."""
+        """Wait for a transfer, and return its items. If it cannot arrive, return the reason."""
         while isinstance(found := self.inbox.take(transfer, source), Wait):
             yield found
         return found
 
     def drop(self, peer: int) -> None:
-        """Disconnect an executor that has left the pool, and admit it no more."""
+        """Disconnect an executor that has left the pool, and revoke its credentials."""
         self._peer_listener.forget(self.inbox, peer)
         self.inbox.forget(peer)
         with self._lock:
@@ -297,18 +297,18 @@ class PeerExchange:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that went from this session to other executors."""
+        """Bytes that this session sent to other executors."""
         return self._past[0] + sum(route.bytes_sent for route in list(self._routes.values()))
 
     @property
     def transfers(self) -> tuple[int, int]:
-        """Number of transfers that were sent to other executors, and of those that came from there."""
+        """Number of transfers sent to other executors, and of those received from them."""
         sent = self._past[1] + sum(route.counts[0] for route in list(self._routes.values()))
         return sent, self.inbox.arrived
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of transfers that are kept because they may have to be sent again."""
+        """Bytes of unacknowledged transfers, which may have to be resent."""
         return sum(route.kept_bytes for route in list(self._routes.values()))
 
     def close(self) -> None:
@@ -323,7 +323,7 @@ class PeerExchange:
 
 
 def close_routes(routes: Sequence[Route]) -> None:
-    """Close routes, together in `CLOSING_SECONDS`."""
+    """Close routes, within `CLOSING_SECONDS` for all of them."""
     until = time.monotonic() + CLOSING_SECONDS
     for route in routes:
         route.finish()
@@ -335,7 +335,7 @@ CLOSING_SECONDS: Final = 5.0
 
 
 def _measured(connection: Connection) -> tuple[float, float]:
-    """The link's latency in seconds and bandwidth in bytes a second."""
+    """Return the link's latency in seconds and its bandwidth in bytes per second."""
     try:
         return measure(connection.send, connection.receive)
     except BaseException:
@@ -360,9 +360,9 @@ def serve_control_channel(connection: Connection, exchange: PeerExchange) -> Non
             elif isinstance(message, ConnectPeer):
                 send_message(connection, exchange.connect(message))
             else:
-                raise ProtocolError(f"{type(message).__name__} is no message of a control channel")
+                raise ProtocolError(f"unexpected message {type(message).__name__} on a control channel")
     except (TransportError, TimeoutError) as error:
         _log.debug("a control channel ended", reason=str(error))
     except ProtocolError as error:
-        _log.warning("a client does not follow the protocol on its control channel", error=str(error))
+        _log.warning("closed a client's control channel after a protocol error", error=str(error))
         complain(connection, str(error))

@@ -77,7 +77,7 @@ class TransferInbox:
     def begin(self, journal: Journal, counts: Mapping[int, int]) -> None:
         """Log transfers to `journal`, beginning after those that an earlier process has received.
 
-        `counts`: by executor how many transfers that were at the snapshot which the journal begins with.
+        `counts`: by executor, the number of transfers received at the snapshot with which the journal begins.
         """
         self._journal = journal
         for before in (counts, journal.past.arrived if journal.past is not None else {}):
@@ -91,16 +91,16 @@ class TransferInbox:
 
     @property
     def arrived(self) -> int:
-        """Number of transfers that came from other executors directly."""
+        """Number of transfers received directly from other executors."""
         return sum(list(self._counts.values()))
 
     # --- from executors ----------------------------------------------------------------------------------------
 
     def join(self, source: int, connection: Connection) -> int:
-        """Note a connection, the first or a later one, of executor `source`; returns how many of its transfers were received.
+        """Register the connection of executor `source`, replacing an earlier one. Return how many of its transfers were received.
 
         Raises:
-            TransportError: it has left the pool meanwhile.
+            TransportError: the executor has left the pool.
         """
         with self._changed:
             if source in self._left:
@@ -114,7 +114,7 @@ class TransferInbox:
             return self._counts.get(source, 0)
 
     def leave(self, source: int, connection: Connection, reason: str) -> None:
-        """Note that a connection of executor `source` has ended; for a while, it may connect again."""
+        """Record that a connection of executor `source` has ended. It may reconnect within `patience` seconds."""
         with self._changed:
             if self._connections.get(source) is connection:
                 del self._connections[source]
@@ -122,7 +122,7 @@ class TransferInbox:
             self._notify()
 
     def forget(self, source: int) -> None:
-        """Note that executor `source` does not connect again."""
+        """Record that executor `source` has left the pool, and close its connection."""
         with self._changed:
             self._left.add(source)
             connection = self._connections.pop(source, None)
@@ -132,7 +132,7 @@ class TransferInbox:
             connection.close()
 
     def unload(self, header: TransferHeader, receive: Callable[[], Frame], source: int = 0) -> int | None:
-        """As `unloading`; `receive` gives the other frames."""
+        """Receive a transfer, as `unloading` does. `receive`: returns the next frame."""
         with closing(self.unloading(header, source)) as steps:
             try:
                 next(steps)
@@ -144,8 +144,8 @@ class TransferInbox:
     def unloading(self, header: TransferHeader, source: int = 0) -> Generator[None, Frame, int | None]:
         """Receive a transfer whose first frame has arrived. The others are sent to the generator.
 
-        `source`: the executor that it comes from, where it comes from there directly; how many of its transfers were received then.
-        Return None if the memory that it exported cannot be opened.
+        `source`: the sending executor, if it is connected directly. Return how many of its transfers were then received.
+        Return None if its exported memory cannot be opened.
 
         Raises:
             TransportError: the connection has ended.
@@ -184,7 +184,7 @@ class TransferInbox:
         for item in header.items:
             check_layout(item)
             if item.size and not item.exported:
-                raise ProtocolError("a transfer exports one part of its memory, and not the other one")
+                raise ProtocolError("a transfer exports the memory of some items but not of all")
         return self._memory.open(header.items) if self._memory is not None and self.opens else None
 
     def _reserve(self, size: int, source: int) -> None:
@@ -214,7 +214,7 @@ class TransferInbox:
         count = self._counts.get(source, 0)
         if source and number != count + 1:
             if number > count:
-                raise ProtocolError(f"transfer {number} of executor {source} comes after {count}")
+                raise ProtocolError(f"transfer {number} of executor {source} arrived after {count}: one is missing")
             return count, False  # again
         with self._changed:
             before = self._arrived.pop(arrival.header.transfer, None)
@@ -229,7 +229,7 @@ class TransferInbox:
     # --- to the session ----------------------------------------------------------------------------------------
 
     def take(self, transfer: int, source: int) -> list[Packed] | str | Wait:
-        """Take a transfer. Returns its values, the reason why it will not come, or the wait for the next event if it is not there yet."""
+        """Take a transfer. Return its values, the reason why it cannot arrive, or the wait for it if it has not arrived yet."""
         past = self._journal.past
         if past is not None and (before := past.take_arrival(transfer)) is not None:
             return before
@@ -264,7 +264,7 @@ class TransferInbox:
         return gone is not None and time.monotonic() >= gone[1]
 
     def state(self) -> tuple[dict[int, int], list[tuple[LoggedTransfer, list[Packed]]]]:
-        """Number of transfers by source, and those that wait. The caller holds `writing`, and compacts the journal."""
+        """Return the number of transfers by source, and the queued transfers. The caller holds `writing`."""
         with self._changed:
             waiting = self._journal.past.take_arrivals() if self._journal.past is not None else []
             self._arrived |= {arrival.header.transfer: (arrival, items) for arrival, items in waiting}
@@ -272,7 +272,7 @@ class TransferInbox:
             return dict(self._counts), list(self._arrived.values())
 
     def close(self) -> None:
-        """Disconnect all peers, which deliver nothing any more."""
+        """Disconnect all peers."""
         with self._changed:
             connections = list(self._connections.values())
             self._closed = True
@@ -297,7 +297,7 @@ class PeerConnection:
 
         Raises:
             TransportError: it has ended.
-            ProtocolError: what came is no transfer.
+            ProtocolError: it sent another message than a transfer.
         """
         reason = "the executor that it was on hung up"
         try:
@@ -328,7 +328,7 @@ class PeerConnection:
                     connection.send(Frame(encode(TransferAck(received))))
                     unsaid = unsaid_bytes = 0
             else:
-                raise ProtocolError(f"an executor does not bring a {type(message).__name__}")
+                raise ProtocolError(f"the sending executor sent an unexpected message of type {type(message).__name__}")
 
 
 @functools.cache
@@ -348,6 +348,6 @@ def _fill(buffer: memoryview) -> Generator[None, Frame, None]:
         for part in frame.body:
             octets = memoryview(part)
             if filled + octets.nbytes > len(buffer):
-                raise ProtocolError("a transfer brings more bytes than it announced")
+                raise ProtocolError("a transfer sent more bytes than it announced")
             buffer[filled : filled + octets.nbytes] = octets
             filled += octets.nbytes

@@ -23,7 +23,7 @@ Receive = Callable[[float], Frame]
 
 
 class LinkMeasurements:
-    """Measurements of links that the client has not been told of yet.
+    """Measurements of links that were not reported to the client yet.
 
     Attributes:
         some: the measurements.
@@ -34,7 +34,7 @@ class LinkMeasurements:
         self._lock = threading.Lock()
 
     def arrived(self, source: int, nbytes: int, seconds: float) -> None:
-        """Note that a transfer of `nbytes` bytes came from executor `source`; from its announcement to its end it took `seconds`."""
+        """Record that a transfer of `nbytes` bytes from executor `source` took `seconds` from its header to its last byte."""
         if nbytes >= WORTH:
             self.note(LinkMeasurement(source, True, nbytes, seconds))
 
@@ -44,7 +44,7 @@ class LinkMeasurements:
             self.some.append(seen)
 
     def take(self) -> list[LinkMeasurement]:
-        """Return and remove the measurements that the client is to be told."""
+        """Return the unreported measurements, and clear them."""
         with self._lock:
             seen = list(self.some)
             self.some.clear()
@@ -52,9 +52,9 @@ class LinkMeasurements:
 
 
 def measure(send: Send, receive: Receive) -> tuple[float, float]:
-    """The latency in seconds and the bandwidth in bytes a second of a link on which nothing else is on its way.
+    """Measure an idle link. Return its latency in seconds and its bandwidth in bytes per second.
 
-    `receive` returns the next reply; its argument is a timeout in seconds.
+    `receive`: returns the next reply within a timeout in seconds.
 
     Raises:
         TransportError: the connection has ended.

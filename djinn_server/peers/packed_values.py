@@ -33,7 +33,7 @@ Packed = tuple[Item, memoryview | torch.Tensor]  # the tensor has the bytes in d
 def pack_copies(
     handles: Sequence[int], values: ValueTable, runtime: DeviceRuntime, executor: int, *, on_device: bool = False
 ) -> list[Packed]:
-    """Copies of values, each with memory of its own; `executor` is this one's number, for what has failed here.
+    """Return a packed copy of each value, with separate memory. `executor`: number of this executor, the origin of failures.
 
     `on_device`: the copies stay in device memory if there is room.
     """
@@ -77,7 +77,7 @@ def _found(values: ValueTable, handle: int) -> Stored:
 
 
 def _pack_copy(handle: int, value: Stored, runtime: DeviceRuntime, executor: int, on_device: bool) -> Packed:
-    if not _travels(value):
+    if not _is_sendable(value):
         return _lacking((handle,), value, executor)
     try:
         with in_memory(value, runtime):
@@ -102,7 +102,7 @@ def _storages(handles: Sequence[int], values: ValueTable, executor: int) -> Iter
     by_address: dict[int, list[tuple[int, torch.Tensor]]] = {}
     for handle in handles:
         value = _found(values, handle)
-        if _travels(value):  # one storage of the client's may be several here, as after `set_`
+        if _is_sendable(value):  # one storage of the client's may be several here, as after `set_`
             address = value.untyped_storage().data_ptr() or -torch_private.storage_key(value)
             by_address.setdefault(address, []).append((handle, value))
         elif isinstance(value, torch.Generator):
@@ -138,11 +138,11 @@ def _bytes_on_device(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def can_move(value: Stored) -> bool:
-    """True if a value is unchanged by a move of the memory of all values."""
-    return _travels(value) or isinstance(value, torch.Generator | Poison)
+    """Return True if a value can be serialized and restored unchanged."""
+    return _is_sendable(value) or isinstance(value, torch.Generator | Poison)
 
 
-def _travels(value: Stored) -> TypeGuard[torch.Tensor]:
+def _is_sendable(value: Stored) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized
 
 
@@ -150,7 +150,7 @@ def _lacking(handles: Sequence[int], value: Stored, executor: int) -> Packed:
     if isinstance(value, Poison):
         failure = value.failure
     else:
-        reason = f"a {type(value).__name__} cannot travel to another executor"
+        reason = f"a {type(value).__name__} cannot be sent to another executor"
         failure = Failure(0, -1, "transfer", "TypeError", reason)
     if not failure.executor:
         failure = Failure(failure.sequence, failure.instruction, failure.op, failure.kind, failure.message, executor)
@@ -158,7 +158,7 @@ def _lacking(handles: Sequence[int], value: Stored, executor: int) -> Packed:
 
 
 def _snapshot(flat: torch.Tensor, runtime: DeviceRuntime, on_device: bool) -> memoryview | torch.Tensor:
-    """The bytes of a tensor without gaps; ops that follow may write into it."""
+    """Return a copy of the bytes of a dense tensor, which later ops may write."""
     if not flat.numel():
         return memoryview(b"")
     if on_device:
@@ -176,7 +176,7 @@ def bytes_of(host: torch.Tensor) -> memoryview:
 
 
 def unpack_item(item: Item, data: memoryview | torch.Tensor, runtime: DeviceRuntime) -> Iterator[tuple[int, Stored]]:
-    """The values of an item by handle. The caller holds the turn on the device."""
+    """Yield the values of an item with their handles. The caller holds the turn on the device."""
     if item.failure is not None:
         for view in item.views:
             yield view.handle, Poison(item.failure)
@@ -224,18 +224,18 @@ def _laid_out(dense: torch.Tensor, view: View) -> Stored:
 
 
 def check_layout(item: Item) -> None:
-    """Check that values look into the memory of an item, and lie within it.
+    """Check that an item has views, and that they lie within its memory.
 
     Raises:
         ProtocolError: they do not.
     """
     if item.failure is None and (not item.views or ((item.dense or item.generator) and len(item.views) != 1)):
-        raise ProtocolError("a transfer brings memory that no value looks into")
+        raise ProtocolError("a transferred item has memory without a value")
     _check_views(item)
 
 
 def room_for(item: Item) -> memoryview:
-    """Memory for an item's bytes, once its views are known to lie within them.
+    """Check an item's views, and return memory for its bytes.
 
     Raises:
         ProtocolError: they do not.
@@ -254,7 +254,7 @@ def check_item(item: Item, nbytes: int) -> None:
         ProtocolError: they do not.
     """
     if item.size != nbytes:
-        raise ProtocolError(f"an item says {item.size:,} bytes, and {nbytes:,} come")
+        raise ProtocolError(f"a transferred item announced {item.size:,} bytes, but {nbytes:,} arrived")
     _check_views(item)
 
 
@@ -266,8 +266,8 @@ def _check_views(item: Item) -> None:
 def _check_view(item: Item, view: View) -> None:
     itemsize = dtype_from_name(view.dtype).itemsize
     if len(view.shape) != len(view.stride) or min((*view.shape, *view.stride, 0)) < 0:
-        raise ProtocolError(f"value {view.handle} has an impossible layout")
+        raise ProtocolError(f"transferred value {view.handle} has an invalid layout")
     elements = math.prod(view.shape)
     needed = elements if item.dense or not elements else view.offset + extent(view.shape, view.stride)
     if needed * itemsize > item.size or item.size % itemsize:
-        raise ProtocolError(f"value {view.handle} needs {needed * itemsize} bytes, and {item.size} come")
+        raise ProtocolError(f"value {view.handle} needs {needed * itemsize} bytes, but its item has {item.size}")

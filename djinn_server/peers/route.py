@@ -59,9 +59,9 @@ class Route:
         memory: DeviceMemory | None = None,
         wakeup: Callable[[], None] = lambda: None,
     ) -> None:
-        """`patience`: seconds for which a connection that broke is dialled again. `note`: told how much was acknowledged.
+        """`patience`: seconds of reconnect attempts after a break. `note`: called with the number of acknowledged transfers.
 
-        `memory`: copies exported memory to the host if the receiver cannot open it. `wakeup`: called when there may be room.
+        `memory`: copies exported memory to the host if the receiver cannot open it. `wakeup`: called when the queue may have room.
         """
         self._wakeup = wakeup
         self._peer, self._sightings, self._patience, self._note = peer, sightings, patience, note
@@ -89,7 +89,7 @@ class Route:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that were sent over this route, without those that measured its link."""
+        """Bytes sent over this route, without link probes."""
         now = self._connection.bytes_sent if self._connection is not None else 0
         return self._past_bytes + now - self._unpaid
 
@@ -105,12 +105,12 @@ class Route:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Transfers that were sent, and those that were acknowledged."""
+        """Numbers of sent and of acknowledged transfers."""
         with self._changed:
             return self._numbered, self._acknowledged
 
     def under_way(self) -> list[tuple[LoggedTransfer, list[Packed]]]:
-        """Transfers that were not acknowledged yet."""
+        """Return the unacknowledged transfers, with bytes in host memory."""
         with self._changed:
             every = tuple(self._kept)
         return [(LoggedTransfer(self._peer, kept.header), kept.items) for kept in map(self._with_bytes, every)]
@@ -119,13 +119,13 @@ class Route:
         return kept if self._memory is None else attrs.evolve(kept, items=self._memory.in_host_memory(kept.items))
 
     def restore(self, sent: int, acknowledged: int) -> None:
-        """Continue after another process, which sent `sent` transfers, `acknowledged` of them acknowledged."""
+        """Restore the counts of an earlier process: it had sent `sent` transfers, and `acknowledged` were acknowledged."""
         with self._changed:
             self._numbered, self._next = sent, max(self._next, acknowledged + 1)
             self._accept(acknowledged)
 
     def restore_kept(self, header: TransferHeader, items: list[Packed]) -> None:
-        """Keep a transfer that the process before had sent, and that was not acknowledged at its snapshot."""
+        """Restore a transfer that an earlier process had sent and that was unacknowledged at its snapshot."""
         with self._changed:
             if header.number > self._acknowledged:
                 self._keep(header.number, header.transfer, items)
@@ -134,14 +134,14 @@ class Route:
     # --- the session's side -----------------------------------------------------------------------------------
 
     def number(self) -> int | None:
-        """Number the next transfer; None if it was received before this process sent it, or the receiver is gone."""
+        """Return the number of the next transfer; None if it is already acknowledged, or the route was given up."""
         with self._changed:
             self._numbered += 1
             return None if self._numbered <= self._acknowledged or self._broken else self._numbered
 
     @property
     def has_room(self) -> bool:
-        """True if there is room for another transfer."""
+        """True if the queue has room for another transfer."""
         return bool(self._broken) or (len(self._kept) < WAITING_LIMIT and self._kept_bytes <= KEPT_LIMIT)
 
     def send(self, number: int, transfer: int, items: list[Packed]) -> None:
@@ -157,20 +157,20 @@ class Route:
         self._kept_bytes += kept.nbytes
 
     def gauge(self) -> None:
-        """Have the link measured if it is idle; otherwise the receiver measures the transfers that are on their way."""
+        """Measure the link if it is idle. Otherwise the receiver measures the transfers in progress."""
         with self._changed:
             if self._connection is not None and self._waiting() is None:
                 self._gauges = True
                 self._changed.notify_all()
 
     def finish(self) -> None:
-        """Have the sender send what is queued, then disconnect; does not wait."""
+        """Let the sender send the queue and then disconnect. Return at once."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
 
     def close(self, until: float) -> None:
-        """`finish`, and wait for that until `until`, on the monotonic clock; disconnect then in any case."""
+        """Call `finish`, wait for it until `until` (`time.monotonic`), then disconnect in any case."""
         self.finish()
         self._sender.join(max(0.0, until - time.monotonic()))
         self._disconnect()
@@ -182,9 +182,9 @@ class Route:
     # --- connections ------------------------------------------------------------------------------------------
 
     def adopt(self, connection: Connection, acknowledged: int, dial: Dial, *, opens: bool | None = None) -> None:
-        """Continue over `connection`, whose other end has received `acknowledged` transfers; `dial` makes the next connection.
+        """Continue over `connection`, whose receiver has `acknowledged` transfers. `dial`: opens the next connection.
 
-        `opens`: as the property; None: as before.
+        `opens`: as the property; None: unchanged.
         """
         with self._changed:
             if self._broken and acknowledged < self._numbered:
@@ -216,7 +216,7 @@ class Route:
                 elif isinstance(message, LinkProbe):
                     self._take_echo(frame)
                 else:
-                    raise ProtocolError(f"an executor that is sent values says {type(message).__name__}")
+                    raise ProtocolError(f"the receiving executor sent an unexpected {type(message).__name__}")
         except (TransportError, ProtocolError) as error:
             self._lose(connection, str(error))
 
@@ -240,7 +240,7 @@ class Route:
         self._note(acknowledged)
 
     def _lose(self, connection: Connection, reason: str) -> None:
-        """Note that a connection has broken."""
+        """Record that a connection broke."""
         connection.close()
         with self._changed:
             if self._connection is not connection:
@@ -251,7 +251,7 @@ class Route:
             if self._reconnects.record_break(self._acknowledged) or not self._patience:
                 self._give_up(reason)
             elif not self._closing:
-                _log.info("the way to another executor broke", peer=self._peer, reason=reason)
+                _log.info("the connection to another executor broke: reconnecting", peer=self._peer, reason=reason)
             self._changed.notify_all()
 
     def _give_up(self, reason: str) -> None:
@@ -298,7 +298,7 @@ class Route:
         return self._gauges or self._waiting() is not None
 
     def _waiting(self) -> _UnacknowledgedTransfer | None:
-        """The transfer that is to be sent next, if any."""
+        """Return the next transfer to send; None if there is none."""
         index = self._next - self._kept[0].number if self._kept else 0
         return self._kept[max(index, 0)] if index < len(self._kept) else None
 
@@ -314,7 +314,7 @@ class Route:
                 self._next = kept.number + 1
 
     def _open_at_receiver(self, connection: Connection, kept: _UnacknowledgedTransfer) -> bool:
-        """Have the receiver open a transfer. False if it wants bytes. Only the receiver's answer or a new connection ends the wait."""
+        """Let the receiver open a transfer's memory. Return False if it wants bytes. Its answer or a new connection ends the wait."""
         if self._opens:
             connection.send(Frame(encode(kept.header)))
             with self._changed:
@@ -346,7 +346,7 @@ class Route:
         if late:
             connection.close()
         else:
-            _log.info("the way to another executor is there again", peer=self._peer)
+            _log.info("reconnected to another executor", peer=self._peer)
             self.adopt(connection, acknowledged, dial)
 
     def _measure(self, connection: Connection) -> None:
@@ -370,7 +370,7 @@ class Route:
 
 
 def frames_of(header: TransferHeader, items: Sequence[Packed]) -> Iterator[Frame]:
-    """Frames of a transfer."""
+    """Yield the frames of a transfer."""
     yield Frame(encode(header))
     for _, data in items:
         if isinstance(data, memoryview):  # exported memory has no bytes here

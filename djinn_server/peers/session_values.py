@@ -1,4 +1,4 @@
-"""Values of a session that go to other executors or to the client, and those that come from there."""
+"""Transfers of a session's values to and from other executors and the client."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ from djinn_server.weights.shared_weights import SessionShares
 
 @attrs.frozen(eq=False)
 class PeerValues:
-    """Answers what a client says about values that go to or come from other executors.
+    """Handles a client's messages about transfers between executors.
 
     Attributes:
-        next_frame: waits for the client's next frame. every_value: waits until all that was offered or is being read is here.
+        next_frame: receives the client's next frame. every_value: waits for all offered uploads and pending weight reads.
     """
 
     context: ExecutorContext
@@ -58,10 +58,10 @@ class PeerValues:
     def answer(
         self, message: Message, connection: ExecutorChannel, timings: Timings | None, submissions: int
     ) -> Iterator[Wait] | None:
-        """Carry out `message`; `submissions`: how many there were before it. Return the rest, if that may wait.
+        """Handle `message`, and return the rest of its handler if that may wait. `submissions`: number of submissions before it.
 
         Raises:
-            ProtocolError: an executor does not expect such a message, or has no way to the other one.
+            ProtocolError: the message is not about transfers, or there is no route to the other executor.
         """
         if isinstance(message, SendValues):
             return self._send(message, connection, timings)
@@ -78,7 +78,7 @@ class PeerValues:
         elif isinstance(message, ConnectPeer):
             connection.send(Frame(connection.journal.decide(lambda before: self._connect_peer(message, before))))
         else:
-            raise ProtocolError(f"an executor does not expect {type(message).__name__}")
+            raise ProtocolError(f"unexpected message {type(message).__name__} in a session")
         return None
 
     def _unload(self, header: TransferHeader) -> Iterator[Wait]:
@@ -88,7 +88,7 @@ class PeerValues:
                 steps.send((yield from self.next_frame()))
 
     def _connect_peer(self, request: ConnectPeer, before: bytes | None) -> bytes:
-        """Connect to another executor. `before`: the reply of the process before this one, which the client repeats."""
+        """Connect to another executor, and return the reply. `before`: the logged reply of an earlier process, which is repeated."""
         if before is None:
             return encode(self.exchange.connect(request))
         self.exchange.note_connected(request, expect(before, ConnectPeerReply))

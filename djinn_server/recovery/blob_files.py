@@ -50,11 +50,11 @@ class BlobFiles:
     """Blob files of one session's journal. Used by one thread at a time, except `prove`, which the store may call from any thread.
 
     Attributes:
-        held: versions of files with weights that the snapshot which is being written names, and that are kept here as well.
+        held: versions of weight files that the snapshot being written refers to. Their files are kept, too.
     """
 
     def __init__(self, folder: Path) -> None:
-        """The folder is made when something is put into it."""
+        """The folder is created with its first file."""
         self._folder = folder
         self._unfinished: dict[int, _UnfinishedBlob] = {}
         self._proven: set[bytes] = set()  # what has the digest that it is named by
@@ -65,12 +65,12 @@ class BlobFiles:
     # --- what comes in ----------------------------------------------------------------------------------------
 
     def expect(self, handle: int, digest: bytes, size: int, again: bool = False) -> bool:
-        """Start a blob file for an upload; False if one exists or is being written.
+        """Start a blob file for an upload. Return False if the file exists or is being written.
 
-        `again`: another process expected them before, and may have begun.
+        `again`: True if an earlier process expected the upload and may have written a part.
 
         Raises:
-            OSError: there cannot be a file.
+            OSError: the file cannot be created.
         """
         path, written = self.path(digest), 0
         if self._grows(digest):
@@ -86,9 +86,9 @@ class BlobFiles:
         return True
 
     def take(self, frame: Frame) -> tuple[Frame, BlobFrame] | None:
-        """Write a chunk to its blob file. Returns the decompressed frame and the journal's reference to it.
+        """Write a chunk to its blob file. Return the decompressed frame and the journal's reference to it.
 
-        None if the frame is something else.
+        Return None if the frame is not part of an expected upload.
 
         Raises:
             OSError: it cannot be written.
@@ -110,7 +110,7 @@ class BlobFiles:
         return Frame(head, [data]), BlobFrame(head, growing.digest, upload.start, len(data), body_checksum([data]))
 
     def _write(self, growing: _UnfinishedBlob, start: int, data: memoryview) -> bool:
-        """Write a part of a blob; False if it was not written. A file that the store has as well is never written to."""
+        """Write a part of a blob. Return False, and write nothing, if the store has linked the file."""
         file = os.open(self.path(growing.digest), os.O_WRONLY | NOFOLLOW | CLOEXEC)
         try:
             if os.fstat(file).st_nlink > 1:
@@ -122,7 +122,7 @@ class BlobFiles:
         return True
 
     def whole(self, handle: int) -> Path | None:
-        """The complete file of the upload `handle`, or None; ends the upload."""
+        """End the upload `handle`. Return its complete file, or None."""
         growing = self._unfinished.pop(handle, None)
         return self.path(growing.digest) if growing is not None and growing.written == growing.size else None
 
@@ -134,7 +134,7 @@ class BlobFiles:
         except FileExistsError:
             return
         except OSError as error:
-            _log.info("a journal depends on the store", digest=digest.hex(), reason=str(error))
+            _log.info("a journal depends on the weight store: cannot link", digest=digest.hex(), reason=str(error))
             return
         self._proven.add(digest)
 
@@ -145,7 +145,7 @@ class BlobFiles:
     # --- what is there ----------------------------------------------------------------------------------------
 
     def find(self, digest: bytes, size: int) -> Path | None:
-        """The complete file with these bytes, or None."""
+        """Return the complete file with these bytes, or None."""
         path = self.path(digest)
         try:
             if path.stat().st_size != size or self._grows(digest):
@@ -168,7 +168,7 @@ class BlobFiles:
         return sizes
 
     def write_large(self, memory: Buffers, charge: Callable[[int], None]) -> dict[int, bytes]:
-        """Find or make files with the large buffers of a snapshot, and return their digests by position. Each is read once.
+        """Find or write a file for each large buffer of a snapshot, and return the digests by position. Each buffer is read once.
 
         `charge` is called with the bytes of all new files before each one is written.
 
@@ -222,7 +222,7 @@ class BlobFiles:
         return own_bytes_of(self._folder, None if digests is None else self._names(digests))
 
     def retain(self, digests: set[bytes]) -> None:
-        """Delete all blob files except `digests` and what is `held`."""
+        """Delete all blob files except those in `digests` and `held`."""
         kept = self._names(digests)
         for path in self._files():
             if path.name not in kept:
@@ -248,7 +248,7 @@ class BlobFiles:
         return any(growing.digest == digest for growing in self._unfinished.values())
 
     def _files(self) -> list[Path]:
-        """Blob files and their unfinished `.new` files. NFS puts files of other names here, for open files that were deleted."""
+        """Yield blob files and unfinished `.new` files, not the files that NFS creates for open deleted files."""
         try:
             return [path for path in self._folder.iterdir() if not path.name.startswith(".")]
         except FileNotFoundError:
@@ -256,7 +256,7 @@ class BlobFiles:
 
 
 def _write_all(file: int, data: memoryview, start: int) -> int:
-    """Write `data` at offset `start`; returns the offset behind it."""
+    """Write `data` at offset `start`. Return the offset after it."""
     while data:
         count = pwrite(file, data, start)
         data, start = data[count:], start + count
@@ -264,7 +264,7 @@ def _write_all(file: int, data: memoryview, start: int) -> int:
 
 
 def contents_folder(journal: Path) -> Path:
-    """Directory of the blob files of the journal at that path."""
+    """Return the directory of the blob files of the journal at that path."""
     return journal.with_suffix(".contents")
 
 
@@ -296,22 +296,22 @@ def read_part(folder: Path, part: BlobFrame) -> Frame:
         file.seek(part.start)
         count = file.readinto(view)
     if count != part.length:
-        raise SessionLost(f"what a journal refers to has {count} bytes of {part.length}")
+        raise SessionLost(f"a journal's blob file is truncated: {count} of {part.length} bytes")
     if body_checksum([view]) != part.checksum:
-        raise SessionLost("what a journal refers to is not what it was")
+        raise SessionLost("the blob file of a journal has changed (wrong checksum); the session cannot be recovered")
     return Frame(part.head, [view])
 
 
 def mapped(folder: Path, digest: bytes) -> memoryview:
-    """All bytes of that digest; what is written to them stays in memory.
+    """Memory-map the blob with this digest copy-on-write.
 
     Raises:
-        SessionLost: they are not there, or others are.
+        SessionLost: the file cannot be read, or its contents have another digest.
     """
     with _opened(folder, digest) as file:
         found: Any = np.memmap(file, np.uint8, "c").view(np.ndarray)
     if digest_of_content(found.data) != digest:
-        raise SessionLost("what a journal refers to is not what it was")
+        raise SessionLost("the blob file of a journal has changed (wrong checksum); the session cannot be recovered")
     return memoryview(found).cast("B")
 
 
@@ -322,7 +322,7 @@ def _opened(folder: Path, digest: bytes) -> Iterator[BufferedReader]:
         with open_private(folder / digest.hex()) as file:
             yield file
     except (OSError, ValueError) as error:
-        raise SessionLost(f"what a journal refers to cannot be read: {error}") from error
+        raise SessionLost(f"cannot read a journal's blob file: {error}") from error
 
 
 def _plain(upload: UploadPart, part: Buffer) -> Buffer:

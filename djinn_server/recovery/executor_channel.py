@@ -21,23 +21,23 @@ class ExecutorChannel(SessionChannel):
     """The executor's end of a session's channel. `receive` raises TimeoutError at once while the client may still come back.
 
     Attributes:
-        journal: the session's journal, which has each frame before `receive` returns it. A closed one if nothing is logged.
+        journal: the session's journal. Each frame is logged before `receive` returns it. Closed if nothing is logged.
     """
 
     journal: Journal
 
     @property
     def away_until(self) -> float | None:
-        """Time until which a client that is not connected may come back, on the clock `time.monotonic`; None if it is not waited for."""
+        """Time until which a disconnected client may reconnect (`time.monotonic`); None if it is connected, or its lease expired."""
         return None
 
     @property
     def is_full(self) -> bool:
-        """True while a client that is waited for has not received as many bytes as may be unacknowledged."""
+        """True while the client is disconnected and the unacknowledged bytes fill the send window."""
         return False
 
     def send_each(self, frames: Iterable[Frame]) -> Iterator[Wait]:
-        """Send frames. Wait while this channel `is_full`: all that is sent meanwhile is kept in memory."""
+        """Send frames, and wait while the channel `is_full`, because unacknowledged frames stay in memory."""
         for frame in frames:
             self.send(frame)
             if self.is_full:
@@ -45,7 +45,7 @@ class ExecutorChannel(SessionChannel):
 
     @abstractmethod
     def call_when_changed(self, changed: Callable[[], None]) -> None:
-        """Call `changed` when the client came back or said goodbye, or when the channel was closed, in any thread."""
+        """Call `changed`, in any thread, when the client reconnects or sends `Goodbye`, or when the channel is closed."""
 
     @abstractmethod
     def read_ahead(self, frames: int, nbytes: int) -> None:
@@ -70,16 +70,16 @@ class ExecutorChannel(SessionChannel):
 
     @contextmanager
     def at_rest(self) -> Iterator[Position | None]:
-        """Receive nothing meanwhile. Gives the position between two frames; None if frames wait in the queue of `receive`."""
+        """Receive nothing inside the block. Give the position between two frames; None if frames wait in the queue of `receive`."""
         yield None
 
     @abstractmethod
     def abandon_replay(self) -> None:
-        """End a replay that has failed, so that the client receives the reason, which `send` sends next."""
+        """End a failed replay, so that the next `send` reaches the client with the reason."""
 
     @abstractmethod
     def resend(self) -> None:
-        """Resend what the process before had sent and the client has not received."""
+        """Resend the frames of an earlier process that the client has not received."""
 
 
 class PlainExecutorChannel(PlainChannel, ExecutorChannel):
@@ -98,12 +98,12 @@ class PlainExecutorChannel(PlainChannel, ExecutorChannel):
         self._changed = changed
 
     def close(self) -> None:
-        """As `Connection.close`."""
+        """Close the connection, as `Connection.close` does."""
         super().close()
         self._changed()
 
     def send(self, frame: Frame) -> None:
-        """As `Connection.send`; nothing after `on_goodbye`."""
+        """Send a frame, as `Connection.send` does; after `on_goodbye`, send nothing."""
         if not self._client_left:
             super().send(frame)
 
@@ -126,7 +126,7 @@ class PlainExecutorChannel(PlainChannel, ExecutorChannel):
         return list(self._early)
 
     def gone(self) -> bool:
-        """As `ExecutorChannel.gone`: a client without a lease cannot resume."""
+        """Return True if the connection is broken: a client without a lease cannot resume."""
         return True
 
     def on_goodbye(self) -> None:
@@ -135,7 +135,7 @@ class PlainExecutorChannel(PlainChannel, ExecutorChannel):
         self._changed()
 
     def abandon_replay(self) -> None:
-        """As `ExecutorChannel.abandon_replay`: there is no process before this one."""
+        """Do nothing: this channel never replays."""
 
     def resend(self) -> None:
-        """As `ExecutorChannel.resend`: there is no process before this one."""
+        """Do nothing: there was no earlier process."""

@@ -47,7 +47,7 @@ TakeState = Callable[[], StateParts | None]
 
 
 class Position(NamedTuple):
-    """What a session's channel has received and sent since its beginning, and the replies that the client has not received."""
+    """Numbers of frames that a session's channel has received and sent, and its unacknowledged replies."""
 
     received: int
     sent: int
@@ -63,7 +63,7 @@ class SnapshotTooLarge(OSError):  # noqa: N818 - a signal within this file
 
 
 class Journal:
-    """The journal of a session: what this process writes, and what an earlier process has left for a replay.
+    """The journal of a session: the log that this process writes, and the log of an earlier process to replay.
 
     Any thread may append to it. Only the session's thread replays and compacts it.
 
@@ -130,7 +130,7 @@ class Journal:
     def resume(
         cls, path: Path, past: JournalReader, limit: int, disk: DiskQuota, every: float = SNAPSHOT_SECONDS
     ) -> Journal:
-        """Open the journal that another process has left, and of which `past` is the reader. Call `begin_replay` next.
+        """Open the journal of an earlier process, which `past` reads. Call `begin_replay` next.
 
         Raises:
             OSError: it cannot be written, or another process has it.
@@ -152,13 +152,13 @@ class Journal:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the journal, and of blob files that are its alone."""
+        """Bytes of the journal, and of blob files that only it links."""
         return self._records.size + self._beside
 
     # --- what is logged ---------------------------------------------------------------------------------------
 
     def frame(self, frame: Frame) -> Frame:
-        """Log an incoming frame; returns it, decompressed if it was stored in a blob file."""
+        """Log an incoming frame. Return it, decompressed if its body went to a blob file."""
         if not frame.body:
             self.append(records.FRAME, frame.head, ())
             return frame
@@ -190,7 +190,7 @@ class Journal:
         self.append(records.STOP, records.encode(records.StoppedAt(submission, op, reason)), ())
 
     def ran_out_of_memory(self, submission: int, op: int, reason: str) -> None:
-        """Log that an op failed because there was no memory, which may be there when the session is recovered."""
+        """Log that an op ran out of memory, so that it fails in a replay, too."""
         self.append(records.SHORTAGE, records.encode(records.StoppedAt(submission, op, reason)), ())
 
     def acknowledged(self, peer: int, transfers: int) -> None:
@@ -201,7 +201,7 @@ class Journal:
         """Log the checksum of a reply's values, and return the reply. On replay, its values must have the logged checksum.
 
         Raises:
-            SessionLost: they have another one.
+            SessionLost: the checksum differs.
         """
         if not frame.body:
             return frame
@@ -212,7 +212,7 @@ class Journal:
         return frame
 
     def rounded(self, frame: Frame) -> Frame:
-        """As `checked`, for values that may be rounded in another way in a replay: they are not compared."""
+        """Log a reply without a checksum of its values, because a replay may round them differently."""
         if frame.body and (self.open or self.past is not None):
             self.decide(lambda before: before or _ROUNDED)
         return frame
@@ -229,7 +229,7 @@ class Journal:
             self.append(records.DECISION, now, ())
         elif now != before:
             found = f"{before[:_SHOWN]!r}, and now {now[:_SHOWN]!r}"
-            raise SessionLost(f"what the executor computed before it died comes out differently now: it was {found}")
+            raise SessionLost(f"replay differs from the journal: logged {found}. The session cannot be recovered")
         return now
 
     def decided(self) -> bytes | None:
@@ -239,10 +239,10 @@ class Journal:
     # --- the replay -------------------------------------------------------------------------------------------
 
     def begin_replay(self) -> None:
-        """Truncate a torn record, and log the start of a recovery attempt; too many without progress end the session.
+        """Truncate a torn record, and log the start of a recovery attempt. `Leases` limits the attempts.
 
         Raises:
-            OSError: that cannot be done.
+            OSError: the journal cannot be written.
         """
         assert self.past is not None
         with self._lock:
@@ -256,18 +256,18 @@ class Journal:
 
     @property
     def replaying(self) -> bool:
-        """True while the session repeats what it did in an earlier process."""
+        """True while the session replays the log of an earlier process."""
         return self.past is not None and not self.past.over
 
     # --- snapshots --------------------------------------------------------------------------------------------
 
     def snapshot_if_due(self, rest: Rest, state: TakeState, still: AbstractContextManager[object]) -> bool:
-        """Called between two frames: if a snapshot is due (`SnapshotSchedule`), replace the journal by it. Return True if it was replaced.
+        """Between two frames: if a snapshot is due (`SnapshotSchedule`), replace the journal by it. Return True if replaced.
 
         Args:
             rest: `ExecutorChannel.at_rest`.
-            state: returns the session's state; None if it has none to save now.
-            still: a lock held meanwhile, so that no other thread logs what the state has.
+            state: returns the session's state; None if it cannot be saved now.
+            still: lock that keeps other threads from logging meanwhile.
         """
         if self._recovering and not self.replaying:
             self._recovering = False
@@ -288,7 +288,7 @@ class Journal:
         return bool(done)
 
     def _snapshot(self, position: Position, state: TakeState, still: AbstractContextManager[object]) -> bool | None:
-        """Replace the journal by a snapshot, as `compact`. None if the session has no state to save now."""
+        """Replace the journal by a snapshot, as `compact` does. Return None if the session's state cannot be saved now."""
         with still:
             taken = state() if self.open else None
             if taken is None:
@@ -308,7 +308,7 @@ class Journal:
         kept: Sequence[Frame],
         transfers: Sequence[Record] = (),
     ) -> bool:
-        """Compact the journal to a snapshot: the session's state, its memory, and answers that the client has not received yet.
+        """Compact the journal to a snapshot: the session's state, its memory, and its unacknowledged replies.
 
         `transfers`: records of queued and unfinished transfers. Each buffer of the memory is read once, and one is held at a time: a
         large one goes to a blob file, and is named by its digest if it is in one. If the process dies in this call, the old journal stays.
@@ -371,7 +371,7 @@ class Journal:
             raise SnapshotTooLarge
 
     def _skip_snapshot(self, nbytes: int) -> None:
-        """Log the first time that a state is too large for a snapshot. Only a state smaller than `nbytes` is tried again."""
+        """Log the first time that a state is too large for a snapshot. Retry only with a state smaller than `nbytes`."""
         log = _log.warning if self._refused_bytes == math.inf else _log.debug
         self._refused_bytes = nbytes
         log(
@@ -427,7 +427,7 @@ class Journal:
                 self.contents.end()
 
     def close(self) -> None:
-        """As `end`; and close the journal that an earlier process has left."""
+        """Delete the journal, and close the journal of an earlier process."""
         self.end()
         self._close_past()
 
@@ -496,6 +496,6 @@ def _open_locked(path: Path) -> int:
 
 
 def journal_path(directory: Path, session: str) -> Path | None:
-    """Path of a session's journal; None if `session` is not a valid name."""
+    """Return the path of a session's journal; None if `session` is not a valid name."""
     plain = session.replace("-", "").replace("_", "")
     return directory / f"{session}.journal" if plain.isascii() and plain.isalnum() and len(session) <= 64 else None

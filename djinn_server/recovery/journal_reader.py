@@ -35,11 +35,11 @@ class JournalReader:
         end: offset behind the last complete record.
         taken: number of frames taken.
         base: the snapshot with which the journal begins; None: it begins with the session.
-        stops: for each stopped submission, by number, the op before which it was stopped, and the device error that was the reason.
+        stops: by number of each stopped submission, the op before which it stopped, and the device error, if that was the reason.
         shortages: the ops that ran out of memory, by submission and number, with the error.
-        arrived: number of transfers that came from other executors, by executor.
+        arrived: number of transfers received directly from each other executor.
         acknowledged: number of transfers that other executors have acknowledged, by executor.
-        tried: number of processes that have died while they replayed it.
+        tried: number of processes that died during a replay.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,7 +51,7 @@ class JournalReader:
         try:
             self._file = open_private(path)
         except OSError as error:
-            raise SessionLost(f"the session left no journal that can be used: {error}") from None
+            raise SessionLost(f"cannot open the session's journal: {error}") from None
         self._size = os.fstat(self._file.fileno()).st_size
         self._records = RecordReader(self._file)
         self._frames: deque[int] = deque()
@@ -87,7 +87,7 @@ class JournalReader:
                 else:
                     self._index(place.kind, place.start)
         if owner is None:
-            raise SessionLost(f"{path} does not say whose session it was")
+            raise SessionLost(f"{path} has no valid header, so the session cannot be recovered")
         return owner, end
 
     def _index(self, kind: bytes, start: int) -> None:
@@ -126,10 +126,10 @@ class JournalReader:
         elif kind == records.DECISION:
             self._decisions.append(head)
         else:
-            raise ProtocolError(f"a journal has a record of an unknown kind, {kind!r}")
+            raise ProtocolError(f"a journal has a record of unknown kind {kind!r}")
 
     def is_at(self, path: Path) -> bool:
-        """True if the file at a path is this journal, no later one, and has grown by nothing since it was read."""
+        """Return True if the file at a path is this journal, and has not grown since it was read."""
         status = path.stat()
         return os.path.samestat(status, os.fstat(self._file.fileno())) and status.st_size == self._size
 
@@ -141,7 +141,7 @@ class JournalReader:
         return not self._frames
 
     def next_frame(self) -> Frame:
-        """The next received frame."""
+        """Return the next received frame."""
         return self._read_at(self._frames.popleft())
 
     def replies(self) -> list[Frame]:
@@ -150,17 +150,17 @@ class JournalReader:
 
     @property
     def decision(self) -> bytes | None:
-        """The decision that `next_decision` returns next."""
+        """The next logged decision, without consuming it; None if there is none."""
         return self._decisions[0] if self._decisions else None
 
     def next_decision(self) -> bytes | None:
-        """The next logged decision; None if the process ended before it was made."""
+        """Return the next logged decision; None if the process ended before it was made."""
         return self._decisions.popleft() if self._decisions else None
 
     # --- transfers --------------------------------------------------------------------------------------------
 
     def take_arrival(self, transfer: int) -> list[Packed] | None:
-        """Return the values of a transfer that came from another executor, once; None if it is not in the journal."""
+        """Return the values of a received transfer, once; None if it is not in the journal."""
         start = self._arrivals.pop(transfer, None)
         return None if start is None else self._transfer(start)[1]
 
@@ -182,17 +182,17 @@ class JournalReader:
     # --- the snapshot -----------------------------------------------------------------------------------------
 
     def memory(self) -> Sequence[memoryview]:
-        """The memory of the snapshot."""
+        """Return the memory of the snapshot."""
         memory = [memoryview(buffer) for buffer in self._read_at(self._base_at).body]
         for position, part in self.map_files():
             memory.insert(position, part)
         return memory
 
     def map_files(self) -> Sequence[tuple[int, memoryview]]:
-        """The parts of that memory that are in files of their own, by position; from then on they are there even if the files are not.
+        """Map the parts of the snapshot's memory that are in blob files, by position. The mappings outlive the files.
 
         Raises:
-            SessionLost: a file cannot be read, or does not have the bytes of its digest.
+            SessionLost: a file cannot be read, or its contents have another digest.
         """
         if self._mapped is None:
             found = sorted(self.base.elsewhere) if self.base is not None else ()
@@ -224,7 +224,7 @@ def _unreadable(what: str) -> Iterator[None]:
 
 
 def owner_of(path: Path) -> SessionIdentity:
-    """The identity of the session of the journal at `path`; nothing else of it is read.
+    """Return the identity of a journal's session, from its first record.
 
     Raises:
         SessionLost: there is no journal, or it is not valid.
@@ -234,5 +234,5 @@ def owner_of(path: Path) -> SessionIdentity:
         reader = RecordReader(file)
         first = next(reader.places(len(MAGIC), len(MAGIC) + _OWNER_LIMIT), None)
         if first is None or first.kind != records.HEADER:
-            raise SessionLost(f"{path} does not say whose session it was")
+            raise SessionLost(f"{path} has no valid header, so the session cannot be recovered")
         return records.read_header(reader.head(first.start))

@@ -1,4 +1,4 @@
-"""Versions that a journal was written with. A session can only be replayed by a server that has the same."""
+"""Versions of Djinn and torch that wrote a journal. Only a server with the same versions can replay the session."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_versions(written: JournalVersions) -> None:
 
 
 def check_magic(found: bytes, name: str) -> None:
-    """Raise `SessionLost` if these bytes, with which the file `name` begins, are not those of a journal of any present version."""
+    """Raise `SessionLost` if the first bytes of the file `name` are not those of a journal of this version."""
     if found == MAGIC:
         return
     if found.startswith(MAGIC[:-1]):
@@ -56,4 +56,4 @@ def check_magic(found: bytes, name: str) -> None:
             f"{name} was written by another version of Djinn: start the server again with that version to continue the session, or "
             "start the program again"
         )
-    raise SessionLost(f"{name} is no journal of a session")
+    raise SessionLost(f"{name} is not a session journal")

@@ -25,7 +25,7 @@ _log = get_logger("djinn.server")
 
 
 class LeasedConnection(ReliableConnection, ExecutorChannel):
-    """Implements `ExecutorChannel` for a client that may reconnect with a secret that it was told at the beginning."""
+    """Implements `ExecutorChannel` for a client that may reconnect with the session's secret."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
         secret: str = "",
         journal: Journal | None = None,
     ) -> None:
-        """`seconds`: how long the client may stay away. `usage`: counts how often it came back. `journal`: logs what the session receives."""
+        """`seconds`: lease duration after a disconnect. `usage`: counts reconnects. `journal`: logs received frames."""
         super().__init__(inner)
         self.journal = journal or Journal()
         self._accept = self.journal.frame if self.journal.open else None
@@ -49,7 +49,7 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
         self._missed_at = 0.0
 
     def replay(self, received: int) -> None:
-        """Replay what an earlier process has left in the journal; the client has already received `received` of its replies."""
+        """Replay the journal of an earlier process. `received`: number of its replies that the client has received."""
         self._replay = past = self.journal.past
         assert past is not None
         self._inbox.take(past.taken)
@@ -70,12 +70,12 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
             yield position
 
     def send(self, frame: Frame) -> None:
-        """As `ReliableConnection.send`; nothing after `on_goodbye`."""
+        """Send a frame, as `ReliableConnection.send` does; after `on_goodbye`, send nothing."""
         if not self._client_left:
             super().send(frame)
 
     def abandon_replay(self) -> None:
-        """As `ExecutorChannel.abandon_replay`."""
+        """End a failed replay, as `ExecutorChannel.abandon_replay` does."""
         with self._sending, self._keeping:
             self._outbox.abandon_replay()
 
@@ -84,7 +84,7 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
         self._retransmit(self._inner)
 
     def read_ahead(self, frames: int, nbytes: int) -> None:
-        """As `ReliableConnection.read_ahead`; nothing during a replay."""
+        """Read arrived frames into the queue; during a replay, do nothing."""
         if not self.journal.replaying:
             inner = self._inner
             try:
@@ -101,18 +101,18 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
             )
 
     def gone(self) -> bool:
-        """True if the connection broke more than the lease ago. The clock starts when this end finds out."""
+        """Return True if the lease has expired. It begins when this end notices the disconnect."""
         left = self.lease_seconds_left()
         return left is not None and left < 0.0
 
     def _note_break(self, broken: Connection, error: TransportError) -> None:
-        """Begin the lease, if `broken` is the present connection and has not begun it before."""
+        """Begin the lease, unless `broken` is an earlier connection or has begun it before."""
         with self._lock:
             if self._inner is not broken or self._missed is broken:
                 return
             self._missed, self._missed_at = broken, time.monotonic()
         if not self._expired:
-            _log.info("a client's connection broke; its session waits", seconds=self._seconds, reason=str(error))
+            _log.info("a client's connection broke: its session waits", seconds=self._seconds, reason=str(error))
 
     def lease_seconds_left(self) -> float | None:
         """Return the seconds until the lease of a disconnected client ends; None while the client is connected. Thread-safe."""
@@ -124,13 +124,13 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
         self._changed = changed
 
     def on_goodbye(self) -> None:
-        """As `ExecutorChannel.on_goodbye`. A session that waits for the client to reconnect continues with the received frames."""
+        """Discard all further replies. A session that waits for its client to reconnect continues with the received frames."""
         self._client_left = True
         self._changed()
 
     @property
     def away_until(self) -> float | None:
-        """As `ExecutorChannel.away_until`."""
+        """Time until which a disconnected client may reconnect, as `ExecutorChannel.away_until`."""
         if self._missed is not self._inner or self._client_left or self._expired or self._closed:
             return None
         until = self._missed_at + self._seconds
@@ -138,7 +138,7 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
 
     @property
     def is_full(self) -> bool:
-        """As `ExecutorChannel.is_full`."""
+        """True if the send window of a disconnected client is full, as `ExecutorChannel.is_full`."""
         return self.away_until is not None and self._outbox.nbytes > self._window
 
     def _restore(self, broken: Connection, error: TransportError) -> None:
@@ -172,10 +172,10 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
             self.on_goodbye()
 
     def resume(self, inner: Connection, taken: int, resumed: Callable[[], None] = lambda: None) -> None:
-        """Continue over another connection; the client has received `taken` frames. `resumed` is called when the session goes on.
+        """Continue over connection `inner`. `taken`: number of frames that the client has received. `resumed`: called on success.
 
         Raises:
-            ProtocolError: the client cannot have received that many.
+            ProtocolError: fewer frames were sent than the client claims to have received.
             TransportError: the connection broke at once, or the session has ended meanwhile.
         """
 
@@ -195,12 +195,12 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
             self._changed()  # the former connection, for which a session may wait, is closed
 
     def expire(self) -> None:
-        """As `ReliableConnection.expire`; a session that waits for its client ends."""
+        """End the lease, as `ReliableConnection.expire` does. A session that waits for its client ends."""
         super().expire()
         self._changed()
 
     def close(self) -> None:
-        """As `ReliableConnection.close`."""
+        """Close the connection and the journal."""
         super().close()
         self.journal.close()
         self._changed()

@@ -79,7 +79,7 @@ class Leases:
         return min((left for one in leased if (left := one.lease_seconds_left()) is not None), default=None)
 
     def lease(self, owner: SessionIdentity, connection: Connection) -> LeasedConnection:
-        """Register a lease, so that the client may reconnect; returns the session's channel."""
+        """Register a lease, so that the client may reconnect. Return the session's channel."""
         journal = None
         path = journal_path(self._config.journals, owner.session) if self._config.journals is not None else None
         if path is not None:
@@ -96,9 +96,9 @@ class Leases:
         return leased
 
     def tick(self) -> None:
-        """Remove journals for which no client came back. Call it about once a second."""
+        """Remove unclaimed journals whose lease has expired. Call it about once a second."""
         if self._unclaimed is not None:
-            self._unclaimed.look()
+            self._unclaimed.scan_if_due()
 
     def assign_tenant(self, tenant: str) -> None:
         """Assign this executor to `tenant`. The tenant's unclaimed journals then count towards the tenant's disk quota."""
@@ -108,15 +108,15 @@ class Leases:
     def recover(
         self, connection: Connection, asked: Resume, assign: Callable[[Badge], str] = lambda _: ""
     ) -> tuple[SessionIdentity, LeasedConnection, int] | None:
-        """Recover a session from the journal of an executor that died; returns the number of frames that it had received, too.
+        """Recover a session from a dead executor's journal. Return its identity, its channel and its number of received frames.
 
-        None if there is no journal, or the secret is wrong. `assign` assigns the executor to the tenant and returns why recovery is
+        Return None if there is no journal, or the secret is wrong. `assign` assigns the executor to the tenant and returns why recovery is
         not allowed now, or ""; the journal is kept in that case.
 
         Raises:
             SessionLost: the journal cannot be read.
-            OSError: the same.
-            QuotaExceeded: it may not go on now.
+            OSError: the journal cannot be opened, or another executor has it.
+            QuotaExceeded: `assign` refused the recovery.
         """
         path = journal_path(self._config.journals, asked.session) if self._config.journals is not None else None
         with self._lock:
@@ -138,20 +138,20 @@ class Leases:
         return past.owner, leased, past.taken
 
     def _continue(self, connection: Connection, path: Path, past: JournalReader, taken: int) -> LeasedConnection:
-        """A connection that continues the session of a journal; the client has received `taken` of its replies."""
+        """Return the channel that replays a journal. `taken`: number of its replies that the client has received."""
         # from here on no other process uses it
         config = self._config
         journal = Journal.resume(path, past, config.journal_limit, self._disk, config.snapshot_seconds)
         try:
             if not past.is_at(path):
                 if journal.nbytes:
-                    raise BlockingIOError(f"another executor has written to {path} since it was read")
+                    raise BlockingIOError(f"another executor has written to {path} since this executor read it")
                 journal.close()  # which made it anew
                 raise SessionLost("the session has ended meanwhile")
             if past.tried >= TRIES:
                 journal.close()
                 raise CrashLoop(
-                    f"executors died {past.tried + 1} times while they did the same, the log of the server says how"
+                    f"recovery of this session crashed {past.tried + 1} executors in a row; see the server's log for the op, and start a new session"
                 )
             connection.limits = Limits()
             journal.begin_replay()
@@ -163,7 +163,7 @@ class Leases:
         return leased
 
     def end(self, session: str) -> None:
-        """Note the end of a session, whose connection is closed."""
+        """Remove the lease of an ended session, and close its connection."""
         with self._lock:
             leased = self._leased.pop(session, None)
         if leased is not None:
@@ -172,27 +172,27 @@ class Leases:
     def serve(self, connection: Connection, asked: Resume, resumed: Callable[[], None] = lambda: None) -> bool:
         """Resume a session over `connection`. A wrong secret is answered like an unknown session.
 
-        `resumed` is called when the session goes on. Return True if the session has the connection from now on.
+        `resumed`: called on success. Return True if the session has taken the connection over.
         """
         leased = self._with_secret(asked.session, asked.secret)
         if leased is None:
-            _log.warning("a client came back to a session that is not there", session=asked.session)
+            _log.warning("refused to resume an unknown session", session=asked.session)
             refuse(connection, "there is no such session (any more)")
             return False
         connection.limits = Limits()
         try:
             leased.resume(connection, asked.received, resumed)
         except ProtocolError as error:
-            _log.warning("closed the connection of a returning client after a protocol error", error=str(error))
+            _log.warning("refused to resume a session after a protocol error", error=str(error))
             refuse(connection, str(error))
         except TransportError as error:
-            _log.info("a client that came back was gone again", session=asked.session, error=str(error))
+            _log.info("a client disconnected while it resumed its session", session=asked.session, error=str(error))
         else:
             return True
         return False
 
     def knows(self, session: str, secret: str) -> bool:
-        """Check that `secret` is that of a session that is here."""
+        """Return True if this executor has the session and `secret` is its secret."""
         return self._with_secret(session, secret) is not None
 
     def _with_secret(self, session: str, secret: str) -> LeasedConnection | None:

@@ -42,7 +42,7 @@ class SessionIdentity(msgspec.Struct, frozen=True):
     badge: Badge
 
     def __repr__(self) -> str:
-        """Without the secret."""
+        """Return a text without the secret."""
         return f"SessionIdentity(session={self.session!r}, client={self.client!r})"
 
 
@@ -59,7 +59,7 @@ NO_SESSION: Final = SessionIdentity("", "", "", NO_TENANT)
 class SnapshotHeader(msgspec.Struct, frozen=True):
     """Position of a session at a snapshot: frames received and sent since its beginning, modulo 2^32, and its state.
 
-    `elsewhere`: the parts of its memory that are in blob files and not in the journal, by position and digest.
+    `elsewhere`: position and digest of the parts of its memory that are in blob files.
     """
 
     taken: int
@@ -104,7 +104,7 @@ class LoggedTransfer(msgspec.Struct, frozen=True):
         """
         whole = [item.size for item in self.header.items if item.size]
         if whole != [memoryview(buffer).nbytes for buffer in frame.body]:
-            raise SessionLost("a journal has a transfer whose bytes are not those of its items")
+            raise SessionLost("a transfer in a journal has other sizes than its items")
         buffers = iter(frame.body)
         return [(item, memoryview(next(buffers)) if item.size else memoryview(b"")) for item in self.header.items]
 
@@ -150,7 +150,7 @@ def read_header(data: bytes) -> SessionIdentity:
 
     Raises:
         SessionLost: the journal has other versions than this process.
-        MsgspecError: that is no such record.
+        MsgspecError: the record is malformed.
     """
     header = headers.decode(data)
     check_versions(header.versions)

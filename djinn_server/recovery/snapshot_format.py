@@ -36,7 +36,7 @@ class KnownTemplate(msgspec.Struct, frozen=True):
 
 
 class StoredValue(msgspec.Struct, frozen=True):
-    """A value that looks into `size` bytes of a tensor at an address, which nothing has written since they were read.
+    """A value that views `size` unwritten bytes of a tensor in a weight file.
 
     `offset` is in elements of its dtype, from the first of these bytes.
     """
@@ -57,8 +57,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     """State of a session between two frames. The bytes of `items` are separate buffers, in the same order.
 
     `numbers` are values that are no tensors, as pairs of handle and number; complex ones are pairs themselves. `generators` are random generators by
-    handle, `random` is the session's own random state. `pool`: what it has counted of transfers, which are beside it.
-    `numeric_settings`: None if the client sent none. `stored`: values that are read again from where they came. `timings`: the last
+    handle, `random` is the session's own random state. `pool`: counts of transfers, whose records follow the snapshot.
+    `numeric_settings`: None if the client sent none. `stored`: values that are reread from weight files. `timings`: the last
     request for times that is in force; None if there is none. `promised`: digests and sizes of blobs that a reply to
     `BlobQuery` reported as present and that the client has not offered yet.
     """
@@ -117,10 +117,10 @@ def take_values(
 
 
 def put_values(snapshot: Snapshot, body: Sequence[memoryview], values: ValueTable, runtime: DeviceRuntime) -> None:
-    """Make the values of a snapshot.
+    """Restore the values of a snapshot.
 
     Raises:
-        SessionLost: its numbers do not fit together.
+        SessionLost: its fields contradict each other.
     """
     try:
         for handle, value in _values(snapshot, body, runtime):
@@ -141,12 +141,12 @@ def _values(snapshot: Snapshot, body: Iterable[memoryview], runtime: DeviceRunti
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """Serialize to MessagePack."""
+    """Serialize a snapshot to MessagePack."""
     return msgspec.msgpack.encode(snapshot)
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """Deserialize from MessagePack.
+    """Deserialize a snapshot from MessagePack.
 
     Raises:
         SessionLost: the data is not a valid snapshot.

@@ -22,9 +22,9 @@ _PIECE_HEAD = encode(StateChunk())
 
 
 def state_frames(take: TakeState, held: int, limit: int) -> Iterator[Frame]:
-    """Frames of the session's state, as `take` returns it, if it fits in `limit` bytes; otherwise of the reason why it is not sent.
+    """Yield the frames of the state that `take` returns, or of the reason if it exceeds `limit` bytes.
 
-    `held`: bytes that its values have.
+    `held`: bytes of the session's values.
     """
     found = take() if held <= limit else None
     if found is None:
@@ -55,19 +55,19 @@ def take_in(state: StateHeader, receive: Receive) -> Generator[Wait, None, tuple
     """Receive a state from a client, and check that its parts fit together.
 
     Raises:
-        ProtocolError: they do not.
+        ProtocolError: they do not fit.
     """
     if not state.lengths:
-        raise ProtocolError("a client sends a state without any parts")
+        raise ProtocolError("the client sent a session state without parts")
     head, *memory = yield from _parts(state.lengths, receive)
     try:
         snapshot = decode_snapshot(bytes(head))
     except SessionLost as error:
-        raise ProtocolError(f"a client sends a state that cannot be read: {error}") from error
+        raise ProtocolError(f"the client sent an unreadable session state: {error}") from error
     if snapshot.stored or snapshot.promised:
         raise ProtocolError("the client sent a state that refers to weights on another server")
     if len(snapshot.items) != len(memory):
-        raise ProtocolError(f"a state has {len(snapshot.items)} items and the memory of {len(memory)}")
+        raise ProtocolError(f"a session state has {len(snapshot.items)} items but {len(memory)} buffers")
     for item, data in zip(snapshot.items, memory, strict=True):
         check_item(item, len(data))
     for one in snapshot.templates:
@@ -82,12 +82,12 @@ def restored(
     """Begin a session with a state that a client has sent.
 
     Raises:
-        ProtocolError: something in it is not possible, or not allowed.
+        ProtocolError: the state is invalid, or contains ops that are not allowed.
     """
     try:
         restore(snapshot, memory)
     except (SessionLost, UnsupportedOperation, RuntimeError, ValueError, TypeError) as error:
-        raise ProtocolError(f"a client sends a state that is not possible: {error}") from error
+        raise ProtocolError(f"the client sent an invalid session state: {error}") from error
 
 
 def _parts(lengths: Sequence[int], receive: Receive) -> Generator[Wait, None, list[memoryview]]:
@@ -105,7 +105,7 @@ def _part(length: int, receive: Receive) -> Generator[Wait, None, memoryview]:
     while left:
         frame = yield from receive()
         if not isinstance(decode(frame.head), StateChunk) or len(frame.body) != 1:
-            raise ProtocolError("a state's pieces do not come one after the other")
+            raise ProtocolError("the pieces of a session state are out of order")
         piece = flatten(frame.body[0])
         if len(piece) != min(left, PIECE):
             raise ProtocolError(f"a piece of a state has {len(piece):,} bytes in place of {min(left, PIECE):,}")

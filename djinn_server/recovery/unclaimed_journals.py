@@ -17,14 +17,14 @@ from djinn_server.disk_quota import DiskQuota
 from djinn_server.recovery.blob_files import contents_folder, own_bytes_of, remove_contents
 from djinn_server.recovery.journal_reader import owner_of
 
-_LONGEST_PAUSE: Final = 30.0  # seconds between two looks at the folder
+_LONGEST_PAUSE: Final = 30.0  # seconds between two scans of the folder
 _log = get_logger("djinn.server")
 
 
 class UnclaimedJournals:
-    """Removes journals that no executor has had for some time, and counts the tenant's towards its disk quota until then.
+    """Removes journals without an executor after a timeout. Until then they count towards their tenant's disk quota.
 
-    Several executors may look at the same folder. Thread-safe.
+    Several executors may scan the same folder. Thread-safe.
     """
 
     def __init__(
@@ -37,30 +37,30 @@ class UnclaimedJournals:
         self._clock = clock
         self._tenant: str | None = None
         self._since: dict[Path, float] = {}
-        self._next_look = 0.0
+        self._next_scan = 0.0
         self._lock = threading.Lock()
 
     def count_for(self, tenant: str) -> None:
         """Count the journals of this tenant towards the quota from now on."""
         with self._lock:
             self._tenant = tenant
-            self._look(self._clock())
+            self._scan(self._clock())
 
     def claim(self, journal: Path) -> None:
-        """This executor continues the session of a journal, and counts it itself."""
+        """Remove a journal from the unclaimed ones, because this executor resumes its session and accounts for its disk space."""
         with self._lock:
             self._since.pop(journal, None)
             self._disk.release(("unclaimed", journal))
 
-    def look(self) -> None:
-        """Look at the folder, if it is time."""
+    def scan_if_due(self) -> None:
+        """Scan the folder, if a scan is due."""
         now = self._clock()
         with self._lock:
-            if now >= self._next_look:
-                self._look(now)
+            if now >= self._next_scan:
+                self._scan(now)
 
-    def _look(self, now: float) -> None:
-        self._next_look = now + min(_LONGEST_PAUSE, self._seconds / 4)
+    def _scan(self, now: float) -> None:
+        self._next_scan = now + min(_LONGEST_PAUSE, self._seconds / 4)
         found: dict[Path, float] = {}
         for path in (*self._folder.glob("*.journal"), *self._folder.glob("*.new")):
             since = self._since.get(path, now)
@@ -68,7 +68,7 @@ class UnclaimedJournals:
                 if self._is_unclaimed(path, remove=now - since >= self._seconds):
                     found[path] = since
             except OSError as error:
-                _log.debug("a journal stays", path=str(path), reason=str(error))
+                _log.debug("an unclaimed journal cannot be checked or removed", path=str(path), reason=str(error))
         for path in self._since.keys() - found.keys():
             self._disk.release(("unclaimed", path))
         self._since = found
@@ -77,7 +77,7 @@ class UnclaimedJournals:
                 remove_contents(folder)
 
     def _is_unclaimed(self, path: Path, *, remove: bool) -> bool:
-        """Return True if no executor has a journal. `remove`: remove it in that case, and return False."""
+        """Return True if no executor has a journal. `remove`: remove such a journal, and return False."""
         file = os.open(path, os.O_RDWR | NOFOLLOW | CLOEXEC)
         try:
             size = os.fstat(file).st_size

@@ -83,8 +83,7 @@ class Candidate:
     """An offer for a template, with the measurements of its trial.
 
     Attributes:
-        checked: number of runs whose results were compared. given: result storages of these runs.
-                fruitless: consecutive runs in which the offer replaced nothing (limit: `TrialLimits.fruitless`).
+        checked: number of runs whose results were compared. given: their result storages. fruitless: consecutive runs without a replacement.
         before, offered: device seconds of runs in a trial, op by op and by the offer. For a concurrent offer, only of the replaced ops.
         ratio: as in `RunOffer.decided`; 1.0 without a trial. used: None until decided. reason: why it is not used.
     """

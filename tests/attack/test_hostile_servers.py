@@ -113,7 +113,7 @@ def test_executor_connects_to_executor_sockets_only(transports, tmp_path):
         met = exchange.PeerExchange(exchange.PeerListener(transports)).connect(
             ConnectPeer(1, 2, "ticket", (f"unix://{path}",))
         )
-        assert "no socket of an executor" in met.error
+        assert "not the socket of an executor" in met.error
         other.setblocking(False)
         with pytest.raises(BlockingIOError):
             other.accept()

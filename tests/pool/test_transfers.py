@@ -502,7 +502,7 @@ def test_ended_receiver_frees_exported_memory():
 def test_inbox_without_device_opens_no_exports():
     inbox = TransferInbox()
     assert inbox.unload(TransferHeader(1, (exported(1),), 1), hung_up, HERE) is None
-    with pytest.raises(ProtocolError, match="exports one part"):
+    with pytest.raises(ProtocolError, match="exports the memory of some items"):
         inbox.unload(TransferHeader(1, (exported(1), packed(2)[0][0]), 1), hung_up, HERE)
     with pytest.raises(ProtocolError, match="needs 9 bytes"):
         item = Item(8, (View(1, "uint8", (9,), (1,)),), exported=b"a description")

@@ -37,7 +37,7 @@ class Folder:
         """Names of the files that are left after so many seconds, in which the executor looked each second."""
         for _ in range(int(seconds)):
             self.now += 1.0
-            self.unclaimed.look()
+            self.unclaimed.scan_if_due()
         return {path.name for path in self.path.iterdir()}
 
 
@@ -94,5 +94,5 @@ def test_journal_replaced_during_cleanup_stays(folder, monkeypatch):
 
     monkeypatch.setattr(unclaimed_journals, "lock_file", replaced)
     folder.now += SECONDS
-    folder.unclaimed.look()
+    folder.unclaimed.scan_if_due()
     assert path.read_bytes() == b"a snapshot"

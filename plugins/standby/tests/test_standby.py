@@ -371,7 +371,7 @@ def test_oversized_state_is_refused_early():
         ([Item(4, (View(1, "uint8", (4,), (1,), 1),))], [], "needs 5 bytes, and 4 come"),
         ([Item(4, (View(1, "uint8", (2,), (-1,)),))], [], "impossible layout"),
         ([Item(5, (View(1, "uint8", (5,), (1,)),))], [], "says 5 bytes, and 4 come"),
-        ([], [], "0 items and the memory of 1"),
+        ([], [], "0 items but 1 buffers"),
     ],
 )
 def test_inconsistent_state_is_refused(items, templates, reason):
@@ -386,7 +386,7 @@ def test_pieces_match_announced_size():
         taken(StateHeader((4,)), lambda: piece)
     with pytest.raises(ProtocolError, match="3 bytes in place of 4,194,304"):
         taken(StateHeader((1 << 40,)), lambda: piece)
-    with pytest.raises(ProtocolError, match="do not come one after the other"):
+    with pytest.raises(ProtocolError, match="are out of order"):
         taken(StateHeader((4,)), lambda: Frame(encode(Goodbye())))
     with pytest.raises(ProtocolError, match="cannot be read"):
         taken(StateHeader((3,)), lambda: piece)
