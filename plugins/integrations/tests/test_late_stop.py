@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
 import djinn
 from djinn_client.interception.async_fetch import Pending
@@ -162,7 +163,13 @@ def parts(output, cache):
 
 
 def assert_same(actual, expected):
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5, check_device=False)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5, check_device=False, check_stride=True)
+    assert memory(actual) == memory(expected)
+
+
+def memory(parts):
+    """Return storage offset and storage size of each tensor."""
+    return tree_map_only(torch.Tensor, lambda t: (t.storage_offset(), t.untyped_storage().nbytes()), parts)
 
 
 def dynamic(config):
@@ -248,6 +255,20 @@ def test_cache_continues_after_late_stop(models, late):
         more = torch.cat([first.cpu(), prompt_of(1)], dim=1)
         answers.append(generate(model, more, past_key_values=cache).tolist())
     assert answers[1] == answers[0]
+
+
+@pytest.mark.parametrize("length", [3, 9], ids=["short", "long"])  # the window is 6
+@pytest.mark.parametrize("place", [0, 1, 4, None])
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_returned_cache_has_layout_of_local(name, place, length, models, late, checks):
+    local, remote = models(name)
+    late(2)
+    prompt = torch.randint(2, 60, (2, length), generator=torch.Generator().manual_seed(1))
+    ends = None if place is None else ends_for(local, prompt, place)
+    options = {"return_dict_in_generate": True, "eos_token_id": ends}
+    expected, actual = (parts(generate(model, prompt, **options), None) for model in (local, remote))
+    assert bool(checks[-1].undone) == (place is not None)
+    assert_same(actual, expected)
 
 
 def test_late_stop_respects_max_length(models, late, checks):

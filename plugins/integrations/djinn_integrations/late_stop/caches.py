@@ -40,25 +40,51 @@ class _GrowingLayer:
         surplus = self.layer.get_seq_length() - self.before - steps
         if self.layer.is_initialized and surplus > 0:
             self.layer.crop(-surplus)
+            for name, states in vars(self.layer).items():
+                if isinstance(states, torch.Tensor):  # a view: copy it, to have the strides of `cat`
+                    setattr(self.layer, name, states.clone(memory_format=torch.contiguous_format))
 
     def release(self) -> None:
         pass
 
 
 @attrs.define
-class _WindowLayer(_GrowingLayer):
+class _WindowLayer:
     """A layer that keeps only the last states. Until `release` it keeps the additional states that a cut may need."""
+
+    layer: Any
+    before: int  # states before the first counted step
+    joined: int  # states that the first counted step joined by `cat`; the layer keeps a view of the last of them
 
     def step(self) -> None:
         most = self.layer.sliding_window - 1 + MOST + 1
         if self.layer.is_initialized and self.layer.keys.shape[-2] > most + _SLACK:
-            self.layer.keys = self.layer.keys[:, :, -most:, :]
-            self.layer.values = self.layer.values[:, :, -most:, :]
+            self._change(lambda states: states[:, :, -most:, :])
+
+    def cut(self, steps: int) -> None:
+        surplus = self.layer.get_seq_length() - self.before - steps
+        if self.layer.is_initialized and surplus > 0:
+            self._change(lambda states: states[:, :, :-surplus, :])
+            self.layer.cumulative_length -= surplus
 
     def release(self) -> None:
+        length, window = self.layer.get_seq_length(), self.layer.sliding_window
+        joined = self.joined if length - self.before == 1 else min(length, window)
         if self.layer.is_initialized:
-            self.layer.crop(0)
+            self._change(lambda states: _joined(states, joined)[:, :, -window + 1 :, :])
         self.layer.record_past = False
+
+    def _change(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.layer.keys, self.layer.values = change(self.layer.keys), change(self.layer.values)
+
+
+def _joined(states: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the last `count` states in the layout of a `cat`. Zeros replace states that the layer no longer keeps."""
+    last = states[:, :, -count:, :]
+    if last.shape[-2] == count and last.nbytes == last.untyped_storage().nbytes():
+        return last
+    batch, heads, kept, width = last.shape
+    return torch.cat([last.new_zeros(batch, heads, count - kept, width), last], dim=-2)
 
 
 @attrs.define
@@ -104,7 +130,9 @@ def _growing(layer: Any) -> CacheLayer:
 
 def _window(layer: Any) -> CacheLayer:
     layer.activate_past_recording()
-    return _WindowLayer(layer, layer.get_seq_length() - 1)
+    keys = layer.keys
+    joined = keys.untyped_storage().nbytes() * keys.shape[-2] // keys.nbytes if layer.is_initialized else 0
+    return _WindowLayer(layer, layer.get_seq_length() - 1, joined)
 
 
 def _fixed(layer: Any) -> CacheLayer:
