@@ -234,7 +234,7 @@ def takes_numbers_for_tensors(packet: str) -> bool:
 
 
 def _lazy_clone(tensor: torch.Tensor) -> torch.Tensor:
-    """Clone lazily. Memory that PyTorch's allocator did not make, such as that of a message, is copied at once."""
+    """Clone lazily. Memory from another allocator than PyTorch's, such as a message's, is copied at once."""
     try:
         return torch.ops.aten._lazy_clone(tensor)  # type: ignore[no-any-return]
     except RuntimeError:

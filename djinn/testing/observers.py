@@ -44,7 +44,7 @@ EVENTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "session_ended": {**_SESSION, "duration": 61.5},
     },
 }
-"""Facts by process and event, as they are told."""
+"""Fields of each event, by process and event name."""
 _LATER: Mapping[str, Any] = {"unheard_of": None}
 
 

@@ -27,7 +27,7 @@ class PluginConformance(Ending):
         return load_registry(Selection(plugins=(plugin,)), builtins=builtin_plugins(), entry_points=None)
 
     def test_it_is_active(self, registry: Registry) -> None:
-        """It loads, declares the right version, and its hooks return what they must."""
+        """The plugin loads, declares the right version, and its hooks return the documented types."""
         active = [row for row in registry.rows if row.status == "active" and row.distribution != "djinn"]
         assert len(active) == 1, f"expected one active plugin, got {active}"
         assert active[0].kind, "it implements no hook"

@@ -23,7 +23,7 @@ class RendererConformance(OnGraphs):
         return missing(self, "renderer", "your renderer")  # type: ignore[return-value]
 
     def test_it_is_a_renderer(self, renderer: Renderer) -> None:
-        """It has every member, and a name, endings and a media type that differ from those of others."""
+        """The renderer has every member. Its name, endings and media type are unique."""
         require_protocol(renderer, "renderers")
         assert renderer.name not in {"text", "json"}, f"the format {renderer.name!r} is Djinn's own"
         assert re.fullmatch(r"[\w.+-]+/[\w.+-]+", renderer.media_type), f"{renderer.media_type!r} is no media type"

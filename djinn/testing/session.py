@@ -24,7 +24,7 @@ session_name = client.session_name
 
 
 def open_session() -> Session:
-    """Return the open session. Its methods are those of this version.
+    """Return the open session. Its methods match this version of Djinn.
 
     Raises:
         DjinnError: no session is open.

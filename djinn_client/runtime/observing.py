@@ -58,7 +58,7 @@ class Observers(Events):
         self._tap = EventTap(self)
 
     def become(self, sinks: Iterable[Sink]) -> None:
-        """Replace the observers, except those that have joined for a block."""
+        """Replace the observers. Observers that joined for a block stay."""
         super().become([*sinks, *self._joined])
         taps.remove(self._tap)
         if any(map(self.wants, ("submitted", "completed", "waited"))):

@@ -1,4 +1,4 @@
-"""Stage 3, estimate: cost models predict what a node costs on a device."""
+"""Stage 3, estimate: cost models predict the cost of a node on a device."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def resident_blocks(blocks: Colocation, inputs: Sequence[int], resident: Homes) 
 
 
 def storage_sizes(graph: Graph, values: Iterable[int]) -> dict[int, int]:
-    """Return the bytes of each storage, as far as the program accesses it."""
+    """Return by storage the bytes up to the last accessed element."""
     sizes: dict[int, int] = {}
     known: dict[int, int] = {}
     for value in values:

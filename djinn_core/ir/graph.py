@@ -168,7 +168,7 @@ class Graph(ShortRepr):
 
     @cached_property
     def bytes_of_storages(self) -> int:
-        """Bytes of all storages together, as far as the program accesses them."""
+        """Total bytes of all storages, each up to the last accessed element."""
         sizes: dict[int, int] = {}
         known: dict[TensorMeta, int] = {}
         metas = self._metas

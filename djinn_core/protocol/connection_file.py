@@ -91,4 +91,4 @@ def _check_owner(path: Path, status: os.stat_result) -> None:
             f"chmod 600 {path}, or copy it again as a file of your own"
         )
     if mode_of(status) & 0o044:
-        _log.warning("others on this machine can read the connection file: chmod 600 it", path=str(path))
+        _log.warning("other users of this machine can read the connection file: chmod 600 it", path=str(path))

@@ -264,7 +264,7 @@ class PluginLoader:
         except pluggy.PluginValidationError as error:
             if self._manager.is_registered(module):  # some versions of pluggy register it in part
                 self._manager.unregister(module)
-            raise PluginError(f"a hook has another signature than in Djinn: {' '.join(str(error).split())}") from error
+            raise PluginError(f"a hook's signature differs from Djinn's: {' '.join(str(error).split())}") from error
         except PluginError:
             self._manager.unregister(module)
             raise

@@ -96,7 +96,7 @@ def _owner(name: str, plugins: Iterable[str]) -> str:
 
 
 def _warn(setting: str, meant: str) -> None:
-    log().warning("there is no such setting of a plugin", setting=setting, meant=meant or "no known setting")
+    log().warning("unknown setting of a plugin; it has no effect", setting=setting, meant=meant or "no known setting")
 
 
 def _fields(declared: Any) -> Mapping[str, Any]:

@@ -172,7 +172,7 @@ class Outbox:
             self.acknowledge(received)
 
     def abandon_replay(self) -> None:
-        """End a replay early: the next frame follows those that the other end has received from an earlier process."""
+        """End a replay early. The next frame follows the frames that the other end received from an earlier process."""
         if self.ahead is not None:
             self._sent += (self.ahead - self._sent) & COUNT_MASK
             self.ahead = None

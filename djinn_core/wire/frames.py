@@ -145,7 +145,7 @@ def name_parallel(group: bytes) -> bytes:
 def _check_lengths(lengths: Iterable[int], body: int) -> None:
     total = sum(lengths)
     if total != body:
-        raise ProtocolError(f"a frame has buffers of {total:,} bytes, but its header says {body:,}")
+        raise ProtocolError(f"a frame has buffers of {total:,} bytes, but its header announces {body:,}")
 
 
 def weight(frame: Frame) -> int:
@@ -365,7 +365,7 @@ class FrameDecoder:
         if head > limits.head or buffers > limits.buffers or body > limits.body:
             limits.check(head, buffers, body)
         if body and not buffers:
-            raise ProtocolError(f"a frame has no buffers, but its header says {body:,} bytes")
+            raise ProtocolError(f"a frame has no buffers, but its header announces {body:,} bytes")
         return kind, head, buffers, body
 
     def _finish_prefix(self) -> None:

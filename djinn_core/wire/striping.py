@@ -90,7 +90,7 @@ class Reassembly:
                 raise ProtocolError(f"piece {position} of a striped frame arrived twice")
             place = self.place(piece.head, len(data))
             if place is None:
-                raise ProtocolError(f"a piece of a striped frame arrived too early, after frame {self.number}")
+                raise ProtocolError(f"a piece of a striped frame arrived out of order, after frame {self.number}")
             place[:] = data
             del self._coming[position]
         self._missing -= 1

@@ -34,7 +34,7 @@ def digest_of(template: Template) -> bytes:
 
 
 class TemplateCache(Generic[V]):
-    """LRU cache of values by template digest or source. The newest entry stays, whatever its size."""
+    """LRU cache of values by template digest or source. The newest entry stays, even if it exceeds the limit."""
 
     def __init__(self, templates: int = TEMPLATES_LIMIT, instructions: int = INSTRUCTIONS_LIMIT) -> None:
         self._limit = instructions

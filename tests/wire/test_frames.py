@@ -134,7 +134,7 @@ def test_memory_error_becomes_protocol_error():
         (struct.pack("<4sHHIIQ", b"DJNF", 2, 0, 0, 0, 0), "version 2"),
         (struct.pack("<4sHHIIQ", b"DJNF", 1, 7, 0, 0, 0), "kind 7"),
         (struct.pack("<4sHHIIQ", b"DJNF", 1, 0, 0, 0, 5), "has no buffers"),
-        (struct.pack("<4sHHIIQQQ", b"DJNF", 1, 0, 0, 2, 5, 2, 2), "buffers of 4 bytes, but its header says 5"),
+        (struct.pack("<4sHHIIQQQ", b"DJNF", 1, 0, 0, 2, 5, 2, 2), "buffers of 4 bytes, but its header announces 5"),
     ],
 )
 def test_inconsistent_prefix_is_refused(prefix, message):

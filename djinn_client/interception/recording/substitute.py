@@ -277,7 +277,7 @@ class _Rewriter:
             assert isinstance(tensor, LazyTensor)
             handle = tensor.remote.handle
             if handle in self.names or tensor.remote.borrowed:
-                raise InvalidStage(f"value {value} would be the same tensor as another value")
+                raise InvalidStage(f"value {value} would share its tensor with another value")
             self.names[handle] = value
             self.tensors[value] = tensor
             storage = storage_of(handle)
@@ -359,7 +359,7 @@ def _result_metas(program: Program) -> dict[int, TensorMeta]:
 def _hoisted(
     made: Sequence[_NewInstruction], weights: frozenset[int], outliving: frozenset[int]
 ) -> tuple[list[_NewInstruction], list[_NewInstruction]]:
-    """Split the new instructions into those that depend on weights only, and the rest."""
+    """Split the new instructions: instructions that depend on weights only, and the rest."""
     constant = set(weights)
     storages = {storage_of(handle) for one in made for handle in one.entry.writes}
     before: list[_NewInstruction] = []

@@ -241,7 +241,7 @@ def _grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Accept all dtypes and alignments. The meta kernel refuses those that only the CUDA kernel refuses."""
+    """Accept all dtypes and alignments. The meta kernel rejects some that only the CUDA kernel rejects."""
     del bias
     if left.dim() == right.dim() == 2 and offs is not None:
         shape = [offs.shape[0], left.shape[0], right.shape[1]]

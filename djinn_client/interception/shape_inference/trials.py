@@ -1,4 +1,4 @@
-"""Trials: run the CPU kernel on tensors of one element to find out what it refuses.
+"""Trials: run the CPU kernel on tensors of one element to learn which arguments it rejects.
 
 Meta kernels accept dtypes, numbers and dimensions that kernels refuse. Such an op would be recorded and fail on the
 executor, where the user's line is only a note in the message. So the client tries the listed ops, and all pointwise

@@ -56,7 +56,7 @@ class ArrivingTensor(torch.Tensor):
 
 
 class _Arrival:
-    """A pending copy into a tensor. `kept`: the tensor if its memory belongs to the user. It is filled in any case."""
+    """A pending copy into a tensor. `kept`: the tensor, if the user owns its memory; it is always filled."""
 
     def __init__(
         self, pending: Pending, tensor: torch.Tensor, fill: Callable[[torch.Tensor, torch.Tensor], None]

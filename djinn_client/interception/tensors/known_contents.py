@@ -69,7 +69,7 @@ class _ContentsTable:
         self.nbytes = 0
 
     def get(self, storage: int) -> KnownContents | None:
-        """Return what is known about the contents of a storage, or None."""
+        """Return the cached contents of a storage, or None."""
         contents = self._by_storage.get(storage)
         return contents if contents is not None and contents.version == ops.storage_version(storage) else None
 

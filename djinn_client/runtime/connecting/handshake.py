@@ -344,7 +344,7 @@ def _is_proxied(gateway: Gateway) -> bool:
 def _unusable_urls(
     urls: Sequence[str], taken: str, transports: tuple[Transport, ...]
 ) -> Iterator[tuple[str, PluginError]]:
-    """Return the addresses before the used one that have no transport, each with its error."""
+    """Return the addresses without a transport that precede the used address, each with its error."""
     for url in urls[: urls.index(taken)]:
         try:
             transport_for(url, transports)

@@ -166,7 +166,7 @@ def open_more(
 
 
 def _log_sessions(opened: Sequence[OpenSession], registry: Registry) -> None:
-    """Log what a user should know about the new sessions."""
+    """Log warnings and facts about the new sessions for the user."""
     for member in opened:
         for fallback in member.fallbacks:
             _log.warning(f"fell back from {fallback}", to=member.url)

@@ -60,7 +60,7 @@ class Servers:
         return with_tls(usable, self.tls)
 
     def each(self, plain: Iterable[Transport], timeout: float) -> list[Server]:
-        """Return each server. Raises what `transports` does."""
+        """Return each server. Raises as `transports`."""
         transports = self.transports(plain)
         return [Server(urls, self.token, transports, timeout) for urls in dict.fromkeys(self.members)]
 
@@ -284,7 +284,7 @@ def ask_status(server: Server) -> Status:
 
 
 def ask_once(server: Server, question: Message, kind: type[M]) -> M:
-    """Return a server's reply to one question, at its first address. Raises what `greet` does."""
+    """Return a server's reply to one question, at its first address. Raises as `greet`."""
     connection, reply = greet(server.urls[0], question, kind, server)
     connection.close()
     return reply

@@ -24,7 +24,7 @@ def policy_for(settings: Settings, offered: Sequence[PlacementPolicy], devices: 
 
 @attrs.frozen
 class MemoryInUse:
-    """Bytes on a device that this client owns: `held` in all, `unused_by_program` those that a program does not use."""
+    """Bytes of this client on a device. `held`: all of them; `unused_by_program`: bytes that a program does not use."""
 
     held: int = 0
     unused_by_program: int = 0

@@ -60,7 +60,7 @@ def plan_program(
     without: Mapping[str, str] = NOTHING_LEFT_OUT,
     make: Callable[[Graph, Plugins, Request], PipelineResult] = plan,
 ) -> PipelineResult:
-    """Plan a program for one device, as far as `until`.
+    """Plan a program for one device, up to the stage `until`.
 
     `without`: optimizations to leave out, each with the reason. `make`: `plan` with further facts about the program, or
     `planned` with a cache.

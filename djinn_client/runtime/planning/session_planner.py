@@ -70,7 +70,7 @@ def plans_all(context: ClientContext) -> bool:
 
 
 def describes_values(context: ClientContext) -> bool:
-    """Return True if the executor evicts values: it is told which values are KV caches, for `kv_session` and `djinn status`."""
+    """Return True if the executor evicts values. The client then names the KV caches, for `kv_session` and `djinn status`."""
     here = context.session.executors.here if context.session is not None else ()
     return bool(here and here[0].opened.attached.device.spill)
 

@@ -40,7 +40,7 @@ class Cancellation:
         self.stop_waiting(GRACE_SECONDS)
 
     def stop_waiting(self, grace: float = 0.0) -> None:
-        """Cancel this thread's pending submissions. The executor is told after `grace` seconds."""
+        """Cancel this thread's pending submissions. The stop message is sent after `grace` seconds."""
         thread = threading.get_ident()
         self._stop_submissions([n for n, p in list(self._pending.items()) if p.thread == thread], grace)
 

@@ -16,7 +16,7 @@ def title(kind: str, plugin: Any) -> str:
 
 
 def warn_skipped(kind: str, plugin: Any, error: Exception, instead: str, graph: Graph) -> str:
-    """Log that `plugin` was skipped and what happens instead. Return the sentence for the result's reasons.
+    """Log that `plugin` was skipped, with the consequence `instead`. Return the sentence for the result's reasons.
 
     If PyTorch rejects an op of the program, the message has level debug.
     """

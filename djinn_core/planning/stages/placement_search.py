@@ -138,8 +138,8 @@ class _Search:
             device_names = sorted({self.pinned[n] for n in block.nodes if n in self.pinned})
             what = node_label(graph, block.nodes[0]) if block.nodes else f"an input of {block.persistent:,} bytes"
             where = f", pinned to {', '.join(device_names)}," if device_names else ""
-            why = "; ".join(reasons[:SHOWN]) or "what it works with has to be in several places at once"
-            raise DoesNotFit(f"{what}{where} has no device that it can be on: {why}")
+            why = "; ".join(reasons[:SHOWN]) or "its operands must be on several devices at once"
+            raise DoesNotFit(f"{what}{where} fits on no device: {why}")
         capacity = [there for there in self.capacity.values() if there is not None]
         persistent, free = sum(b.persistent for b in self.blocks), sum(capacity)
         if len(capacity) == len(self.capacity) and persistent > free:

@@ -42,7 +42,7 @@ class StripingConnection(StreamConnection):
 
     @abstractmethod
     def push(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """As a parallel connection, send as much as the other end accepts now. Return the rest.
+        """Send as much over this parallel connection as the other end accepts now. Return the rest.
 
         Raises:
             OSError: the connection has ended, or ends.

@@ -144,11 +144,11 @@ class Channel(Connection):
 
     @property
     def is_over(self) -> bool:
-        """Return True if the channel has ended and its frames were fetched, or no request has come to fetch them."""
+        """Return True if the channel has ended, and its frames were fetched or their fetch timed out."""
         return self._closed and (self._outbox.over or self.idle_seconds() > dialect.LINGER_SECONDS)
 
     def end_if_expired(self) -> None:
-        """End the channel if no request came for too long; soon if the client that waited for frames disconnected."""
+        """End the channel if no request arrived for too long; soon if the client that waited for frames disconnected."""
         patience = dialect.LINGER_SECONDS if self._deserted else dialect.EXPIRY_SECONDS
         if not self._closed and self.idle_seconds() > patience:
             self.end(f"the other end has not been heard of for {patience:.0f} s")
@@ -203,7 +203,7 @@ class Channel(Connection):
                 if not data or self._closed:
                     break
                 self._inbox.take(data)
-                await self._inbox.room()
+                await self._inbox.wait_for_space()
         except ProtocolError as error:
             self.end(str(error))
             return web.Response(status=400, text=str(error))

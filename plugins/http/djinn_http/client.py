@@ -81,7 +81,7 @@ class HttpConnection(StreamConnection):
     """A `Connection` made of HTTP requests. It has no thread of its own: the caller does the work."""
 
     def __init__(self, opened: HttpExchange, endpoint: Endpoint, limits: Limits, timeout: float, peer: str) -> None:
-        """`opened`: what `open_channel` has returned, with the response that names the channel."""
+        """`opened`: the result of `open_channel`, with the response that names the channel."""
         super().__init__(limits, peer)
         more = [HttpExchange(endpoint, FrameDecoder(limits), timeout) for _ in range(1, dialect.PARALLEL_SENDS)]
         self._sends = [opened, *more]
@@ -107,7 +107,7 @@ class HttpConnection(StreamConnection):
         return self._receive.bytes_received + sum(exchange.bytes_received for exchange in self._sends)
 
     def close(self) -> None:
-        """Close the channel, as `Connection.close`. The server is told after it has all earlier frames."""
+        """Close the channel. The server receives all earlier frames first."""
         self._say_goodbye()
         super().close()
 

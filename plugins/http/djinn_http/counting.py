@@ -13,7 +13,7 @@ COUNTING: Final = "djinn.counting"
 
 
 class CountingTransport:
-    """An asyncio transport that counts what is written to it; everything else is the wrapped one's.
+    """An asyncio transport that counts written bytes, and delegates everything else to the wrapped transport.
 
     Attributes:
         sent, received: bytes since the last `take`. pace: time limit of the peer's requests.

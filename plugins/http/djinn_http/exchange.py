@@ -102,7 +102,7 @@ class HttpExchange:
         return True
 
     def read_some(self, deadline: float | None) -> bool:
-        """Read once, waiting until `deadline` at most; False when nothing came. Raises as `read`."""
+        """Read once, waiting until `deadline` at most. Return False if nothing arrived. Raises as `read`."""
         sock, response = self._socket, self.response
         if sock is None or response is None:
             raise TransportError("the connection was closed")

@@ -47,8 +47,8 @@ class FrameInbox:
             if self.decoder.frames:
                 self._deliver()
 
-    async def room(self) -> None:
-        """Wait until frames have been fetched, where too many wait."""
+    async def wait_for_space(self) -> None:
+        """Wait until the inbox has space for another frame."""
         await self._room.wait()
 
     def _deliver(self) -> None:
@@ -64,7 +64,7 @@ class FrameInbox:
     # --- in any thread --------------------------------------------------------------------------------------
 
     def next(self, timeout: float | None) -> Frame:
-        """The next frame. Raises `TimeoutError`, or what `end` was given once there are no frames left."""
+        """Return the next frame. Raises `TimeoutError`, or the error of `end` once no frames are left."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while not self._frames:
@@ -72,7 +72,7 @@ class FrameInbox:
                     raise copy(self._error)  # what is raised keeps the frames it comes through, and they keep this
                 rest = None if deadline is None else deadline - time.monotonic()
                 if rest is not None and rest <= 0:
-                    raise TimeoutError("nothing came in time")
+                    raise TimeoutError("no frame arrived within the timeout")
                 self._changed.wait(rest)
             frame = self._frames.popleft()
             was_full = self._is_full(frame)

@@ -75,11 +75,11 @@ class FrameOutbox:
 
     @property
     def over(self) -> bool:
-        """True if nothing is left and nothing will come."""
+        """Return True if the outbox is closed and empty."""
         return self._error is not None and not self._parcels
 
     async def batch(self, seconds: float) -> list[Parcel]:
-        """All frames that wait, after waiting for one at most `seconds`; empty if none came or none will."""
+        """Return all queued frames. Wait for the first one at most `seconds`. Empty if there is none."""
         self._filled.clear()
         if not self._parcels and self._error is None:
             try:

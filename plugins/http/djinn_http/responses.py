@@ -79,7 +79,7 @@ class ResponseReader:
             self._parser.feed_data(self._scratch[:count])
         except httptools.HttpParserUpgrade as end:
             if not self._upgrades:
-                raise ProtocolError("the response is of another protocol than HTTP/1.1") from end
+                raise ProtocolError("the response is not HTTP/1.1; check the address and its proxies") from end
             self.status, self.complete, self.rest = SWITCHED, True, bytes(self._scratch[end.args[0] : count])
             return
         except httptools.HttpParserError as error:
@@ -124,7 +124,7 @@ class ResponseReader:
         return nbytes
 
     def _read_rest_past_the_parser(self, taken: int) -> None:
-        """The parser copies what it passes on, so a body of known length is read without it."""
+        """Read a body of known length without the parser, which copies its data."""
         if self.complete or self.status != _OK or "transfer-encoding" in self._headers:
             return
         length = self._headers.get("content-length", "")

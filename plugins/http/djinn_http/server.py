@@ -50,14 +50,14 @@ log = get_logger("djinn.transport.http")
 
 
 class _Malformed(logging.Filter):
-    """A line about what is no HTTP, in place of a traceback: any client can send as much of it as it likes."""
+    """Logs a line instead of a traceback for invalid HTTP, because any client can send it in bulk."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return False for invalid HTTP, after a short log line. Return True otherwise."""
         error = record.exc_info[1] if record.exc_info else None
         if not isinstance(error, HttpProcessingError):
             return True
-        log.info("a request was refused that is no HTTP/1.1", reason=error.message.partition(":")[0])
+        log.info("refused a request that is not HTTP/1.1", reason=error.message.partition(":")[0])
         return False
 
 
@@ -176,7 +176,7 @@ class HttpListener(Listener):
         self._connections[connection] = None
         unauthenticated = [connection for connection in self._connections if not connection.pace.trusted]
         if len(unauthenticated) > _MOST_UNAUTHENTICATED:
-            log.warning("too many connections that ask for nothing: the oldest was closed", url=self.url)
+            log.warning("too many idle connections without a request: the oldest was closed", url=self.url)
             self._left(unauthenticated[0])
             unauthenticated[0].abort()
 
@@ -204,7 +204,7 @@ class HttpListener(Listener):
         if done.cancelled():
             return
         if (error := done.exception()) is not None:
-            log.info("a connection did not come about", url=self.url, error=str(error))
+            log.info("a connection could not be established", url=self.url, error=str(error))
         else:
             secure.max_size = SSLProtocol.max_size  # type: ignore[misc] # of this one alone
 
@@ -217,7 +217,7 @@ class HttpListener(Listener):
         self._loop.call_later(_PAUSE_SECONDS, resume)
 
     async def _sweep(self) -> None:
-        """Forget channels that are over, end those that have expired, and keep upgraded connections open through proxies.
+        """Forget ended channels, end expired channels, and keep upgraded connections open through proxies.
 
         Until the listener is closed and all are gone.
         """
@@ -228,7 +228,7 @@ class HttpListener(Listener):
             self._pulse()
 
     def _pulse(self) -> None:
-        """Keep upgraded connections open. Drop those that have ended: references to them must not keep the thread alive."""
+        """Keep upgraded connections open. Drop ended ones: references to them must not keep the thread alive."""
         for connection in list(self._upgraded):
             if connection.hung_up:
                 self._upgraded.discard(connection)
@@ -243,7 +243,7 @@ class HttpListener(Listener):
 
     def _abort_slow(self) -> None:
         for connection in [connection for connection in self._connections if connection.pace.too_slow]:
-            log.warning("a connection was closed that takes too long", url=self.url)
+            log.warning("closed a connection whose client sent too slowly", url=self.url)
             self._left(connection)
             connection.abort()
 
@@ -291,7 +291,7 @@ class HttpListener(Listener):
 
     def _open(self, request: web.BaseRequest) -> Channel | None:
         if len(self._channels) >= _MOST_CHANNELS and not self._drop_unauthenticated():
-            log.warning("too many channels", url=self.url, channels=len(self._channels))
+            log.warning("refused a new channel: the limit is reached", url=self.url, channels=len(self._channels))
             return None
         peer = f"client {request.remote} by HTTP"
         channel = Channel(secrets.token_urlsafe(24), peer, self._limits, self._loop, _certificate(request))
@@ -305,7 +305,7 @@ class HttpListener(Listener):
         return channel
 
     def _upgrade(self, request: web.BaseRequest, transport: CountingTransport) -> web.StreamResponse:
-        """Leave the connection to a thread; what is returned then is written to nothing."""
+        """Hand the connection to a thread. The returned response is not sent."""
         _, received = transport.take()
         try:
             sock = transport.get_extra_info("socket").dup()
@@ -330,7 +330,7 @@ class HttpListener(Listener):
             sock.sendall(ACCEPTING)
             connection = AcceptedUpgrade(sock, self._limits, peer, len(ACCEPTING), received)
         except OSError as error:
-            log.info("a connection did not come about", url=self.url, peer=peer, error=str(error))
+            log.info("a connection could not be established", url=self.url, peer=peer, error=str(error))
             sock.close()
             return
         with suppress(RuntimeError):  # the loop is over

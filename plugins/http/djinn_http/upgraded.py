@@ -31,7 +31,7 @@ class UpgradedConnection(SocketConnection):
     def __init__(
         self, sock: socket.socket, limits: Limits, peer: str, sent: int, received: int, rest: bytes = b""
     ) -> None:
-        """`sent` and `received`: bytes that the socket has carried; `rest`: those of them that are the first ones of frames."""
+        """`sent` and `received`: bytes that the socket has carried. `rest`: received bytes that begin the first frame."""
         super().__init__(sock, limits, peer)
         self._decoder.feed(rest)
         self.bytes_sent, self.bytes_received = sent, received

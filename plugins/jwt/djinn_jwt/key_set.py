@@ -63,7 +63,7 @@ def _read(path: Path) -> tuple[VerifyingKey, ...]:
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                raise ConfigurationError(f"others on this machine can write to the key set {path}: chmod go-w {path}")
+                raise ConfigurationError(f"other users can write to the key set {path}: chmod go-w {path}")
             content = json.loads(file.read())
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"the key set {path} cannot be read: {error}") from error

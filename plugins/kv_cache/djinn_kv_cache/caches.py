@@ -143,7 +143,7 @@ class Caches:
             yield Cache(kind, _once(*first, node.outputs[0], *left), (node.id,), low)
 
     def _written(self) -> Iterator[Cache]:
-        """Buffers from before, or new ones that are kept, with all that writes into them."""
+        """Yield earlier buffers, and new kept buffers, with the nodes that write into them."""
         found: dict[int, list[Node]] = {}
         for node in self._nodes(_WRITES):
             for value in node.writes:
@@ -168,7 +168,7 @@ class Caches:
         return value
 
     def _quantised(self) -> Iterator[tuple[int, Cache]]:
-        """Kept numbers of few bits, by what was turned into them."""
+        """Yield kept quantised caches, with the sources that they were quantised from."""
         for storage, left in self.kept.items():
             if storage in self.by_storage or not self.is_low(left[0]):
                 continue

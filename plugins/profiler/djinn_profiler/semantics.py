@@ -136,7 +136,7 @@ class PatternRegistry:
             ConfigurationError: a pattern of that name exists.
         """
         if pattern.name in self._patterns:
-            raise ConfigurationError(f"there is a pattern {pattern.name!r} in the registry: give this one another name")
+            raise ConfigurationError(f"a pattern {pattern.name!r} is registered already: choose another name")
         self._patterns[pattern.name] = pattern
 
     def __iter__(self) -> Iterator[Pattern]:

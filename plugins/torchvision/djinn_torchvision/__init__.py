@@ -23,7 +23,7 @@ class Torchvision(OperatorLibrary):
     data_dependent = frozenset({"torchvision::nms"})
 
     def cast_policy(self, op: str) -> CastPolicy | None:
-        """As torchvision does for CUDA: compute in float32."""
+        """Return the policy to compute in float32, as torchvision does for CUDA."""
         packet = op.removeprefix("torchvision::")
         return CastPolicy(restores=packet != "nms") if packet in _CAST else None
 

@@ -1,4 +1,4 @@
-"""Addresses, connecting and listening. The socket is that of `tcp://`, or of `tcps://` under TLS."""
+"""Addresses, connecting and listening. The socket is a `tcp://` socket, or `tcps://` under TLS."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def environment(job: dict[str, Any], folder: Path) -> Path:
     python = place / "bin" / "python"
     with FileLock(f"{place}.lock"):
         if not (place / "complete").exists():
-            log_line("an environment for the requirements of the project is made, once")
+            log_line("creating the environment for the project's requirements; later jobs reuse it")
             command: list[str | Path] = [base, "-m", "venv", "--clear", "--without-pip", place]
             subprocess.run(command, check=True)
             ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -127,7 +127,7 @@ def main() -> None:
         code = child.wait()
         result["code"] = code if code >= 0 else 128 - code
     except subprocess.CalledProcessError as error:
-        log_line(f"the environment cannot be made: {Path(error.cmd[0]).name} ended with {error.returncode}")
+        log_line(f"the environment cannot be created: {Path(error.cmd[0]).name} ended with {error.returncode}")
     finally:
         finish()
 

@@ -29,7 +29,7 @@ _LARGEST_COUNT: Final = 20_000
 
 @attrs.frozen
 class ProjectFiles:
-    """Files of a project that are sent, and those that are not.
+    """Sent and excluded files of a project.
 
     Attributes:
         root: the folder. files: relative paths, in order, with sizes. secrets: paths that look like secrets. links: links that lead
@@ -61,7 +61,7 @@ def is_secret(name: str) -> bool:
 
 
 def find_files(root: Path, included: Sequence[str] = ()) -> ProjectFiles:
-    """Return the files of the folder `root` to send. `included`: patterns as in `.gitignore` of files to send in any case."""
+    """Return the files of the folder `root` to send. `included`: patterns as in `.gitignore` of files to send even if they are excluded."""
     included_spec = pathspec.GitIgnoreSpec.from_lines(included)
     files: dict[str, int] = {}
     secrets: list[str] = []

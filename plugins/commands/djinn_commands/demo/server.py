@@ -53,7 +53,7 @@ def _wait(process: subprocess.Popen[bytes], connection: Path, log: Path) -> None
         if process.poll() is not None or time.monotonic() > deadline:
             log_text = log.read_text(errors="replace").strip() or "nothing"
             what = "did not get ready" if process.poll() is None else f"ended with code {process.returncode}"
-            raise StartupError(f"The demo's server {what}. It said:\n{log_text}\nTry `djinn serve` and `djinn doctor`.")
+            raise StartupError(f"The demo's server {what}. Its log:\n{log_text}\nTry `djinn serve` and `djinn doctor`.")
         time.sleep(0.05)
 
 

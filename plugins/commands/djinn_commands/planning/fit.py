@@ -141,7 +141,7 @@ def executors_of(servers: Sequence[str], connection_file: Path | None) -> tuple[
 
 
 def _no_executor() -> DjinnError:
-    return ConfigurationError("the servers have no executor; `djinn status` shows what they say")
+    return ConfigurationError("the servers have no executor; `djinn status` shows their state")
 
 
 @attrs.define

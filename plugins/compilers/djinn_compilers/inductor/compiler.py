@@ -60,7 +60,7 @@ class Inductor(Compiler):
 
 
 def prepare(_: bytes) -> bytes:
-    """Import what `package` needs. Runs in a process of its own."""
+    """Import the libraries that `package` needs. Runs in a separate process."""
     prepare_to_compile()
     return b""
 

@@ -1,4 +1,4 @@
-"""Toolchain that inductor needs besides PyTorch."""
+"""C++ toolchain that inductor needs in addition to PyTorch."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ SPARE = 0.1
 def room(
     devices: Sequence[DeviceCapabilities], work: ProgramUnits, copies: Mapping[int, Sequence[str]], transient: int
 ) -> dict[str, float]:
-    """Return the bytes by device for inputs without a location; devices of unknown memory are not listed."""
+    """Return the free bytes by device for inputs without a location. Devices of unknown memory are left out."""
     there: Counter[str] = Counter()
     for storage, home in work.homes.items():
         there[home] += work.sizes[storage]
@@ -34,7 +34,7 @@ def room(
 
 
 def transient_bytes(context: PlacementContext, kept: frozenset[int], enough: float) -> int:
-    """Return the peak bytes of results besides inputs and kept values; a rough estimate if the total fits into `enough`."""
+    """Return the peak bytes of results, without inputs and kept values; a rough estimate if the total fits into `enough`."""
     nodes = context.graph.nodes
     whole = sum(context.graph.meta(v).nbytes for n in context.plan.nodes for v in nodes[n].outputs)
     rows = {id(row): row for row in context.costs.by_device.values()}  # equal devices share theirs
@@ -44,7 +44,7 @@ def transient_bytes(context: PlacementContext, kept: frozenset[int], enough: flo
 
 
 def _most_at_once(context: PlacementContext, kept: frozenset[int]) -> int:
-    """Return the peak bytes of results, besides those in `kept`, when nodes run in program order."""
+    """Return the peak bytes of results that are not in `kept`, in program order."""
     graph, replace = context.graph, context.plan.replace
     inputs = {storage_of(v) for v in graph.inputs}
     last: dict[int, int] = {}

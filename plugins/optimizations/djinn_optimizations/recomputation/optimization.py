@@ -47,18 +47,18 @@ class Recomputation(Optimization):
         """Return replicas, by predicted times of computing and of sending over the present links."""
         placement = context.placement
         if placement is None:
-            return self._not_applied("nothing is sent before it is known where things are")
+            return self._not_applied("the program has no placement yet")
         if len(placement.devices) == 1:
             return self._not_applied("everything runs on one device")
         if context.plan.hints.get("groups"):
-            return self._not_applied("what runs beside each other was divided with what is sent in mind")
+            return self._not_applied("concurrent groups were already divided by their transfers")
         if not hasattr(context.graph, "program") or any(n.op == _MARK for n in context.graph.nodes):
-            return self._not_applied("the program records events, or none was recorded: it runs as it was written")
+            return self._not_applied("the program records timing events, or there is no recorded program")
         cone_list = cones(context, placement)
         sending = sum(cone.sending[v] for cone in cone_list for v in cone.wanted)
         if not cone_list or sending < MIN_SEND_SHARE * _lower_bound_seconds(context):
             return self._not_applied(
-                f"what could be computed again takes {duration(sending)} to send" if cone_list else _NOTHING
+                f"values that could be recomputed take only {duration(sending)} to send" if cone_list else _NOTHING
             )
         thought = choices(context, placement, cone_list)
         streaming = context.stream.following > 0 and not context.stream.carried

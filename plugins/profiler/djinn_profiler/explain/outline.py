@@ -289,7 +289,7 @@ def fold(parts: Sequence[T], signature: Callable[[T], int], name: Callable[[T], 
 
 
 def _repeat(marks: Sequence[tuple[int, str]], numbered: Sequence[bool], at: int) -> tuple[int, int]:
-    """Return length and count of the repetition that begins here: the one that covers most, with the shortest period."""
+    """Return length and count of the longest repetition that begins here, with the shortest period."""
     best = (1, 1)
     for period in range(1, min(_LONGEST, (len(marks) - at) // 2) + 1):
         if not any(numbered[at : at + period]):

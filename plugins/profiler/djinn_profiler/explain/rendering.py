@@ -44,7 +44,7 @@ def renderer_for(file: Path, registry: Registry) -> Renderer:
             f"{file}: no renderer writes files that end in {suffix or 'nothing'} (available: {there}). {_INSTALL}"
         )
     if not file.parent.is_dir():
-        raise ConfigurationError(f"{file}: there is no folder {file.parent}; make it first")
+        raise ConfigurationError(f"cannot write {file}: create the folder {file.parent} first")
     return matching
 
 

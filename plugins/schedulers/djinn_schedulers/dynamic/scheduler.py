@@ -1,4 +1,4 @@
-"""Simulates time and memory of several orders, and takes one that meets the limits."""
+"""Simulates time and memory of several orders, and chooses an order within the limits."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class Dynamic(Scheduler):
         if not allowed:
             best = min(orders, key=lambda t: t.excess)
             raise DoesNotFit(
-                f"no order keeps to the limits of memory: {best.told()}, {best.excess:,} bytes more than allowed; "
+                f"no order keeps to the limits of memory: {best.summary()}, {best.excess:,} bytes more than allowed; "
                 "recompute or move what is kept, or use more devices"
             )
         target = context.latency_target
         in_time = [t for t in allowed if t.line.seconds <= target]
         chosen = min(in_time, key=lambda t: t.peak) if in_time else min(allowed, key=lambda t: t.line.seconds)
         why = "the least memory of those in time" if in_time else "the quickest that keeps to the limits"
-        others = "; ".join(t.told() for t in orders if t is not chosen)
+        others = "; ".join(t.summary() for t in orders if t is not chosen)
         positions = {node: position for position, node in enumerate(chosen.order)}
-        reason = f"{chosen.told()}: {why} (tried as well: {others})"
+        reason = f"{chosen.summary()}: {why} (tried as well: {others})"
         return NodePriority(positions.__getitem__, reason, strict=True)
 
 
@@ -75,6 +75,6 @@ class _TriedOrder:
         line = simulate(context, ExecutionSchedule(context.program, (), steps, context.plan.replace))
         return cls(name, order, line, max(peaks.values(), default=0), excess)
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return name and figures."""
         return f"{self.name} {self.line.seconds * 1e3:.3g} ms, {self.peak:,} bytes"

@@ -45,7 +45,7 @@ class _Progress:
         self._done = 0
         self._lock = threading.Lock()
 
-    def came(self, nbytes: float) -> None:
+    def add_received(self, nbytes: float) -> None:
         """Add received bytes. Raises the exceptions of the report."""
         with self._lock:
             self._done += int(nbytes)
@@ -60,10 +60,10 @@ def _bars(progress: _Progress) -> type[Any]:
     class Counting(tqdm):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options | {"disable": True})  # type: ignore[no-untyped-call]
-            progress.came(options.get("initial") or 0)
+            progress.add_received(options.get("initial") or 0)
 
         def update(self, n: float | None = 1) -> None:
-            progress.came(n or 0)
+            progress.add_received(n or 0)
 
     return Counting
 

@@ -163,7 +163,7 @@ class HttpsFile(WeightFile):
             raise OSError(f"its server {problem}")
         content_range = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if content_range is None or (int(content_range[1]), int(content_range[2])) != (start, start + len(buffer) - 1):
-            raise OSError("its server returned another range than requested")
+            raise OSError("its server did not return the requested range")
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise OSError("its server returned compressed data")
         self._compare(
@@ -264,6 +264,6 @@ def _fill(response: http.client.HTTPResponse, buffer: memoryview) -> None:
         buffer[at : at + len(data)] = data
         at += len(data)
         if time.monotonic() > until:
-            raise OSError("its server sends too slowly")
+            raise OSError("its server sends too slowly; try again, or download the file first")
     if response.length or (response.length is None and response.read1(1)):
         raise OSError("its server sent more than was requested")
