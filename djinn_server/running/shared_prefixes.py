@@ -337,7 +337,8 @@ def _joined(run: PrefixRun, function: Function, given: Given) -> _Made:
     tensors, rows = given["tensors"], next(one for one in given["tensors"] if isinstance(one, Rows))
     rank = rows.tail.dim()
     if given["dim"] % rank == rows.axis:
-        _require(all(one is rows or (isinstance(one, Whole) and _is_empty(one)) for one in tensors))
+        rest = [one for one in tensors if not (isinstance(one, Whole) and _is_empty(one))]
+        _require(len(rest) == 1)
         return rows.tail, rows.axis
     return function([run.last_rows(one, rows.axis - rank) for one in tensors], given["dim"]), rows.axis
 

@@ -141,6 +141,7 @@ UNSOUND = {
     "positions from the end": {"positions": lambda n, d: n - torch.arange(n, device=d)},
     "number of rows": {"mix": lambda x, _: x * x.shape[1]},
     "neighbours": {"mix": lambda x, _: torch.cat([x[:, 1:], x[:, :1]], 1)},
+    "rows twice": {"mix": lambda x, _: torch.cat([x, x], 1)[:, : x.shape[1]]},
     "rows as columns": {"mix": lambda x, _: x.transpose(1, 2).reshape(1, -1, WIDTH)},
     "softmax over rows": {"mix": lambda x, _: x.softmax(1)},
     "sum of the tokens": {"mix": lambda x, ids: x * ids.sum()},
