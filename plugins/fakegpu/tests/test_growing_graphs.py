@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from functools import partial
 from types import SimpleNamespace
@@ -201,6 +202,47 @@ def test_padding_of_a_longer_sequence_is_not_read():
     assert (
         grown(lambda: there.steps(2))[1] == 2
     )  # the comparison with the ops at another length has found no difference
+
+
+def without_last(query, before, values):
+    del before
+    return torch.nn.functional.scaled_dot_product_attention(query, values[:, :, :-1], values[:, :, :-1])
+
+
+def before_append(query, before, values):
+    del values
+    return torch.nn.functional.scaled_dot_product_attention(query, before, before)
+
+
+def copied_before_append(query, before, values):
+    del values
+    twice = before[:, :, None].expand(-1, -1, 2, -1, -1).reshape(1, 2, -1, 8)
+    return torch.nn.functional.scaled_dot_product_attention(query, twice, twice)
+
+
+@pytest.mark.usefixtures("session")
+@pytest.mark.parametrize(("attend", "depth"), [(without_last, 30), (before_append, 31), (copied_before_append, 32)])
+def test_entry_that_is_not_read_may_be_infinite(attend, depth):
+    there, here = pair(None, 1)
+    begin = here.keys[:, :1, :, :8]
+    values = {REMOTE: begin.to(REMOTE), "cpu": begin}
+
+    @torch.no_grad()
+    def step(device, number):
+        row = torch.full((1, 1, 1, 8), number, dtype=torch.float64).to(device)
+        query = (there if device == REMOTE else here).row[:, :2, :, :8]
+        for _ in range(depth):
+            query = torch.tanh(query * 1.5)
+        before, values[device] = values[device], torch.cat((values[device], row), 2)
+        return attend(query, before, values[device]).cpu()
+
+    def compare(number):
+        torch.testing.assert_close(step(REMOTE, number), step("cpu", number))
+
+    for number in range(RUNS):
+        compare(number / 8)
+    assert grown(lambda: compare(1.0))[1] == 1
+    compare(math.inf)
 
 
 @pytest.mark.usefixtures("session")

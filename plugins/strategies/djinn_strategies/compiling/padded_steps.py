@@ -17,6 +17,7 @@ from djinn_core.errors import DjinnError
 from djinn_core.ir.operators import resolve
 from djinn_server.running.compiled_step import CompiledStep, Environment
 from djinn_strategies.compiling.sizes import LinearSize
+from djinn_strategies.compiling.written_views import address_of
 
 aten: Final = torch.ops.aten
 _TO_THE_END: Final = 1 << 62  # ends of slices above it are the size
@@ -123,7 +124,7 @@ class PaddedRun:
         if not isinstance(number, VaryingNumber):
             return number
         times, plus = number.line.times, number.line.plus
-        scaled = self.n if times == 1 else self._once(times, lambda: self.n * times)
+        scaled = self.n if times == 1 else self._once(("times", times), lambda: self.n * times)
         return scaled if not plus else self._once(number.line, lambda: scaled + plus)
 
     def positions(self, first: LinearSize, count: int) -> torch.Tensor:
@@ -137,6 +138,14 @@ class PaddedRun:
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
+
+    def append(self, first: Padded) -> None:
+        """Note that a buffer has got new entries, which may be infinite. They are padding of what was read from it before."""
+        assert first.buffer is not None
+        self.appended.add(first.buffer)
+        for place, one in enumerate(self.env):
+            if isinstance(one, Padded) and address_of(one.tensor) == address_of(first.tensor):
+                self.env[place] = attrs.evolve(one, finite=False)
 
     def filled(self, padded: Padded, value: float) -> torch.Tensor:
         """Return a tensor with `value` as padding."""
@@ -244,12 +253,12 @@ def _fill(run: PaddedRun, op: Any, *args: Any, **kwargs: Any) -> Any:
         return torch.ops.aten.zeros(given[at], **{"dtype": torch.int64, **kwargs}) + given[at + 1]
     if len(grows) != 1:
         raise UnpaddableError("a new tensor grows in more than one dimension")
-    return Padded(op(*given, **kwargs), grows[0], sizes[grows[0]].line.plus, finite=True)
+    return Padded(op(*given, **kwargs), grows[0], sizes[grows[0]].line.plus)
 
 
 def _fill_like(run: PaddedRun, op: Any, like: Any, *args: Any, **kwargs: Any) -> Any:
     one = _padded(like)
-    return Padded(op(one.tensor, *args, **kwargs), one.dim, one.plus, finite=True)
+    return Padded(op(one.tensor, *args, **kwargs), one.dim, one.plus)
 
 
 def _arange(run: PaddedRun, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -263,7 +272,7 @@ def _arange(run: PaddedRun, op: Any, *args: Any, **kwargs: Any) -> Any:
         raise UnpaddableError("a range grows at its beginning")
     run.bound(most=run.capacity - (last.plus - first.plus))
     made = op(first.plus, first.plus + run.capacity, **kwargs)
-    return Padded(made, 0, last.plus - first.plus, finite=True)
+    return Padded(made, 0, last.plus - first.plus)
 
 
 def _unsqueeze(run: PaddedRun, op: Any, source: Any, dim: int) -> Any:
@@ -311,7 +320,7 @@ def _expand(run: PaddedRun, op: Any, source: Any, sizes: Sequence[Any], **kwargs
     if len(grows) != 1 or (tensor.dim() > (right := len(sizes) - grows[0] - 1) and tensor.size(-right - 1) != 1):
         raise UnpaddableError("a tensor is expanded in more than one dimension that grows")
     made = op(tensor, [run.size(size) for size in sizes])
-    return Padded(made, grows[0], sizes[grows[0]].line.plus, finite=True)
+    return Padded(made, grows[0], sizes[grows[0]].line.plus)
 
 
 def _view(run: PaddedRun, op: Any, source: Any, sizes: Sequence[Any], *_: Any) -> Any:
@@ -359,7 +368,8 @@ def _slice(
     if first != LinearSize(0, 0) or last.times != 1:
         raise UnpaddableError("a slice that grows begins behind the first entry")
     if grows:
-        return Padded(tensor, at, last.plus, source.finite, source.zero and last.plus == source.plus)
+        whole = last.plus == source.plus  # else valid entries, which may be infinite, are padding now
+        return Padded(tensor, at, last.plus, source.finite and whole, source.zero and whole)
     run.bound(most=run.capacity - last.plus)
     missing = run.capacity - tensor.size(at)
     if missing > 0:
@@ -433,7 +443,7 @@ def _cat(run: PaddedRun, op: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
     target = first.tensor if in_place else first.tensor.clone()
     target.index_copy_(at, run.positions(LinearSize(1, first.plus), count), second)
     if in_place and first.buffer is not None:
-        run.appended.add(first.buffer)
+        run.append(first)
     return Padded(target, at, first.plus + count, first.finite, buffer=first.buffer if in_place else None)
 
 
