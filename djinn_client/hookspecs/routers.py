@@ -83,8 +83,8 @@ class Executors(Generic[E]):
 
     Attributes:
         members: all executors that the session ever had, by number.
-        present: numbers of the executors that are in the session now, in order. here: these executors, in the same
-            order.
+        present: numbers of the executors that are in the session now, in order.
+        here: the same executors, in the same order.
     """
 
     def __init__(self) -> None:

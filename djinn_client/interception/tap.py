@@ -156,19 +156,19 @@ class Taps:
 
     def update(self) -> None:
         """Update the call tuples after a change of the taps or of `at_shutdown`."""
-        self.op = self._of("op")
-        self.recording = self._of("recording")
-        self.recorded = self._of("recorded")
-        self.module = self._of("module")
-        self.taken = self._of("taken")
-        self.submitted = self._of("submitted")
-        self.uploaded = self._of("uploaded")
-        self.sent = self._of("sent")
-        self.answered = self._of("answered")
-        self.waited = self._of("waited")
+        self.op = self._callbacks("op")
+        self.recording = self._callbacks("recording")
+        self.recorded = self._callbacks("recorded")
+        self.module = self._callbacks("module")
+        self.taken = self._callbacks("taken")
+        self.submitted = self._callbacks("submitted")
+        self.uploaded = self._callbacks("uploaded")
+        self.sent = self._callbacks("sent")
+        self.answered = self._callbacks("answered")
+        self.waited = self._callbacks("waited")
         self.show_ops(bool(self.recording or self.recorded) or self.at_shutdown)
 
-    def _of(self, name: str) -> tuple[Callable[..., None], ...]:
+    def _callbacks(self, name: str) -> tuple[Callable[..., None], ...]:
         plain = getattr(Tap, name)
         return tuple(getattr(tap, name) for tap in self.all if getattr(type(tap), name) is not plain)
 

@@ -79,7 +79,7 @@ def _load() -> None:
         for library, candidates in integrating().items():
             module = sys.modules.get(library)
             # libraries that were imported meanwhile; repeated integration does nothing
-            if module is not None and not _begun(module):
+            if module is not None and not _is_importing(module):
                 _integrate(candidates, module)
 
 
@@ -104,7 +104,7 @@ class _LateSink:
         return getattr(port.sink, name)
 
 
-def _begun(module: ModuleType) -> bool:
+def _is_importing(module: ModuleType) -> bool:
     """Return True while a thread imports `module`. `_integrate` is called at the end of the import."""
     return bool(getattr(module.__spec__, "_initializing", False))
 

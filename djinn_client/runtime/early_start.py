@@ -81,11 +81,11 @@ begun: EarlyStart | None = None  # the early start of this process
 def begin() -> EarlyStart | None:
     """Start the executors that this program will probably use. A worker process starts none."""
     global begun
-    begun = _begun()
+    begun = _new_early_start()
     return begun
 
 
-def _begun() -> EarlyStart | None:
+def _new_early_start() -> EarlyStart | None:
     # multiprocessing sets this before a spawned worker imports the program
     if multiprocessing.current_process().name != "MainProcess":
         return None

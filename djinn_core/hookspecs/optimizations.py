@@ -92,7 +92,8 @@ class Trial:
 
     Attributes:
         optimization: its name.
-        with_it, without: seconds of each run, the oldest first. The warm-up runs are left out.
+        with_it: seconds of each run with the optimization, the oldest first, without warm-up runs.
+        without: seconds of each run without it, likewise.
     """
 
     optimization: str
@@ -106,7 +107,8 @@ class PlacementTrial:
 
     Attributes:
         policy: name of the placement policy that divides them.
-        alone, apart: seconds of each run on one executor and over several, the oldest first. The warm-up runs are left out.
+        alone: seconds of each run on one executor, the oldest first, without warm-up runs.
+        apart: seconds of each run over several executors, likewise.
         moving: predicted seconds to copy weights to the executors that use them, and to copy moved values back.
     """
 

@@ -24,7 +24,8 @@ class Measured:
     """Median run times of a program in the session's trials, in seconds.
 
     Attributes:
-        before, after: without and with an optimization, or on one executor and over several.
+        before: median seconds without an optimization, or on one executor.
+        after: median seconds with it, or over several executors.
         runs: the smaller number of runs of the two.
     """
 

@@ -301,7 +301,7 @@ def test_stale_acknowledgement_is_ignored() -> None:
     wire.send = lambda frame: (sent.append(split(frame)), plain(frame))
     for number in range(3):
         network.client.send(Frame(b"%d" % number))
-        network.client._note(AckFlags.ACK_REQUEST)  # the other end is slow, and is asked again and again
+        network.client._send_note(AckFlags.ACK_REQUEST)  # the other end is slow, and is asked again and again
     for number in range(3):
         assert bytes(network.server.receive(120.0).head) == b"%d" % number
     network.server.send(Frame(b"done"))

@@ -17,8 +17,10 @@ class Entry(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     Attributes:
         call: the inferred call: op, metadata of operands and results, form.
-        handles: handles of its operands, then of its new results. slots: its scalars.
-        site: the line of the user's code that issued it. module: the module call that issued it.
+        handles: handles of its operands, then of its new results.
+        slots: its scalars.
+        site: the line of the user's code that issued it.
+        module: the module call that issued it.
     """
 
     call: Call

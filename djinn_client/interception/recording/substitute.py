@@ -207,7 +207,7 @@ class _Rewriter:
         self._name(instruction.outputs, new_results)
         entries = self.recorder.entries[before:]
         same = len(entries) == 1 and entries[0].call is call
-        self._note(before, tuple(slots) if same else None, instruction.index)
+        self._record_source(before, tuple(slots) if same else None, instruction.index)
 
     def _as_read(self, value: int, tensor: LazyTensor) -> LazyTensor:
         """Return a result whose metadata only the executor knew with the metadata that later ops of the program read."""
@@ -228,7 +228,7 @@ class _Rewriter:
                 f"the code of a substitution draws random numbers ({random}), which would change the numbers of later "
                 f"ops"
             )
-        self._note(before, None, min(substitution.nodes))
+        self._record_source(before, None, min(substitution.nodes))
 
     def _computed(self, substitution: Substitution) -> list[LazyTensor]:
         """Run the code of a substitution. Check that shapes and dtypes of the results match the replaced outputs."""
@@ -284,7 +284,7 @@ class _Rewriter:
             if handle == make_handle(storage, _FIRST):  # the tensor covers the whole memory, so its views stay views
                 self.memories[storage] = storage_of(value)
 
-    def _note(self, first: int, slots: tuple[int, ...] | None, node: int) -> None:
+    def _record_source(self, first: int, slots: tuple[int, ...] | None, node: int) -> None:
         """Record the source of the entries from `first` on: the node that they implement."""
         program, entries = self.program, self.recorder.entries
         where = program.sites[node] if program.sites else None

@@ -66,7 +66,7 @@ def infer_by_element(
     arguments = [*args, *kwargs.values()]
     lists = [(place, a) for place, a in enumerate(arguments) if isinstance(a, (list, tuple))]
     length = max((len(a) for _, a in lists), default=0)
-    if length <= FEW or any(len(a) != length for _, a in lists) or not _alone(arguments):
+    if length <= FEW or any(len(a) != length for _, a in lists) or not _are_remote_lists(arguments):
         return None
     firsts: dict[Hashable, tuple[int, int]] = {}  # by kind of element: number of the kind, and first element
     kinds = zip(*[map(_kind, a) for _, a in lists], strict=True)
@@ -79,7 +79,7 @@ def infer_by_element(
     return _lengthened(infer(func, few, keywords, operands[0].remote.meta.device), func, args, kwargs, operands, index)
 
 
-def _alone(given: Sequence[Any]) -> bool:
+def _are_remote_lists(given: Sequence[Any]) -> bool:
     """Return True if all list items are remote tensors or numbers, and no other argument is a tensor with dimensions."""
     return all(
         all(isinstance(item, (LazyTensor, int, float)) for item in a)

@@ -50,13 +50,13 @@ class Verdicts:
 
     def about(self, program: Program | Graph) -> Without:
         """Return the optimizations and placements that are switched off for such a program, with reasons."""
-        return {name: reason for name, (_, reason) in self._of(program).items() if reason} or NOTHING
+        return {name: reason for name, (_, reason) in self._verdicts_of(program).items() if reason} or NOTHING
 
     def measured(self, program: Program | Graph) -> dict[str, Measured]:
         """Return the measured times by optimization or placement policy."""
-        return {name: times for name, (times, _) in self._of(program).items()}
+        return {name: times for name, (times, _) in self._verdicts_of(program).items()}
 
-    def _of(self, program: Program | Graph) -> dict[str, tuple[Measured, str]]:
+    def _verdicts_of(self, program: Program | Graph) -> dict[str, tuple[Measured, str]]:
         return self._known.get(_key(program), {}) if self._known else {}
 
     def add(self, program: Program, name: str, measured: Measured, reason: str) -> None:
@@ -65,7 +65,7 @@ class Verdicts:
 
     def drop(self, program: Program, name: str) -> None:
         """Forget a trial."""
-        self._of(program).pop(name, None)
+        self._verdicts_of(program).pop(name, None)
 
 
 def _key(program: Program | Graph) -> tuple[str, str]:

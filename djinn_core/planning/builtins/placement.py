@@ -64,7 +64,7 @@ class SingleDevice(PlacementPolicy):
             reason = "the first device" if device is context.topology.devices[0] else "the first device that fits"
         if refused := _listed(obstacles):
             reason = f"{reason} (not {refused})"
-        return attrs.evolve(_alone(context, device.id, reason), policy=self.name)
+        return attrs.evolve(_on_one_device(context, device.id, reason), policy=self.name)
 
 
 def _listed(obstacles: Mapping[str, str]) -> str:
@@ -74,7 +74,7 @@ def _listed(obstacles: Mapping[str, str]) -> str:
     )
 
 
-def _alone(context: PlacementContext, device: str, reason: str) -> Placement:
+def _on_one_device(context: PlacementContext, device: str, reason: str) -> Placement:
     decisions = tuple(PlacementDecision(node, device, reason) for node in context.plan.nodes)
     outputs = (v for node in context.graph.nodes for v in node.outputs)
     return Placement(decisions, dict.fromkeys((*context.graph.inputs, *outputs), device))
@@ -100,7 +100,9 @@ class _EmptyDevices:
 
 
 def _obstacle(context: PlacementContext, device: DeviceCapabilities, spill: bool) -> str:
-    here = [s for s in shortages(context, _alone(context, device.id, "asked"), spill=spill) if s.device == device.id]
+    here = [
+        s for s in shortages(context, _on_one_device(context, device.id, "asked"), spill=spill) if s.device == device.id
+    ]
     return here[0].reason if here else ""
 
 

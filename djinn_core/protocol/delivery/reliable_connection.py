@@ -183,7 +183,7 @@ class ReliableConnection(ReconnectingConnection):
         self._frames = self._bytes = 0
         inner.send(Frame(pack_prefix(number, self._inbox.received, 0) + frame.head, frame.body))
 
-    def _note(self, wish: AckFlags = AckFlags.NOTHING, asked: int = 0) -> None:
+    def _send_note(self, wish: AckFlags = AckFlags.NOTHING, asked: int = 0) -> None:
         """Send an acknowledgement, unless another thread is sending: its frame acknowledges as well."""
         if self._sending.acquire(blocking=False):
             try:
@@ -279,7 +279,7 @@ class ReliableConnection(ReconnectingConnection):
     def _probe_if_due(self) -> None:
         now = time.monotonic()
         if self._probe_at is not None and now >= self._probe_at:
-            self._note(AckFlags.ACK_REQUEST)
+            self._send_note(AckFlags.ACK_REQUEST)
             self._probe = min(2 * self._probe, _LONGEST_PROBE_SECONDS)
             self._probe_at = now + self._probe
 
@@ -367,7 +367,7 @@ class ReliableConnection(ReconnectingConnection):
             if frame.body or self._frames >= _NOTE_FRAMES:
                 self._bytes += (nbytes := body_bytes(frame))
                 if nbytes >= _ACK_BYTES or self._frames >= _NOTE_FRAMES or self._bytes >= _NOTE_BYTES:
-                    self._note()
+                    self._send_note()
             return news
         return None
 
@@ -377,7 +377,7 @@ class ReliableConnection(ReconnectingConnection):
         if self._inbox.misses(note.number):
             answer |= AckFlags.RETRANSMIT  # even if requested before, because that request may be lost
         if answer:
-            self._note(answer, note.number)
+            self._send_note(answer, note.number)
         lost = note.wish & AckFlags.ACK_REPLY and self._outbox.sent_after(note.received, note.asked)
         if lost or note.wish & AckFlags.RETRANSMIT:
             self._retransmit(inner)
@@ -386,7 +386,7 @@ class ReliableConnection(ReconnectingConnection):
         """Request missing frames, once. If the request is lost, the next probe detects that."""
         if not self._missing_requested:
             self._missing_requested = True
-            self._note(AckFlags.RETRANSMIT)
+            self._send_note(AckFlags.RETRANSMIT)
 
     def _read_acknowledgements(self) -> None:
         """Read acknowledgements that have arrived, unless another thread reads."""
@@ -416,7 +416,7 @@ class ReliableConnection(ReconnectingConnection):
             except NotReconnected:
                 raise
             except TimeoutError:
-                self._note(AckFlags.ACK_REQUEST)
+                self._send_note(AckFlags.ACK_REQUEST)
             finally:
                 self._reading.release()
 

@@ -86,7 +86,7 @@ class Caches:
             parts = self.parts(node) if left else []
             if not left or not parts:
                 continue
-            first, earlier = self._begun(node)
+            first, earlier = self._earlier_cache(node)
             before = self.from_outside(first)
             values = (*[v for made in earlier for v in made.outputs], node.outputs[0], *left)
             nodes = tuple(sorted((*[made.id for made in earlier], node.id)))
@@ -96,7 +96,7 @@ class Caches:
             elif len(parts) == 1 or earlier:
                 yield Cache("created", _once(*values), nodes, low)
 
-    def _begun(self, node: Node) -> tuple[int, list[Node]]:
+    def _earlier_cache(self, node: Node) -> tuple[int, list[Node]]:
         """Earlier cache that `node` appends to, and the ops that earlier steps in this program appended with."""
         earlier: list[Node] = []
         axis = self._axis(node)

@@ -116,8 +116,8 @@ def _without_out(func: Any) -> Any:
 
 def _ask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     operands: list[LazyTensor] = []
-    positional = [_apart(a, func, operands) for a in args]
-    named = {name: _apart(value, func, operands) for name, value in kwargs.items()}
+    positional = [_encoded(a, func, operands) for a in args]
+    named = {name: _encoded(value, func, operands) for name, value in kwargs.items()}
     places = PLACES * max(1, len(schema_of(func).returns))
     headers, parts = ask_call(LAYOUT_CALL, func, positional, named, operands, places, PLACES)
     return [
@@ -126,10 +126,10 @@ def _ask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     ]
 
 
-def _apart(argument: Any, func: Any, operands: list[LazyTensor]) -> Any:
+def _encoded(argument: Any, func: Any, operands: list[LazyTensor]) -> Any:
     """Return the encoded argument, and append its tensors to `operands`."""
     if isinstance(argument, PartsTensor):
-        return _apart(argument.described(), func, operands)
+        return _encoded(argument.described(), func, operands)
     if isinstance(argument, LazyTensor):
         operands.append(argument)
     elif isinstance(argument, torch.Tensor) and (argument.dim() or argument.layout != torch.strided):
@@ -138,7 +138,7 @@ def _apart(argument: Any, func: Any, operands: list[LazyTensor]) -> Any:
             f"{argument.device}! (when checking arguments of {func.name()})"
         )
     elif isinstance(argument, (list, tuple)):
-        return [_apart(a, func, operands) for a in argument]
+        return [_encoded(a, func, operands) for a in argument]
     return argument
 
 

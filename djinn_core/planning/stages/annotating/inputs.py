@@ -55,16 +55,16 @@ def inputs_of(graph: Graph) -> Inputs:
     """Classify the inputs of a graph; computed once per graph."""
     inputs = _known.get(graph.flow)
     if inputs is None:
-        inputs = _known[graph.flow] = _look(graph)
+        inputs = _known[graph.flow] = _find_inputs(graph)
     return inputs
 
 
-def _look(graph: Graph) -> Inputs:
+def _find_inputs(graph: Graph) -> Inputs:
     weights = _weights(graph)
     entries: dict[int, Modality] = {}
     kinds: dict[int, Modality] = {}
     tokens = 0
-    for node in _of(graph, CONVOLUTION):
+    for node in _nodes_of(graph, CONVOLUTION):
         kind = _raw_kind(graph, node)
         if kind is not None:
             entries[node.id] = kind
@@ -72,7 +72,7 @@ def _look(graph: Graph) -> Inputs:
     for layer, value in _patches(graph, weights):
         entries[layer], kinds[value] = Modality.VISION, Modality.VISION
     samples = {graph.meta(v).shape[:1] for v in kinds}
-    for node in _of(graph, EMBEDDING):
+    for node in _nodes_of(graph, EMBEDDING):
         indices = _indices(node)
         labels = graph.meta(indices).shape in samples  # one integer per picture: class labels, not text
         if not labels and looks_up_tokens(graph, node):
@@ -85,13 +85,13 @@ def _look(graph: Graph) -> Inputs:
     return Inputs(frozenset(weights), kinds, entries, tokens)
 
 
-def _of(graph: Graph, operations: frozenset[str]) -> list[Node]:
+def _nodes_of(graph: Graph, operations: frozenset[str]) -> list[Node]:
     return [graph.nodes[i] for operation in sorted(operations) for i in graph.by_op.get(operation, ())]
 
 
 def _weights(graph: Graph) -> set[int]:
     """Return the values at parameter positions of layers and norms, and values that scale or shift whole channels."""
-    weights = {v for node in _of(graph, LAYERS | NORMALISATION) for v in weights_of(graph, node)}
+    weights = {v for node in _nodes_of(graph, LAYERS | NORMALISATION) for v in weights_of(graph, node)}
     if _SCALES.isdisjoint(graph.by_op):
         return weights
     flow = graph.flow

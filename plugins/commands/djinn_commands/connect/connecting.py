@@ -160,7 +160,7 @@ class _Connecting:
 
     def _run_steps(self) -> Record:
         self._open()
-        survey = self._look()
+        survey = self._survey_machine()
         if not self.record.environment:
             install = self.wish.update or not survey.installed
             survey = self._install(survey) if install else self._ask_torch(survey)
@@ -191,7 +191,7 @@ class _Connecting:
         with self._step(f"connect to {self.record.host}"):
             open_or_raise(self.connection)
 
-    def _look(self) -> Survey:
+    def _survey_machine(self) -> Survey:
         with self._step("look what is there"):
             survey = read_survey(self._run("looking what is there", look_script(self.record, self.wish.python)))
             for line in survey.lines():

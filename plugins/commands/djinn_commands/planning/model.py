@@ -266,12 +266,12 @@ def _built(target: str, step: Step) -> BuiltModel:
         _inputs_for(model, step, mend)
         return BuiltModel(target, model, None, f"Its inputs were guessed. {mend}")
     inputs = _as_inputs(model_inputs)
-    descriptions = [f"{name}={_look(value)}" for name, value in (*enumerate(inputs[0]), *inputs[1].items())]
+    descriptions = [f"{name}={_type_label(value)}" for name, value in (*enumerate(inputs[0]), *inputs[1].items())]
     mend = f"Correct the model, or the inputs that {target} returns with it: {', '.join(descriptions) or 'none'}"
     return BuiltModel(target, model, inputs, mend)
 
 
-def _look(value: Any) -> str:
+def _type_label(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     return type(value).__name__

@@ -18,7 +18,7 @@ def for_groups(options: Options) -> Option | None:
     """
     if not options.context.plan.hints.get("groups"):
         return None
-    alone, apart = options.in_place(), _apart(options, "group", options.main())
+    alone, apart = options.in_place(), _on_several_devices(options, "group", options.main())
     if apart is None or (alone is not None and apart.listed.seconds > options.pays * alone.listed.seconds):
         return None
     before = alone.listed.seconds if alone is not None else 0.0
@@ -30,10 +30,10 @@ def for_branches(options: Options) -> Option | None:
     """Place each branch that a pattern found on a device, the longest where most inputs live; None without branches."""
     if options.context.plan.hints.get("groups") or not options.context.plan.hints.get("branches"):
         return None
-    return _apart(options, "branch", None)
+    return _on_several_devices(options, "branch", None)
 
 
-def _apart(options: Options, what: str, fresh: str | None) -> Option | None:
+def _on_several_devices(options: Options, what: str, fresh: str | None) -> Option | None:
     count, units = len(beside(options.context)), options.work.units
     if count > len(options.devices):
         return None

@@ -106,14 +106,18 @@ class Options:
             listed = self.listed(lambda _, unit, listing: [followed(unit, listing) or main])
             if listed is not None:
                 return Option(listed, lambda index: self._why_there(self.work.units[index], listed.where[index]))
-        options = [(listed, d.id) for d in self._alone() if (listed := self.listed(lambda *_, d=d: [d.id])) is not None]
+        options = [
+            (listed, d.id)
+            for d in self._single_devices()
+            if (listed := self.listed(lambda *_, d=d: [d.id])) is not None
+        ]
         if not options:
             return None
         best, device = min(options, key=lambda o: o[0].seconds)
         reason = self._why_alone(device)
         return Option(best, lambda _: reason)
 
-    def _alone(self) -> list[DeviceCapabilities]:
+    def _single_devices(self) -> list[DeviceCapabilities]:
         """Return one device per model with room for all inputs, fastest models first."""
         total = sum(self.work.sizes.values())
         candidates: dict[int, DeviceCapabilities] = {}

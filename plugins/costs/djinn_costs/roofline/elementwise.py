@@ -175,7 +175,7 @@ def _joined(device: torch.device, elements: int) -> Callable[[], object]:
     return lambda: torch.cat([x, y])
 
 
-def _look(function: Callable[[torch.Tensor], object]) -> Make:
+def _view_op(function: Callable[[torch.Tensor], object]) -> Make:
     def make(device: torch.device, elements: int) -> Callable[[], object]:
         x = torch.rand(elements // SPLIT, SPLIT, device=device)
         return lambda: function(x)
@@ -251,10 +251,10 @@ _COPIES: dict[str, Make] = {
     "fill_": _unary(lambda x: x.fill_(1.0)),
 }
 _VIEWS: dict[str, Make] = {
-    "view": _look(lambda x: x.view(-1)),
-    "transpose": _look(lambda x: x.transpose(0, 1)),
-    "select": _look(lambda x: x.select(0, 0)),
-    "split": _look(lambda x: x.split(1, 1)),
+    "view": _view_op(lambda x: x.view(-1)),
+    "transpose": _view_op(lambda x: x.transpose(0, 1)),
+    "select": _view_op(lambda x: x.select(0, 0)),
+    "split": _view_op(lambda x: x.split(1, 1)),
 }
 _FAMILIES: tuple[tuple[Kind, dict[str, Make]], ...] = (
     ("pointwise", _POINTWISE),

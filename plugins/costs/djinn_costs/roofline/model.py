@@ -101,7 +101,7 @@ class MeasuredRoofline(CostModel):
             "view": _view_seconds({p.operation: seconds[p.probe.name] for p in sized if p.kind == "view"}),
             "bandwidth": _bandwidth([p for p in swept_probes() if p.probe.name in seconds], seconds, families),
         }
-        more = [seconds[m.probe.name] - _alone(fitted, m) for m in mixed_probes() if m.probe.name in seconds]
+        more = [seconds[m.probe.name] - _unmixed_seconds(fitted, m) for m in mixed_probes() if m.probe.name in seconds]
         return {**fitted, "between": max(0.0, *more)} if more else fitted
 
     def _cold_seconds(self, calibration: Calibration, graph: Graph, node: Node, work: Work) -> float:
@@ -210,7 +210,7 @@ def _shaped_coefficients(probes: Sequence[ProductProbe], took: Mapping[str, floa
     return coefficients
 
 
-def _alone(parameters: Mapping[str, Any], mixed: SmallOpsProbe) -> float:
+def _unmixed_seconds(parameters: Mapping[str, Any], mixed: SmallOpsProbe) -> float:
     """Return the median time of an op of the probe over repeated runs."""
     works = [Work(name, kind, 0.0, 0.0, 0, 0, dims, torch.float32) for name, kind, dims in mixed.ops]
     return sum(_warm_seconds(parameters, work) for work in works) / len(works)

@@ -47,7 +47,7 @@ def _folded(context: OptimizationContext, norm: Node) -> Substitution | None:
     convolution = graph.producer(options["input"])
     if convolution is None or convolution.operation != "convolution" or options.get("training"):
         return None
-    if not _alone(context, convolution, norm):
+    if not _has_no_other_use(context, convolution, norm):
         return None
     how = arguments(convolution)
     statistics = [options[name] for name in ("running_mean", "running_var", "weight", "bias")]
@@ -63,7 +63,7 @@ def _folded(context: OptimizationContext, norm: Node) -> Substitution | None:
     )
 
 
-def _alone(context: OptimizationContext, convolution: Node, norm: Node) -> bool:
+def _has_no_other_use(context: OptimizationContext, convolution: Node, norm: Node) -> bool:
     """Return True if only the norm reads the convolution's result, and the norm's other results are unused."""
     graph, outputs = context.graph, (*convolution.outputs, *norm.outputs[1:])
     users = {user.id for value in outputs for user in graph.consumers(value)}

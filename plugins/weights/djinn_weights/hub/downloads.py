@@ -107,7 +107,7 @@ class Downloads:
             sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
             commit = str(info.sha)
             self._fetch(name, commit, sizes, path, suffixes, report)
-            _note(repository / "refs" / revision, commit)
+            _write_reference(repository / "refs" / revision, commit)
         except WeightsUnavailable:
             raise
         except Exception as error:
@@ -217,7 +217,7 @@ def _named(index: bytes) -> set[str]:
         return set()
 
 
-def _note(reference: Path, commit: str) -> None:
+def _write_reference(reference: Path, commit: str) -> None:
     """Write the commit of a branch or tag after all files of the commit are complete.
 
     As huggingface_hub, replace the file atomically with the mode of the umask, and leave a current file unchanged. Other users
