@@ -26,7 +26,7 @@ def read_bytes(file: WeightFile, start: int, size: int) -> bytes:
         ValueError: the file is shorter, or `size` is larger than a header.
     """
     if not (start >= 0 and 0 <= size <= min(_MOST_BYTES, file.size - start)):
-        raise ValueError(f"its header asks for {size:,} bytes at byte {start:,} of {file.size:,}")
+        raise ValueError(f"its header refers to {size:,} bytes at byte {start:,}, but the file has {file.size:,} bytes")
     data = bytearray(size)
     file.read_into(start, memoryview(data))
     return bytes(data)
@@ -36,24 +36,24 @@ def check_header(file: WeightFile, header: FileHeader) -> None:
     """Check that each tensor lies in the file and has the size of its shape.
 
     Raises:
-        ValueError: a tensor does not.
+        ValueError: a tensor exceeds the file or has another size.
     """
     for name, one in header.tensors.items():
         if len(one.shape) > MOST_DIMENSIONS or min(one.shape, default=0) < 0:
-            raise ValueError(f"its tensor {name[:200]!r} has an impossible shape")
+            raise ValueError(f"its tensor {name[:200]!r} has an invalid shape")
         if one.dtype is None:
             continue
         if one.size != math.prod(one.shape) * one.dtype.itemsize:
             raise ValueError(f"the shape of its tensor {name[:200]!r} does not fit its {one.size} bytes")
         if one.decoding is None and not 0 <= one.start <= file.size - one.size:
-            raise ValueError(f"its tensor {name[:200]!r} does not lie in it")
+            raise ValueError(f"its tensor {name[:200]!r} exceeds the file")
 
 
 def refuse_overlaps(tensors: dict[str, HeaderEntry]) -> None:
-    """Check that no two tensors have bytes in common.
+    """Raise ValueError if two tensors overlap.
 
     Raises:
-        ValueError: two tensors have.
+        ValueError: two tensors overlap.
     """
     end = 0
     for name, one in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].size)):

@@ -1,4 +1,4 @@
-"""Addresses that are being opened: in threads, so that a download keeps no session from its other work."""
+"""Pending openings of weight addresses, in threads, so that a download does not block its session."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 
 class Opening(Generic[T]):
-    """One address that is being opened.
+    """The pending opening of one address.
 
     Attributes:
-        found: what is there; it raises `WeightsUnavailable` where that is nothing.
-        done, expected: bytes that were downloaded, and that will have been.
-        given_up: True if the download was ended, because no session had asked for a while.
+        found: future with the tensors at the address, or with `WeightsUnavailable`.
+        done, expected: downloaded bytes, and bytes of the whole download.
+        given_up: True if the download was aborted, because no session had asked for a while.
     """
 
     found: Future[T]
@@ -37,25 +37,25 @@ class Opening(Generic[T]):
         return time.monotonic() - self.asked > ABANDONED_SECONDS
 
     def report(self, done: int, expected: int) -> None:
-        """As `ReportDownload`."""
+        """Record the progress of a download, as `ReportDownload`. Raises `WeightsUnavailable` if no session waits any more."""
         self.done, self.expected = max(0, done), max(0, expected)
         if self.abandoned:
             self.given_up = True
-            raise WeightsUnavailable("no client waits for this download any more")
+            raise WeightsUnavailable("the download was aborted, because no client waits for it any more")
 
 
 class Openings(Generic[T]):
-    """Opens each address once for all sessions that ask meanwhile. Thread-safe."""
+    """Opens each address once for all sessions that wait for it. Thread-safe."""
 
     def __init__(self, open_: Callable[[str, Opening[T]], T]) -> None:
-        """`open_`: opens an address, and may report to the opening how far that is."""
+        """`open_`: opens an address, and may report its progress to the opening."""
         self._open = open_
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
         self._openings: dict[str, Opening[T]] = {}
 
     def of(self, address: str) -> Opening[T]:
-        """The opening of an address, which is under way or begins now. One that has ended is returned once."""
+        """Return the opening of an address, started if necessary. A finished opening is returned once."""
         with self._lock:
             for other in [
                 a for a, one in self._openings.items() if one.found.done() and (a == address or one.abandoned)
@@ -73,7 +73,7 @@ class Openings(Generic[T]):
             return known
 
     def ended(self, address: str, opening: Opening[T]) -> None:
-        """Note that a session has taken the result: for the next one, the files are looked at again."""
+        """Drop a finished opening after a session used it. The next request checks the files again."""
         with self._lock:
             if self._openings.get(address) is opening:
                 del self._openings[address]

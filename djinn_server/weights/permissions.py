@@ -54,7 +54,7 @@ def _is_within(path: Path, folders: Iterable[Path]) -> bool:
 
 
 def _matches(address: str, pattern: str) -> bool:
-    """Match host with host: `https://*.example.org/*` must not match `https://other/x.example.org/y`."""
+    """Return True if a pattern matches, host with host: `https://*.example.org/*` does not match `https://other/x.example.org/y`."""
     scheme, separator, rest = pattern.partition("://")
     if not separator:
         return fnmatch.fnmatchcase(address, pattern)

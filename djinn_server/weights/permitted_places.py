@@ -26,7 +26,7 @@ def ignore_progress(done: int, expected: int) -> None:
 def open_permitted(
     source: WeightSource, address: str, permissions: WeightPermissions, report: ReportDownload | None = ignore_progress
 ) -> Sequence[WeightFile]:
-    """Open the first place of an address that clients may read and that has weights. `report` None: only on this machine's disk.
+    """Open the first permitted place of an address that has weights. `report` None: only local files.
 
     Raises:
         WeightsUnavailable: no permitted place has weights. The message does not reveal whether a forbidden place exists.
@@ -62,7 +62,7 @@ def _places(source: WeightSource, address: str, folders: Sequence[Path]) -> Sequ
 
 
 def _checked(source: WeightSource, found: object, kind: type | UnionType) -> Sequence[Any]:
-    """Return `found` if it is a sequence of `kind`: a plugin may return anything.
+    """Return a plugin's result if it is a sequence of `kind`.
 
     Raises:
         TypeError: it is something else.
@@ -81,4 +81,4 @@ def writable_path(source: WeightSource, address: str, permissions: WeightPermiss
     for place in _places(source, address, permissions.saving[:1]):
         if isinstance(place, LocalPlace):
             return resolve_new(permissions, place.path)
-    raise WeightsUnavailable(f"cannot save at {address!r}: it is no path on the server's disk")
+    raise WeightsUnavailable(f"cannot save at {address!r}: it is not a path on the server's disk")

@@ -1,7 +1,7 @@
 """Weights that a tenant has published under names: files on the server's disk, which outlive programs, executors and the server.
 
-Each publication is a file `NAME@ID.safetensors` in the tenant's folder; its ID begins with the times at which it was made and
-expires, so that a list of the folder says all. The newest file of a name is the one that counts.
+Each publication is a file `NAME@ID.safetensors` in the tenant's folder. Its ID begins with its times of creation and
+expiry, so a directory listing suffices. The newest file of a name is current.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ class PublishedFile:
 
     @property
     def address(self) -> str:
-        """Address of this file and no later one of its name."""
+        """Address of this file, not of later files with its name."""
         return f"{SCHEME}:{self.path.name.removesuffix(_SUFFIX)}"
 
 
 class PublishedWeights:
-    """The names that one tenant has published. Thread-safe; processes that share the folder see each other's names."""
+    """The published weights of one tenant. Thread-safe; processes that share the folder see each other's names."""
 
     def __init__(self, folders: Path, longest: float, disk: DiskQuota, tenant: str) -> None:
-        """Open a tenant's names.
+        """Open a tenant's published weights.
 
         Args:
-            folders: where each tenant has a folder.
-            longest: seconds for which a name may live.
-            disk: what the tenant has on disk.
-            tenant: its name; empty where there are no tenants.
+            folders: parent of the tenants' folders.
+            longest: maximum lifetime of a name in seconds.
+            disk: the tenant's disk quota.
+            tenant: its name; empty without tenants.
 
         Raises:
             OSError: the tenant's folder cannot be made.
@@ -73,15 +73,15 @@ class PublishedWeights:
         _remove_expired(folders)
 
     def create(self, address: str, size: int, seconds: float) -> LocalSink:
-        """Begin to publish a file of `size` bytes with a lifetime in seconds; 0: the maximum. Older files of the name go once it is complete.
+        """Create a file of `size` bytes with a lifetime in `seconds` (0: the maximum). Its `commit` removes older files of the name.
 
         Raises:
-            WeightsUnavailable: the name or the time is not possible, or the tenant has as much as it may.
+            WeightsUnavailable: the name or the lifetime is invalid, or the tenant's quota is reached.
         """
         name = address.removeprefix(f"{SCHEME}:")
         if _NAME.fullmatch(name) is None:
             raise WeightsUnavailable(
-                f"{name!r} is no name for published weights: up to 100 letters of ASCII, digits, '.', '_' and '-', and the first "
+                f"{name!r} is not a valid name for published weights: up to 100 letters of ASCII, digits, '.', '_' and '-', and the first "
                 "is a letter or a digit"
             )
         seconds = seconds or self._longest
@@ -92,7 +92,7 @@ class PublishedWeights:
         with self._lock:
             there = {one.name for one in self._publications()}
             if name not in there and len(there) >= MOST_NAMES:
-                raise WeightsUnavailable(f"{len(there):,} names are published, as many as there may be: unpublish some")
+                raise WeightsUnavailable(f"cannot publish: {len(there):,} names are the limit; remove names first")
             self._room.check(size)
             # A clock that was set back must not make this one older than those before.
             made = max([_now(), *(one.made + 1 for one in self._publications() if one.name == name)])
@@ -106,7 +106,7 @@ class PublishedWeights:
         """Open a name, or the address of one of its files. Return the file's address, and the file.
 
         Raises:
-            WeightsUnavailable: it does not exist (any more).
+            WeightsUnavailable: the name or file does not exist, or has expired.
         """
         asked = address.removeprefix(f"{SCHEME}:")
         found = next((one for one in self.listing() if one.name == asked), None)
@@ -135,10 +135,10 @@ class PublishedWeights:
             return [newest[name] for name in sorted(newest)]
 
     def remove(self, address: str) -> None:
-        """Remove a name. Attached sessions keep using it.
+        """Remove a name. Sessions that have opened it keep its weights.
 
         Raises:
-            WeightsUnavailable: there is none, or its files cannot be removed.
+            WeightsUnavailable: the name is not published, or its files cannot be removed.
         """
         name = address.removeprefix(f"{SCHEME}:")
         found = [one for one in self.listing() if one.name == name]
@@ -150,7 +150,7 @@ class PublishedWeights:
             raise WeightsUnavailable(f"{name!r} cannot be removed: {error.strerror or error}") from error
 
     def _remove_older(self, name: str, made: int) -> None:
-        """Remove the files of a name that were made before."""
+        """Remove the files of a name that were published before `made`."""
         with self._lock:
             for one in self._publications():
                 if one.name == name and one.made < made:
@@ -168,7 +168,7 @@ def _remove_expired(folders: Path) -> None:
 
 
 def _living(path: Path) -> PublishedFile | None:
-    """The publication at a path; None if it is nothing, or has expired and is removed."""
+    """Return the publication at a path; None for other files. Remove an expired one, and return None."""
     one = _publication(path)
     if one is None or one.expires > _now():
         return one

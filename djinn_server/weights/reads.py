@@ -1,4 +1,4 @@
-"""Values that an executor reads itself: read by other threads, and made values by the session's own, between two messages.
+"""Weights that an executor reads from files: other threads read them, and the session's thread makes values of them between messages.
 
 Programs that do not use a value do not wait for it.
 """
@@ -44,11 +44,11 @@ class _PendingRead:
 
 
 class WeightReads:
-    """The values of one session that the executor reads. Used by the session's thread.
+    """Pending weight reads of one session. Used by the session's thread.
 
     Attributes:
-        reading: the values that are being read, or wait for that, by handle.
-        shares: what was read and other sessions may have as well.
+        reading: pending reads, running or queued, by handle.
+        shares: the session's storages that other sessions may share.
         journal: the session's journal; a closed one if it has none.
     """
 
@@ -61,7 +61,7 @@ class WeightReads:
         wakeup: Callable[[], None] = lambda: None,
         names: StorageNames | None = None,
     ) -> None:
-        """`uploads`: those of the session, which make values of bytes. `reader`: reads. `wakeup`: called when a read is complete.
+        """`uploads`: the session's uploads, which make values. `reader`: reads the files. `wakeup`: called when a read is complete.
 
         `names`: as for `SessionShares`.
         """
@@ -71,18 +71,18 @@ class WeightReads:
         self._uploads = uploads
         self._reader = reader
         self._ledger = ledger_of(runtime)
-        self._in_place = runtime.device.type == "cpu" and self._ledger is None  # what is read is the value's memory
+        self._in_place = runtime.device.type == "cpu" and self._ledger is None  # the read buffer is the value's memory
         self._ahead = READ_AHEAD if self._ledger is None else min(READ_AHEAD, self._ledger.limit // READ_AHEAD_SHARE)
         self.shares = SessionShares(values, self._ledger, names)
         self.journal = Journal()
         self.reading: OrderedDict[int, _PendingRead] = OrderedDict()  # by handle
 
     def left(self) -> int:
-        """Bytes of the values that are being read, or wait for that."""
+        """Return the bytes of pending reads."""
         return sum(one.header.size for one in self.reading.values())
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all pending reads and shares."""
         self.forget(list(self.reading))
         self.shares.clear()
         self.journal = Journal()
@@ -91,7 +91,7 @@ class WeightReads:
         """Begin to read a value from an opened address.
 
         Raises:
-            ProtocolError: nothing like it can be uploaded.
+            ProtocolError: dtype, shape or size are invalid, or the handle is in use.
         """
         strides = contiguous_strides(request.shape) if is_countable(request.shape) else ()
         header = UploadPart(request.handle, request.dtype, request.shape, strides, request.size)
@@ -110,7 +110,7 @@ class WeightReads:
             self._begin()
 
     def _begin(self) -> None:
-        """Begin to read what there is room for, in the order in which it was asked for."""
+        """Start queued reads in order, as far as memory allows."""
         for handle, one in list(self.reading.items()):
             size = one.header.size
             if one.reading is not None:
@@ -136,7 +136,7 @@ class WeightReads:
         return Wait([(Cause.READ, handle) for handle in wanted], here=lambda key: key[1] not in reading)
 
     def take_finished(self) -> None:
-        """Make values of all that has been read by now."""
+        """Make values of all completed reads, and start queued ones."""
         for handle, one in list(self.reading.items()):
             if one.reading is not None and one.reading.data.done():
                 self.forget([handle])
@@ -145,7 +145,7 @@ class WeightReads:
             self._begin()
 
     def forget(self, handles: Iterable[int]) -> None:
-        """Give up these reads: their values are not needed any more."""
+        """Drop these reads, because their values are no longer needed."""
         for handle in handles:
             one = self.reading.pop(handle, None)
             if one is not None:
@@ -165,7 +165,7 @@ class WeightReads:
             self._uploads.refuse_bytes(one.header, error)
 
     def _map(self, header: UploadPart, origin: Origin, offset: int = 0) -> bool:
-        """Make a value of a file's mapping; False where its bytes must be read."""
+        """Create a value over the memory-mapped file. Return False if its bytes must be read."""
         if not self._in_place:  # under a limit the memory could not be taken away
             return False
         mapped = self._reader.map(origin.address, origin.key)
@@ -177,11 +177,11 @@ class WeightReads:
     # --- memory that others have -----------------------------------------------------------------------------------
 
     def _moving(self) -> AbstractContextManager[object]:
-        """A block in which no memory is moved."""
+        """Return a context in which no memory is moved."""
         return nullcontext() if self._ledger is None else self._ledger.lock
 
     def _find(self, header: UploadPart, origin: Origin, offset: int = 0) -> bool:
-        """Make a value of memory into which a session has read the same bytes; False if there is none. Evicted memory is restored."""
+        """Create a value over bytes that another session has read, restored if evicted. Return False if no session holds them."""
         with self._moving():
             storage = self._reader.shared.find(origin.key)
             if storage is None:
@@ -195,7 +195,7 @@ class WeightReads:
             return True
 
     def _put(self, header: UploadPart, origin: Origin, data: torch.Tensor, offset: int = 0) -> None:
-        """Make a value of what was read.
+        """Make a value of the bytes of a completed read.
 
         Raises:
             RuntimeError: the device has no memory for it.
@@ -223,7 +223,7 @@ class WeightReads:
                 self._ledger.reread_from(value, source)
 
     def read_again(self, stored: Sequence[StoredValue]) -> None:
-        """Make the values of a snapshot that are read from where they came; those that cannot be are poison."""
+        """Restore the snapshot's weight values from their files. A value whose file is unavailable becomes poison."""
         for one in stored:
             origin = Origin(one.address, WeightKey(one.version, one.name, one.start, one.size))
             header = UploadPart(one.handle, one.dtype, one.shape, one.stride, one.size)
@@ -240,10 +240,10 @@ class WeightReads:
     # --- files that a journal needs --------------------------------------------------------------------------------
 
     def _hold_file(self, address: str, version: bytes) -> None:
-        """Have the journal hold on to a file that may be removed or replaced before this session is recovered."""
+        """Link a weight file into the journal, because the file may be removed or replaced before a recovery."""
         if self.journal.open:
             self._reader.hold(address, version, self.journal.contents.path(version))
 
     def hold_only(self, versions: set[bytes]) -> None:
-        """Have the journal keep no files but these, after a snapshot has replaced its records."""
+        """Let the journal keep only the weight files of these versions, because a snapshot replaces its records."""
         self.journal.contents.held = versions

@@ -1,4 +1,4 @@
-"""Replies to messages about addresses: what one has, what was saved there, what is published, and whether something was removed."""
+"""Replies to messages about weight addresses: list, save, list published names, remove."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ASK_SECONDS: Final = 0.25  # between two signs that a session still waits for an
 
 
 def listed(request: OpenWeights, found: Future[OpenedWeights], most: int) -> bytes:
-    """Reply to `OpenWeights`, of at most `most` bytes: the tensors at the address."""
+    """Return the reply to `OpenWeights` with the tensors at the address, in at most `most` bytes."""
     try:
         opened = found.result()
     except WeightsUnavailable as error:
@@ -67,7 +67,7 @@ def _dtype_name(entry: HeaderEntry) -> str:
 
 
 def small_files(reader: WeightReader, request: SmallFilesRequest) -> SmallFilesReply:
-    """Reply to `SmallFilesRequest`."""
+    """Return the reply to `SmallFilesRequest`."""
     try:
         return SmallFilesReply(
             tuple([SmallFile(name, content) for name, content in reader.small_files(request.address)])
@@ -77,7 +77,7 @@ def small_files(reader: WeightReader, request: SmallFilesRequest) -> SmallFilesR
 
 
 def list_published(published: PublishedWeights | None) -> PublishedReply:
-    """Reply to `PublishedRequest`."""
+    """Return the reply to `PublishedRequest`."""
     if published is None:
         return PublishedReply(
             refused="the server keeps no published weights (--publish-hours 0, or no room on its disk)"
@@ -94,9 +94,9 @@ def list_published(published: PublishedWeights | None) -> PublishedReply:
 
 
 def answer_once(connection: ExecutorChannel, do: Callable[[bool], Message]) -> None:
-    """Call `do`, which changes files, and send the reply that it returns. A recovered session sends the reply of its journal instead.
+    """Call `do`, which changes files, and send its reply. A recovered session sends the logged reply instead.
 
-    `do` gets True if an executor began it and died before the reply was in the journal: the files may have been changed already.
+    `do` gets True if an earlier executor died between the begin and the logged reply: the files may have changed already.
     """
     begun: list[bytes | None] = []
 
@@ -109,7 +109,7 @@ def answer_once(connection: ExecutorChannel, do: Callable[[bool], Message]) -> N
 
 
 def remove(reader: WeightReader, request: RemoveWeights, again: bool = False) -> RemoveWeightsReply:
-    """Remove what an address names, and return the reply. `again`: it may have been removed already."""
+    """Remove the file at an address, and return the reply. `again`: accept that the file is already gone."""
     try:
         reader.remove(request.address)
     except WeightsUnavailable as error:
@@ -129,9 +129,9 @@ def remove(reader: WeightReader, request: RemoveWeights, again: bool = False) ->
 def answer_opening(
     request: OpenWeights, weights: WeightReader, connection: ExecutorChannel, wakeup: Callable[[], None]
 ) -> Iterator[Wait]:
-    """Answer what is at an address, or that it is still being opened. A recovered session gives the same reply.
+    """Send the tensors at an address, or the progress of opening it. A recovered session sends the same reply.
 
-    `wakeup`: called when it was opened.
+    `wakeup`: called when the address is open.
     """
     opening = weights.openings.of(request.address)
     opening.found.add_done_callback(lambda _: wakeup())
@@ -161,20 +161,20 @@ def save_values(
     deliver: Callable[[torch.Tensor], torch.Tensor],
     again: bool = False,
 ) -> SaveWeightsReply:
-    """Write values of a session at an address; the reply says what was wrong, if anything was.
+    """Save values to an address, and return the reply, which has the reason of a failure.
 
-    `deliver`: gives the host's copy of a value. `again`: the file may be there already, and is looked for first.
+    `deliver`: copies a tensor to host memory. `again`: if the file exists, compare with it instead of writing.
     """
     handles = unpack_handles(request.handles)
     if len(handles) != len(request.names):
-        return SaveWeightsReply(0, f"{len(request.names)} names come with {len(handles)} values")
+        return SaveWeightsReply(0, f"cannot save weights: {len(request.names)} names for {len(handles)} values")
     tensors: dict[str, torch.Tensor] = {}
     for name, handle in zip(request.names, handles, strict=True):
         value = values[handle] if handle in values else None  # noqa: SIM401 - it has no `get`
         if isinstance(value, Poison):
             return SaveWeightsReply(0, f"the tensor {name!r} could not be computed", name)
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-            return SaveWeightsReply(0, f"{name!r} is no dense tensor")
+            return SaveWeightsReply(0, f"{name!r} is not a dense tensor, so it cannot be saved")
         tensors[name] = value
     try:
         with torch.inference_mode():

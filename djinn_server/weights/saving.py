@@ -1,4 +1,4 @@
-"""Weights that an executor saves itself: values of a session become a safetensors file at an address that the client names."""
+"""Saving of weights by an executor: values of a session become a safetensors file at an address that the client names."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def save(
 
 
 class DifferentContents(Exception):  # noqa: N818 - a result, and no failure
-    """A file does not have the contents that were to be written."""
+    """The existing file has other contents than the data to write."""
 
 
 class WrittenFile(WeightSink):
-    """A file that may have been written already, as `WeightSink`: it is compared with what is to be written.
+    """A `WeightSink` that compares the data with an existing file instead of writing.
 
-    Its methods raise `DifferentContents` where it is another one.
+    Its methods raise `DifferentContents` if they differ.
     """
 
     def __init__(self, file: WeightFile, size: int) -> None:
@@ -71,7 +71,7 @@ class WrittenFile(WeightSink):
         self._check(file.size == size)
 
     def write(self, data: memoryview) -> None:
-        """As `WeightSink.write`."""
+        """Compare the next bytes with the file."""
         while data:
             there = bytearray(min(len(data), _COMPARED))
             self._file.read_into(self._at, memoryview(there))
@@ -79,11 +79,11 @@ class WrittenFile(WeightSink):
             self._at, data = self._at + len(there), data[len(there) :]
 
     def commit(self) -> None:
-        """As `WeightSink.commit`."""
+        """Check that the file did not change meanwhile."""
         self._check(self._file.version() == self._version)
 
     def discard(self) -> None:
-        """As `WeightSink.discard`: nothing was begun."""
+        """Do nothing: no file was created."""
 
     def _check(self, same: bool) -> None:
         if not same:
@@ -97,20 +97,20 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 
 
 class SavedBytes:
-    """Room that a tenant has for saved files, within what it may have on disk. Files of its other executors count as well."""
+    """Quota check for a tenant's saved files, including those of its other executors."""
 
     def __init__(self, disk: DiskQuota, folder: Path, what: str = "saved", most: int = MOST_FILES) -> None:
-        """`what` has happened to the files in `folder`, for messages; `most`: the number of them that there may be."""
+        """`what`: participle for messages, such as "saved". `most`: maximum number of files in `folder`."""
         self._disk = disk
         self._folder = folder
         self._what = what
         self._most = most
 
     def check(self, size: int) -> None:
-        """Note that a file of `size` bytes is to be written.
+        """Check the quota for a new file of `size` bytes, and charge it.
 
         Raises:
-            WeightsUnavailable: that is more than the tenant may have, or than the disk has left.
+            WeightsUnavailable: the file exceeds the tenant's quota, the number of files, or the free disk space.
         """
         for folder in {self._folder, *(path.parent for path in self._folder.rglob(f".*{UNFINISHED}*"))}:
             remove_abandoned(folder)  # they would count
@@ -121,10 +121,10 @@ class SavedBytes:
             )
         self._disk.set_usage(self._folder, sum(there))
         if too_much := self._disk.charge(self._folder, sum(there) + size, self._folder):
-            raise WeightsUnavailable(f"{size:,} bytes are not {self._what}: {too_much}")
+            raise WeightsUnavailable(f"{size:,} bytes cannot be {self._what}: {too_much}")
 
     def count(self) -> None:
-        """Note what is there now."""
+        """Charge the tenant for the present files."""
         self._disk.set_usage(self._folder, sum(self._sizes()))
 
     def _sizes(self) -> list[int]:

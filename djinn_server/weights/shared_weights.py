@@ -1,4 +1,4 @@
-"""Memory of weights that several sessions of an executor have read: one copy, until a session writes into it."""
+"""Shared memory of weights that several sessions have read, copied when a session writes into it (copy-on-write)."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class WeightKey:
 
 
 class SharedWeights:
-    """Storages in the device's memory, by what was read into them. Thread-safe; it holds none of them itself.
+    """Storages in device memory by the weight that was read into them, as weak references. Thread-safe.
 
     Attributes:
-        hits: how often a session found what it was to read. hit_bytes: how many bytes that was.
+        hits: reads that found shared memory. hit_bytes: bytes of these reads.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class SharedWeights:
         self.hits = self.hit_bytes = 0
 
     def find(self, key: WeightKey) -> torch.UntypedStorage | None:
-        """Return the memory into which a session has read this tensor; None if no session holds it."""
+        """Return the storage into which a session has read this tensor, and count a hit. Return None if no session holds it."""
         with self._lock:
             found = self.storages.get(key)
             if found is not None:
@@ -52,12 +52,12 @@ class SharedWeights:
             return found
 
     def held(self, key: WeightKey) -> torch.UntypedStorage | None:
-        """As `find`, without counting a hit."""
+        """Return the storage of this tensor, as `find` does, without counting a hit."""
         with self._lock:
             return self.storages.get(key)
 
     def share(self, key: WeightKey, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        """Share `storage` with sessions that come later; the memory to use, which is another's where that came first."""
+        """Register `storage` under `key`. Return the registered storage, which is an earlier session's if one exists."""
         with self._lock:
             return self.storages.setdefault(key, storage)
 
@@ -76,13 +76,13 @@ class Origin:
 
 
 class SessionShares:
-    """Storages of a session, by the client's numbers, whose memory other sessions may have as well.
+    """Storages of a session, by the client's numbers, whose memory other sessions may share.
 
-    Before a program writes into one, its values get a copy of their own.
+    Before a program writes into one, its values are moved to a private copy.
     """
 
     def __init__(self, values: ValueTable, ledger: Ledger | None = None, names: StorageNames | None = None) -> None:
-        """`ledger`: that of the device's memory, where it has a limit: it counts what several sessions have once.
+        """`ledger`: the device's memory ledger if it has a limit. It counts shared storages once.
 
         `names`: the names of storages, if the device caches results. A storage loses its name before a write.
         """
@@ -92,7 +92,7 @@ class SessionShares:
         self._keys: dict[int, int] = {}  # of the memory that was read, by storage
 
     def add(self, handle: int, origin: Origin | None) -> None:
-        """Note that the memory of this value is shared. `origin` None: by an op's schema, it may alias a value that is shared."""
+        """Note that the memory of this value is shared. `origin` None: by an op's schema, it may alias a shared value."""
         storage, value = storage_of(handle), self._values[handle]
         self.storages[storage] = origin
         if storage not in self._keys and isinstance(value, torch.Tensor):
@@ -101,7 +101,7 @@ class SessionShares:
                 self._ledger.share(self._keys[storage], value.untyped_storage())
 
     def stored(self) -> list[tuple[int, torch.Tensor, Origin]]:
-        """The values that are what was read, or views of it, with where it was read."""
+        """Return (handle, tensor, origin) of each value that is an unmodified weight or a view of one."""
         found = []
         for handle in self._values.sharing(self.storages):
             value, origin = self._values[handle], self.storages[storage_of(handle)]
@@ -131,13 +131,13 @@ class SessionShares:
             self.names.forget([strided(self._values.table.get(inputs[position])) for position in aliases.written])
 
     def forget(self, handles: Iterable[int]) -> None:
-        """Forget storages that no value looks into any more, after `handles` were freed."""
+        """Drop storages without values, after `handles` were freed."""
         for storage in self.storages.keys() & set(map(storage_of, handles)):
             if not self._values.bytes_of(storage):
                 self._drop(storage)
 
     def clear(self) -> None:
-        """Nothing is shared."""
+        """Drop all shares."""
         for storage in list(self.storages):
             self._drop(storage)
 
@@ -162,7 +162,7 @@ class SessionShares:
 
 
 def _give_copy(tensors: list[torch.Tensor], ledger: Ledger | None) -> None:
-    """Give tensors that look into one storage a copy of it."""
+    """Move tensors that view one storage to a copy of it."""
     with torch.inference_mode():
         copy = tensors[0].untyped_storage().clone() if ledger is None else ledger.copy_of(tensors[0])
         for tensor in tensors:
@@ -171,7 +171,7 @@ def _give_copy(tensors: list[torch.Tensor], ledger: Ledger | None) -> None:
 
 
 def stored_value(handle: int, value: torch.Tensor, origin: Origin) -> StoredValue:
-    """The place in its file of a value that was read and not written, for snapshots."""
+    """Return the snapshot entry of an unmodified weight: its layout and its place in the file."""
     key = origin.key
     layout = dtype_name(value.dtype), tuple(value.shape), value.stride(), int(value.storage_offset())
     return StoredValue(handle, origin.address, key.version, key.name, key.start, key.size, *layout)

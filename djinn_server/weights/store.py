@@ -43,7 +43,7 @@ class _NewEntry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it keeps until it is stored."""
+        """Bytes of memory that the entry holds until it is stored."""
         return self.data.nbytes if isinstance(self.data, torch.Tensor) else 0
 
 
@@ -52,7 +52,7 @@ class StoreCounters:
     """Counters of a store.
 
     Attributes:
-        hits, misses: weights that were looked for and found, and those that were not. hit_bytes: bytes that were found.
+        hits, misses: number of lookups with and without a result. hit_bytes: bytes of the hits.
         evictions: weights that were removed to make room.
     """
 
@@ -63,10 +63,10 @@ class StoreCounters:
 
 
 class WeightStore:
-    """Keeps tensors' bytes in `directory`, at most `limit` bytes of them; the least recently used go first."""
+    """Stores tensors' bytes in `directory`, at most `limit` bytes, and evicts the least recently used."""
 
     def __init__(self, directory: Path, limit: int, disk: DiskQuota) -> None:
-        """Raises `OSError` where the directory cannot be made. `disk`: what else the tenant has on disk."""
+        """Raises `OSError` if the directory cannot be created. `disk`: the tenant's disk quota."""
         self.limit = limit
         self.counts = StoreCounters()
         self._disk = disk
@@ -80,7 +80,7 @@ class WeightStore:
         self._remove_unfinished()
 
     def of_tenant(self, tenant: str, limit: int) -> WeightStore:
-        """The tenant's own store, without weights of other tenants.
+        """Return the tenant's own store, without weights of other tenants.
 
         Args:
             tenant: its name; an empty one gives this store.
@@ -94,7 +94,7 @@ class WeightStore:
         return WeightStore(self._directory / "tenants" / tenant, min(limit or self.limit, self.limit), self._disk)
 
     def find(self, digest: bytes, size: int) -> torch.Tensor | None:
-        """The bytes of that digest (uint8, writable, private to the caller), or None if they are not here."""
+        """Return the bytes of that digest (uint8, writable, private to the caller); None if the store lacks them."""
         found = self._found(digest, size)
         with self._changed:
             self.counts.misses += found is None
@@ -116,7 +116,7 @@ class WeightStore:
             return None
 
     def keep(self, digest: bytes, data: torch.Tensor) -> threading.Event:
-        """Write `data` (uint8, contiguous, on the CPU) in the background, if it has that digest. The event is set when that is over.
+        """Write `data` (uint8, contiguous, on the CPU) in the background, if it has that digest. Return an event that is set afterwards.
 
         If `data` is written to before that, its digest no longer matches, and it is not stored.
         """
@@ -125,7 +125,7 @@ class WeightStore:
     def adopt(self, digest: bytes, file: Path, proven: Callable[[bytes], None] = lambda _: None) -> bool:
         """Add `file` as a hard link, after its digest was checked in the background; then call `proven`.
 
-        `file` must not be written to any more. False if it cannot be shared.
+        `file` must not be written any more. Return False if it cannot be shared.
         """
         path = self._path(digest)
         name = path.with_name(f"{NEW}{secrets.token_hex(8)}")
@@ -133,13 +133,13 @@ class WeightStore:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             os.link(file, name)
         except OSError as error:
-            _log.info("a file is not shared with the store", reason=str(error))
+            _log.info("cannot link a file into the weight store", reason=str(error))
             return False
         self._put(_NewEntry(digest, name, proven=proven))
         return True
 
     def file_of(self, digest: bytes) -> Path:
-        """Path at which the store keeps these bytes, if it does."""
+        """Return the path of these bytes in the store; None if the store lacks them."""
         return self._path(digest)
 
     def _put(self, entry: _NewEntry) -> threading.Event:
@@ -153,7 +153,7 @@ class WeightStore:
         return entry.done
 
     def nbytes(self) -> int:
-        """Bytes of all files."""
+        """Return the bytes of all files."""
         return self.contents()[1]
 
     def contents(self) -> tuple[int, int]:
@@ -166,7 +166,7 @@ class WeightStore:
         return self._directory / name[:2] / name
 
     def _is_good(self, path: Path, digest: bytes, size: int) -> bool:
-        """Check the file's contents against the digest, once in this process."""
+        """Return True if the file has this digest. Verify each file once per process."""
         status = path.stat()
         if status.st_size != size:
             return False
@@ -186,7 +186,7 @@ class WeightStore:
                 if time.time() - path.stat().st_ctime > STALE_SECONDS:
                     path.unlink()
             except OSError as error:
-                _log.debug("an unfinished file stays", path=str(path), reason=str(error))
+                _log.debug("cannot remove an unfinished file of the weight store", path=str(path), reason=str(error))
 
     # --- in the background ------------------------------------------------------------------------------------
 
@@ -223,14 +223,14 @@ class WeightStore:
             if found == digest:
                 Path(name).rename(path)
             else:
-                _log.warning("an upload was not stored: its bytes are not those that were announced")
+                _log.warning("an upload was not stored: its bytes do not have the announced digest")
         finally:
             Path(name).unlink(missing_ok=True)
 
     def _take_over(self, entry: _NewEntry, name: Path) -> None:
         try:
             if digest_of_file(name) != entry.digest:
-                _log.warning("an upload was not stored: its bytes are not those that were announced")
+                _log.warning("an upload was not stored: its bytes do not have the announced digest")
                 return
             entry.proven(entry.digest)
             path, size = self._path(entry.digest), name.stat().st_size

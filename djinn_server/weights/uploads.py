@@ -43,9 +43,9 @@ class UploadAssembly:
     """Collects the parts of each upload; a complete one becomes a value.
 
     Attributes:
-        wanted: digests of offered blobs that are not here, by handle.
+        wanted: digests of offered blobs that the client has to upload, by handle.
         journal: the session's journal; a closed one if it has none. names: as for `SessionShares`.
-        reading: handles of values that the executor reads itself. reading_bytes: bytes of those that have been begun.
+        reading: handles of pending weight reads. reading_bytes: bytes of the started reads.
     """
 
     def __init__(self, runtime: DeviceRuntime, values: ValueTable, store: WeightStore | None) -> None:
@@ -87,7 +87,7 @@ class UploadAssembly:
             ProtocolError: the query has different numbers of digests and sizes.
         """
         if len(have.sizes) != len(have.digests):
-            raise ProtocolError(f"{len(have.digests)} digests come with {len(have.sizes)} sizes")
+            raise ProtocolError(f"a blob query has {len(have.digests)} digests but {len(have.sizes)} sizes")
         earlier, self._held = self._held, {}
         for digest, size, wanted in zip(have.digests, have.sizes, before or repeat(True), strict=False):
             data = earlier.get(digest)
@@ -98,7 +98,7 @@ class UploadAssembly:
         return bytes([digest in self._held for digest in have.digests])
 
     def _find(self, digest: bytes, size: int) -> torch.Tensor | None:
-        """The bytes of a digest. The journal of the session keeps a link to their file, so that the store may evict them."""
+        """Return the bytes of a digest, or None. The session's journal links their file, so that the store may evict it."""
         contents = self._contents()
         kept = contents.find(digest, size) if contents is not None else None
         if kept is not None:
@@ -130,12 +130,12 @@ class UploadAssembly:
             self.refuse(upload.handle, str(error))
 
     def consider(self, offer: BlobOffer, look: bool = True) -> bool:
-        """Make a value of an offered blob, and return True, if its bytes are here. If not, the client is asked to upload them.
+        """If the store has an offered blob, make a value of it and return True. Otherwise expect its upload.
 
-        `look`: False if they count as missing without a look into the store.
+        `look`: False to treat the blob as missing without a store lookup.
 
         Raises:
-            ProtocolError: nothing like it can be uploaded.
+            ProtocolError: dtype, shape or size are invalid, or the handle is in use.
         """
         header = UploadPart(offer.handle, offer.dtype, offer.shape, offer.stride, offer.size)
         self.check_new(header)
@@ -155,13 +155,13 @@ class UploadAssembly:
         return True
 
     def take(self, upload: UploadPart, body: Sequence[Buffer]) -> None:
-        """Take one part.
+        """Add one part to its upload, and make a value of a complete upload.
 
         Raises:
             ProtocolError: the part does not fit earlier parts, or its layout does not fit its size.
         """
         if len(body) != 1:
-            raise ProtocolError(f"an upload carries one buffer, not {len(body)}")
+            raise ProtocolError(f"a part of an upload has {len(body)} buffers instead of 1")
         part = body[0]
         if upload.compression:
             part = expanded(part, upload.compression, dtype_from_name(upload.dtype).itemsize, upload.length)
@@ -173,12 +173,12 @@ class UploadAssembly:
         follows = partial is not None and partial.received == upload.start and partial.header.size == upload.size
         if partial is None or not follows or upload.start + size > upload.size:
             raise ProtocolError(
-                f"part of upload {upload.handle} at byte {upload.start} does not follow what came before"
+                f"part of upload {upload.handle} at byte {upload.start} does not continue the earlier parts"
             )
         self._continue(partial, upload, part, size)
 
     def withdraw(self, handle: int) -> None:
-        """Give up an incomplete upload, the rest of which will not arrive."""
+        """Drop an incomplete upload that the client aborted."""
         self._partial.pop(handle, None)
         self.wanted.pop(handle, None)
         if handle not in self._values:
@@ -208,21 +208,21 @@ class UploadAssembly:
             self._partial[upload.handle] = _Partial(upload, self._room_for(upload), 0)
             self._continue(self._partial[upload.handle], upload, part, size)
         else:
-            raise ProtocolError(f"upload {upload.handle} announces {upload.size} bytes and brings {size}")
+            raise ProtocolError(f"upload {upload.handle} announced {upload.size} bytes, but its layout has {size}")
 
     def check_new(self, upload: UploadPart) -> None:
-        """Raise ProtocolError where no value can be made of an upload with this header."""
+        """Raise ProtocolError if the header is invalid or its handle is in use."""
         _check_layout(upload)
         if upload.handle in self._values or upload.handle in self._partial or upload.handle in self.reading:
             raise ProtocolError(f"value {upload.handle} is uploaded twice")
 
     def check_room(self, size: int) -> None:
-        """Raise OutOfMemoryError where uploads and reads that are under way would exceed the memory limit with `size` bytes more."""
+        """Raise OutOfMemoryError if pending uploads and reads plus `size` bytes exceed the memory limit."""
         ledger = ledger_of(self._runtime)
         parts = sum(partial.header.size for partial in self._partial.values() if partial.data is not None)
         coming = parts + self.reading_bytes
         if ledger is not None and coming + size > ledger.limit:
-            raise torch.OutOfMemoryError(f"{coming:,} bytes of others are under way, {ledger.limit:,} are the limit")
+            raise torch.OutOfMemoryError(f"{coming:,} bytes are pending; the memory limit is {ledger.limit:,} bytes")
 
     def _room_for(self, upload: UploadPart) -> torch.Tensor | None:
         try:
@@ -235,7 +235,7 @@ class UploadAssembly:
             return None
 
     def finish(self, upload: UploadPart, data: torch.Tensor) -> None:
-        """Make a value of all bytes of an upload, in host memory or where `allocate` has made room."""
+        """Make a value of an upload's bytes, in host memory or in memory from `allocate`."""
         digest = self.wanted.pop(upload.handle, None)
         if digest is not None and self._store is not None:
             self._keep(self._store, upload.handle, digest, data)
@@ -258,10 +258,10 @@ class UploadAssembly:
             self.journal.shared(data.nbytes)
 
     def refuse(self, handle: int, reason: str) -> None:
-        """Make a value whose bytes cannot be taken poison, if it is not there yet.
+        """Make the value of an invalid upload poison, if the handle is unused.
 
         Raises:
-            ProtocolError: it is there, and was sent twice.
+            ProtocolError: the handle is in use, because the value was sent twice.
         """
         if handle in self._values and not isinstance(self._values[handle], Poison):
             raise ProtocolError(reason)
@@ -297,16 +297,16 @@ def place_part(runtime: DeviceRuntime, head: bytes, nbytes: int) -> memoryview |
 
 
 def _check_layout(upload: UploadPart) -> None:
-    """Raise ProtocolError where shape and strides reach beyond the announced size."""
+    """Raise ProtocolError if shape and strides exceed the announced size."""
     counts = (*upload.shape, *upload.stride, upload.size)
     if len(upload.shape) != len(upload.stride) or not is_countable(counts):
-        raise ProtocolError(f"upload {upload.handle} has an impossible layout")
+        raise ProtocolError(f"upload {upload.handle} has an invalid layout")
     item = dtype_from_name(upload.dtype).itemsize
     needed = extent(upload.shape, upload.stride) * item
     if needed > upload.size or upload.size % item:
-        raise ProtocolError(f"upload {upload.handle} needs {needed} bytes and announces {upload.size}")
+        raise ProtocolError(f"upload {upload.handle} needs {needed} bytes but announced {upload.size}")
 
 
 def is_countable(counts: Sequence[int]) -> bool:
-    """True if these are numbers that PyTorch counts with."""
+    """Return True if these are sizes that PyTorch accepts."""
     return all(0 <= n < _NUMBERS for n in counts)

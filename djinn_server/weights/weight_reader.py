@@ -1,4 +1,4 @@
-"""Weights that an executor reads itself: addresses that clients name are opened, and tensors read from their files in parallel.
+"""Reader of weights: opens addresses that clients name, and reads tensors from their files in parallel.
 
 In a folder, it reads the files that a weight format knows, or those that an index names.
 """
@@ -57,18 +57,18 @@ _index: msgspec.json.Decoder[_Index] = msgspec.json.Decoder(_Index)
 
 
 def suffixes_of(formats: Sequence[WeightFormat]) -> tuple[str, ...]:
-    """Ends of the names of files with weights, and of their indexes."""
+    """Return the file name suffixes of weight files and of their indexes."""
     return (*(suffix for one in formats for suffix in one.suffixes), INDEX)
 
 
 def read_headers(
     files: Sequence[WeightFile], formats: Sequence[WeightFormat]
 ) -> list[tuple[WeightFile, str, FileHeader]]:
-    """The files to read, with their versions and headers. Where files of several formats are there, the first format counts.
+    """Return the files to read, with versions and headers. If several formats have files, the first format counts.
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: none has weights, or one is malformed.
+        ValueError: no file has weights, or a file is malformed.
     """
     for form in formats:
         counted = _counted(form, files)
@@ -89,11 +89,11 @@ def _header(form: WeightFormat, file: WeightFile) -> FileHeader:
 
 
 def _counted(form: WeightFormat, files: Sequence[WeightFile]) -> list[WeightFile]:
-    """The files of one format that are read: where there is one index, those that it names. Empty if none has this format.
+    """Return the files to read for one format. If there is exactly one shard index, return its shards. Empty if no file has this format.
 
     Raises:
         OSError: the index cannot be read.
-        ValueError: it is malformed or names files that are not there, or it is not clear which file to read.
+        ValueError: the index is malformed or names missing files, or several files may be the model.
     """
     found = [file for file in files if file.name.endswith(form.suffixes)]
     named = [file for file in files if file.name.endswith(tuple(suffix + INDEX for suffix in form.suffixes))]
@@ -101,18 +101,18 @@ def _counted(form: WeightFormat, files: Sequence[WeightFile]) -> list[WeightFile
         shards = _shards(named[0])
         found = [file for file in found if file.name in shards]
         if missing := shards.difference(file.name for file in found):
-            raise ValueError(f"its index names {min(missing)!r}, which is not there")
+            raise ValueError(f"its index names the shard {min(missing)!r}, which is missing")
         return found
     if form.whole and len(found) > 1:
         found = [file for file in found if file.name in form.whole]
         if len(found) != 1:
-            raise ValueError(f"it has several files that may be {form.name}: name one of them")
+            raise ValueError(f"it has several {form.name} files: name one of them in the address")
     return found
 
 
 def _shards(index: WeightFile) -> frozenset[str]:
     if index.size > INDEX_LIMIT:
-        raise ValueError("its index is too long")
+        raise ValueError("its index is larger than {INDEX_LIMIT:,} bytes")
     return frozenset(_index.decode(read_bytes(index, 0, index.size)).weight_map.values())
 
 
@@ -127,7 +127,7 @@ _log = get_logger("djinn.server")
 
 @attrs.frozen
 class StoredPlace:
-    """Place of a tensor: its file, the version of that, and its entry in the header."""
+    """Place of a tensor: its file, the version of the file, and its entry in the header."""
 
     file: WeightFile
     version: str
@@ -139,13 +139,13 @@ class OpenedWeights:
     """The tensors at an address.
 
     Attributes:
-        address: that of exactly these files; the address that was asked for may name others later.
+        address: versioned address of exactly these files. The requested address may point to other files later.
         version: digest of the files' headers, sizes and versions.
         tensors: by name, in the order of the files.
-        metadata: what the files say of themselves.
+        metadata: metadata strings in the files' headers.
         files: number of the files.
-        tied: names of tensors whose bytes are those of another one, with its name.
-        replaceable: the only file, where the tenant may write it: its programs may replace it while sessions read it.
+        tied: names of tied tensors, with the name under which their bytes are read.
+        replaceable: the only file, if the tenant may write it, so that it may be replaced while sessions read it.
     """
 
     address: str
@@ -158,10 +158,10 @@ class OpenedWeights:
 
 
 class PartRead:
-    """A part of a tensor that is being read. It is not begun if no session refers to this object by then.
+    """A pending read of part of a tensor. If no session holds this object when the read would start, the read is skipped.
 
     Attributes:
-        data: a tensor of bytes on the CPU. It raises `WeightsUnavailable` where the files are not those of that version any more, or
+        data: future with a CPU tensor of bytes, or with `WeightsUnavailable` if the files have another version now, or
             cannot be read.
     """
 
@@ -174,21 +174,21 @@ class PartRead:
 
 @attrs.frozen
 class StoredBytes:
-    """A part of a tensor in a file on this machine's disk, as `SourceBytes` of memory that was read from it."""
+    """`SourceBytes` of memory that was read from part of a tensor in a local file."""
 
     address: str
     place: StoredPlace
     start: int
 
     def unchanged(self) -> bool:
-        """As `SourceBytes.unchanged`."""
+        """Return True unless the file has changed, as `SourceBytes.unchanged` does."""
         try:
             return self.place.file.version() == self.place.version
         except OSError:
             return False
 
     def read_into(self, buffer: memoryview) -> None:
-        """As `SourceBytes.read_into`."""
+        """Reread the bytes into a buffer, as `SourceBytes.read_into` does."""
         if len(buffer):
             self.place.entry.read_into(self.place.file, self.start, buffer)
         if not self.unchanged():
@@ -196,13 +196,13 @@ class StoredBytes:
 
 
 class WeightReader:
-    """Opens addresses, reads tensors, and makes files at addresses. Thread-safe.
+    """Opens addresses, reads tensors, and writes files. Thread-safe.
 
     Attributes:
-        openings: calls of `open` in other threads, one for all sessions that wait for the same address.
-        published: the names that the tenant has published; None: it publishes nothing.
-        shared: what sessions have read and hold in the device's memory.
-        reads: tensors, or parts of them, that were read. read_bytes: how many bytes they have.
+        openings: pending calls of `open`, one per address.
+        published: the tenant's published weights; None: publishing is not allowed.
+        shared: weights in device memory that sessions hold.
+        reads: number of tensor parts that were read. read_bytes: their bytes.
     """
 
     def __init__(
@@ -228,14 +228,14 @@ class WeightReader:
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """Schemes of the addresses that it opens."""
+        """URL schemes of the addresses that it opens."""
         return tuple(sorted({*self._sources, *([PUBLISHED] if self.published is not None else [])}))
 
     def open(self, address: str) -> OpenedWeights:
-        """The tensors at an address; the files are looked at again, so that a new version is found.
+        """Return the tensors at an address. Check the files again, to find a new version.
 
         Raises:
-            WeightsUnavailable: there are none, they may not be read, or they are malformed.
+            WeightsUnavailable: the address has no weights, may not be read, or has a malformed file.
         """
         return self._remember(self._open(address))
 
@@ -251,7 +251,7 @@ class WeightReader:
         return known
 
     def save_in(self, folders: Path, disk: DiskQuota, tenant: str) -> None:
-        """Let the tenant save weights in a folder of its own, one of `folders`, and read them.
+        """Let the tenant save weights in its own subfolder of `folders`, and read them.
 
         Raises:
             OSError: the folder cannot be made.
@@ -262,11 +262,11 @@ class WeightReader:
         self._permissions = attrs.evolve(self._permissions, saving=(folder,))
 
     def publish_in(self, folders: Path, longest: float, disk: DiskQuota, tenant: str) -> None:
-        """Let the tenant publish weights, and find what it has published; as `PublishedWeights`."""
+        """Let the tenant publish weights. Arguments as in `PublishedWeights`."""
         self.published = PublishedWeights(folders, longest, disk, tenant)
 
     def hold(self, address: str, version: bytes, link: Path) -> None:
-        """Link the file at an address as `link`, too, or find it there: it may be removed or replaced while a session needs it."""
+        """Hard-link the file at an address to `link`, because it may be removed or replaced. If the address changed, open `link`."""
         with self._lock:
             opened = self._opened.get(address)
         if opened is None or opened.version != version:
@@ -278,10 +278,10 @@ class WeightReader:
             except FileExistsError:  # another session of this journal's folder was first
                 pass
             except OSError as error:
-                _log.info("a session depends on a file that may be replaced", address=address, reason=str(error))
+                _log.info("cannot link a weight file to a journal", address=address, reason=str(error))
 
     def _find_kept(self, address: str, version: bytes, link: Path) -> None:
-        """Find the file that was at an address when another process kept it."""
+        """Open the link that an earlier process made of the file at an address."""
         if version in self._kept or not link.exists():
             return
         scheme, _, path = address.partition(":")
@@ -294,7 +294,7 @@ class WeightReader:
             self._kept[version] = kept
 
     def _replaceable(self, files: Sequence[WeightFile]) -> LocalFile | None:
-        """The only file, where the tenant may write it."""
+        """Return the only file if the tenant may write it, else None."""
         only = files[0] if len(files) == 1 else None
         if not isinstance(only, LocalFile):
             return None
@@ -305,10 +305,10 @@ class WeightReader:
         return only
 
     def create(self, address: str, size: int, seconds: float = 0.0) -> WeightSink:
-        """Begin to write a file of `size` bytes at an address; a published one lives for so many seconds.
+        """Create a file of `size` bytes at an address. `seconds`: lifetime of a published file.
 
         Raises:
-            WeightsUnavailable: it may not be written, or cannot be.
+            WeightsUnavailable: the file is not permitted or cannot be written.
         """
         if self.published is not None and address.startswith(f"{PUBLISHED}:"):
             return self.published.create(address, size, seconds)
@@ -319,7 +319,7 @@ class WeightReader:
         return source.create(path, size)
 
     def written(self, address: str) -> Callable[[int], WeightSink] | None:
-        """As `create`, for a file that is at that address already: what is written is compared with it. None if there is no file."""
+        """Return a function like `create` whose sink compares the data with the existing file. Return None if no file exists."""
         try:
             places = self.open(address).tensors.values()
         except WeightsUnavailable:
@@ -331,7 +331,7 @@ class WeightReader:
         """Remove the file at an address that can be saved to, or a published name.
 
         Raises:
-            WeightsUnavailable: there is none, or it may not or cannot be removed.
+            WeightsUnavailable: the file does not exist, is not permitted, or cannot be removed.
         """
         if self.published is not None and address.startswith(f"{PUBLISHED}:"):
             self.published.remove(address)
@@ -342,10 +342,10 @@ class WeightReader:
             self._saved.count()
 
     def small_files(self, address: str) -> list[tuple[str, bytes]]:
-        """Names and contents of the configuration and tokenizer files in a folder.
+        """Return names and contents of the configuration and tokenizer files in a folder.
 
         Raises:
-            WeightsUnavailable: there is no such folder on this machine's disk that clients may read, or its small files are too large.
+            WeightsUnavailable: no permitted local folder has this address, or its small files are too large.
             OSError: a file cannot be read.
         """
         source = self._source(address)
@@ -364,10 +364,10 @@ class WeightReader:
         return sum(opened.files for opened in self._opened.values())
 
     def read(self, address: str, key: WeightKey) -> PartRead:
-        """Begin to read a part of a tensor, once for all who ask meanwhile.
+        """Start to read a part of a tensor, or return the pending read of it.
 
         Raises:
-            WeightsUnavailable: the files are known not to be those of that version any more.
+            WeightsUnavailable: the files have another version now.
         """
         with self._lock:
             coming = self._under_way.get(key)
@@ -391,7 +391,7 @@ class WeightReader:
         return StoredBytes(address, place, key.start) if isinstance(place.file, LocalFile) else None
 
     def untied(self, address: str, key: WeightKey) -> WeightKey:
-        """The key under which these bytes are read once, although the file has them under several names (tied weights)."""
+        """Return the key of these bytes by the first of their names, so that tied weights are read once."""
         with self._lock:
             opened = self._opened.get(address)
         if opened is None or opened.version != key.version or key.name not in opened.tied:
@@ -399,10 +399,10 @@ class WeightReader:
         return attrs.evolve(key, name=opened.tied[key.name])
 
     def map(self, address: str, key: WeightKey) -> torch.Tensor | None:
-        """A part of a tensor as bytes in memory that the file is mapped into; None where it must be read.
+        """Return a part of a tensor as memory-mapped bytes; None if it must be read.
 
         Raises:
-            WeightsUnavailable: the files are not those of that version any more, or have no such part.
+            WeightsUnavailable: the files have another version now, or lack this part.
         """
         place = self._place(address, key)
         entry, start = place.entry, place.entry.start + key.start
@@ -417,7 +417,7 @@ class WeightReader:
             data = torch.frombuffer(mapping, dtype=torch.uint8, count=key.size, offset=start)
             unchanged = place.file.version() == place.version
         except (OSError, ValueError) as error:  # there is no room for it, or it is not as long as it was
-            _log.info("weights are read and not mapped", address=address, file=place.file.name, reason=str(error))
+            _log.info("reading a weight file: cannot map it", address=address, file=place.file.name, reason=str(error))
             return None
         if not unchanged:
             raise WeightsUnavailable(_changed(address))
@@ -427,7 +427,7 @@ class WeightReader:
         return data
 
     def populate(self, key: WeightKey) -> None:
-        """Read the mapped file of a key ahead, as long as a session holds its memory: all of it will be used soon."""
+        """Populate the page table of a key's mapped memory in the background, because all of it will be used soon."""
 
         def populate_held() -> None:
             storage = self.shared.held(key)
@@ -443,7 +443,7 @@ class WeightReader:
             return self._readers
 
     def _place(self, address: str, key: WeightKey) -> StoredPlace:
-        """The place of what a key names, in the files that are open or that are there now."""
+        """Return the place of a key's tensor, in the open files or in the present ones."""
         with self._lock:
             opened = self._opened.get(address)
         if opened is None or opened.version != key.version:  # this session was recovered, or many addresses are open
@@ -454,7 +454,7 @@ class WeightReader:
         if place is not None and place.entry.dtype is None:
             raise WeightsUnavailable(f"the tensor {key.name!r} at {address!r} is stored as {place.entry.stored_as}")
         if place is None or key.start + key.size > place.entry.size:
-            raise WeightsUnavailable(f"{address!r} has no such part of a tensor {key.name!r}")
+            raise WeightsUnavailable(f"{address!r} has no tensor {key.name!r} with the requested bytes")
         return place
 
     def _source(self, address: str) -> WeightSource:
@@ -464,7 +464,7 @@ class WeightReader:
             known = ", ".join(f"{name}:" for name in self.schemes) or "nothing"
             raise WeightsUnavailable(f"the server reads no weights from {address!r}: it reads {known}")
         if _HOSTILE.search(address):
-            raise WeightsUnavailable(f"{address!r} is no address: it has '..', escapes or control characters")
+            raise WeightsUnavailable(f"{address!r} is not a valid address: it has '..', escapes or control characters")
         return source
 
     def _open(self, address: str, report: ReportDownload = ignore_progress) -> OpenedWeights:

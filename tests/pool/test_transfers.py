@@ -440,7 +440,7 @@ def wait_for(true):
 
 
 def test_gap_in_transfers_is_refused():
-    with pytest.raises(ProtocolError, match="transfer 2 of executor 1 comes after 0"):
+    with pytest.raises(ProtocolError, match="transfer 2 of executor 1 arrived after 0"):
         TransferInbox().unload(TransferHeader(1, (), 2), lambda: Frame(encode(TransferHeader(1, ()))), HERE)
 
 

@@ -66,7 +66,7 @@ def test_sharded_checkpoints(models):
             "b": [1, 1, 1],
         }
     (models / "pytorch_model-1.bin").unlink()
-    with pytest.raises(WeightsUnavailable, match=r"pytorch_model-1\.bin.*not there"):
+    with pytest.raises(WeightsUnavailable, match=r"pytorch_model-1\.bin.*is missing"):
         tensors_of(models)
 
 

@@ -139,7 +139,7 @@ def test_a_name_expires(served):
 
 @pytest.mark.parametrize("name", ["", "a/b", "../a", ".hidden", "a" * 101, "a@1-2-3", "a b", "é", "a\n"])
 def test_names_that_are_refused(name, served):
-    with pytest.raises(djinn.errors.WeightsUnavailable, match="is no name"):
+    with pytest.raises(djinn.errors.WeightsUnavailable, match="is not a valid name"):
         djinn.weights.publish(name, {"x": torch.ones(1, device=REMOTE)})
 
 

@@ -367,7 +367,7 @@ def test_oversized_state_is_refused_early():
 @pytest.mark.parametrize(
     ("items", "templates", "reason"),
     [
-        ([Item(4, (View(1, "float32", (2,), (1,)),))], [], "needs 8 bytes, and 4 come"),
+        ([Item(4, (View(1, "float32", (2,), (1,)),))], [], "needs 8 bytes, but its item has 4"),
         ([Item(4, (View(1, "uint8", (4,), (1,), 1),))], [], "needs 5 bytes, and 4 come"),
         ([Item(4, (View(1, "uint8", (2,), (-1,)),))], [], "impossible layout"),
         ([Item(5, (View(1, "uint8", (5,), (1,)),))], [], "says 5 bytes, and 4 come"),
@@ -388,7 +388,7 @@ def test_pieces_match_announced_size():
         taken(StateHeader((1 << 40,)), lambda: piece)
     with pytest.raises(ProtocolError, match="are out of order"):
         taken(StateHeader((4,)), lambda: Frame(encode(Goodbye())))
-    with pytest.raises(ProtocolError, match="cannot be read"):
+    with pytest.raises(ProtocolError, match="unreadable"):
         taken(StateHeader((3,)), lambda: piece)
 
 
