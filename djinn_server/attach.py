@@ -45,7 +45,7 @@ def admit(
         with context.unauthenticated.entered(connection):
             message = receive_message(connection, ATTACH_SECONDS)
     except TimeoutError:
-        _log.warning("a connection was closed that asked for nothing", seconds=ATTACH_SECONDS)
+        _log.warning("closed a connection without a first message", seconds=ATTACH_SECONDS)
         return None
     except ProtocolError as error:
         _log.warning("closed a connection after a protocol error", error=str(error))

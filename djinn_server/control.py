@@ -83,7 +83,7 @@ class Control:
         """Read the first order.
 
         Raises:
-            StartupError: the order is not `Start`, or none came.
+            StartupError: the order is not `Start`, or none arrived.
         """
         try:
             line = self._orders.read_line(START_SECONDS)
@@ -102,7 +102,7 @@ class Control:
             with self._reporting:  # keeps lines of several threads apart
                 write_line(self._reports, to_line(report))
         except OSError as error:
-            _log.info("the parent process does not listen any more", error=str(error))
+            _log.info("cannot send a report: the parent process closed the pipe", error=str(error))
 
     def run(self, serving: ControlledExecutor, unused_seconds: float = 0.0) -> None:
         """Follow orders until everything is drained or the parent is gone, or no session has begun after `unused_seconds`, if any."""
@@ -121,14 +121,14 @@ class Control:
     def _finished(self, serving: ControlledExecutor) -> bool:
         # The pipe alone is not enough: a forked child of the parent may hold its other end open.
         if os.getppid() != self._parent:
-            _log.info("the parent process is gone")
+            _log.info("executor ends: the parent process is gone")
             self.orphaned = self._deadline is None
             return True
         if self._unused_until is not None:
             if not serving.idle:
                 self._unused_until = None
             elif time.monotonic() >= self._unused_until:
-                _log.info("no session has begun")
+                _log.info("executor ends: no session has begun in time")
                 return True
         return self._deadline is not None and (serving.idle or time.monotonic() >= self._deadline)
 

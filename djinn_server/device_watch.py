@@ -94,7 +94,7 @@ class DeviceWatch:
         self._is_lost = False
 
     def start(self, lost: Callable[[str], None]) -> None:
-        """Watch from now on. `lost` is told the reason, once, when no op can run on the device any more. It ends the process."""
+        """Watch from now on. `lost` is called once, with the reason, when no op can run on the device any more. It ends the process."""
         self._lost = lost
         threading.Thread(target=self._run, name="djinn-device-watch", daemon=True).start()
 
@@ -122,7 +122,7 @@ class DeviceWatch:
                 self._issued.append(work)
 
     def completed(self) -> None:
-        """Note completed submissions. Report the device as lost if it says so."""
+        """Note completed submissions. Report the device as lost if its event raises such an error."""
         try:
             with self._lock:
                 while self._issued and self._issued[0].reached.query():
@@ -139,7 +139,7 @@ class DeviceWatch:
                 self.check(kind(one.message), one.instruction, session)
 
     def check(self, error: BaseException, op: int = -1, session: CancellationState | None = None) -> None:
-        """Report the device as lost if it is, after an error at an op of the session's last submission (-1: at another call)."""
+        """After an error, report the device as lost if it is. `op`: of the session's last submission; -1: another call."""
         if not self._runtime.is_lost(error):
             return
         with self._lock:
@@ -156,7 +156,7 @@ class DeviceWatch:
                 at = op if op >= 0 else known.template.count - 1
                 self._stop(known, 0, f"an op at or before {_name(known, at)} failed: {error}")
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Note completed submissions, and report a lost device, a hung kernel or a hung copy."""
         self.completed()
         hung = self._hung()
@@ -169,7 +169,7 @@ class DeviceWatch:
             self._report(hung)
 
     def _hung(self) -> IssuedWork | None:
-        """Return the submission in which a kernel seems to hang: the device has the oldest one first."""
+        """Return the oldest submission if a kernel in it seems to hang, else None."""
         with self._lock:
             late = time.monotonic() - self._runtime.hang_seconds
             if self._progress > late:
@@ -213,7 +213,7 @@ class DeviceWatch:
                 self._stop(hung, 0, f"an op at or before {name} hangs: {self._late()}")
 
     def _stop(self, work: IssuedWork, op: int, reason: str) -> None:
-        """Have the session that caused the error stop before that op when it is recovered."""
+        """Make the session that caused the error stop before that op in a recovery."""
         if not self._is_lost:
             work.session.stop_before(work.submission, op, reason)
         self._end(reason)
@@ -228,7 +228,7 @@ class DeviceWatch:
     def _run(self) -> None:
         while not self._is_lost:
             time.sleep(LOOK_SECONDS)
-            self.look()
+            self.poll()
 
 
 def _name(work: IssuedWork, op: int) -> str:

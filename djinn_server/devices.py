@@ -56,7 +56,7 @@ def open_device(devices: Sequence[Device], wanted: str) -> OpenDevice:
     """Open the device called `wanted` (`cuda:0`, or `cuda` for its first); empty: the first that is not a CPU, or else one.
 
     Raises:
-        StartupError: there is no such device, or it does not work; the message names those that there are.
+        StartupError: there is no such device, or it does not work; the message lists the available devices.
     """
     kind, _, index_text = (wanted or _best(devices)).partition(":")
     device = next((d for d in devices if d.name == kind), None)

@@ -33,18 +33,18 @@ class DiskQuota:
 
     @property
     def used(self) -> int:
-        """Bytes of all but weights."""
+        """Bytes on disk, without weights."""
         with self._lock:
             return sum(self._usage.values())
 
     def left_for_weights(self, most: int) -> int:
-        """Number of bytes that weights may use, at most `most`."""
+        """Return the bytes that weights may use, at most `most`."""
         return min(most, max(0, self.limit - self.used)) if self.limit else most
 
     def charge(self, owner: Hashable, nbytes: int, where: Path | str) -> str:
         """Set the bytes of `owner` on the disk of `where` to `nbytes`. Call this before writing.
 
-        Returns the reason if the quota or the disk does not allow `nbytes`; the charge is then unchanged. Otherwise returns "".
+        Return the reason if the quota or the disk does not allow `nbytes`, and leave the charge unchanged. Otherwise return "".
         """
         with self._lock:
             before = self._usage.get(owner, 0)
@@ -70,13 +70,13 @@ class DiskQuota:
             self._usage[owner] = nbytes
 
     def release(self, owner: Hashable) -> None:
-        """Note that `owner` has nothing on disk any more."""
+        """Remove the bytes of `owner`."""
         with self._lock:
             self._usage.pop(owner, None)
 
 
 def free_bytes(where: Path | str) -> int:
-    """Bytes that this user may still write to the disk of `where`; a large number where that is unknown."""
+    """Return the free bytes for this user on the disk of `where`; a large number if unknown."""
     try:
         return shutil.disk_usage(where).free
     except OSError:

@@ -70,11 +70,11 @@ class QueueSink(Sink):
         """Wait for the thread."""
         self._thread.join(seconds)
         if self._thread.is_alive():
-            _log.warning("an observer is too slow: it misses the last events", **self.who)
+            _log.warning("an observer is too slow: the last events were dropped", **self.who)
 
     def _run(self) -> None:
         while (event := self._waiting.get()) is not None:
             if self._left_out and self._waiting.qsize() < WAITING // 2:
                 left_out, self._left_out = self._left_out, 0
-                _log.warning("an observer is too slow: events were left out", events=left_out, **self.who)
+                _log.warning("an observer is too slow: events were dropped", events=left_out, **self.who)
             super().take(attrs.evolve(event, fields=redact(None, "", dict(event.fields))))

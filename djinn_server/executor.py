@@ -163,7 +163,7 @@ class Executor:
         return False
 
     def _serve_client(self, connection: Connection, admitted: AdmittedClient) -> bool:
-        """As `serve`, for a new client."""
+        """Start the session of a new client. Return the result of `serve`."""
         if not self._accepting:
             refuse(connection, "the executor is shutting down: connect again later")
             return False
@@ -199,7 +199,7 @@ class Executor:
         return True
 
     def _begin(self, connection: Connection, admitted: AdmittedClient) -> tuple[Iterator[Pause], Wakeup]:
-        """Make the session of a new client."""
+        """Create the session of a new client."""
         grant = admitted.grant
         owner = SessionIdentity(secrets.token_hex(16), grant.client, secrets.token_urlsafe(32), grant.badge)
         leased = self._leases.lease(owner, connection) if self._leases.seconds else None
@@ -211,7 +211,7 @@ class Executor:
         try:
             found = self._leases.recover(connection, asked, self._assign_recovered)
         except (QuotaExceeded, BlockingIOError) as error:  # the previous executor may still be ending
-            _log.warning("a session is not recovered now", session=asked.session, reason=str(error))
+            _log.warning("cannot recover a session yet", session=asked.session, reason=str(error))
             reason = str(error) if isinstance(error, QuotaExceeded) else "another executor still has the session"
             refuse(connection, reason, retry=True)
             return False
@@ -226,7 +226,7 @@ class Executor:
             self._accept_parallel(connection, asked.session)
             return self._leases.serve(connection, asked, resumed)
         owner, leased, taken = found
-        _log.warning("a session is recovered: what it did is done again", session=owner.session, frames=taken)
+        _log.warning("recovering a session: its journal is replayed", session=owner.session, frames=taken)
         self._context.usage.count("sessions_recovered")
         self._context.usage.count("replayed_frames", taken)
         with self._door:
@@ -247,7 +247,7 @@ class Executor:
     def _left(self) -> None:
         with self._door:
             self._inside -= 1
-        self._room_again()  # not before: the gateway sends the next client at once
+        self._report_space()  # not before: the gateway sends the next client at once
 
     def _serve_control_channel(self, connection: Connection, asked: ControlAttach) -> None:
         """Serve a control channel of a client. A wrong secret gets the same reply as an unknown session."""
@@ -294,7 +294,7 @@ class Executor:
         connection: Connection,
         greeting: Message,
     ) -> Iterator[Pause]:
-        """Run a session from its beginning to its end."""
+        """Run a session from begin to end, with its log lines and metrics."""
         name, client = owner.session, owner.client
         events.emit("session_began", recovered=isinstance(greeting, Resumed))
         began = time.monotonic()
@@ -330,7 +330,7 @@ class Executor:
         return msgspec.structs.replace(said, lease=leases.seconds, secret=owner.secret, recoverable=leases.recoverable)
 
     def _for_tenant(self, models: ModelConfig) -> Sequence[Callable[[str], None]]:
-        """Give the tenant of that name its custom ops and weight folders."""
+        """Set up the tenant's custom ops and weight folders."""
         found: list[Callable[[str], None]] = [self._operators.assign, self._leases.assign_tenant]
         weights, disk = self._context.weights, self._context.disk
         if models.saving is not None:
@@ -344,7 +344,7 @@ class Executor:
         return {"tenant": badge.tenant, "key": badge.token, "client": client, "device": self._device_id}
 
     def when_device_is_lost(self, lost: Callable[[str], None]) -> None:
-        """If the device is lost, tell the clients whose sessions end, then call `lost` with the reason."""
+        """If the device is lost, notify the clients whose sessions end, then call `lost` with the reason."""
 
         def end(reason: str) -> None:
             ending = [entry.connection for entry in self._roster.entries() if not _outlives(entry.connection)]
@@ -379,7 +379,7 @@ class Executor:
         """End the sessions of clients that were admitted with one of these tokens (their ids)."""
         for entry in self._roster.of_tokens(tokens):
             self._context.usage.count_as("sessions_closed", "token")
-            _log.warning("a session is ended: its token is not good any more", session=entry.id, client=entry.client)
+            _log.warning("ending a session: its token is invalid now", session=entry.id, client=entry.client)
             if entry.connection is not None:
                 _part(
                     entry.connection, "the token that you came with has been revoked or has expired: ask for a new one"
@@ -391,19 +391,19 @@ class Executor:
         entry = self._roster.entry(session)
         if entry is None or entry.connection is None:
             return
-        _log.warning("a session is ended", session=entry.id, client=entry.client, reason=reason)
+        _log.warning("ending a session on request", session=entry.id, client=entry.client, reason=reason)
         self._context.usage.count_as("sessions_closed", "killed")
         entry.session.stop()
         _part(entry.connection, reason)
         entry.connection.close()
 
     def full(self, reason: str) -> None:
-        """Report that this executor is full. The less busy gateway then refuses clients for `FULL_SECONDS`."""
+        """Report that this executor is full, so that the gateway refuses clients for `FULL_SECONDS`."""
         if time.monotonic() - self._full_at > FULL_SECONDS / 2:
             self._full_at = time.monotonic()
             self.tell(Full(reason))
 
-    def _room_again(self) -> None:
+    def _report_space(self) -> None:
         """Report free space after a session has ended."""
         if self._full_at:
             self._full_at = 0.0
@@ -453,9 +453,9 @@ def _serve_peer(peer: PeerConnection, connection: Connection) -> None:
     try:
         peer.serve(connection)
     except TransportError as error:
-        _log.debug("another executor hung up", source=peer.source, error=str(error))
+        _log.debug("another executor closed its connection", source=peer.source, error=str(error))
     except ProtocolError as error:
-        _log.warning("another executor was turned away: it does not follow the protocol", error=str(error))
+        _log.warning("closed another executor's connection after a protocol error", error=str(error))
         complain(connection, str(error))
 
 
@@ -478,11 +478,11 @@ def _log_session(
             yield
     except ProtocolError as error:
         closed("protocol")
-        log.warning("session broken off: the client does not follow the protocol", error=str(error))
+        log.warning("session closed: the client sent an invalid message", error=str(error))
         _part(connection, str(error))
     except QuotaExceeded as error:
         closed("quota")
-        log.warning("session broken off: its tenant has used up what it may", reason=str(error))
+        log.warning("session closed: the tenant's quota is exhausted", reason=str(error))
         _part(connection, f"the server ended this session: {error}")
     except SessionLost as error:
         closed("recovery")
@@ -493,7 +493,7 @@ def _log_session(
     except Exception as error:
         check(error)
         closed("error")
-        log.exception("session ended by an error of the executor's own", error=repr(error))
+        log.exception("session ended by an internal error of the executor", error=repr(error))
         _part(connection, f"the executor failed: {error!r}; its log has the details")
     else:
         log.info("session ended")
@@ -505,7 +505,7 @@ def _outlives(connection: SessionChannel | None) -> bool:
 
 
 def _part(connection: SessionChannel, reason: str, *, stopped: bool = False) -> None:
-    """Tell the client why its session ends, if it is still connected. `stopped`: as in `Broken`."""
+    """Send the client the reason why its session ends, if it is still connected. `stopped`: as in `Broken`."""
     connection.expire()
     if isinstance(connection, ExecutorChannel):
         connection.abandon_replay()
@@ -561,7 +561,7 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
 
 
 def _end_at_once(control: Control, directory: str, reason: str) -> None:
-    """End this process without telling clients. Journals stay for the next executor."""
+    """End this process without a message to clients. Journals stay for the next executor."""
     control.report(Failed(reason))
     shutil.rmtree(directory, ignore_errors=True)
     os._exit(1)
@@ -623,7 +623,7 @@ def _open_store(config: StoreConfig, disk: DiskQuota) -> WeightStore | None:
     try:
         return WeightStore(config.directory, config.limit, disk)
     except OSError as error:
-        _log.warning("weights are not kept: their directory cannot be used", error=str(error))
+        _log.warning("no weight store: cannot use its directory", error=str(error))
         return None
 
 

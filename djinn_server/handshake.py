@@ -1,4 +1,4 @@
-"""Single messages on a connection that is not yet, or no longer, in a session."""
+"""Single messages on a connection before or after its session."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNAUTHENTICATED_LIMITS = Limits(head=16 << 10, body=0, buffers=0)
 
 @functools.cache
 def instance() -> str:
-    """Name of this process, by which clients tell it from one that replaced it."""
+    """Return the name of this process, by which clients detect its replacement."""
     return secrets.token_urlsafe(8)
 
 
@@ -34,7 +34,7 @@ def receive_message(connection: Connection, timeout: float | None) -> Message:
     """Receive the next message.
 
     Raises:
-        TimeoutError: none came within `timeout` seconds.
+        TimeoutError: no message arrived within `timeout` seconds.
         ProtocolError: the frame is not a message.
         TransportError: the connection is broken or closed.
     """

@@ -36,5 +36,5 @@ class Histogram:
         return sum(self._counts)
 
     def distribution(self, *labels: str) -> Distribution:
-        """The distribution of the durations seen so far."""
+        """Return the distribution of the durations so far."""
         return Distribution(BOUNDS, tuple(self._counts), self._sum, labels)

@@ -36,7 +36,7 @@ class IdleMoves:
         elif now >= self.at:
             with self._context.moving:
                 moved = memory.move_away()
-            _log.info("an idle session gave way", **moved)
+            _log.info("the values of an idle session left the device", **moved)
             self._context.trimmer.soon()
             self.at = now + seconds if memory.moves_again else math.inf
         return self.at if self.at < math.inf else None

@@ -33,7 +33,7 @@ ENDING_SECONDS = 5.0  # for the running op, and for the session to free its valu
 
 
 class QueueConnection(Connection):
-    """One end of a connection within a process; as `Connection`, with the bytes of the frames counted."""
+    """Implements `Connection` within a process, and counts the bytes of frames."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -87,7 +87,7 @@ def _size(frame: Frame) -> int:
 
 
 def connected_pair() -> tuple[QueueConnection, QueueConnection]:
-    """Two ends of one connection."""
+    """Return the two ends of a connection."""
     there: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
     back: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
     return QueueConnection(there, back), QueueConnection(back, there)

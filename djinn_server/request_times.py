@@ -93,18 +93,18 @@ class ModelTimes:
         self.first_tokens.add(seconds)
 
     def include(self, other: ModelTimes) -> None:
-        """Add the durations of another."""
+        """Add the durations of another model or session."""
         self.requests += other.requests
         for mine, its in zip(self._all(), other._all(), strict=True):
             mine.include(its)
 
     def figures(self, model: str) -> ServingFigures:
-        """The counts and percentiles as of now."""
+        """Return the present counts and percentiles."""
         generated = self.tokens.histogram.count + self.first_tokens.histogram.count
         return ServingFigures(model, self.requests, generated, *[one.latency() for one in self._all()])
 
     def distributions(self, model: str) -> Mapping[str, Distribution]:
-        """The histograms under their names in `/metrics`."""
+        """Return the histograms under their names in `/metrics`."""
         return {name: one.histogram.distribution(model) for name, one in zip(NAMES, self._all(), strict=True)}
 
     def _all(self) -> tuple[_Durations, _Durations, _Durations]:
@@ -116,8 +116,8 @@ class _Prefill:
     """A prefill that may begin a generation.
 
     Attributes:
-        arrived: when its first submission came.
-        times: those of its model.
+        arrived: time at which its first submission arrived.
+        times: durations of its model's requests.
         answers: arrival and end of the answers since then.
         decodes: True once a decode step has followed it.
     """
@@ -146,7 +146,7 @@ class RequestTimes:
     """
 
     def __init__(self, names: ModelNames) -> None:
-        """`names`: those of all sessions of the executor."""
+        """`names`: model names of all sessions of the executor."""
         self._names = names
         self.by_model: dict[str, ModelTimes] = {}
         self.model = ""
@@ -154,7 +154,7 @@ class RequestTimes:
         self._generation: _Generation | None = None
 
     def ran(self, workload: Workload | None, arrived: float, done: float, *, answers: bool) -> None:
-        """A submission ran. `workload`: what its template belongs to. `answers`: the reply carries a tensor."""
+        """Note a finished submission. `workload`: workload of its template. `answers`: True if the reply has a tensor."""
         if workload is not None:
             self.model = workload.model or self.model
             if workload.queries == 1:
@@ -165,11 +165,11 @@ class RequestTimes:
             self._answer(arrived, done)
 
     def close(self) -> None:
-        """The session ends: count what waits for a decode step."""
+        """Count the prefills that wait for a decode step, because the session ends."""
         self._begin(None)
 
     def _begin(self, prefill: float | None) -> None:
-        """End the generation. A prefill that arrived then may begin another one; None: nothing does."""
+        """End the generation. `prefill`: may begin the next generation."""
         self._generation = None
         if self._prefill is not None:
             if prefill is not None and not self._prefill.answers:
@@ -215,7 +215,7 @@ class RequestTimes:
         return found
 
     def figures(self) -> ServingFigures:
-        """The figures of all models of the session together, under the name of the latest."""
+        """Return the figures of all models of the session, under the name of the latest model."""
         every = ModelTimes()
         for one in list(self.by_model.values()):
             every.include(one)

@@ -9,23 +9,23 @@ _log = get_logger("djinn.server")
 
 
 def confine(total: int) -> None:
-    """Let this process have at most `total` bytes of memory of its own.
+    """Limit the private memory of this process to `total` bytes.
 
-    Linux promises memory that it does not have, and ends some process when it is used. With this an op that asks for more than there is
-    fails with PyTorch's own error, which its client is told of.
+    Linux overcommits memory, and kills a process when it is used. With this limit, an op that requests too much memory
+    fails with PyTorch's error, which its client receives.
     """
     try:
         limits.limit_data(total)
     except OSError as error:
-        _log.warning("the memory of this process has no limit", error=str(error))
+        _log.warning("cannot limit the memory of this process", error=str(error))
 
 
 def allow_many_files() -> None:
-    """Each connection takes a file descriptor; what a process may have at first is often a quarter of what it may ask for."""
+    """Raise the soft limit on open files to the hard limit, because each connection takes a descriptor."""
     try:
         limits.allow_open_files()
     except OSError as error:
-        _log.warning("this process may open few files", error=str(error))
+        _log.warning("cannot raise the limit of open files", error=str(error))
 
 
 def leave_no_cores() -> None:

@@ -28,7 +28,7 @@ def strategies_of(registry: Registry, config: ExecutorConfig) -> Sequence[RunStr
 
 
 def compilers_of(registry: Registry, config: ExecutorConfig) -> tuple[Compiler, ...]:
-    """Return the compilers that an executor is to use, in the order in which they are asked.
+    """Return the compilers that the operator chose, in the order in which they are asked.
 
     Raises:
         StartupError: no compiler has one of the names; the message lists the compilers.
@@ -47,7 +47,7 @@ def compilers_of(registry: Registry, config: ExecutorConfig) -> tuple[Compiler, 
 def begin_strategies(
     context: ExecutorContext, strategies: Sequence[RunStrategy], compilers: tuple[Compiler, ...] = ()
 ) -> None:
-    """Have the arbiter of the device ask these strategies from now on.
+    """Register these strategies with the arbiter of the device.
 
     Raises:
         StartupError: a strategy and another option of the executor exclude each other.

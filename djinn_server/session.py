@@ -137,7 +137,7 @@ class ExecutorSession:
     def __init__(
         self, context: ExecutorContext, store: WeightStore | None = None, peer_listener: PeerListener | None = None
     ) -> None:
-        """`store`: where weights are kept, if they are. `peer_listener`: where other executors come in."""
+        """`store`: the tenant's weight store, if any. `peer_listener`: admits other executors."""
         self._context, self._usage = context, context.usage
         self.device = device = context.device
         self.values = ValueTable()
@@ -184,11 +184,11 @@ class ExecutorSession:
         serve_here(self.pauses(connection), self.wakeup)
 
     def pauses(self, connection: ExecutorChannel) -> Iterator[Pause]:
-        """Answer messages until the client sends `Goodbye`, which cancels running work unless it asks to finish. Pause while none is there.
+        """Answer messages until the client sends `Goodbye`, which cancels running work unless it asks to finish. Pause between messages.
 
         Raises:
             TransportError: the connection ended without a goodbye.
-            ProtocolError: the client sent something that cannot be accepted.
+            ProtocolError: the client sent an invalid message.
         """
         journal, past = connection.journal, connection.journal.past
         self._reply_bytes = connection.limits.body
@@ -227,7 +227,7 @@ class ExecutorSession:
 
     @property
     def brief_use(self) -> float | None:
-        """As `MessageHandlers.brief_use`."""
+        """Device seconds used so far if turns are short, as `MessageHandlers.brief_use`."""
         is_brief = self._turn.is_brief and (self._runs.ahead is None or not self._runs.ahead.pending)
         return self._turn.used if is_brief else None
 
@@ -237,7 +237,7 @@ class ExecutorSession:
             self._usage.count("journal_snapshots")
 
     def idle_deadline(self) -> float | None:
-        """As `MessageHandlers.idle_deadline`: the values leave the device then."""
+        """Return the time at which the idle session's values leave the device; None: never. If it has passed, evict them."""
         return self._idle.deadline()
 
     def take_at_once(self, message: Message | Unreadable, frame: Frame) -> None:
@@ -262,13 +262,13 @@ class ExecutorSession:
 
     def _refuse_upload(self, message: UnreadableUpload) -> None:
         """Make the value of an unreadable upload poison."""
-        _log.warning("a message cannot be read", reason=message.reason)
+        _log.warning("skipped an unreadable message of a client", reason=message.reason)
         self._uploads.refuse(message.handle, message.reason)
 
     def _handle(
         self, message: Message | Unreadable, frame: Frame, connection: ExecutorChannel
     ) -> Iterator[Wait] | None:
-        """Handle a message that is no submission. Return the rest of its handler, if that may wait."""
+        """Handle a message other than a submission. Return the rest of its handler, if that may wait."""
         if not isinstance(message, UploadPart):  # which makes new values alone
             self._runs.missed()
         if isinstance(message, UploadPart | AbortUpload | CancelSubmissions):
@@ -276,7 +276,7 @@ class ExecutorSession:
             return None
         self._usage.message(type(message).__name__.removeprefix("Unreadable"), sum(map(len, frame.body)))
         if isinstance(message, Unreadable):
-            return self._pass_over(message, connection)
+            return self._skip_unreadable(message, connection)
         if isinstance(message, BlobOffer):
             self._usage.check_values()
             recalled = connection.journal.decide(lambda before: self._consider(message, before)) == YES
@@ -301,9 +301,9 @@ class ExecutorSession:
             found = connection.journal.decide(lambda before: self._uploads.hold(message, before))
             connection.send(Frame(encode(BlobQueryReply(tuple([bool(one) for one in found])))))
         elif isinstance(message, StatsRequest):
-            self._tell_figures(message, connection)
+            self._send_figures(message, connection)
         elif isinstance(message, TimingsRequest):
-            self._tell_times(message)
+            self._set_timings(message)
             connection.send(Frame(encode(TimingsReply(instance(), time.perf_counter()))))
         elif isinstance(message, CacheRequest):
             connection.send(Frame(encode(self._caches(message))))
@@ -322,7 +322,7 @@ class ExecutorSession:
             return self._peer_values.answer(message, connection, self._timings, self.submissions)
         return None
 
-    def _tell_figures(self, request: StatsRequest, connection: ExecutorChannel) -> None:
+    def _send_figures(self, request: StatsRequest, connection: ExecutorChannel) -> None:
         figures = self.figures()
         if request.reset_peak:
             self.values.reset_peak()
@@ -331,12 +331,12 @@ class ExecutorSession:
             reset_device_peak(self.device.runtime.device)
         connection.send(Frame(encode(StatsReply(figures))))
 
-    def _tell_times(self, request: TimingsRequest) -> None:
-        """Tell with each reply from now on when the submission ran, or no more."""
+    def _set_timings(self, request: TimingsRequest) -> None:
+        """Start or stop reporting times with each reply."""
         self._timings = Timings(instance(), ops=request.ops) if request.on else None
 
     def _caches(self, request: CacheRequest) -> CacheReply:
-        """Do what the client wants with the memory of KV caches; without a memory limit they are where they are."""
+        """Pin, unpin, evict or restore KV caches. Without a memory limit, only report their bytes."""
         handles = unpack_handles(request.handles)
         with self._turn:
             if self._memory is not None:
@@ -345,7 +345,7 @@ class ExecutorSession:
         return CacheReply(nbytes, nbytes, 0, False)
 
     def _consider(self, offer: BlobOffer, before: bytes | None) -> bytes:
-        """Check whether an offered blob is here. In a recovery, a blob that was missing before is uploaded all the same."""
+        """Return `YES` if the store has an offered blob. In a replay, a blob that was missing before counts as missing."""
         try:
             return YES if self._uploads.consider(offer, look=before != NO) else NO
         except ProtocolError as error:
@@ -353,11 +353,11 @@ class ExecutorSession:
             return YES
 
     def _state(self) -> StateParts | None:
-        """The session as it is between two frames; None if it is in the middle of something, or cannot be serialized."""
+        """Return the session's state between two frames; None if uploads are promised, or a value cannot be serialized."""
         return None if self._uploads.promised else self._state_without(())
 
     def _state_here(self) -> StateParts | None:
-        """As `_state`, for this server: what was read and not written since is read again."""
+        """Return the state for a recovery on this server, which rereads unmodified weights from their files."""
         self._context.threads.promote_follower()
         found = self._reads.shares.stored()
         versions = {origin.key.version for _, _, origin in found}
@@ -396,7 +396,7 @@ class ExecutorSession:
         return encode_snapshot(snapshot), taken[1], transfers
 
     def _all_restored(self, memory: SessionMemory) -> bool:
-        """Return True if all values are on the device. Those that left a host because the session was idle are restored."""
+        """Return True if all values are on the device. On a host device, restore the values that an idle session spilled."""
         try:
             if self.device.runtime.device.type == "cpu":
                 memory.restore_all()
@@ -415,7 +415,7 @@ class ExecutorSession:
             ProtocolError: this session has begun, or the state is not possible.
         """
         if self.submissions or len(self.values) or len(self._templates):
-            raise ProtocolError("a client sends a state to a session that has begun")
+            raise ProtocolError("a client sent its state to a session that has already begun")
         snapshot, memory = yield from take_in(state, self._loop.next_frame)
         restored(self._restore, snapshot, memory)
         self._usage.check_values()
@@ -425,7 +425,7 @@ class ExecutorSession:
         self.submissions = snapshot.submissions
         self._runs.numeric_settings = snapshot.numeric_settings
         if snapshot.timings is not None:
-            self._tell_times(snapshot.timings)
+            self._set_timings(snapshot.timings)
         for one in snapshot.templates:
             known = self._runs.bind(
                 self._compile(one.template), one.digest
@@ -458,7 +458,7 @@ class ExecutorSession:
         except _Refused as refused:
             self._usage.refused()
             if self._observed:
-                self._tell(submit, Timing(), 1)
+                self._notify_completed(submit, Timing(), 1)
             yield self._reads.wait()
             self._refuse(work, refused, submit.digest, connection)
             return
@@ -482,7 +482,7 @@ class ExecutorSession:
             self._answer(one, at, took, connection)
 
     def _gather(self, turn: DeviceTurn, connection: ExecutorChannel) -> list[DeviceTurn]:
-        """Return this turn with those of the submissions that have arrived behind it and may run at the same time."""
+        """Return this turn, and the turns of later submissions that have arrived and may run concurrently with it."""
         group, runs, known, quota = [turn], self._runs, turn.known, self._usage.quota
         if known is None or known.seconds < LANE_SECONDS or not (runs.has_lanes and self.device.lanes.pay_for(known)):
             return group
@@ -512,7 +512,7 @@ class ExecutorSession:
         return group
 
     def _answer(self, turn: DeviceTurn, executed: float, took: float, connection: ExecutorChannel) -> None:
-        """Answer a submission that was run."""
+        """Send the reply to a submission that has run."""
         known, work, submit, pending = turn.known, turn.work, turn.submit, turn.pending
         started, decoded, waited = turn.started, turn.decoded, turn.waited
         timings, values = self._timings, self.values
@@ -540,7 +540,7 @@ class ExecutorSession:
         if run.layout_mismatches:
             self._counts.layout_corrections += len(run.layout_mismatches)
         if self._observed:
-            self._tell(submit, timing, len(run.failures))
+            self._notify_completed(submit, timing, len(run.failures))
         failures = tuple([_abridged(f) for f in run.failures[:FAILURES_LIMIT]]) if run.failures else ()
         for failure in failures:
             _log.info("an op failed", submission=submit.sequence, op=failure.op, kind=failure.kind)
@@ -564,7 +564,7 @@ class ExecutorSession:
             self._runs.ahead.follow(submit, known, work, took)
 
     def _compute(self, turn: DeviceTurn) -> Steps:
-        """The part of a submission that needs the device: run it, and issue the copies of what it fetches."""
+        """Run a submission on the device, and issue the copies of the values that it fetches."""
         known, work = turn.known, turn.work
         turn.begun = time.perf_counter()
         if self._timings is not None and self._timings.ops and known is not None:
@@ -580,7 +580,7 @@ class ExecutorSession:
         turn.responses = Responses.start(work, self.values, self.device.runtime, self._reply_bytes, self._counts)
 
     def _compute_together(self, group: Sequence[DeviceTurn]) -> Steps:
-        """As `_compute`, for submissions that run at the same time. What they free is freed once all are answered."""
+        """Run submissions concurrently, as `_compute` does. Free their values after all replies."""
         began = time.perf_counter()
         yield from self._runs.run_together(group)
         executed = time.perf_counter()
@@ -592,7 +592,7 @@ class ExecutorSession:
             )
 
     def _wait(self, turn: DeviceTurn) -> float:
-        """Wait for the ops of a submission and for what it fetches, while other sessions have the device; when it was executed."""
+        """Wait, without the device, for a submission's ops and fetched values. Return the time at which its ops had run."""
         work, run, watch = turn.work, turn.outcome, self.device.watch
         executed = turn.executed
         if self.device.timer.runs_late and (work.synchronize or self._timings is not None):
@@ -606,19 +606,19 @@ class ExecutorSession:
         return executed
 
     def _number(self, submit: Submit) -> None:
-        """Count a submission, which is answered in any case from now on.
+        """Count a submission. From now on, it is answered in any case.
 
         Raises:
-            ProtocolError: it is not the next one.
+            ProtocolError: its number does not follow the last one.
         """
         if submit.sequence != self.submissions + 1:
-            raise ProtocolError(f"submission {submit.sequence} came after {self.submissions}")
+            raise ProtocolError(f"submission {submit.sequence} arrived after submission {self.submissions}")
         usage = self._usage
         if usage.quota.values or usage.quota.seconds_an_hour:
             usage.check()
         self.submissions = submit.sequence
 
-    def _tell(self, submit: Submit, timing: Timing, failures: int) -> None:
+    def _notify_completed(self, submit: Submit, timing: Timing, failures: int) -> None:
         """Notify observers of a finished or refused submission."""
         self._context.events.emit(
             "completed",
@@ -631,14 +631,14 @@ class ExecutorSession:
             trace=submit.trace,
         )
 
-    def _pass_over(self, message: Unreadable, connection: ExecutorChannel) -> Iterator[Wait]:
+    def _skip_unreadable(self, message: Unreadable, connection: ExecutorChannel) -> Iterator[Wait]:
         """Skip an unreadable message: its results become poison."""
         if isinstance(message, UnreadableUpload):
             self._refuse_upload(message)
             if message.offered:  # an offer needs a reply
                 connection.send(Frame(encode(BlobHit(message.handle))))
             return
-        _log.warning("a message cannot be read", reason=message.reason)
+        _log.warning("skipped an unreadable message of a client", reason=message.reason)
         if isinstance(message, UnreadableSubmit):
             self._number(message.submit)
             work = unpack(message.submit)
@@ -683,7 +683,7 @@ class ExecutorSession:
         return known
 
     def _made(self, template: Template | None, first: InitialBindings | None, digest: bytes) -> BoundTemplate:
-        """A template that is new here, bound for its first run."""
+        """Compile a new template of this session, and bind it for its first run."""
         self._context.threads.promote_follower()
         if template is None or digest_of(template) != digest:
             raise ProtocolError("a template does not have the digest that it was sent with")
@@ -706,7 +706,7 @@ class ExecutorSession:
         return compiled
 
     def _await_operands(self, known: BoundTemplate | None, work: RunRequest) -> Iterator[Wait]:
-        """Wait for what a submission uses. What one that is cancelled meanwhile would have written is poison."""
+        """Wait for a submission's operands. If it is cancelled meanwhile, its pending written operands become poison."""
         inputs = work.inputs if known is not None else []
         wait = self._reads.wait({*inputs, *work.fetch, *work.describe})
         yield attrs.evolve(wait, cancelled=lambda: bool(work.halt.value & CANCEL))
@@ -721,7 +721,7 @@ class ExecutorSession:
                 self.values[handle] = Poison(failure)
 
     def _report_reads(self, request: ReadProgressRequest, connection: ExecutorChannel) -> Iterator[Wait]:
-        """Answer how much is still to be read, after the client's patience at the latest."""
+        """Send the bytes of pending reads, once all are complete or the client's patience has run out."""
         yield attrs.evolve(self._reads.wait(), until=time.monotonic() + clamp_timeout(request.patience))
         connection.send(Frame(encode(ReadProgressReply(self._reads.left()))))
 
@@ -730,7 +730,7 @@ class ExecutorSession:
         try:
             self._reads.read(request)
         except ProtocolError as error:
-            _log.warning("a value is not read", reason=str(error))
+            _log.warning("refused an invalid read request for a weight", reason=str(error))
             self._uploads.refuse(request.handle, str(error))
 
     def _save_weights(self, request: SaveWeights, connection: ExecutorChannel) -> Iterator[Wait]:
@@ -743,9 +743,9 @@ class ExecutorSession:
             return self.device.runtime.deliver(value)
 
     def _refuse(self, work: RunRequest, refused: _Refused, digest: bytes, connection: ExecutorChannel) -> None:
-        """Answer a submission that cannot run: all that it would have made or written is poison.
+        """Reject a submission: poison its outputs and the operands that it would write, and send the failure.
 
-        What the template was bound to last is not what the client believes, so the client is asked for it next time.
+        Drop the template, because its last bindings are no longer those that the client assumes. The client then sends it again.
         """
         self._counts.submissions_refused += 1
         self._runs.missed()
@@ -759,21 +759,21 @@ class ExecutorSession:
             self.values[handle] = Poison(failure)
         self.values.free(work.free)
         self._reads.shares.forget(work.free)
-        told = FailureTexts()
-        results = tuple([told.fitting(failure) for _ in work.fetch])
-        described = tuple([told.fitting(failure) for _ in work.describe])
+        texts = FailureTexts()
+        results = tuple([texts.fitting(failure) for _ in work.fetch])
+        described = tuple([texts.fitting(failure) for _ in work.describe])
         connection.send(Frame(encode(Completed(work.sequence, results, described, (failure,)))))
 
     def holdings(self) -> tuple[int, Mapping[int, int]]:
-        """As `MeteredSession.holdings`."""
+        """Return the number of values and their bytes by address, as `MeteredSession.holdings`."""
         return len(self.values), self.values.sizes()
 
     def live_values(self) -> int:
-        """Number of live values, including those that are still to be uploaded or read: each has a file in the journal."""
+        """Return the number of live values, including pending uploads and reads, which have a file in the journal."""
         return len(self.values) + len(self._uploads.wanted) + len(self._reads.reading)
 
     def counted(self) -> Mapping[str, float]:
-        """As `MeteredSession.counted`."""
+        """Return the counters since the session began, as `MeteredSession.counted`."""
         sent, received = self.exchange.transfers
         transfers = {
             "peer_transfers_sent": sent,
@@ -783,7 +783,7 @@ class ExecutorSession:
         return attrs.asdict(self._counts) | transfers
 
     def measured(self) -> SessionGauges:
-        """As `MeteredSession.measured`."""
+        """Return the present figures, as `MeteredSession.measured`."""
         kept = len(self._templates), self._templates.instructions
         others = self.values.poisoned(), self.exchange.kept_bytes, sum(self._evicted().values())
         amounts = dict(zip(EVERY_SESSION, (*kept, *others), strict=True))
@@ -794,11 +794,11 @@ class ExecutorSession:
         return SessionGauges(amounts, kinds.phase, kinds.by_kind())
 
     def _evicted(self) -> dict[str, int]:
-        """Bytes of values that are not on the device, by place; for any thread."""
+        """Return the bytes of evicted values by place. Thread-safe."""
         return self._memory.evicted_to() if self._memory is not None else {}
 
     def figures(self) -> dict[str, int]:
-        """Counts and bytes: values, memory, submissions, templates, what went to other executors, and `device_figures`."""
+        """Return counts and bytes of values, memory, submissions, templates and transfers, and `device_figures`."""
         memory, device = self.values.nbytes(), device_figures(self.device.runtime)
         used = self._notes.kinds.by_kind()
         return (
@@ -835,7 +835,7 @@ class ExecutorSession:
         return attrs.evolve(notes, shared=shared, submissions=self.submissions, aside=aside, serving=serving)
 
     def served(self) -> Mapping[str, ModelTimes]:
-        """As `MeteredSession.served`."""
+        """Return the request durations by model, as `MeteredSession.served`."""
         return self._requests.by_model
 
     def stop(self) -> None:
@@ -843,7 +843,7 @@ class ExecutorSession:
         self._wanted.stop_all()
 
     def close(self) -> None:
-        """Free everything."""
+        """End the session, and free its values and templates."""
         self._requests.close()
         self._usage.leave(self)
         self.exchange.close()
@@ -859,7 +859,7 @@ class ExecutorSession:
 
 
 class _Refused(Exception):  # noqa: N818 - a signal within this file
-    """A submission cannot run because of `error`; what it is bound to, as far as that can be read."""
+    """A submission cannot run because of `error`. `first`: its bindings, if readable."""
 
     def __init__(self, error: Exception, first: InitialBindings | None) -> None:
         super().__init__(str(error))
@@ -872,12 +872,12 @@ def _readable(packed: Handles) -> Sequence[int]:
     try:
         return unpack_handles(packed)
     except ProtocolError as error:
-        _log.warning("what a refused program writes cannot be read", reason=str(error))
+        _log.warning("cannot read the written handles of a refused submission", reason=str(error))
         return ()
 
 
 def _synchronize(what: Any, work: RunRequest, run: RunOutcome) -> None:
-    """Wait for a device, or an event of it."""
+    """Wait for a device or an event. An error becomes a failure of the run."""
     try:
         what.synchronize()
     except RuntimeError as error:

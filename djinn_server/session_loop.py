@@ -46,10 +46,10 @@ class MessageHandlers(Protocol):
         """Begin to handle a message that was received at `started`. Return the rest of its handler, if that may wait."""
 
     def take_at_once(self, message: Message | Unreadable, frame: Frame) -> None:
-        """Handle a message for which the present message may wait."""
+        """Handle a message out of order, because the present message may wait for it."""
 
     def receive_ahead(self, connection: ExecutorChannel) -> Frame | None:
-        """Run what is expected next until a frame comes. Return None if nothing more is expected."""
+        """Run predicted submissions until a frame arrives, and return the frame. Return None if nothing more is predicted."""
 
     @property
     def brief_use(self) -> float | None:
@@ -59,7 +59,7 @@ class MessageHandlers(Protocol):
         """Called after a message if no other message waits."""
 
     def idle_deadline(self) -> float | None:
-        """Return the time at which the idle session has something to do, which it does if that time has come; None: never."""
+        """Return the time of the idle session's next task; None: none. If the time has passed, do the task."""
 
 
 class SessionLoop:
@@ -78,7 +78,7 @@ class SessionLoop:
         threads: SessionThreads,
         idle_seconds: float,
     ) -> None:
-        """`idle_seconds`: time after which an idle session has something to do; 0: never."""
+        """`idle_seconds`: time after which an idle session has a task; 0: never."""
         self.machine: SessionMachine[tuple[Message | Unreadable, Frame]] = SessionMachine(
             limits.BACKLOG_FRAMES, limits.BACKLOG_BYTES
         )
@@ -98,7 +98,7 @@ class SessionLoop:
         return self.machine.pop()[1]
 
     def following(self, connection: ExecutorChannel) -> Message | Unreadable | None:
-        """Return the submission behind the present one if it has arrived; None otherwise, or any other message. `machine.pop` takes it."""
+        """Return the next message if it has arrived and is a submission, else None. `machine.pop` removes it."""
         machine = self.machine
         with contextlib.suppress(TransportError, ProtocolError):  # the session's next wait finds it
             for _ in range(_UPLOADS):
@@ -111,7 +111,7 @@ class SessionLoop:
         return None if found is None else found[0]
 
     def pauses(self, connection: ExecutorChannel) -> Iterator[Pause]:
-        """Handle messages until the client leaves. Pause while nothing is to do."""
+        """Handle messages until the client leaves. Pause in between."""
         with contextlib.suppress(ClientLeft):
             machine, left = self.machine, self._cancellation.client_left
             try:
@@ -158,7 +158,7 @@ class SessionLoop:
             self._handlers.between_messages(connection)
 
     def _receive(self, connection: ExecutorChannel) -> bool:
-        """Receive a frame; False if none comes for a while."""
+        """Receive a frame. Return False if none arrives for a while."""
         machine = self.machine
         try:
             frame = self._next(connection)
@@ -185,7 +185,7 @@ class SessionLoop:
         """Return the next frame.
 
         Raises:
-            TimeoutError: none comes for a while.
+            TimeoutError: no frame arrives for a while.
         """
         if self.machine.current is not None:
             self._threads.promote_follower()
@@ -214,7 +214,7 @@ class SessionLoop:
         return pause
 
     def _note_events(self, connection: ExecutorChannel) -> None:
-        """Tell the machine what has changed meanwhile."""
+        """Pass the events since the last call to the machine."""
         machine, wait = self.machine, self._wait
         if machine.away_until is not None:
             machine.connected(connection.away_until)

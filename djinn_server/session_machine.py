@@ -64,7 +64,7 @@ class Wait:
 
     Attributes:
         missing: missing keys. until: timeout, on the clock of `SessionMachine.next`.
-        here: tells if a key is here, for those that no message brings. cancelled: tells if the message was cancelled.
+        here: returns True if a key has arrived that no message announces. cancelled: returns True if the message was cancelled.
     """
 
     missing: Collection[Key]
@@ -79,8 +79,8 @@ class SessionMachine(Generic[M]):
 
     Attributes:
         most_frames, most_bytes: limits of the queue.
-        current: the message that is being handled. missing: keys that it waits for. until: time at which it goes on without them.
-        away_until: time until which the client, whose connection broke, may come back; None while it is connected.
+        current: the message that is being handled. missing: keys that it waits for. until: time at which it continues without them.
+        away_until: time until which a disconnected client may reconnect; None while it is connected.
         nbytes: bytes of the queued messages.
     """
 
@@ -99,7 +99,7 @@ class SessionMachine(Generic[M]):
         return len(self._queue)
 
     def arrived(self, message: M, kind: Kind = Kind.IN_ORDER, nbytes: int = 0) -> bool:
-        """A message arrived. Return True if the session handles it now, while the present message waits.
+        """Note the arrival of a message. Return True if the session handles it now, while the present message waits.
 
         Raises:
             ProtocolError: the queue is full.
@@ -134,7 +134,7 @@ class SessionMachine(Generic[M]):
         self.missing.clear()
 
     def connected(self, away_until: float | None) -> None:
-        """The connection broke, and the client may come back until a time; or it came back, or is not waited for any more (None)."""
+        """Set the time until which a disconnected client may reconnect. None: it is connected, or its lease expired."""
         self.away_until = away_until
 
     def left(self) -> None:
@@ -151,13 +151,13 @@ class SessionMachine(Generic[M]):
         return self._queue[0][0] if self._queue else None
 
     def pop(self) -> M:
-        """Give the present message the next message of the queue, for which it waited (`FRAME`), or which it handles as well."""
+        """Remove and return the next message of the queue, for the present message."""
         message, nbytes, _ = self._queue.popleft()
         self.nbytes -= nbytes
         return message
 
     def template(self) -> M:
-        """Give the present message, which waited for `TEMPLATE`, the first template of the queue. In a replay it may come early."""
+        """Remove and return the first template of the queue. In a replay it may arrive early."""
         index = next(at for at, (_, _, kind) in enumerate(self._queue) if kind is Kind.TEMPLATE)
         message, nbytes, _ = self._queue[index]
         del self._queue[index]
@@ -193,7 +193,7 @@ class SessionMachine(Generic[M]):
 
     @property
     def needs_client(self) -> bool:
-        """True if the present message waits for something that a message of the client brings."""
+        """True if the present message waits for a message of the client."""
         return any(cause in FROM_CLIENT for cause, _ in self.missing)
 
     def deadline(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Figures of one session for `/metrics`: what it has counted since it began, and what it has now."""
+"""Figures of one session for `/metrics`: counters since it began, and present gauges."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class SessionGauges:
 
     Attributes:
         amounts: figures that are added up over sessions, under their names in `/metrics`: `EVERY_SESSION`, and others.
-        phase: the phase of its last program; empty if its client has not told.
-        value_bytes: bytes of its values, by kind; empty if its client tells no kinds.
+        phase: the phase of its last program; empty if its client sent no hints.
+        value_bytes: bytes of its values by kind; empty if its client sent no hints.
     """
 
     amounts: Mapping[str, int] = attrs.field(factory=dict)
@@ -46,19 +46,19 @@ class SessionGauges:
 
 
 class MeteredSession(Protocol):
-    """A session as the metrics of its executor see it; all methods are for any thread."""
+    """Interface of a session for metrics. Thread-safe."""
 
     def holdings(self) -> tuple[int, Mapping[int, int]]:
-        """Number of live values, and the bytes of their memory by its address: sessions may share some."""
+        """Return the number of live values, and their bytes by address, because sessions may share memory."""
 
     def live_values(self) -> int:
-        """Number of live values, in constant time."""
+        """Return the number of live values, in constant time."""
 
     def counted(self) -> Mapping[str, float]:
-        """Counters since it began, under their names in `/metrics`; in constant time."""
+        """Return the counters since it began, under their names in `/metrics`, in constant time."""
 
     def measured(self) -> SessionGauges:
-        """Present figures."""
+        """Return the present figures."""
 
     def served(self) -> Mapping[str, ModelTimes]:
-        """Durations of its requests by model."""
+        """Return the durations of its requests by model."""

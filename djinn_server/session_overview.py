@@ -22,14 +22,14 @@ class SessionOverview:
     """Present facts about a session.
 
     Attributes:
-        phase: the phase of its last program; empty if its client has not told.
+        phase: the phase of its last program; empty if its client sent no hints.
         steps: runs of the template by which its steps are counted: decode steps, training steps.
-        seconds: time that its programs took on the device.
-        kinds: bytes of its values by kind, such as `weights`; empty if its client has not told.
-        decisions: what its latest plans decided, and why, in the client's words.
-        shared: bytes of its values that other sessions have as well.
-        submissions: that it was sent. aside: bytes that are in host memory and on disk because it is idle.
-        serving: its requests.
+        seconds: device time of its programs.
+        kinds: bytes of its values by kind, such as `weights`; empty if its client sent no hints.
+        decisions: decisions of its latest plans with reasons, as text of the client.
+        shared: bytes of its values that other sessions share.
+        submissions: number of submissions. aside: bytes in host memory and on disk while it is idle.
+        serving: latency of its requests.
     """
 
     phase: str = ""
@@ -44,7 +44,7 @@ class SessionOverview:
 
 
 class SessionNotes:
-    """Notes that a session takes about its runs; `overview` is for any thread, all else for the session's.
+    """Facts about a session's runs. `overview` is thread-safe; other methods are for the session's thread.
 
     Attributes:
         kinds: kinds of its values.
@@ -61,15 +61,15 @@ class SessionNotes:
         self._seconds = 0.0
 
     def learn(self, hints: ValueHints) -> None:
-        """The client says what the values of a template are."""
+        """Learn the kinds of a template's values from the client's hints."""
         self.kinds.learn(hints)
         if hints.decisions:
             self._decided.store(hints.digest, hints.decisions)
 
     def ran(self, digest: bytes, inputs: Sequence[int], outputs: Sequence[int], seconds: float) -> None:
-        """A template has run, with these handles.
+        """Note that a template has run, with these handles.
 
-        Steps are runs of one template. It gives way to one that comes more than twice as often as it lately does.
+        Steps are runs of one template. Another template replaces it if it recently ran more than twice as often.
         """
         self.kinds.ran(digest, inputs, outputs)
         again = digest == self._last
@@ -87,7 +87,7 @@ class SessionNotes:
             at.store(digest, self._runs)
 
     def overview(self) -> SessionOverview:
-        """Facts as of now."""
+        """Return the present facts."""
         decisions = [line for lines in reversed(list(self._decided.values())) for line in lines]
         told = tuple(dict.fromkeys(decisions))[:LINES_LIMIT]
         return SessionOverview(self.kinds.phase, self._steps, self._seconds, self.kinds.by_kind(), told)

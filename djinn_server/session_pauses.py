@@ -1,4 +1,4 @@
-"""Pauses of a session, in which it needs no thread, and what ends them."""
+"""Pauses of a session, in which it needs no thread, and the events that end them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Pause:
     """A session waits for its wakeup.
 
     Attributes:
-        until: time at which it goes on anyway, on the clock `time.monotonic`; None: never.
+        until: timeout of the pause (`time.monotonic`); None: none.
         connection: the connection whose next frame ends the pause, too; None if no frame does.
         lingers: True if the session waits for a frame for `LINGER_SECONDS` before its next pause.
         used: device seconds that the session has used, if it expects to need a thread for less than `BRIEF_SECONDS` after it; else None.
@@ -55,11 +55,11 @@ class Wakeup:
 
     @property
     def called(self) -> bool:
-        """True if it was called since `clear`."""
+        """Return True if it was called since `clear`."""
         return self._event.is_set()
 
     def clear(self) -> None:
-        """The session goes on, and looks at what has changed."""
+        """Begin a new wait: the session handles all earlier events now."""
         self._event.clear()
 
     def wait(self, seconds: float | None) -> None:

@@ -31,13 +31,13 @@ class ServedSession(Protocol):
         """Answer the client's messages until it says goodbye or the connection ends, with pauses until `wakeup` is called."""
 
     def overview(self, holdings: Holdings) -> SessionOverview:
-        """Phase, steps and memory by kind, from any thread; `holdings`: what sessions hold now."""
+        """Return phase, steps and memory by kind. Thread-safe. `holdings`: present values of all sessions."""
 
     def stop(self) -> None:
         """Stop the session's computation before the next op, and begin no further one. Thread-safe."""
 
     def close(self) -> None:
-        """Free everything that the session holds."""
+        """Free all values and templates of the session."""
 
 
 @attrs.frozen
@@ -55,7 +55,7 @@ class SessionEntry:
     since: float = attrs.field(factory=time.monotonic)
 
     def status(self, holdings: Holdings) -> SessionStatus:
-        """The session's entry in `djinn status`; `holdings`: what sessions hold now."""
+        """Return the session's entry in `djinn status`. `holdings`: present values of all sessions."""
         try:
             overview = self.session.overview(holdings)
         except Exception as error:
@@ -82,7 +82,7 @@ class SessionEntry:
 
 
 class SessionRegistry:
-    """The live sessions of an executor, for any thread."""
+    """The live sessions of an executor. Thread-safe."""
 
     def __init__(self) -> None:
         self._entries: dict[str, SessionEntry] = {}
@@ -100,32 +100,32 @@ class SessionRegistry:
                 del self._entries[entry.id]
 
     def statuses(self, holdings: Holdings) -> tuple[SessionStatus, ...]:
-        """Entries of all sessions in `djinn status`, oldest first; `holdings`: what sessions hold now."""
+        """Return the `djinn status` entries of all sessions, oldest first. `holdings`: present values of all sessions."""
         return tuple(entry.status(holdings) for entry in self.entries())
 
     def entries(self) -> list[SessionEntry]:
-        """All sessions, oldest first."""
+        """Return all sessions, oldest first."""
         with self._lock:
             return list(self._entries.values())
 
     def entry(self, name: str) -> SessionEntry | None:
-        """The entry of the session of that name."""
+        """Return the entry of the session of that name; None if there is none."""
         with self._lock:
             return self._entries.get(name)
 
     def session(self, name: str) -> ServedSession | None:
-        """The session of that name."""
+        """Return the session of that name; None if there is none."""
         with self._lock:
             entry = self._entries.get(name)
         return entry.session if entry is not None else None
 
     def of_tokens(self, tokens: Collection[str]) -> list[SessionEntry]:
-        """Sessions whose clients were admitted with one of these tokens."""
+        """Return the sessions whose clients were admitted with one of these tokens."""
         with self._lock:
             return [entry for entry in self._entries.values() if entry.token and entry.token in tokens]
 
     def tokens(self) -> tuple[str, ...]:
-        """Ids of the tokens of clients that have a session."""
+        """Return the token ids of clients with a session."""
         with self._lock:
             return tuple(sorted({entry.token for entry in self._entries.values() if entry.token}))
 

@@ -42,7 +42,7 @@ def _has_ended(steps: Iterator[None]) -> bool:
 
 
 def finished(run: Generator[None, None, RunOutcome]) -> RunOutcome:
-    """The outcome of a run that does not pause."""
+    """Exhaust the steps of a run that does not pause, and return its outcome."""
     while True:
         try:
             next(run)
@@ -85,14 +85,14 @@ class SessionRuns:
         self.ahead = self._runs_ahead(templates, counts)
 
     def _runs_ahead(self, templates: TemplateCache[BoundTemplate], counts: SessionCounters) -> RunsAhead | None:
-        """None if nothing runs ahead: in joint runs, in simulated time, if values are evicted, and on GPUs, where it is untried."""
+        """Return the runs ahead; None for joint runs, simulated time, eviction, and GPUs, where they are untested."""
         limit = self._ahead_bytes
         if not limit or not self._grows:
             return None
         return RunsAhead(self._device, self._turn, self._values, templates, counts, limit)
 
     def bind(self, compiled: CompiledTemplate, digest: bytes) -> BoundTemplate:
-        """A template of the session, without bindings."""
+        """Return a template of the session, without bindings."""
         choice = self._device.arbiter.choice(digest, compiled)
         known = BoundTemplate(compiled, [], [], digest=digest)
         if choice is not None:
@@ -101,12 +101,12 @@ class SessionRuns:
         return known
 
     def missed(self) -> None:
-        """Drop what runs ahead: the session did something that was not expected."""
+        """Drop the runs ahead, because the session handles an unpredicted message."""
         if self.ahead is not None:
             self.ahead.missed()
 
     def pending(self, known: BoundTemplate, joint: RunOffer, work: RunRequest, *, timed: bool) -> JointRun | None:
-        """The run as other sessions may join it; None if it has to be this session's alone. `timed`: each op is timed."""
+        """Return the run as other sessions may join it; None if it must run alone. `timed`: True if each op is timed."""
         settings = self.numeric_settings
         if not (self._turn.group or self._device.turns.busy) or settings is None or settings.exact:
             return None
@@ -118,7 +118,7 @@ class SessionRuns:
     def run(
         self, known: BoundTemplate | None, work: RunRequest, pending: JointRun | None = None
     ) -> Generator[None, None, RunOutcome]:
-        """Run a submission, with others where they are `pending` as well. An error of the executor's own costs it alone."""
+        """Run a submission, together with others if it is `pending`. An internal error fails only this submission."""
         if known is None:
             self.missed()
             return RunOutcome()
@@ -135,20 +135,20 @@ class SessionRuns:
                 watch.issued(issuing)  # before the session waits for the device, so that a hang is seen
 
     def _fail(self, error: Exception, known: BoundTemplate, work: RunRequest) -> RunOutcome:
-        """Return the outcome of a submission that failed by an error of the executor's own."""
-        _log.error("a submission failed by an error of the executor's own", submission=work.sequence, exc_info=error)
+        """Return the outcome of a submission that failed by an internal error of the executor."""
+        _log.error("a submission failed by an internal error of the executor", submission=work.sequence, exc_info=error)
         text = f"the executor failed: {error}"[: limits.FAILURE_TEXT]
         failure = Failure(work.sequence, -1, "", type(error).__name__, text)
         return refuse_run(known.template, work, known.slots, self._values, failure)
 
     @property
     def has_lanes(self) -> bool:
-        """True if submissions of the session may run at the same time."""
+        """True if submissions of the session may run concurrently."""
         ahead = self.ahead is not None and self.ahead.pending
         return self.alone and self.memory is None and not ahead
 
     def access(self, known: BoundTemplate | None, work: RunRequest) -> Access | None:
-        """Return what a bound submission uses; None if it cannot run beside others."""
+        """Return the storages that a bound submission uses; None if it cannot run concurrently."""
         if known is None:
             return access_of(None, work, (), ())
         choice = self._choice(known)
@@ -161,7 +161,7 @@ class SessionRuns:
         return access_of(known, work, self._device.own, grown)
 
     def run_together(self, turns: Sequence[DeviceTurn]) -> Steps:
-        """Run independent submissions at the same time, and set their outcomes. An error of the executor's own costs one of them."""
+        """Run independent submissions concurrently, and set their outcomes. An internal error fails only one of them."""
         self._device.numeric_settings.compute_under(self.numeric_settings)
         runs, calls = list[tuple[DeviceTurn, BoundTemplate, TemplateRun]](), list[Callable[[], bool]]()
         for turn in turns:
@@ -260,7 +260,7 @@ class SessionRuns:
         return outcome
 
     def _before_run(self, known: BoundTemplate, work: RunRequest) -> None:
-        """Prepare for what a run writes: shared weights, and what strategies derived from its inputs."""
+        """Before a run writes: copy shared weights, and let strategies drop data derived from its inputs."""
         before_write = self._device.arbiter.before_write
         shares = self._shares.storages or self._shares.names
         if not shares and not before_write:
@@ -288,7 +288,7 @@ class SessionRuns:
         return self.numeric_settings is None or self.numeric_settings.exact
 
     def _pause(self, random: bool, *works: RunRequest) -> Steps:
-        """In the middle of runs: let others compute. `random`: they draw random numbers."""
+        """Yield the device in the middle of runs. `random`: True if the runs draw random numbers."""
         began = time.perf_counter()
         yield
         for work in works:

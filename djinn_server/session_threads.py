@@ -46,7 +46,7 @@ class SessionTask:
 
     Attributes:
         pauses: its steps. wakeup: ends a pause. context: the context variables of its steps.
-        pause: the present pause; None while a thread runs the session. descriptor: what the pause waits for, or -1.
+        pause: the present pause; None while a thread runs the session. descriptor: file descriptor that the pause waits for, or -1.
         used: as of its last pause.
     """
 
@@ -102,7 +102,7 @@ class SessionThreads:
 
     @contextmanager
     def over(self, wanted: CancellationState, connection: ExecutorChannel) -> Iterator[None]:
-        """Look at a session inside the block while it is busy."""
+        """Poll the connection of a busy session inside the block."""
         try:
             with self._lock:
                 self._sessions[id(wanted)] = wanted, connection
@@ -123,7 +123,7 @@ class SessionThreads:
             self._note(task)
 
     def note_message(self, session: int) -> None:
-        """A session begins to handle a message. `session`: any number of its own."""
+        """Note that a session begins to handle a message. `session`: a unique number."""
         now = time.monotonic()
         if session != self._latest:
             if now - self._latest_at < ALTERNATE_SECONDS:
@@ -137,7 +137,7 @@ class SessionThreads:
         return time.monotonic() - self._alternated_at < ALTERNATE_SECONDS
 
     def promote_follower(self) -> None:
-        """Have another thread lead, if the calling thread does: what it does next may take long."""
+        """Let another thread lead if the calling thread does, because its next work may take long."""
         if self._leader == threading.get_ident():
             with self._lock:
                 if self._leader == threading.get_ident():
@@ -150,7 +150,7 @@ class SessionThreads:
             try:
                 self._start()
             except (OSError, RuntimeError) as error:
-                _log.warning("no other thread can wait for sessions: this one waits again later", error=repr(error))
+                _log.warning("cannot start another session thread: this thread leads again later", error=repr(error))
         self._follow.notify()
 
     def _note(self, task: SessionTask) -> None:
@@ -158,7 +158,7 @@ class SessionThreads:
         self._interrupt()
 
     def _interrupt(self) -> None:
-        """Have the thread that waits look at what has changed."""
+        """Wake the waiting thread, so that it handles changes."""
         with self._poking:
             if self._poke is not None and not self._is_poked:
                 self._is_poked = True
@@ -252,7 +252,7 @@ class SessionThreads:
         try:
             goes_on = task.advance()
         except BaseException as error:  # also the SystemExit of a custom op: the thread goes on
-            _log.exception("a session ended by an error of the executor's own", error=repr(error))
+            _log.exception("a session ended by an internal error of the executor", error=repr(error))
         with self._lock:
             if leads := self._leader == threading.get_ident():
                 self._runs_since = 0.0
@@ -278,9 +278,9 @@ class SessionThreads:
             one.close()
 
     def _next(self) -> SessionTask | None:
-        """Wait for a session that has something to do; None: it is time to look at busy sessions, or there are no sessions.
+        """Wait for a ready session, and return it. Return None if busy sessions are to be polled, or no sessions exist.
 
-        Ready sessions run without a look for others, unless these may have used `OFFER_SECONDS` less device time.
+        Ready sessions run without polling others, unless these may have used `OFFER_SECONDS` less device time.
         """
         looked = False
         while True:
@@ -348,7 +348,7 @@ class SessionThreads:
         heapq.heappush(self._ready, (-1.0 if task.used is None else task.used, next(self._numbers), task))
 
     def _look(self) -> None:
-        """Look at the sessions that are busy."""
+        """Poll the connections of busy sessions."""
         with self._lock:
             sessions = list(self._sessions.values())
         for wanted, connection in sessions:

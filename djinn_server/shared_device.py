@@ -22,7 +22,7 @@ from djinn_server.running.storage_names import StorageNames
 
 
 class SharedDevice:
-    """A device that several sessions of this process take turns on."""
+    """A device on which the sessions of this process take turns."""
 
     def __init__(self, runtime: DeviceRuntime, libraries: Sequence[OperatorLibrary] = ()) -> None:
         """`libraries`: as in `own_operators`."""
@@ -48,7 +48,7 @@ class SharedDevice:
 
     @property
     def is_plain(self) -> bool:
-        """True on a CPU on which nothing is evicted, time is real, and no strategy joins sessions: results may come from other kernels' layouts."""
+        """True on a CPU without eviction, simulated time or strategies that join sessions: results may have other layouts."""
         others = self.ledger, self.timekeeper
         return (
             self.runtime.device.type == "cpu" and not self.arbiter.joins_sessions and all(one is None for one in others)

@@ -22,7 +22,7 @@ class Tenancy:
     """Assigns the executor to the tenant that connects first.
 
     Attributes:
-        store: where the tenant's weights are kept, if they are.
+        store: the tenant's weight store, if any.
     """
 
     def __init__(
@@ -33,14 +33,14 @@ class Tenancy:
         accounts: Path | None = None,
         folders: Sequence[Callable[[str], None]] = (),
     ) -> None:
-        """Make one that has no tenant yet.
+        """Create an assignment without a tenant.
 
         Args:
             usage: counters, and the tenant's quota.
-            disk: what the tenant has on disk.
-            store: of all tenants.
-            accounts: where a tenant's next executor finds what this one has used of its time; None: nowhere.
-            folders: give the tenant a folder for weights each, or its custom ops; they raise OSError.
+            disk: the tenant's disk quota.
+            store: parent store of all tenants.
+            accounts: folder with the device time of tenants; None: not kept.
+            folders: callbacks that set up a tenant's weight folder or custom ops. They may raise OSError.
         """
         self._folders = folders
         self.store = store
@@ -66,11 +66,11 @@ class Tenancy:
         """
         if not badge.tenant or (self._is_given.wait(_GIVEN_SECONDS) and badge.tenant == self._given):
             return ""
-        _log.warning("a session was not recovered: this executor is not its tenant's", tenant=badge.tenant)
+        _log.warning("refused to recover a session of another tenant", tenant=badge.tenant)
         return "this executor works for another tenant: connect to the gateway again"
 
     def assign(self, badge: Badge) -> None:
-        """Work for the tenant of this badge, if the executor has none yet, within the quota that the badge has now."""
+        """Assign the executor to the tenant of this badge, unless it has one, and apply the badge's quota."""
         with self._lock:
             if self._tenant is None:
                 self._tenant = badge.tenant
@@ -100,14 +100,14 @@ class Tenancy:
         try:
             self._usage.account = UsageQuota.of(tenant, self._accounts)
         except OSError as error:
-            _log.warning("time on the device is counted again", tenant=tenant, error=str(error))
+            _log.warning("cannot read the used device time: it counts from 0", tenant=tenant, error=str(error))
 
     def _give_folders(self, tenant: str) -> None:
         for give in self._folders:
             try:
                 give(tenant)
             except OSError as error:
-                _log.warning("a folder for the tenant's weights cannot be used", tenant=tenant, error=str(error))
+                _log.warning("cannot use a folder for the tenant's weights", tenant=tenant, error=str(error))
 
     def _store_of(self, badge: Badge) -> WeightStore | None:
         if self._shared is None or badge.tenant in _OPERATOR:
@@ -115,5 +115,5 @@ class Tenancy:
         try:
             return self._shared.of_tenant(badge.tenant, badge.quota.disk)
         except OSError as error:
-            _log.warning("weights are not kept: their directory cannot be used", tenant=badge.tenant, error=str(error))
+            _log.warning("no weight store: cannot use its directory", tenant=badge.tenant, error=str(error))
             return None

@@ -44,18 +44,18 @@ _PHASES: Final = frozenset(phase.value for phase in ExecutionPhase)
 
 @attrs.frozen
 class Holdings:
-    """Values and memory of sessions at a moment: walked through once, for all that is told of them."""
+    """Values and memory of sessions at one moment, collected once for several metrics."""
 
     _of: Mapping[int, tuple[int, Mapping[int, int]]]  # by identity of a session: values, and bytes by address
 
     def of(self, session: object) -> tuple[int, int]:
-        """A session's values and their bytes."""
+        """Return the number of a session's values, and their bytes."""
         values, sizes = self._of.get(id(session), _NOTHING)
         return values, sum(sizes.values())
 
     @property
     def total(self) -> tuple[int, int]:
-        """Values of all sessions, and their bytes, those of memory that several share once."""
+        """Return the number of all sessions' values, and their bytes. Shared memory counts once."""
         memory: dict[int, int] = {}
         for _, sizes in self._of.values():
             memory.update(sizes)
@@ -63,11 +63,11 @@ class Holdings:
 
     @functools.cached_property
     def _holders(self) -> Counter[int]:
-        """Number of sessions by address."""
+        """Return the number of sessions by address."""
         return Counter(address for _, sizes in self._of.values() for address in sizes)
 
     def shared(self, session: object) -> int:
-        """Bytes of a session's values that other sessions have as well."""
+        """Return the bytes of a session's values that other sessions share."""
         if len(self._of) < 2:
             return 0
         sizes, holders = self._of.get(id(session), _NOTHING)[1], self._holders
@@ -78,10 +78,10 @@ _NOTHING: Final[tuple[int, Mapping[int, int]]] = 0, MappingProxyType({})
 
 
 class UsageMetrics:
-    """Counters of the sessions of this process, all of which are one tenant's.
+    """Counters of the sessions of this process, which belong to one tenant.
 
     Attributes:
-        model_names: the models whose requests are counted apart. A session's first request of a model gives the model its label.
+        model_names: labels of models. The first request of a model assigns its label.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class UsageMetrics:
             self._totals[what] += amount
 
     def count_as(self, what: str, label: str) -> None:
-        """As `count`, for a counter that has a label, which must be one of a few."""
+        """Add to a counter with a label. `label`: one of a small, fixed set."""
         with self._lock:
             self._labelled[what, label] += 1
 
@@ -116,19 +116,19 @@ class UsageMetrics:
         self.account.charge(seconds)
 
     def message(self, kind: str, nbytes: int) -> None:
-        """Count a message with `nbytes` bytes beside it, and `pace`."""
+        """Count a message with a body of `nbytes`, and `pace`."""
         with self._lock:
             self._messages[kind] += 1
             self._totals["received_bytes"] += nbytes
         self.pace()
 
     def refused(self) -> None:
-        """Count a submission that is not run. It has waited its turn already."""
+        """Count a rejected submission, without `pace`."""
         with self._lock:
             self._messages["Submit"] += 1
 
     def pace(self) -> None:
-        """Wait if the tenant has sent more than it may, which slows its clients."""
+        """Sleep if the tenant exceeds its message rate, which slows its clients."""
         if self.quota.requests_a_second:
             wait = self._requests.of("", self.quota.requests_a_second, self.quota.requests_a_second).pace()
             if wait:
@@ -137,7 +137,7 @@ class UsageMetrics:
     def completed(
         self, timing: Timing, ops: tuple[int, int], failures: Sequence[Failure], fetched: Sequence[Buffer]
     ) -> None:
-        """A submission, which was not counted by `message`, was answered. `ops`: all, and those of the library. Counted with others, when a report is asked for or they are many."""
+        """Count an answered submission, in batches. `ops`: number of all ops, and of those in the native library."""
         self._answered.append((timing, ops, tuple(map(len, fetched))))
         if failures:
             with self._lock:
@@ -147,7 +147,7 @@ class UsageMetrics:
                 self._count_answered()
 
     def _count_answered(self) -> None:
-        """Add up what was answered since the last time. The caller holds the lock."""
+        """Add the queued submissions to the counters. The caller holds the lock."""
         answered = [self._answered.popleft() for _ in range(len(self._answered))]
         if not answered:
             return
@@ -165,13 +165,13 @@ class UsageMetrics:
         self._executed.add(timing.execute for timing in timings)
 
     def enter(self, holder: MeteredSession) -> None:
-        """A session began."""
+        """Register a session that began."""
         with self._lock:
             self._holders.add(holder)
             self._totals["sessions_started"] += 1
 
     def leave(self, holder: MeteredSession) -> None:
-        """A session ended."""
+        """Remove a session that ended, and keep its totals."""
         with self._lock:
             self._holders.discard(holder)
             self._totals["sessions_ended"] += 1
@@ -179,7 +179,7 @@ class UsageMetrics:
             include_models(self._served, holder.served())
 
     def models(self) -> dict[str, ModelTimes]:
-        """Durations of requests by model, of all sessions and those that have ended."""
+        """Return the request durations by model, of live and ended sessions."""
         found: dict[str, ModelTimes] = {}
         with self._lock:
             for times in (self._served, *[holder.served() for holder in self._holders]):
@@ -190,7 +190,7 @@ class UsageMetrics:
         """Check that the tenant is within its quota.
 
         Raises:
-            QuotaExceeded: it has used up a quota; the message says which, and what to do.
+            QuotaExceeded: a quota is exhausted. The message names it and what to do.
         """
         quota = self.quota
         self.check_values()
@@ -207,7 +207,7 @@ class UsageMetrics:
         """Check the tenant's quota of values, which are also created without a submission.
 
         Raises:
-            QuotaExceeded: it has.
+            QuotaExceeded: the tenant has too many values.
         """
         if not self.quota.values:
             return
@@ -220,7 +220,7 @@ class UsageMetrics:
             )
 
     def may_begin(self, sessions: int) -> str:
-        """The reason why a further session may not begin beside `sessions` others; empty: it may."""
+        """Return the reason why no session may begin beside `sessions` others; empty if one may."""
         try:
             self.check()
         except QuotaExceeded as error:
@@ -231,7 +231,7 @@ class UsageMetrics:
         return ""
 
     def holdings(self) -> Holdings:
-        """Values and memory of all sessions now."""
+        """Return the present values and memory of all sessions."""
         with self._lock:
             holders = tuple(self._holders)
         return Holdings(
@@ -239,7 +239,7 @@ class UsageMetrics:
         )  # a walk over all values: no message waits for it
 
     def report(self, holdings: Holdings) -> ExecutorMetrics:
-        """Metrics of all sessions, those that have ended included in counters; `holdings`: what they hold now."""
+        """Return the metrics of all sessions. Counters include ended sessions. `holdings`: their present values."""
         values, memory = holdings.total
         with self._lock:
             self._count_answered()
@@ -265,7 +265,7 @@ class UsageMetrics:
         return ExecutorMetrics(every, _by_name(labelled) | _by_phase_and_kind(measured), distributions)
 
     def _figures_of_process(self) -> dict[str, int]:
-        """The system's figures for this process."""
+        """Return the operating system's figures for this process."""
         import psutil
 
         try:
@@ -292,7 +292,7 @@ def _by_name(counted: Mapping[tuple[str, str], float]) -> dict[str, tuple[Labell
 
 
 def _by_phase_and_kind(measured: Iterable[SessionGauges]) -> dict[str, tuple[LabelledValue, ...]]:
-    """Sessions by the phase of their last programs, and bytes of their values by kind: what clients call a phase may be anything."""
+    """Return the number of sessions by phase and the bytes of values by kind. Unknown names of phases count together."""
     phases: Counter[str] = Counter()
     held: Counter[str] = Counter()
     for one in measured:

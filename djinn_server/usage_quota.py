@@ -1,4 +1,4 @@
-"""A tenant's device time within the hour, in a file where the tenant's next executor finds it."""
+"""A tenant's device time within the hour, in a file that the tenant's next executor continues."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _LAYOUT: Final = struct.Struct("<dd")  # when the hour began, on the clock of al
 
 
 class UsageQuota:
-    """Device time of the tenant in this hour: what `FairShare` measured.
+    """Device time of the tenant in this hour, as `FairShare` measured it.
 
-    A turn that runs is in the file, too (`tick`), so that a submission that ends the process midway is charged.
+    `tick` also writes the running turn, so that a submission that kills the process is charged.
     """
 
     def __init__(self, memory: bytearray | mmap.mmap | None = None) -> None:
-        """`memory`: where an account before this one was kept, and this one is, too."""
+        """`memory`: buffer with the account, of an earlier executor or empty."""
         self._memory = memory if memory is not None else bytearray(_LAYOUT.size)
         self._lock = threading.Lock()
         began, self._used = _LAYOUT.unpack_from(self._memory)
@@ -33,10 +33,10 @@ class UsageQuota:
 
     @classmethod
     def of(cls, tenant: str, folder: Path) -> Self:
-        """The one of `tenant` in a folder of the server's.
+        """Open the account of `tenant` in a folder of the server.
 
         Raises:
-            OSError: it cannot be kept there.
+            OSError: the file cannot be opened or written.
         """
         path = folder / hashlib.sha256(tenant.encode()).hexdigest()[:32]
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NOFOLLOW | CLOEXEC, 0o600)
@@ -48,7 +48,7 @@ class UsageQuota:
             os.close(descriptor)
 
     def used(self) -> tuple[float, float]:
-        """Seconds that were used in this hour, and seconds until the next one."""
+        """Return the seconds used in this hour, and the seconds until the next hour."""
         with self._lock:
             now = time.perf_counter()
             if now - self._began >= HOUR:
@@ -63,7 +63,7 @@ class UsageQuota:
             self._write()
 
     def tick(self, running: float) -> None:
-        """Write to the file that a turn has run for so many seconds, which `charge` adds when it ends."""
+        """Write the seconds of the running turn to the file. `charge` adds them when the turn ends."""
         with self._lock:
             self._write(running)
 

@@ -1,4 +1,4 @@
-"""Kinds of a session's values, such as weights and KV caches, as its client tells them for each template."""
+"""Kinds of a session's values, such as weights and KV caches, from the client's hints for each template."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _PHASES: Final = frozenset(phase.value for phase in ExecutionPhase)
 
 
 class ValueKinds:
-    """Kinds by storage. `phase`, `by_kind` and `caches` are for any thread, all else for the session's.
+    """Kinds by storage. `phase`, `by_kind` and `caches` are thread-safe; other methods are for the session's thread.
 
-    A run costs one assignment: the kinds of its values are noted when they are asked for, of each template's last run. With `at_once`
-    they are noted at each run.
+    A run costs one assignment: kinds are computed on demand from each template's last run. With `at_once`
+    they are computed at each run.
     """
 
     def __init__(self, values: ValueTable, *, at_once: bool = False) -> None:
@@ -44,7 +44,7 @@ class ValueKinds:
         self._last = b""
 
     def learn(self, hints: ValueHints) -> None:
-        """Take the kinds of a template's values from the client."""
+        """Store the kinds of a template's values from the client's hints."""
         before = self._hints.pop(hints.digest, None)
         gone = [*self._hints.store(hints.digest, hints), *([before] if before is not None else [])]
         self._letters += _size(hints) - sum(map(_size, gone))
@@ -66,12 +66,12 @@ class ValueKinds:
 
     @property
     def phase(self) -> str:
-        """The phase of the last program; empty if the client has not told."""
+        """Return the phase of the last program; empty without hints of the client."""
         last = self._hints.get(self._last)
         return last.phase if last is not None and last.phase in _PHASES else ""
 
     def by_kind(self) -> dict[str, int]:
-        """Return the bytes of values by kind, on or off the device; empty if the client tells no kinds."""
+        """Return the bytes of values by kind, on or off the device; empty without hints of the client."""
         self._settle()
         if not self._hints:
             return {}

@@ -120,7 +120,7 @@ def test_error_after_several_submissions_stops_no_session():
     watched.run(one, 1)
     watched.run(other, 8)
     watched.runtime.error = ERROR
-    watched.watch.look()
+    watched.watch.poll()
     assert "at or before submission 8 or one of 2 submissions" in watched.reasons[0]
     assert one.stopped == other.stopped == [], "each may have caused it"
 
@@ -130,10 +130,10 @@ def test_completed_submissions_are_not_blamed():
     watched.run(one, 1)
     watched.run(one, 2)
     watched.runtime.events[0].reached = watched.runtime.events[1].reached = True
-    watched.watch.look()
+    watched.watch.poll()
     watched.run(other, 8)
     watched.runtime.error = ERROR
-    watched.watch.look()
+    watched.watch.poll()
     assert not one.stopped
     assert other.stopped[0][:2] == (8, 0)
     assert "at or before aten::mm (op 2 of submission 8)" in watched.reasons[0]
@@ -162,7 +162,7 @@ def test_loss_is_reported_once():
     watched.runtime.error = ERROR
     for _ in range(3):
         watched.watch.check(ERROR, 0)
-        watched.watch.look()
+        watched.watch.poll()
     assert len(watched.reasons) == len(session.stopped) == 1
 
 
@@ -173,7 +173,7 @@ def test_device_that_works_after_an_error_goes_on(error):
     watched, session = Watched(), Session()
     watched.run(session)
     watched.watch.check(error, 1)
-    watched.watch.look()
+    watched.watch.poll()
     assert not watched.reasons
     assert watched.runtime.synchronized == (error is ERROR), "only an error of the device is worth a wait"
 
@@ -182,11 +182,11 @@ def test_hung_kernel_is_blamed_on_oldest_submission(monkeypatch):
     watched, hung, other = Watched(), Session(), Session()
     watched.run(hung, 4)
     watched.run(other, 9)
-    watched.watch.look()
+    watched.watch.poll()
     assert not watched.reasons
     later = time.monotonic() + Runtime.hang_seconds + 1
     monkeypatch.setattr("djinn_server.device_watch.time.monotonic", lambda: later)
-    watched.watch.look()
+    watched.watch.poll()
     assert "at or before aten::mm (op 2 of submission 4) hangs: nothing was completed for 30 s" in watched.reasons[0]
     assert hung.stopped[0][:2] == (4, 0)
     assert not other.stopped
@@ -200,7 +200,7 @@ def test_progressing_queue_is_not_hung(monkeypatch):
         monkeypatch.setattr("djinn_server.device_watch.time.monotonic", lambda step=step: began + 20 * step)
         if step > 1:
             watched.runtime.events[step - 2].reached = True
-        watched.watch.look()
+        watched.watch.poll()
     assert not watched.reasons
 
 
@@ -224,7 +224,7 @@ def issuing(watched, session, op, sequence=1):
     numbers = work.progress.over(0, 3)
     for _ in range(op + 1):
         next(numbers)
-    watched.watch.look()
+    watched.watch.poll()
     return begun
 
 
@@ -240,7 +240,7 @@ def test_op_blocked_by_hung_device_is_named(later, replaying, op, named):
     issuing(watched, session, 1)
     watched.runtime.hung = True
     later(Runtime.hang_seconds + 1)
-    watched.watch.look()
+    watched.watch.poll()
     assert named in watched.reasons[0]
     assert session.stopped[0][:2] == (1, op)
 
@@ -251,7 +251,7 @@ def test_hang_with_several_issuing_sessions_stops_none(later):
     issuing(watched, other, 2)
     watched.runtime.hung = True
     later(Runtime.hang_seconds + 1)
-    watched.watch.look()
+    watched.watch.poll()
     assert "or one of 2 submissions hangs" in watched.reasons[0]
     assert not one.stopped + other.stopped
 
@@ -261,12 +261,12 @@ def test_slow_issue_is_not_a_hang(later):
     begun = issuing(watched, session, 0)
     for _ in range(2):
         later(Runtime.hang_seconds + 1)
-        watched.watch.look()
+        watched.watch.poll()
     watched.watch.issued(begun)
-    watched.watch.look()
+    watched.watch.poll()
     assert not watched.reasons, "the device completed all that it had"
     later(Runtime.hang_seconds + 1)
-    watched.watch.look()
+    watched.watch.poll()
     assert "submission 1) hangs" in watched.reasons[0]
 
 
@@ -275,7 +275,7 @@ def test_slowly_issuing_session_is_not_hung(later):
     watched.watch.begin(session, work, OPS)
     watched.runtime.hung = True
     for _ in work.progress.over(0, 3):
-        watched.watch.look()
+        watched.watch.poll()
         later(Runtime.hang_seconds - 1)
     assert not watched.reasons
     assert not watched.runtime.synchronized, "the device is not asked in vain"
@@ -285,9 +285,9 @@ def test_yielded_session_is_not_hung(later):
     watched, session, work = Watched(), Session(), request()
     watched.watch.begin(session, work, OPS)
     work.progress.paused = watched.runtime.hung = True
-    watched.watch.look()
+    watched.watch.poll()
     later(Runtime.hang_seconds + 1)
-    watched.watch.look()
+    watched.watch.poll()
     assert not watched.reasons
 
 
@@ -296,7 +296,7 @@ def test_copy_that_hangs_stops_no_session(later, hung):
     watched = Watched()
     watched.runtime.hung, watched.runtime.copies_since = hung, time.monotonic()
     later(Runtime.hang_seconds + 1)
-    watched.watch.look()
+    watched.watch.poll()
     assert [reason.partition(":")[2] for reason in watched.reasons] == hung * [
         " a copy between host and device hangs: nothing was completed for 30 s"
     ]
@@ -309,10 +309,10 @@ def test_submission_that_runs_while_another_one_yields_is_its_own(monkeypatch):
         watched.run(short, sequence)
     for event in watched.runtime.events[:2]:
         event.reached = True
-    watched.watch.look()
+    watched.watch.poll()
     assert [work.submission for work in watched.watch._issued] == [2], "completed ones are not kept"
     monkeypatch.setattr("djinn_server.device_watch.time.monotonic", lambda: began + Runtime.hang_seconds + 1)
-    watched.watch.look()
+    watched.watch.poll()
     assert short.stopped[0][:2] == (2, 0), "it hangs although the long one is not issued to its end"
     watched.watch.issued(issuing)
     assert [work.submission for work in watched.watch._issued] == [2, 1]
@@ -381,7 +381,7 @@ def test_hang_is_seen_while_the_session_waits_for_the_device(monkeypatch):
     def synchronize():
         later = time.monotonic() + Runtime.hang_seconds + 1
         monkeypatch.setattr("djinn_server.device_watch.time.monotonic", lambda: later)
-        watched.watch.look()
+        watched.watch.poll()
         raise ERROR
 
     turn = DeviceTurn(known, work, None, (), 0.0, 0.0, 0.0)

@@ -134,7 +134,7 @@ def assert_goes_on(answers: list[Message], *, written: bool = False) -> None:
 
 def test_out_of_order_submission_ends_session() -> None:
     script = Script(Frame(encode(Submit(7))))
-    with pytest.raises(ProtocolError, match=r"submission 7 came after 0"):
+    with pytest.raises(ProtocolError, match=r"submission 7 arrived after submission 0"):
         ExecutorSession(ExecutorContext.of(CpuRuntime())).serve(PlainExecutorChannel(script))
     assert not script.sent
 

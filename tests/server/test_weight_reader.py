@@ -259,7 +259,7 @@ def test_changed_weight_file_is_detected(reader, models):
 def test_reads_beyond_tensor_are_refused(reader, models):
     version = reader.open(f"file:{models}").version
     for name, start, size in (("a", 0, 49), ("a", 48, 1), ("a", 1 << 62, 1), ("none", 0, 1)):
-        with pytest.raises(WeightsUnavailable, match="no tensor .* with the requested bytes"):
+        with pytest.raises(WeightsUnavailable, match=r"no tensor .* with the requested bytes"):
             reader.read(f"file:{models}", WeightKey(version, name, start, size))
 
 

@@ -158,7 +158,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
     # --- from one server to the next --------------------------------------------------------------------------
 
     def _take_over(self, broken: Connection, error: TransportError) -> None:
-        """Return when another server has taken over. The caller holds `_sending`.
+        """Fail over to a standby server, and return once it has the session. The caller holds `_sending`.
 
         Raises:
             TransportError: no server can take over.
@@ -174,14 +174,14 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
                 self._reading.release()
         broken.close()  # wakes the reading thread
         with self._reading:
-            reason = self._cannot()
+            reason = self._takeover_obstacle()
             if reason:
                 self._end(f"{error}; {reason}")
             _log.warning("a server is lost; another one is asked to go on", server=self.server, reason=str(error))
             self._ask_others(error)
 
     def _take_last(self, broken: Connection) -> None:
-        """Read the frames from before the end: they may contain the reason."""
+        """Read the last frames of a broken connection: they may contain the reason."""
         try:
             while True:
                 frame = self._take(broken, 0.0)
@@ -190,8 +190,8 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
         except (TransportError, TimeoutError) as end:
             _log.debug("nothing more came", reason=str(end))
 
-    def _cannot(self) -> str:
-        """Reason why no other server can take the session over; empty if one may."""
+    def _takeover_obstacle(self) -> str:
+        """Return the reason why no other server can take the session over; empty if one may."""
         if self._inner.crashes_executors:
             return "another server would come to the same end"
         if self._kept.sent is None or self._kept.why_not:
@@ -209,7 +209,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
                 continue
             try:
                 self._check_like_first(attached)
-                self._do_again(inner)
+                self._replay(inner)
             except TransportError as reason:
                 inner.close()
                 if self._closed:
@@ -227,7 +227,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
 
     def _check_like_first(self, attached: Attached) -> None:
         """Raise `TransportError` if another executor would not compute the same as the first one."""
-        if reason := _unlike(self._first, attached):
+        if reason := _incompatibility(self._first, attached):
             raise TransportError(reason)
 
     def _adopt(self, inner: ClientChannel, attached: Attached, other: StandbyServer) -> None:
@@ -237,11 +237,11 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
         self._others.remove(other)
         self._others.append(other)
 
-    def _do_again(self, inner: Connection) -> None:
-        """Send what was sent, as fast as replies come that had come before, and drop those.
+    def _replay(self, inner: Connection) -> None:
+        """Replay the logged frames. Before each, receive and drop the replies that the client had then, and compare their checksums.
 
         Raises:
-            TransportError: the connection broke, or, for good, what is answered is something else.
+            TransportError: the connection broke, or a reply differs, which also ends the session.
         """
         position = 0
         for replies, frame in self._kept.frames():
@@ -272,7 +272,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
         return
 
     def call_when_resumed(self, resumed: Callable[[float], None]) -> None:
-        """As `ClientChannel.call_when_resumed`: each server reconnects for itself, which no session has to hear of."""
+        """Do nothing: each server's connection resumes by itself, which sessions need not know."""
 
     def expire(self) -> None:
         """Expire, as `ReliableConnection.expire`: no server takes over any more."""
@@ -287,8 +287,8 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
         self._kept.close()
 
 
-def _unlike(first: Attached, now: Attached) -> str:
-    """Reason why an executor would not compute the same as the first one; empty if it would."""
+def _incompatibility(first: Attached, now: Attached) -> str:
+    """Return the reason why an executor cannot replay the session of the first one; empty if it can."""
     if first.device.kind != now.device.kind:
         return f"it has a {now.device.kind} where there was a {first.device.kind}"
     if first.torch.partition("+")[0] != now.torch.partition("+")[0]:

@@ -36,7 +36,7 @@ _log = get_logger("djinn.session")
 
 
 def folder() -> Path | None:
-    """Directory for the files of sent frames: in the user's cache, usually on a disk; None: the system's default."""
+    """Return the directory for files of sent frames, in the user's cache; None: use the system's default."""
     path = cache_directory()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -46,17 +46,17 @@ def folder() -> Path | None:
 
 
 class SentFrames:
-    """Frames in a file without a name, which is gone with this process, however it ends. Used by one thread at a time.
+    """Sent frames in an unlinked file, which the system removes with this process. Used by one thread at a time.
 
     Attributes:
-        limit: bytes that the frames may have.
+        limit: maximum bytes of the frames.
     """
 
     def __init__(self, limit: int) -> None:
-        """Make an empty one, of at most `limit` bytes and a part of the disk's free room.
+        """Create an empty file of at most `limit` bytes, and at most a part of the disk's free space.
 
         Raises:
-            OSError: there cannot be one.
+            OSError: the file cannot be created.
         """
         with tempfile.TemporaryFile(dir=folder(), buffering=0) as file:
             self._file = os.dup(file.fileno())
@@ -71,15 +71,15 @@ class SentFrames:
         return self._records.size
 
     def append(self, frame: Frame, replies: int) -> None:
-        """Write a frame, before which `replies` replies had been received.
+        """Write a frame. `replies`: number of replies received before it.
 
         Raises:
-            OSError: it would exceed the limit, or there is no room.
+            OSError: the frame exceeds the limit, or the disk is full.
         """
         self._records.append(_FRAME, _REPLIES.pack(replies) + frame.head, frame.body)
 
     def read(self) -> Iterator[tuple[int, Frame]]:
-        """The frames in order, each with the number of replies that had been taken before it.
+        """Yield the frames in order, each with the number of replies received before it.
 
         Raises:
             TransportError: the file does not have what was written to it.
@@ -95,17 +95,17 @@ class SentFrames:
                 raise TransportError(f"the file with what was sent is not what it was: {error}") from error
 
     def close(self) -> None:
-        """Close the file, which frees its room."""
+        """Close the file, which frees its disk space."""
         self._end()
 
 
 class SnapshotReceiver:
-    """Receives a snapshot of the session, as frames that another executor can be sent.
+    """Receives a snapshot of the session, as frames to send to another executor.
 
     Attributes:
-        frames: those that have come; None once the snapshot was dropped.
-        reason: why there is none.
-        disturbed: whether a frame came that answers no submission: the executor waits for something and must have it first.
+        frames: received frames of the snapshot; None after `drop`.
+        reason: why the server sent no snapshot.
+        disturbed: True if another message than a reply arrived: the executor first needs a message of the client.
     """
 
     def __init__(self, frames: SentFrames) -> None:
@@ -115,7 +115,7 @@ class SnapshotReceiver:
         self._left: int | None = None
 
     def take(self, frame: Frame, message: Message) -> bool:
-        """Take a frame, and return True, if it belongs to the snapshot.
+        """Store a frame of the snapshot. Return False for other frames.
 
         Raises:
             OSError: there is no room for it.
@@ -137,7 +137,7 @@ class SnapshotReceiver:
         return self._left == 0
 
     def drop(self) -> None:
-        """Drop the snapshot, and ignore what still comes of it."""
+        """Drop the snapshot, and ignore its further frames."""
         if self.frames is not None:
             self.frames.close()
             self.frames = None
@@ -148,13 +148,13 @@ _OPENING: Final = slice(1, 14)
 
 
 def mark_of(frame: Frame, values: bool) -> int:
-    """A checksum of what does not differ from server to server. `values`: True if its values do not."""
+    """Return a checksum of the parts of a reply that are equal on all servers. `values`: True if its values are."""
     opening = zlib.crc32(frame.head[_OPENING])
     return reply_checksum(frame.body, opening) if values else opening
 
 
 class ReplyChecksums:
-    """The replies that were taken, in order, as checksums.
+    """Checksums of the received replies, in order.
 
     Attributes:
         rounded: True once values may differ in rounding, because the client's results need not be exact.
@@ -174,32 +174,32 @@ class ReplyChecksums:
         self._marks.append(mark_of(frame, not self.rounded))
 
     def agrees(self, position: int, frame: Frame) -> bool:
-        """True if the reply at a position had the same checksum as `frame`."""
+        """Return True if the reply at a position has the checksum of `frame`."""
         return self._marks[position] == mark_of(frame, position < self._exact)
 
     def clear(self) -> None:
-        """Forget all of them: these replies will not be given again."""
+        """Drop all checksums, because a snapshot covers these replies."""
         self._exact = 0
         del self._marks[:]
 
 
 class FailoverLog:
-    """Frames that were sent, since the beginning or since the state that they begin with.
+    """The sent frames of a session since its beginning or since the last snapshot, and checksums of the replies.
 
     Attributes:
-        sent: the frames; None once there are too many.
-        replies: those that were taken.
-        why_not: why another server cannot take the session over now.
-        outcomes: submissions that were stopped or ran out of memory, by number: another server does the same with them.
-        base: bytes of the state that `sent` begins with.
-        coming: a state that was asked for.
+        sent: the frames; None once they exceed the limit.
+        replies: checksums of received replies.
+        why_not: reason why no other server can take the session over; empty if one can.
+        outcomes: submissions that were stopped or ran out of memory, by number. A replay repeats this.
+        base: bytes of the snapshot with which `sent` begins.
+        coming: the requested snapshot; None if none is pending.
     """
 
     def __init__(self, limit: int) -> None:
-        """`limit`: bytes that may be logged.
+        """`limit`: maximum bytes of the log.
 
         Raises:
-            OSError: nothing can be logged.
+            OSError: the log file cannot be created.
         """
         self.sent: SentFrames | None = SentFrames(limit)
         self.replies = ReplyChecksums()
@@ -212,7 +212,7 @@ class FailoverLog:
         self._said = False
 
     def write_down(self, frame: Frame) -> None:
-        """A frame is sent."""
+        """Log a frame that is sent."""
         if self.sent is None:
             return
         if is_of_kind(frame.head, NumericSettings) and not expect(frame.head, NumericSettings).exact:
@@ -223,14 +223,14 @@ class FailoverLog:
             self._give_up(f"what is sent cannot be logged: {error.strerror}")
 
     def _give_up(self, reason: str) -> None:
-        """The session cannot go on with another server from now on."""
+        """Close the log, because no server can take the session over any more."""
         _log.warning("no standby server can take this session over any more", reason=reason)
         self.why_not = reason
         self.close()
         self.replies.clear()
 
     def take(self, frame: Frame) -> bool:
-        """A frame has come; whether it is a reply, and not a part of a state."""
+        """Log a received frame. Return True for a reply, False for a part of a snapshot."""
         if self.coming is not None and self._take_state(frame, self.coming):
             return False
         if self.sent is not None:
@@ -244,7 +244,7 @@ class FailoverLog:
         return True
 
     def frames(self) -> Iterator[tuple[int, Frame]]:
-        """The frames in order, as `SentFrames.read`, with the outcome of a submission before it.
+        """Yield the frames, as `SentFrames.read` does, each submission after its logged outcome.
 
         Raises:
             TransportError: the file does not have what was written to it.
@@ -266,7 +266,7 @@ class FailoverLog:
         return self._schedule.is_due(large=self.sent.nbytes > max(self._limit // 2, 2 * self.base))
 
     def compact(self, ask: Callable[[SnapshotReceiver, int], None]) -> None:
-        """Have `ask` request a snapshot of limited size and wait for it; an incomplete one is thrown away."""
+        """Let `ask` request a snapshot of limited size and wait for it. Drop an incomplete snapshot."""
         started = time.monotonic()
         reason = ""
         try:
@@ -283,7 +283,7 @@ class FailoverLog:
             self._schedule.taken(started, failed=bool(reason))
 
     def _take_state(self, frame: Frame, coming: SnapshotReceiver) -> bool:
-        """Take a part of the snapshot that comes; false for other frames. With the last part, the log is compacted."""
+        """Store a part of the snapshot. Return False for other frames. The last part compacts the log."""
         try:
             if not coming.take(frame, decode(frame.head)):
                 return False
@@ -309,13 +309,13 @@ class FailoverLog:
         self._said = True
 
     def drop_state(self) -> None:
-        """Drop the snapshot that was asked for: it does not come any more."""
+        """Drop the pending snapshot, because it cannot arrive any more."""
         if self.coming is not None:
             self.coming.drop()
             self.coming = None
 
     def close(self) -> None:
-        """Keep nothing any more."""
+        """Close and drop the log."""
         if self.sent is not None:
             self.sent.close()
             self.sent = None

@@ -368,9 +368,9 @@ def test_oversized_state_is_refused_early():
     ("items", "templates", "reason"),
     [
         ([Item(4, (View(1, "float32", (2,), (1,)),))], [], "needs 8 bytes, but its item has 4"),
-        ([Item(4, (View(1, "uint8", (4,), (1,), 1),))], [], "needs 5 bytes, and 4 come"),
-        ([Item(4, (View(1, "uint8", (2,), (-1,)),))], [], "impossible layout"),
-        ([Item(5, (View(1, "uint8", (5,), (1,)),))], [], "says 5 bytes, and 4 come"),
+        ([Item(4, (View(1, "uint8", (4,), (1,), 1),))], [], "needs 5 bytes, but its item has 4"),
+        ([Item(4, (View(1, "uint8", (2,), (-1,)),))], [], "invalid layout"),
+        ([Item(5, (View(1, "uint8", (5,), (1,)),))], [], "announced 5 bytes, but 4 arrived"),
         ([], [], "0 items but 1 buffers"),
     ],
 )
