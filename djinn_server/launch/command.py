@@ -31,7 +31,10 @@ def executor_command(module: str, device: str, report: int, *, confined: bool = 
             "empty). Start `djinn serve` by hand and pass its address: djinn.configure(servers=[...])"
         )
     command = [sys.executable, "-P", "-m", module, "--device", device, "--report-fd", str(report)]
-    return [*command, "--confined"] if confined else command
+    if confined:  # `-s`: the tenant can write to the folder of its user's packages, which are imported first
+        command[1:1] = ["-s"]
+        command.append("--confined")
+    return command
 
 
 def executor_environment(without: Collection[str] = ()) -> dict[str, str]:

@@ -307,7 +307,8 @@ def _spawn(
         pass_fds=(report, lock),
         env=environment if user is None else user.environment(environment),
         bufsize=0,
-        process_group=0,  # so that Ctrl-C reaches the user's program alone
+        process_group=0 if user is None else None,  # so that Ctrl-C reaches the user's program alone
+        start_new_session=user is not None,  # so that a tenant cannot type into the gateway's terminal
         cwd=None if user is None else user.folder,
         user=None if user is None else user.uid,
         group=None if user is None else user.gid,

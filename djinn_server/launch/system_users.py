@@ -18,6 +18,7 @@ from djinn_core.system.files import mode_of, user_id
 from djinn_core.system.private_directories import check_private_directory
 from djinn_server.launch.token_table import check_tenant
 
+NO_USER: Final = 2**32 - 1  # as a user id: setreuid() changes nothing, and root stays root
 _ENTRY: Final = re.compile(r"(?P<tenant>[^=]+)=(?P<user>[^=]+)")
 # Folders of libraries and variables that name the account of the gateway.
 _OWN_FOLDERS: Final = {"HOME": "", "TMPDIR": "tmp", "XDG_CACHE_HOME": "cache", "XDG_CONFIG_HOME": "config",
@@ -127,6 +128,8 @@ def _user(name: str, folder: Path) -> SystemUser:
             "number of a free user id"
         )
     user = SystemUser(name, *account, folder)
+    if max(account) >= NO_USER:
+        raise ConfigurationError(f"--tenant-user names the user id {name}: use a number below {NO_USER}")
     if 0 in account:
         raise ConfigurationError(
             f"--tenant-user must not give a tenant the user or group of root: {name!r} is {account}"

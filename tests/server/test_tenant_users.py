@@ -151,6 +151,12 @@ def test_executor_has_its_tenants_user_and_no_other_rights(world):
             assert task["Seccomp"] == ("2" if importlib.util.find_spec("pyseccomp") else "0")
 
 
+def test_executor_has_no_terminal_and_no_packages_of_its_user(world):
+    with using(world, "alice"):
+        said = run_inside("import os, sys; print(os.getsid(0) == os.getpid(), sys.flags.no_user_site)")
+        assert said == "True 1"
+
+
 def test_executor_reaches_nothing_of_other_tenants_or_of_the_gateway(world):
     server, _ = world
     tenants = server.folder.parent / "tenants"
@@ -215,6 +221,8 @@ def test_folder_that_the_user_cannot_enter_is_refused_at_the_start(tmp_path):
         (["alice"], "must be TENANT=USER"),
         (["alice=no-such-user"], "'no-such-user', which does not exist: create it with `useradd"),
         (["alice=root"], "must not give a tenant the user or group of root"),
+        (["alice=4294967295"], "use a number below 4294967295"),
+        (["alice=4294967296"], "use a number below 4294967295"),
         (["alice=70001", "bob=70001"], "each needs a user of its own"),
         (["alice=70001", "alice=70002"], "twice"),
     ],
