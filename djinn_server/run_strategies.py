@@ -54,5 +54,12 @@ def begin_strategies(
     """
     device = context.device
     for strategy in strategies:
-        if strategy.begin(StrategyContext(device, compilers)):
+        try:
+            acts = strategy.begin(StrategyContext(device, compilers))
+        except StartupError:
+            raise
+        except Exception as error:
+            _log.warning("a run strategy is not used", strategy=strategy.name, error=repr(error))
+            continue
+        if acts:
             device.arbiter.register(strategy)

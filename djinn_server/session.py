@@ -525,7 +525,7 @@ class ExecutorSession:
         if self._reads.shares.storages:
             self._reads.shares.forget([*work.free, *(known.consumed(work.inputs) if known is not None else ())])
         if pending is not None:
-            begun = pending.ended(took) or begun
+            begun = self._runs.ended(known, pending, took) or begun
         self._rounded |= run.rounded
         pressure = self.device.ledger.pressure.level if self.device.ledger is not None else 0
         timing = Timing(begun - waited + work.rested, decoded - started, took, done - executed, pressure)

@@ -13,9 +13,9 @@ from djinn_core.wire.message_base import Failure
 from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.templates import TemplateCache
 from djinn_server.context import ExecutorContext
-from djinn_server.hookspecs.run_strategies import JointRun, RunOffer
+from djinn_server.hookspecs.run_strategies import JointRun
 from djinn_server.memory.session_memory import SessionMemory
-from djinn_server.running.arbiter import ServedRun, TemplateChoice
+from djinn_server.running.arbiter import Candidate, ServedRun, TemplateChoice
 from djinn_server.running.bound_templates import BoundTemplate
 from djinn_server.running.cached_results import CacheableRun
 from djinn_server.running.cancellation import CancellationState
@@ -105,15 +105,26 @@ class SessionRuns:
         if self.ahead is not None:
             self.ahead.missed()
 
-    def pending(self, known: BoundTemplate, joint: RunOffer, work: RunRequest, *, timed: bool) -> JointRun | None:
+    def pending(self, known: BoundTemplate, joint: Candidate, work: RunRequest, *, timed: bool) -> JointRun | None:
         """Return the run as other sessions may join it; None if it must run alone. `timed`: True if each op is timed."""
         settings = self.numeric_settings
         if not (self._turn.group or self._device.turns.busy) or settings is None or settings.exact:
             return None
-        if work.stop_at is not None or timed or (known.choice is not None and known.choice.is_replaced()):
+        if (
+            joint.failed
+            or work.stop_at is not None
+            or timed
+            or (known.choice is not None and known.choice.is_replaced())
+        ):
             return None
         session = self._values, self._shares, self.randomness, settings, self._turn
-        return joint.join(JoinableSubmission(work, known.slots, known.input_aliases(self._device.own), *session))
+        submission = JoinableSubmission(work, known.slots, known.input_aliases(self._device.own), *session)
+        return self._device.arbiter.tell(joint.strategy, partial(joint.offer.join, submission))
+
+    def ended(self, known: BoundTemplate | None, pending: JointRun, seconds: float) -> float | None:
+        """Tell a run that its turn has ended, as `JointRun.ended` does."""
+        joint = None if known is None else known.joint
+        return None if joint is None else self._device.arbiter.tell(joint.strategy, partial(pending.ended, seconds))
 
     def run(
         self, known: BoundTemplate | None, work: RunRequest, pending: JointRun | None = None
@@ -261,18 +272,16 @@ class SessionRuns:
 
     def _before_run(self, known: BoundTemplate, work: RunRequest) -> None:
         """Before a run writes: copy shared weights, and let strategies drop data derived from its inputs."""
-        before_write = self._device.arbiter.before_write
+        arbiter = self._device.arbiter
         shares = self._shares.storages or self._shares.names
-        if not shares and not before_write:
+        if not shares and not arbiter.told_of_writes:
             return
         aliases = known.input_aliases(self._device.own)
         if shares:
             self._shares.before_run(aliases, work.inputs, work.outputs)
-        if before_write and aliases.written:
+        if arbiter.told_of_writes and aliases.written:
             values = (strided(self._values.table.get(work.inputs[at])) for at in aliases.written)
-            written = [value for value in values if value is not None]
-            for notify in before_write:
-                notify(written)
+            arbiter.before_write([value for value in values if value is not None])
 
     def _choice(self, known: BoundTemplate) -> TemplateChoice | None:
         """Return the choice of a template; None if no strategy may run it for this session."""

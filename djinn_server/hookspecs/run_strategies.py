@@ -278,7 +278,7 @@ def djinn_register_run_strategies(settings: Any) -> Iterable[RunStrategy]:
     """Return the run strategies that this plugin offers.
 
     Called once in each executor process. The executor asks each strategy once for each template of its device. If `acts_on` raises, the
-    template does without the strategy.
+    template does without the strategy. If another method raises, all templates do.
     """
     del settings
     raise NotImplementedError

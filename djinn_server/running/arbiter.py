@@ -6,9 +6,11 @@ A trial compares an offer's results with those of the ops and times both in turn
 from __future__ import annotations
 
 import functools
+import math
 import statistics
 import threading
 import time
+import weakref
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -120,14 +122,14 @@ class TemplateChoice:
 
     Attributes:
         facts: the template. candidates: in the order of their trials. caches: offers that give results of earlier runs.
-        joint: the offer that runs the template for several sessions at once.
+        joint: the candidate that runs the template for several sessions at once.
         has_exact: True if an offer may run the template for sessions that need bitwise equal results.
         concurrent: True if the offers of all candidates are `concurrent`.
     """
 
     def __init__(self, facts: ServedFacts, candidates: Sequence[Candidate], timer: DeviceTimer) -> None:
         self.facts, self.name = facts, facts.digest.hex()[:8]
-        self.joint = next((one.offer for one in candidates if one.strategy.joins_sessions), None)
+        self.joint = next((one for one in candidates if one.strategy.joins_sessions), None)
         alone = [one for one in candidates if not one.strategy.joins_sessions]
         self.candidates = [one for one in alone if not one.strategy.caches_results]
         self.caches = [one for one in alone if one.strategy.caches_results]
@@ -353,7 +355,7 @@ class Arbiter:
     All methods but `choice` are called by the session whose turn it is.
 
     Attributes:
-        strategies: the registered ones. before_write: the `before_write` methods of strategies.
+        strategies: the registered ones that are not switched off. told_of_writes: those with `before_write`.
         caches_results: True if a strategy gives results of earlier runs. joins_sessions: True if a strategy runs several sessions at once.
     """
 
@@ -361,7 +363,8 @@ class Arbiter:
         self._device, self._timer = device, timer
         self._limits = limits or TrialLimits()
         self.strategies: list[RunStrategy] = []
-        self.before_write: list[Callable[[Sequence[torch.Tensor]], None]] = []
+        self.told_of_writes: list[RunStrategy] = []
+        self._made: weakref.WeakSet[Candidate] = weakref.WeakSet()
         self._choices: LruCache[bytes, TemplateChoice] = LruCache(TEMPLATES)
         self._lock = threading.Lock()
         self.caches_results = self.joins_sessions = False
@@ -372,16 +375,40 @@ class Arbiter:
         self.caches_results |= strategy.caches_results
         self.joins_sessions |= strategy.joins_sessions
         if type(strategy).before_write is not RunStrategy.before_write:
-            self.before_write.append(strategy.before_write)
+            self.told_of_writes.append(strategy)
 
     def free(self, *, dead: bool = False) -> None:
         """Have all strategies free device memory, as `RunStrategy.free` does."""
         for strategy in self.strategies:
-            strategy.free(dead=dead)
+            self.tell(strategy, functools.partial(strategy.free, dead=dead))
+
+    def before_write(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Tell strategies of writes, as `RunStrategy.before_write`."""
+        for strategy in self.told_of_writes:
+            self.tell(strategy, functools.partial(strategy.before_write, tensors))
 
     def figures(self) -> dict[str, float]:
         """Return the metrics of all strategies."""
-        return {name: value for strategy in self.strategies for name, value in strategy.figures().items()}
+        each = [self.tell(strategy, functools.partial(_figures, strategy)) for strategy in self.strategies]
+        return {name: value for figures in each if figures is not None for name, value in figures.items()}
+
+    def tell(self, strategy: RunStrategy, call: Callable[[], _T]) -> _T | None:
+        """Call a strategy outside of a run. If it raises, return None and use it no more for any template."""
+        try:
+            return call()
+        except Exception as error:
+            self._switch_off(strategy, error)
+            return None
+
+    def _switch_off(self, strategy: RunStrategy, error: Exception) -> None:
+        with self._lock:
+            if strategy not in self.strategies:
+                return
+            self.strategies = [one for one in self.strategies if one is not strategy]
+            self.told_of_writes = [one for one in self.told_of_writes if one is not strategy]
+            for candidate in [one for one in self._made if one.strategy is strategy]:
+                candidate.failed, candidate.used = True, False
+        _log.warning("a run strategy is switched off", strategy=strategy.name, error=repr(error))
 
     def choice(self, digest: bytes, template: CompiledTemplate) -> TemplateChoice | None:
         """Return the record of a template, which all sessions share; None without strategies."""
@@ -404,11 +431,14 @@ class Arbiter:
                 continue
             try:
                 offer = strategy.acts_on(facts)
+                if not isinstance(offer, RunOffer | None):
+                    raise TypeError(f"acts_on must return a RunOffer or None, not {offer!r}")
             except Exception as error:
                 _log.warning("a run strategy is not used", strategy=strategy.name, error=repr(error))
                 continue
             if offer is not None:
                 candidates.append(Candidate(strategy, offer))
+        self._made.update(candidates)
         return candidates
 
     def run(self, choice: TemplateChoice, run: ServedRun, *, exact: bool) -> Iterator[None]:
@@ -527,6 +557,13 @@ class Arbiter:
             tried.used = True
             _tell(choice, tried, "a template runs by another strategy", time_ratio=round(ratio, 3))
             choice.decided(tried)
+
+
+def _figures(strategy: RunStrategy) -> dict[str, float]:
+    figures = dict(strategy.figures())
+    if not all(map(math.isfinite, figures.values())):
+        raise ValueError(f"metrics must be finite numbers, not {figures}")
+    return figures
 
 
 def _tell(choice: TemplateChoice, candidate: Candidate, event: str, **fields: object) -> None:

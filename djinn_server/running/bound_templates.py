@@ -13,8 +13,7 @@ from djinn_core.errors import ProtocolError
 from djinn_core.wire.binding_delta import apply_input_changes, apply_slot_changes, unpack_handles
 from djinn_core.wire.messages import Submit, Workload
 from djinn_core.wire.templates import TemplateCache
-from djinn_server.hookspecs.run_strategies import RunOffer
-from djinn_server.running.arbiter import TemplateChoice
+from djinn_server.running.arbiter import Candidate, TemplateChoice
 from djinn_server.running.drawing import Draws, draws_of
 from djinn_server.running.input_aliases import InputAliases, aliases_of
 from djinn_server.running.run_request import RunRequest, unpack
@@ -46,7 +45,7 @@ class CompiledTemplates:
 class BoundTemplate:
     """A template that the client may name by its digest, and the bindings of its last run.
 
-    `choice`: its record on the device, if a strategy may run it. `joint`: the offer that may run it for several sessions at once.
+    `choice`: its record on the device, if a strategy may run it. `joint`: the candidate that may run it for several sessions at once.
     `runs_ahead`: number of leading instructions that may run ahead (except random draws); None: not known
     yet. `workload`: its workload, if known from its client. `seconds`: durations of its last runs.
     """
@@ -56,7 +55,7 @@ class BoundTemplate:
     inputs: list[int]
     choice: TemplateChoice | None = None
     digest: bytes = b""
-    joint: RunOffer | None = None
+    joint: Candidate | None = None
     runs_ahead: int | None = None
     workload: Workload | None = None
     seconds: float = math.inf

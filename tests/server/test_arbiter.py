@@ -9,6 +9,7 @@ import torch
 
 import djinn
 from djinn.hooks import RunOffer, RunStrategy, hookimpl
+from djinn_server import run_strategies
 from djinn_server.hookspecs.run_strategies import TemplateFacts
 from djinn_server.running import arbiter
 from djinn_server.running.arbiter import Candidate, TemplateChoice, TrialLimits
@@ -258,6 +259,51 @@ def test_offer_that_raises_outside_of_a_run_is_not_used(running, x, monkeypatch,
     begin(Relu())
     repeat(two, x)
     assert reasons(logged) == ["it raised KeyError: 'broken'"]
+
+
+@pytest.mark.parametrize("method", ["begin", "before_write", "free", "figures"])
+def test_strategy_that_raises_outside_of_a_run_is_switched_off(running, x, monkeypatch, method):
+    begin, _ = running
+    events = []
+    note = lambda event, **fields: events.append((event, fields["error"]))
+    monkeypatch.setattr(run_strategies, "_log", SimpleNamespace(warning=note))
+    monkeypatch.setattr(arbiter._log, "warning", note)
+
+    def fail(self, *args, **kwargs):
+        raise KeyError("broken")
+
+    monkeypatch.setattr(Relu, method, fail)
+    strategy = begin(Relu())
+    remote, local = x.to(DEVICE), x.clone()
+    for _ in range(3):
+        remote, local = two(remote.mul_(1.5)), two(local.mul_(1.5))
+        torch.remote_accelerator.memory_stats()
+        assert torch.equal(remote.cpu(), local)
+        remote, local = x.to(DEVICE), x.clone()
+    runs = strategy.runs
+    djinn.shut_down()
+    off = "a run strategy is not used" if method == "begin" else "a run strategy is switched off"
+    assert events == [(off, "KeyError('broken')")]
+    assert not runs or method == "free", "free is called at the end"
+
+
+@pytest.mark.parametrize("figures", [{"relu": float("nan")}, {"relu": "many"}])
+def test_metrics_that_are_no_numbers_switch_a_strategy_off(running, x, monkeypatch, figures):
+    begin, logged = running
+    monkeypatch.setattr(Relu, "figures", lambda self: figures)
+    begin(Relu())
+    repeat(two, x, times=1)
+    assert torch.remote_accelerator.memory_stats()
+    repeat(two, x)
+    assert [event for event, _ in logged] == ["a run strategy is switched off"]
+
+
+def test_offer_of_another_class_is_not_used(running, x, monkeypatch):
+    begin, logged = running
+    monkeypatch.setattr(Relu, "acts_on", lambda self, template: template)
+    begin(Relu())
+    repeat(two, x, times=3)
+    assert {event for event, _ in logged} == {"a run strategy is not used"}
 
 
 def test_empty_offer_is_abandoned(running, x, monkeypatch):

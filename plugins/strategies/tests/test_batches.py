@@ -41,6 +41,7 @@ from djinn_server.usage_metrics import UsageMetrics
 from djinn_server.weights.shared_weights import Origin, WeightKey
 from djinn_strategies.batches import Batches
 from djinn_strategies.batching import trial as trials
+from djinn_strategies.batching.batch import BatchedTemplate, PendingRun
 from djinn_strategies.batching.joined_runs import JoinedRuns
 from djinn_strategies.batching.products import find_products
 from djinn_strategies.batching.rows import chains, find_rows
@@ -427,6 +428,21 @@ def test_an_error_of_the_executors_own_costs_its_session_alone(context, weight, 
     together(context, clients)
     assert {result.kind for result in clients[1].results()} == {"KeyError"}
     assert all(isinstance(result, torch.Tensor) for one in (clients[0], clients[2]) for result in one.results())
+    close(clients)
+
+
+@pytest.mark.parametrize(("owner", "method"), [(BatchedTemplate, "join"), (PendingRun, "ended")])
+def test_batches_that_raise_are_switched_off_and_cost_no_session(context, weight, monkeypatch, caplog, owner, method):
+    def fail(self, *_):
+        raise KeyError("broken")
+
+    monkeypatch.setattr(owner, method, fail)
+    clients = [Client(context, weight, rows) for rows in (1, 2)]
+    for _ in range(2):
+        together(context, clients)
+        assert all(isinstance(result, torch.Tensor) for one in clients for result in one.results())
+    assert context.device.arbiter.strategies == []
+    assert sum("switched off" in record.getMessage() for record in caplog.records) == 1
     close(clients)
 
 
