@@ -103,15 +103,15 @@ def test_kind_classes_are_exported() -> None:
 
 
 def test_observed_events_match_code() -> None:
-    """Those of clients: in the suite and in the code."""
+    """Events of clients: in the suite and in the code."""
     told: dict[str, set[str]] = {}
     paths = (path for folder in ("djinn_client/runtime", "plugins") for path in (ROOT / folder).rglob("*.py"))
     sources = (path.read_text(encoding="utf-8") for path in paths if "tests" not in path.parts)
-    for source in filter(re.compile(r"(observers|events)\.tell\b").search, sources):
+    for source in filter(re.compile(r"(observers|events)\.emit\b").search, sources):
         for call in ast.walk(ast.parse(source)):
             if (
                 isinstance(call, ast.Call)
-                and re.search(r"(observers|_events)\.tell$", ast.unparse(call.func))
+                and re.search(r"(observers|_events)\.emit$", ast.unparse(call.func))
                 and call.args
             ):
                 named = {word.arg for word in call.keywords if word.arg is not None}
