@@ -114,7 +114,7 @@ class ListeningTransport:
 def listening_transports(
     transports: Iterable[Transport], tls: TlsOptions | None, addresses: ListenAddresses
 ) -> tuple[ListeningTransport, ...]:
-    """The transports that reach other machines and were not left out, under TLS if there is a certificate, and those named for this host.
+    """Return the transports to listen on, under TLS if there is a certificate. Same-host transports need an explicit address.
 
     A transport for this host needs no TLS, except to ask clients for certificates.
 

@@ -34,7 +34,7 @@ Plain = Callable[[], RunOutcome]
 
 
 class SessionMemory:
-    """The storages of one session in the ledger, and whether runs of its programs have a guard.
+    """The storages of one session in the ledger, and the guard of its runs.
 
     Attributes:
         uses: when its storages were used.
@@ -119,7 +119,7 @@ class SessionMemory:
         return {handle: value for handle, value in values.items() if has_memory(value)}
 
     def _holdings(self, values: Mapping[int, torch.Tensor]) -> Sequence[Holding]:
-        """The storages of these values. Those that other sessions or copies to the host use now are pinned as well."""
+        """Return the storages of these values. Storages in use by other sessions or copies to the host are marked as pinned."""
         keys = {storage_key(value) for value in values.values()}
         return [holding for key, holding in self._ledger.survey().items() if key in keys]
 

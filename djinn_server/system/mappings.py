@@ -1,4 +1,4 @@
-"""Files mapped into memory, and room for files on disk."""
+"""Memory-mapped files, and preallocation of files on disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _POPULATE_READ: Final = 22  # `MADV_POPULATE_READ` of Linux 5.14, which the modu
 
 
 def mapped_privately(descriptor: int) -> mmap.mmap:
-    """All bytes of an open file, writable; what is written stays with this process. Reading them from the disk may begin at once.
+    """Map an open file copy-on-write, and return its bytes. The system may start to read ahead at once.
 
     Raises:
         OSError: it cannot be mapped.
@@ -44,10 +44,10 @@ def populate(address: int, size: int) -> None:
 
 
 def allocate(descriptor: int, size: int) -> None:
-    """Take room on disk for the first `size` bytes of an open file; macOS finds out while it is written that there is none.
+    """Preallocate disk space for the first `size` bytes of an open file. On macOS, a full disk shows only during writes.
 
     Raises:
-        OSError: the disk has no room.
+        OSError: the disk is full.
     """
     if not (size and hasattr(os, "posix_fallocate")):
         return
@@ -59,7 +59,7 @@ def allocate(descriptor: int, size: int) -> None:
 
 
 def others_may_write(status: os.stat_result) -> bool:
-    """True if users beside this process's and root may write into a file. A group that its owner is alone in is the owner."""
+    """Return True if other users than this one and root may write a file. A group with only the owner counts as the owner."""
     mode = mode_of(status)
     if status.st_uid not in {0, user_id()} or mode & stat.S_IWOTH:
         return True

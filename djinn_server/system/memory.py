@@ -39,35 +39,35 @@ class LinuxResident:
     """
 
     def __init__(self) -> None:
-        """Raises `OSError` where the kernel does not tell."""
+        """Raises `OSError` if the kernel does not report it."""
         self._file = os.open(_STATM, os.O_RDONLY)
         self._page = mmap.PAGESIZE
         self.tells_peak = _STATUS.exists() and _CLEAR.exists()
 
     def now(self) -> int:
-        """Bytes now."""
+        """Return the resident bytes now."""
         return int(pread(self._file, 128, 0).split()[1]) * self._page
 
     def restart_peak(self) -> None:
-        """Count the peak again.
+        """Reset the peak.
 
         Raises:
-            OSError: the kernel does not let this process.
+            OSError: the kernel does not permit it.
         """
         _CLEAR.write_text(_RESET_PEAK)
 
     def peak(self) -> int:
-        """The most since the peak was last counted again."""
+        """Return the peak since its last reset."""
         lines = _STATUS.read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
 
     def close(self) -> None:
-        """Ask no more."""
+        """Close the files of `/proc`."""
         os.close(self._file)
 
 
 class OtherResident:
-    """The same where there is no `/proc`, by psutil. `ru_maxrss`, a peak that cannot be counted again, is of no use."""
+    """Resident memory by psutil, on systems without `/proc`. `ru_maxrss` is a peak that cannot be reset."""
 
     tells_peak = False
 
@@ -82,29 +82,29 @@ class OtherResident:
             raise OSError(str(error)) from error
 
     def now(self) -> int:
-        """Bytes now."""
+        """Return the resident bytes now."""
         return int(self._process.memory_info().rss)
 
     def restart_peak(self) -> None:
-        """Raises `OSError`: there is none."""
+        """Raise `OSError`: this meter has no peak to reset."""
         raise OSError("this system does not count the peak again")
 
     def peak(self) -> int:
-        """Nothing more than `now`."""
+        """Return the resident bytes now: this meter has no peak."""
         return self.now()
 
     def close(self) -> None:
-        """As `LinuxResident.close`."""
+        """Do nothing."""
 
 
 Resident = LinuxResident | OtherResident
 
 
 def resident() -> Resident:
-    """The meter of this process's resident memory.
+    """Return the meter of this process's resident memory.
 
     Raises:
-        OSError: nothing does.
+        OSError: no meter works on this system.
     """
     try:
         return LinuxResident()
@@ -113,14 +113,14 @@ def resident() -> Resident:
 
 
 def total_bytes() -> int:
-    """Bytes of the machine's memory, or of the container's where that is less."""
+    """Return the bytes of the machine's memory, or of the container's limit if that is less."""
     import psutil
 
     return min([int(psutil.virtual_memory().total), *_figures(_CGROUP_LIMITS)])
 
 
 def free_bytes() -> int:
-    """Bytes that can still be had without swapping."""
+    """Return the bytes that can be allocated without swapping."""
     import psutil
 
     room = [limit - used for limit, used in zip(_figures(_CGROUP_LIMITS), _figures(_CGROUP_USE), strict=False)]
@@ -159,10 +159,10 @@ def madvise() -> Callable[[int, int, int], int] | None:
 
 
 def trimmer() -> Callable[[], object]:
-    """A function that returns to the system what the C library has freed and kept.
+    """Return a function that returns the C library's cached free memory to the system.
 
     Raises:
-        OSError: this C library has none.
+        OSError: this C library has no such function.
     """
     with contextlib.suppress(TypeError, OSError):  # Windows has no library of all names
         library = ctypes.CDLL(None)

@@ -144,7 +144,7 @@ class GrowingGraphs(HotTemplates):
 
 
 def _new_graph() -> tuple[Any, Any]:
-    """Return a graph, and the context in which it records. PyTorch before 2.13 has graphs of CUDA alone."""
+    """Return a graph, and the context in which it records. PyTorch before 2.13 has graphs only for CUDA."""
     graph: Any
     if hasattr(torch.accelerator, "Graph"):
         graph = torch.accelerator.Graph(capture_error_mode="thread_local")

@@ -76,8 +76,8 @@ class PackedOffer(RunOffer):
     """The products of one template.
 
     Attributes:
-        written: places of the inputs that it writes, which may look into the memory of a weight.
-        seen: weights that runs have had. packed: those of them with a copy.
+        written: places of the inputs that it writes, which may view the memory of a weight.
+        seen: weights of earlier runs. packed: weights with a packed copy.
     """
 
     strategy: PackedProducts

@@ -62,7 +62,7 @@ class CompiledRegion:
 
     @property
     def overwrites(self) -> bool:
-        """True if a run may have overwritten an input that it uses up."""
+        """True if a run may have overwritten an input that it consumes."""
         return False
 
     def keep_inputs(self, env: Environment) -> None:

@@ -78,7 +78,7 @@ class GrowingBuffer:
         )
 
     def load(self, tensor: torch.Tensor) -> None:
-        """Copy a tensor into it. What is behind it becomes zero: attention multiplies it by zero."""
+        """Copy a tensor into it, and zero the rest, which attention multiplies by zero."""
         self.used = tensor.size(self.dim)
         self.part(self.used).copy_(tensor)
         if self.written > self.used:
@@ -123,7 +123,7 @@ class GrowingRecording(Recording):
     def replay_at(
         self, n: int, inputs: Sequence[torch.Tensor], written: Sequence[int], copied: set[int]
     ) -> list[torch.Tensor]:
-        """Launch the graph for an `n`, and return its results. Otherwise as `replay`."""
+        """Launch the graph for an `n`, and return its results, as `replay` does."""
         for index, buffer in self.grown.items():
             if not buffer.has(inputs[index]):
                 buffer.load(inputs[index])
@@ -167,7 +167,7 @@ class GrowingRegion(RecordedRegion):
         self._n, self._varying = 0, list[float]()
 
     def follows(self, env: Environment) -> int | None:
-        """As `RecordedRegion.follows`. Inputs that grow may have spare memory."""
+        """Check a run, as `RecordedRegion.follows` does. Growing inputs may have spare memory."""
         tensors = self._inputs(env)
         n = self._guard.check(tensors, env[self._slots], self.growing)
         if n is None or not self.pays:
@@ -178,11 +178,11 @@ class GrowingRegion(RecordedRegion):
 
     @property
     def pays(self) -> bool:
-        """False if many results are read by others than the next run, which copies them twice."""
+        """True unless many results are read by others than the next run, which copies them twice."""
         return self.copied <= _COPIES * len(self.growing) + self.made // 4
 
     def run(self, env: Environment) -> None:
-        """As `CompiledRegion.run`."""
+        """Run the region in `env`, as `CompiledRegion.run` does."""
         self._write_numbers()
         recording = self._next
         assert isinstance(recording, GrowingRecording)
