@@ -29,7 +29,7 @@ def trimmer() -> Callable[[], object]:
     try:
         return memory.trimmer()
     except OSError as error:
-        _log.info("freed memory is not returned to the system: no malloc_trim", reason=str(error))
+        _log.info("freed memory stays with this process", reason=str(error))
         return lambda: None
 
 

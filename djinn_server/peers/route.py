@@ -258,7 +258,7 @@ class Route:
         """Give up the route. The receiver notices by a timeout that its transfers do not arrive."""
         if not self._closing:  # with the other end's session it ends as well
             tell = _log.warning if self._waiting() is not None else _log.info
-            tell("the way to another executor is lost", peer=self._peer, error=reason)
+            tell("the connection to another executor is lost", peer=self._peer, error=reason)
         self._broken = reason or "it is lost"
         self._kept.clear()
         self._kept_bytes = 0

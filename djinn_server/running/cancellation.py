@@ -177,7 +177,7 @@ def poll_connection(wanted: CancellationState, connection: ExecutorChannel) -> N
         connection.read_ahead(limits.AHEAD_FRAMES, limits.AHEAD_BYTES)
     except ProtocolError as error:
         is_readable = False
-        _log.debug("a frame cannot be read; the session will report it", error=str(error))
+        _log.debug("polling found an unreadable frame; the session will report it", error=str(error))
     except TransportError as error:
         broken = error
     # All queued frames: the session itself also queues frames while it sends.

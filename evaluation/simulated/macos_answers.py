@@ -59,7 +59,7 @@ trimmer()()
 confine(memory.total_bytes())
 allow_many_files()
 with_peak = ProcessMemory()
-assert [line.partition(" reason=")[0] for line in kept.lines] == ["what is freed stays with this process"], kept.lines
+assert [line.partition(" reason=")[0] for line in kept.lines] == ["freed memory stays with this process"], kept.lines
 with_peak.begin(0)
 assert with_peak.peak_beyond() is None
 assert with_peak.beyond() >= 0

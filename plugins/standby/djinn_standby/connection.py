@@ -188,7 +188,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
                 if frame is not None:
                     self._early.append(frame)
         except (TransportError, TimeoutError) as end:
-            _log.debug("nothing more came", reason=str(end))
+            _log.debug("the connection ended without a reason", reason=str(end))
 
     def _takeover_obstacle(self) -> str:
         """Return the reason why no other server can take the session over; empty if one may."""
