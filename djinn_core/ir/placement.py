@@ -38,13 +38,13 @@ class HintUse:
     Attributes:
         hint: name of the hints.
         decision: the consequence of the hints, or the reason for none, in words.
-        seconds_before, seconds_after: predicted time of the program without and with the decision; 0 if not predicted.
+        seconds_before, seconds_after: predicted time of the program without and with the decision; None if not predicted.
     """
 
     hint: str
     decision: str
-    seconds_before: float = 0.0
-    seconds_after: float = 0.0
+    seconds_before: float | None = None
+    seconds_after: float | None = None
 
 
 @attrs.frozen(repr=False)

@@ -78,7 +78,6 @@ def counters() -> dict[str, float]:
         "peer_bytes": figures.get("peer_bytes", 0),
         "launches": figures.get("device_launches", 0),
         "device_us": figures.get("device_clock_ns", 0) / 1e3,
-        "seconds": time.perf_counter(),
     }
 
 
@@ -96,14 +95,15 @@ def counted(name: str) -> Counted:
         step()
     djinn.synchronize()
     before = counters()
-    asking = {
-        key: value - before[key] for key, value in counters().items()
-    }  # subtract the cost of reading the counters
+    asking = {key: value - before[key] for key, value in counters().items()}  # the cost of reading the counters
     before = counters()
+    began = time.perf_counter()
     for _ in range(STEPS):
         step()
+    seconds = (time.perf_counter() - began) / STEPS
     after = counters()
-    return Counted(**{key: max(0.0, after[key] - before[key] - asking[key]) / STEPS for key in before})
+    counts = {key: max(0.0, after[key] - before[key] - asking[key]) / STEPS for key in before}
+    return Counted(**counts, seconds=seconds)
 
 
 def acting(registry: Registry, compared: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

@@ -83,8 +83,8 @@ class Followed(msgspec.Struct, forbid_unknown_fields=True):
     about: str
     by: str
     decision: str
-    seconds_before: float
-    seconds_after: float
+    seconds_before: float | None
+    seconds_after: float | None
     measured: dict[str, float] | None
 
 

@@ -91,4 +91,18 @@ def test_branches_without_gain_stay_together(there):
     placement, uses = placed(graph, there, {"branches": branches}, bandwidth=1e4)
     assert len(placement.devices) == 1
     assert uses["branches"].decision.startswith("nothing followed")
-    assert not uses["branches"].seconds_before
+    assert uses["branches"].seconds_before is None
+
+
+def test_gain_of_branches_that_fit_no_single_device_is_over_parts():
+    builder, nodes = ProgramBuilder(), ([], [])
+    ends = [builder.input(ROWS, WIDTH), builder.input(ROWS, WIDTH)]
+    for step in range(16):  # interleaved: each half of the program has ops of both branches
+        nodes[step % 2].append(len(builder.calls))
+        ends[step % 2] = builder.op("aten::mm", ends[step % 2], builder.input(WIDTH, WIDTH), shape=(ROWS, WIDTH))
+    builder.op("aten::cat", *ends, shape=(2 * ROWS, WIDTH))
+    graph, branches = builder.graph(), tuple(map(tuple, nodes))
+    memory = sum(graph.meta(v).nbytes for v in graph.inputs) * 3 // 4
+    _, uses = placed(graph, devices(memory, memory), {"branches": branches})
+    use = uses["branches"]
+    assert (use.seconds_before, use.seconds_after) == (pytest.approx(16 * MS, rel=0.1), pytest.approx(8 * MS, rel=0.1))

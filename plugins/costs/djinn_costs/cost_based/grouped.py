@@ -14,14 +14,14 @@ from djinn_costs.cost_based.units import beside
 def for_groups(options: Options) -> Option | None:
     """Place each group that an optimization made on a device. The last group runs where most inputs live.
 
-    Return None without groups, or if one device is as fast.
+    Return None without groups, or if the undivided program is as fast.
     """
     if not options.context.plan.hints.get("groups"):
         return None
-    alone, apart = options.in_place(), _on_several_devices(options, "group", options.main())
+    alone, apart = options.undivided(), _on_several_devices(options, "group", options.main())
     if apart is None or (alone is not None and apart.listed.seconds > options.pays * alone.listed.seconds):
         return None
-    before = alone.listed.seconds if alone is not None else 0.0
+    before = alone.listed.seconds if alone is not None else None
     use = HintUse("groups", "each group runs on a device", before, apart.listed.seconds)
     return attrs.evolve(apart, instead=alone, uses=(use,))
 

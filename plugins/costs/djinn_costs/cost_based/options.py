@@ -99,6 +99,10 @@ class Options:
             return None
         return ListScheduler(self.work, self.hardware, homes, self.copies, room).run(self._order, choose)
 
+    def undivided(self) -> Option | None:
+        """Return the program in one place; if no device holds it, return it in parts that run one after the other."""
+        return self.in_place() or self.in_parts()
+
     def in_place(self) -> Option | None:
         """Return the device of the inputs. If they have no location, return the fastest device that holds everything."""
         if self._held:

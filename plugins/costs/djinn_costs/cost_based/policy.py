@@ -39,15 +39,13 @@ def _best(options: Options) -> Option:
         return successive
     if (grouped := for_groups(options)) is not None:
         return grouped
-    stay, spread = options.in_place(), options.spread()
+    stay, spread = options.undivided(), options.spread()
     if (apart := for_branches(options)) is not None and (
         spread is None or apart.listed.seconds <= spread.listed.seconds
     ):
-        before = stay.listed.seconds if stay is not None else 0.0
+        before = stay.listed.seconds if stay is not None else None
         use = HintUse("branches", "each branch runs on a device", before, apart.listed.seconds)
         spread = attrs.evolve(apart, uses=(use,))
-    if stay is None:
-        stay = options.in_parts()
     if stay is None and spread is None:
         raise DoesNotFit(options.why_nothing_fits())
     if stay is None or (spread is not None and spread.listed.seconds < options.pays * stay.listed.seconds):

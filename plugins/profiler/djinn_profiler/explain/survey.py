@@ -27,15 +27,15 @@ class Decision:
     Attributes:
         about: name of the hints, or `memory`. by: the policy that read the hints, or `executor`.
         decision: the decision, or the reason for none.
-        seconds_before, seconds_after: predicted time of the program without and with the decision; 0 if not predicted.
+        seconds_before, seconds_after: predicted time of the program without and with the decision; None if not predicted.
         measured: times of the session's trials of the policy; None without trials or a predicted time.
     """
 
     about: str
     by: str
     decision: str
-    seconds_before: float = 0.0
-    seconds_after: float = 0.0
+    seconds_before: float | None = None
+    seconds_after: float | None = None
     measured: Measured | None = None
 
 
@@ -196,7 +196,7 @@ class Survey:
         rows = []
         for name in dict.fromkeys(name for match in matches for name, facts in match.hints.items() if facts):
             use = uses.get(name) or HintUse(name, "nothing followed: this policy does not read it")
-            trials = measured if use.seconds_before else None
+            trials = measured if use.seconds_before is not None else None
             rows.append(Decision(name, policy, use.decision, use.seconds_before, use.seconds_after, trials))
         if any(DataResidency.STATEFUL_KV_CACHE in match.residency.values() for match in matches):
             rows.append(Decision("memory", "executor", "`kv_session` finds these values as a KV cache"))

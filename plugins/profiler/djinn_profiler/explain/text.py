@@ -125,8 +125,11 @@ def _decision_lines(found: dict[str, Any]) -> Iterator[str]:
     yield f"{found['pattern']}{times} ({found['confidence']:.2f}): {found['reason']}{f'; {facts}' if facts else ''}"
     for decision in found["decisions"]:
         about = f"{decision['about']} ({decision['by']}): " if decision["about"] else ""
-        gain = f", predicted {duration(decision['seconds_before'])} to {duration(decision['seconds_after'])}"
-        yield f"→ {about}{decision['decision']}{gain + measured(decision['measured']) if decision['seconds_before'] else ''}"
+        gain = ""
+        if decision["seconds_before"] is not None:
+            times = f"{duration(decision['seconds_before'])} to {duration(decision['seconds_after'])}"
+            gain = f", predicted {times}{measured(decision['measured'])}"
+        yield f"→ {about}{decision['decision']}{gain}"
 
 
 def measured(trials: dict[str, Any] | None) -> str:
