@@ -4,7 +4,7 @@
 #   make test                            lint, then the whole default test suite
 #   make test ARGS="tests/config -x"     a part of the suite, without lint
 #   make test LONG_FORMS=1               with the long forms of tests, in a quarter more time
-#   make TORCH="torch==2.13.0+cpu" test  with another build of PyTorch (see README, "Another build of PyTorch")
+#   make TORCH="torch==2.13.0+cpu" test  with another build of PyTorch (see docs/install.md, "PyTorch")
 
 PYTHON ?= python3
 VENV   ?= .venv

@@ -179,7 +179,7 @@ def why_not(found: Mapping[str, object]) -> str:
     if not isinstance(found.get("nvidia-smi"), list):
         return "there is no GPU: nvidia-smi does not run"
     if said[0] is None:
-        return 'torch is a build without CUDA: see "Another build of PyTorch" in README.md'
+        return 'torch is a build without CUDA: see "PyTorch" in docs/install.md'
     return f"torch (for CUDA {said[0]}) finds no GPU, though nvidia-smi runs: is the driver older than that CUDA?"
 
 
