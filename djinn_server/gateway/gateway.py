@@ -125,7 +125,9 @@ class Gateway:
             events=self._events,
             engine=engine_named(self._config.engine.name or LOCAL, early.executors if early is not None else ()),
             requests=partial(self._config.engine.requests, len(executors), tell),
-            users=open_users(self._config.tenant_users, self._config.tenant_dir),
+            users=open_users(
+                self._config.tenant_users, self._config.tenant_dir, _weight_folders(self._config.executor)
+            ),
         )
         self._context = context = GatewayContext(
             self._authentication, tenants, self._events, self._counts, self._recent
@@ -359,6 +361,12 @@ def _executors(config: GatewayConfig) -> tuple[ExecutorConfig, ...]:
     else:
         devices = (config.devices or ("",)) * config.engine.executors
     return tuple(config.executor_on(device, _accounts(config, number)) for number, device in enumerate(devices))
+
+
+def _weight_folders(config: ExecutorConfig) -> list[Path]:
+    """Return the folders that the executors of all tenants read models from and save weights in."""
+    saving = config.models.saving
+    return [*config.models.folders, *([] if saving is None else [saving])]
 
 
 def _accounts(config: GatewayConfig, number: int) -> Path | None:

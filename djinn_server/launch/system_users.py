@@ -6,7 +6,7 @@ import re
 import stat
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -81,17 +81,18 @@ def give_folder(folder: Path, user: SystemUser) -> None:
             ) from None
 
 
-def open_users(entries: Iterable[str], base: Path | None) -> dict[str, SystemUser]:
+def open_users(entries: Iterable[str], base: Path | None, shared: Sequence[Path] = ()) -> dict[str, SystemUser]:
     """Return the system user of each tenant, from entries such as `alice=djinn-a` or `alice=70001`. Make the users' folders.
 
     Args:
         entries: values of `--tenant-user`.
         base: parent of the users' folders.
+        shared: other folders that all users must be able to enter.
 
     Raises:
         ConfigurationError: an entry is not valid, a user does not exist, is root or is named twice, `base` is missing, or this process
             may not change users.
-        StartupError: a user cannot run this Python, or has no folder.
+        StartupError: a user cannot run this Python or enter a folder, or has no folder.
     """
     found: dict[str, SystemUser] = {}
     for entry in entries:
@@ -114,7 +115,7 @@ def open_users(entries: Iterable[str], base: Path | None) -> dict[str, SystemUse
             user.folder.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
             check_private_directory(user.folder.parent, "folders of tenants")
             give_folder(user.folder, user)
-            _check_reachable(user)
+            _check_reachable(user, shared)
     except OSError as error:
         raise StartupError(f"a tenant has no folder in {base}: {error}. --tenant-dir names another one") from error
     return found
@@ -151,9 +152,11 @@ def _check(users: Mapping[str, SystemUser]) -> None:
         )
 
 
-def _check_reachable(user: SystemUser) -> None:
-    """Raise `StartupError` if the user cannot run this Python, or enter its own folder or the folder of temporary files."""
-    reached = user.folder, Path(sys.executable), Path(sys.executable).resolve(), Path(tempfile.gettempdir()) / "any"
+def _check_reachable(user: SystemUser, shared: Sequence[Path]) -> None:
+    """Raise `StartupError` if the user cannot run this Python, or enter its own folder, a shared folder or the folder of temporary files."""
+    python = Path(sys.executable)
+    entered = [folder / "any" for folder in (Path(tempfile.gettempdir()), *shared) if folder.exists()]
+    reached = [user.folder, python, python.resolve(), *entered]
     for path in reached:
         for parent in path.absolute().parents:
             status = parent.stat()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -213,6 +214,19 @@ def test_folder_that_the_user_cannot_enter_is_refused_at_the_start(tmp_path):
     tmp_path.chmod(0o700)
     with pytest.raises(StartupError, match=rf"user 70001 cannot reach .*chmod o\+x {tmp_path}"):
         open_users(["alice=70001"], tmp_path / "tenants")
+
+
+@pytest.mark.parametrize("flag", ["--models", "--save-weights"])
+def test_server_refuses_weight_folder_that_a_user_cannot_enter(tmp_path, flag):
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        folder = Path(name)
+        (folder / "weights").mkdir(mode=0o700)
+        folder.chmod(0o711)
+        options = f"--device cpu --port 0 --state-dir {tmp_path} --tenant-dir {name}/tenants --tenant-user alice=70001 {flag} {name}/weights"
+        command = [*reaching(folder), sys.executable, "-m", "djinn", "serve", *options.split()]
+        ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
+        assert ended.returncode
+        assert f"user 70001 cannot reach {folder}/weights/any" in " ".join(ended.stderr.split())
 
 
 @pytest.mark.parametrize(
