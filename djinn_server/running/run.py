@@ -247,7 +247,9 @@ class TemplateRun:
         """Return a value after the run. A growing tensor is copied to dense memory."""
         value, growth = self.env[place], self._growth
         grows = growth is not None and any(self.template.outputs[number] == place for number in growth.outputs)
-        if grows and isinstance(value, torch.Tensor) and torch.ops.djinn_replay.are_growing([value])[0]:
+        if place in self.grown or (
+            grows and isinstance(value, torch.Tensor) and torch.ops.djinn_replay.are_growing([value])[0]
+        ):
             return value.clone(memory_format=torch.contiguous_format)
         return value
 

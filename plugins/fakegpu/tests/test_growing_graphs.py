@@ -284,3 +284,29 @@ def test_exact_session_records_no_graph_of_a_capacity(server):
         there, here = pair(fused, 12)
         assert torch.equal(there.steps(RUNS), here.steps(RUNS))
         assert grown(lambda: there.steps(3))[1] == 0
+
+
+def test_cached_result_of_a_graph_is_dense(tmp_path, plain_environment):
+    cache = {"DJINN_PLUGIN_RESULT_CACHE_GIB": "0.25", "DJINN_PLUGIN_RESULT_CACHE_SECONDS": "0"}
+    environment = plain_environment | cache | {"DJINN_PLUGINS": "tcp,fakegpu,graphs,result_cache"}
+    with (
+        counting.serving(tmp_path, environment, "--graphs") as server,
+        configured(servers=[server.url("tcp")], token=server.token, disable=("local",), exact=False),
+    ):
+        RemoteControl(tmp_path).configure(launch=0.1)
+        djinn.init()
+        there, here = pair(fused, 15)
+        first = [dict(vars(one)) for one in (there, here)]
+        torch.testing.assert_close(there.steps(RUNS), here.steps(RUNS))
+        later = [vars(one) | {"keys": one.keys.clone(), "values": one.values.clone()} for one in (there, here)]
+        for _ in range(3):
+            for one, begin, end in zip((there, here), first, later, strict=True):
+                vars(one).update(begin)
+                one.step()  # cached, so the next runs will be as well
+                vars(one).update(end)
+            for _ in range(5):
+                there.step(), here.step()
+                torch.testing.assert_close(
+                    *[torch.as_strided(one.keys, (9,), (300,), 5).cpu() for one in (there, here)]
+                )
+        assert executor_figures()["runs_reused"] > 3
