@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from servers import SECONDS, Server, fresh_python, start_executor, start_server, wait_for
+from servers import SECONDS, fresh_python, start_executor, start_server, wait_for
 
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.protocol.addresses import transport_for
@@ -72,21 +72,6 @@ def server(tmp_path_factory, plain_environment):
     server = start_server(fresh_python, tmp_path_factory.mktemp("server"), env=plain_environment)
     yield server
     assert server.stop() == 0, server.log.read_text()
-
-
-@pytest.fixture
-def own_server(start_python, tmp_path, plain_environment):
-    servers = []
-
-    def start(*options: str) -> Server:
-        servers.append(start_server(start_python, tmp_path, *options, env=plain_environment))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        if server.process.poll() is None:
-            server.process.kill()
-            server.process.wait()
 
 
 @pytest.fixture(scope="module")

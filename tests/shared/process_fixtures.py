@@ -107,6 +107,24 @@ def serving(plain_environment, tmp_path_factory, cache_directory):
     assert server.stop() == 0, server.log.read_text()
 
 
+@pytest.fixture
+def own_server(start_python, tmp_path, plain_environment):
+    """Start servers with options of the test. They are killed at its end."""
+    from servers import start_server
+
+    servers = []
+
+    def start(*options: str):
+        servers.append(start_server(start_python, tmp_path, *options, env=plain_environment))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait()
+
+
 @pytest.fixture(scope="session")
 def served_environment(plain_environment, serving):
     """Variables for child processes that use that server, and start no executor of their own."""
