@@ -59,7 +59,6 @@ def test_private_errors_have_code_of_public_base():
         "FramesLost",
         "HookError",
         "UnexpectedCertificate",
-        "WrittenError",
     }
 
 
