@@ -335,8 +335,8 @@ class Executor:
         weights, disk = self._context.weights, self._context.disk
         if models.saving is not None:
             found.append(partial(weights.save_in, models.saving, disk))
-        if models.published is not None and models.publish_hours:
-            found.append(partial(weights.publish_in, models.published, models.publish_hours * 3600, disk))
+        if models.published is not None:
+            found.append(partial(weights.publish_in, models.published, disk))
         return found
 
     def _client(self, badge: Badge, client: str) -> dict[str, str]:

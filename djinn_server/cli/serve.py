@@ -318,7 +318,7 @@ def _published(models: ModelConfig, *, keeps: bool) -> Path | None:
     A server without a weight store (`keeps`) has one only if it was named.
     """
     directory = models.published or (cache_directory() / "published" if keeps else None)
-    return _private(directory, "published weights") if models.publish_hours and directory is not None else None
+    return _private(directory, "published weights") if directory is not None else None
 
 
 def _private(directory: Path, what: str) -> Path | None:

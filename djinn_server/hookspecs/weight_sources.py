@@ -6,13 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from mmap import mmap
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import attrs
 
 from djinn_core.errors import WeightsUnavailable
 from djinn_core.hookspecs import hookspec
 from djinn_core.hookspecs.transports import Buffer
+from djinn_core.wire.weight_messages import PublishedEntry
 
 INDEX: Final = ".index.json"
 """End of the name of an index: it names the files that a model is divided into."""
@@ -189,6 +190,64 @@ class WeightSource(ABC):
                 removes nothing (default).
         """
         raise WeightsUnavailable(f"{path.name!r} cannot be removed: addresses of the scheme {self.name}: are read-only")
+
+
+class FileRoom(Protocol):
+    """Room for files in a folder, within the bytes that the tenant may have on disk."""
+
+    def check(self, size: int) -> None:
+        """Raise `WeightsUnavailable` if there is no room for one more file, of `size` bytes."""
+
+    def count(self) -> None:
+        """Count the files in the folder again, because some are gone."""
+
+
+class NamingSource(WeightSource):
+    """Keep files that clients publish under names, for one tenant. Provisional: a base class for packages of Djinn's repository.
+
+    The source opens its files itself, in a folder (`--published`) that no other address reaches.
+
+    Attributes:
+        most_files: how many files the folder may have.
+    """
+
+    most_files: int
+
+    def places(self, address: str, folders: Sequence[Path]) -> Sequence[LocalPlace | str]:
+        """Return no place: `find` opens addresses."""
+        return ()
+
+    @abstractmethod
+    def keep_in(self, folder: Path, room: FileRoom) -> None:
+        """Keep files in the folder of the tenant, which exists. Called once, before other methods. Raises `OSError`."""
+
+    @abstractmethod
+    def publish(self, address: str, size: int, seconds: float) -> WeightSink:
+        """Create a file of `size` bytes with a lifetime in `seconds` (0: the maximum). Its `commit` removes older files of the name.
+
+        Raises:
+            WeightsUnavailable: the name or the lifetime is invalid, or the tenant's quota is reached.
+        """
+
+    @abstractmethod
+    def find(self, address: str) -> tuple[str, WeightFile]:
+        """Open a name, or the address of one of its files. Return the file's address, and the file.
+
+        Raises:
+            WeightsUnavailable: the name or file does not exist, or has expired.
+        """
+
+    @abstractmethod
+    def listing(self) -> Sequence[PublishedEntry]:
+        """Return the current files by name. Raises `OSError` if the folder cannot be read."""
+
+    @abstractmethod
+    def unpublish(self, address: str) -> None:
+        """Remove a name. Sessions that have opened it keep its weights.
+
+        Raises:
+            WeightsUnavailable: the name is not published (the cause is a `FileNotFoundError`), or its files cannot be removed.
+        """
 
 
 @hookspec

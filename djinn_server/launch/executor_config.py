@@ -128,7 +128,6 @@ class ModelConfig:
         addresses: patterns of other addresses that clients may name.
         saving: parent of the tenants' folders for saved weights; None: clients cannot save weights.
         published: parent of the tenants' folders for published weights; None: clients cannot publish weights.
-        publish_hours: maximum lifetime of a published name; 0: no publishing.
     """
 
     folders: tuple[Path, ...] = flagged(
@@ -148,14 +147,10 @@ class ModelConfig:
         "Folder in which clients may have the server save weights, each tenant in a folder of its own.",
         exists=True,
     )
-
     published: Path | None = flagged(
         None,
         "--published",
         "Directory for weights that clients publish under names. Default: djinn/published in your cache directory.",
-    )
-    publish_hours: float = flagged(
-        168.0, "--publish-hours", "How long a published name lives at the most; 0: there are none.", least=0
     )
 
     @property

@@ -22,7 +22,6 @@ from djinn_core.wire.tensors import dtype_name
 from djinn_core.wire.weight_messages import (
     OpenWeights,
     OpenWeightsReply,
-    PublishedEntry,
     PublishedReply,
     RemoveWeights,
     RemoveWeightsReply,
@@ -34,10 +33,10 @@ from djinn_core.wire.weight_messages import (
     StoredTensorEntry,
 )
 from djinn_server.hookspecs.weight_formats import HeaderEntry
+from djinn_server.hookspecs.weight_sources import NamingSource
 from djinn_server.recovery.executor_channel import NO, YES, ExecutorChannel
 from djinn_server.running.values import Poison, ValueTable
 from djinn_server.session_machine import Cause, Wait
-from djinn_server.weights.published import PublishedWeights
 from djinn_server.weights.saving import DifferentContents, save
 from djinn_server.weights.weight_reader import OpenedWeights, WeightReader
 
@@ -76,21 +75,17 @@ def small_files(reader: WeightReader, request: SmallFilesRequest) -> SmallFilesR
         return SmallFilesReply(refused=str(error)[: limits.FAILURE_TEXT])
 
 
-def list_published(published: PublishedWeights | None) -> PublishedReply:
+def list_published(published: NamingSource | None) -> PublishedReply:
     """Return the reply to `PublishedRequest`."""
     if published is None:
         return PublishedReply(
-            refused="the server keeps no published weights (--publish-hours 0, or no room on its disk)"
+            refused="the server keeps no published weights (the package in plugins/weights is missing, its setting plugins.published.hours is 0, or no room on "
+            "its disk)"
         )
     try:
-        found = published.listing()
+        return PublishedReply(tuple(published.listing()))
     except OSError as error:
         return PublishedReply(refused=f"what is published cannot be listed: {error.strerror}")
-    now = time.time()
-    times = [(max(0.0, now - one.made / 1000), max(0.0, one.expires / 1000 - now)) for one in found]
-    return PublishedReply(
-        tuple([PublishedEntry(one.name, one.nbytes, *both) for one, both in zip(found, times, strict=True)])
-    )
 
 
 def answer_once(connection: ExecutorChannel, do: Callable[[bool], Message]) -> None:

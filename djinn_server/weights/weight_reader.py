@@ -29,6 +29,7 @@ from djinn_server.disk_quota import DiskQuota
 from djinn_server.hookspecs.weight_formats import FileHeader, HeaderEntry, WeightFormat
 from djinn_server.hookspecs.weight_sources import (
     INDEX,
+    NamingSource,
     ReportDownload,
     WeightFile,
     WeightPermissions,
@@ -40,8 +41,6 @@ from djinn_server.weights.headers import check_header, read_bytes
 from djinn_server.weights.openings import Openings
 from djinn_server.weights.permissions import resolve_new
 from djinn_server.weights.permitted_places import ignore_progress, open_permitted, writable_path
-from djinn_server.weights.published import SCHEME as PUBLISHED
-from djinn_server.weights.published import PublishedWeights
 from djinn_server.weights.saving import SavedBytes, WrittenFile
 from djinn_server.weights.shared_weights import SharedWeights, WeightKey
 
@@ -211,7 +210,8 @@ class WeightReader:
         permissions: WeightPermissions | None = None,
         formats: Sequence[WeightFormat] = (Safetensors(),),
     ) -> None:
-        self._sources = {source.name: source for source in sources}
+        self._sources = {source.name: source for source in sources if not isinstance(source, NamingSource)}
+        self._naming = next((source for source in sources if isinstance(source, NamingSource)), None)
         self._permissions = attrs.evolve(permissions or WeightPermissions(), suffixes=suffixes_of(formats))
         self._formats = formats
         self._opened: OrderedDict[str, OpenedWeights] = OrderedDict()
@@ -219,7 +219,7 @@ class WeightReader:
         # Files that others have replaced, and a journal has kept, by version.
         self._kept: dict[bytes, OpenedWeights] = {}
         self._saved: SavedBytes | None = None
-        self.published: PublishedWeights | None = None
+        self.published: NamingSource | None = None
         self._lock = threading.Lock()
         self._readers: ThreadPoolExecutor | None = None
         self._under_way: weakref.WeakValueDictionary[WeightKey, PartRead] = weakref.WeakValueDictionary()
@@ -229,7 +229,7 @@ class WeightReader:
     @property
     def schemes(self) -> tuple[str, ...]:
         """URL schemes of the addresses that it opens."""
-        return tuple(sorted({*self._sources, *([PUBLISHED] if self.published is not None else [])}))
+        return tuple(sorted({*self._sources, *([self.published.name] if self.published is not None else [])}))
 
     def open(self, address: str) -> OpenedWeights:
         """Return the tensors at an address. Check the files again, to find a new version.
@@ -261,9 +261,22 @@ class WeightReader:
         self._saved = SavedBytes(disk, folder)
         self._permissions = attrs.evolve(self._permissions, saving=(folder,))
 
-    def publish_in(self, folders: Path, longest: float, disk: DiskQuota, tenant: str) -> None:
-        """Let the tenant publish weights. Arguments as in `PublishedWeights`."""
-        self.published = PublishedWeights(folders, longest, disk, tenant)
+    def publish_in(self, folders: Path, disk: DiskQuota, tenant: str) -> None:
+        """If a plugin keeps published weights, let the tenant publish in its own subfolder of `folders`.
+
+        Raises:
+            OSError: the folder cannot be made.
+        """
+        if self._naming is not None:
+            folder = folders / (tenant or "default")
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._naming.keep_in(folder, SavedBytes(disk, folder, "published", self._naming.most_files))
+            self.published = self._naming
+
+    def _naming_source(self, address: str) -> NamingSource | None:
+        """Return the source of an address that is a published name; None for other addresses."""
+        published = self.published
+        return published if published is not None and address.startswith(f"{published.name}:") else None
 
     def hold(self, address: str, version: bytes, link: Path) -> None:
         """Hard-link the file at an address to `link`, because it may be removed or replaced. If the address changed, open `link`."""
@@ -284,10 +297,12 @@ class WeightReader:
         """Open the link that an earlier process made of the file at an address."""
         if version in self._kept or not link.exists():
             return
-        scheme, _, path = address.partition(":")
+        path = address.partition(":")[2]
         name = PurePosixPath(path).name.removesuffix(".safetensors") + ".safetensors"
         try:
-            kept = _opened(address, [LocalFile(link, name, immutable=scheme == PUBLISHED)], self._formats)
+            kept = _opened(
+                address, [LocalFile(link, name, immutable=self._naming_source(address) is not None)], self._formats
+            )
         except (OSError, WeightsUnavailable):  # these are a blob's bytes
             return
         if kept.version == version:
@@ -310,8 +325,8 @@ class WeightReader:
         Raises:
             WeightsUnavailable: the file is not permitted or cannot be written.
         """
-        if self.published is not None and address.startswith(f"{PUBLISHED}:"):
-            return self.published.create(address, size, seconds)
+        if naming := self._naming_source(address):
+            return naming.publish(address, size, seconds)
         source = self._source(address)
         path = writable_path(source, address, self._permissions)
         if self._saved is not None:
@@ -333,8 +348,8 @@ class WeightReader:
         Raises:
             WeightsUnavailable: the file does not exist, is not permitted, or cannot be removed.
         """
-        if self.published is not None and address.startswith(f"{PUBLISHED}:"):
-            self.published.remove(address)
+        if naming := self._naming_source(address):
+            naming.unpublish(address)
             return
         source = self._source(address)
         source.remove(writable_path(source, address, self._permissions), self._permissions.saving)
@@ -468,9 +483,11 @@ class WeightReader:
         return source
 
     def _open(self, address: str, report: ReportDownload = ignore_progress) -> OpenedWeights:
-        if self.published is not None and address.startswith(f"{PUBLISHED}:"):
-            exact, file = self.published.open(address)
-            return attrs.evolve(_opened(exact, [file], self._formats), replaceable=file)
+        if naming := self._naming_source(address):
+            exact, file = naming.find(address)
+            return attrs.evolve(
+                _opened(exact, [file], self._formats), replaceable=file if isinstance(file, LocalFile) else None
+            )
         source = self._source(address)
         try:
             files = open_permitted(source, address, self._permissions, report)

@@ -22,9 +22,10 @@ from djinn_server.hookspecs.weight_sources import WeightPermissions
 from djinn_server.launch.token_table import check_tenant, parse_table
 from djinn_server.recovery.journal import journal_path
 from djinn_server.weights.permissions import resolve_new
-from djinn_server.weights.published import PublishedWeights
+from djinn_server.weights.saving import SavedBytes
 from djinn_server.weights.weight_reader import WeightReader
 from djinn_weights.hub import HubSource, parse
+from djinn_weights.published import PublishedWeights
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PARTS = (
@@ -71,12 +72,15 @@ def accepts_tenant_of_a_table(name):
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    return PublishedWeights(tmp_path_factory.mktemp("published"), 60.0, DiskQuota(), "")
+    source = PublishedWeights(60.0)
+    folder = tmp_path_factory.mktemp("published")
+    source.keep_in(folder, SavedBytes(DiskQuota(), folder))
+    return source
 
 
 def accepts_published(published, name):
     try:
-        published.create(f"published:{name}", 1, 0.0).discard()
+        published.publish(f"published:{name}", 1, 0.0).discard()
     except WeightsUnavailable:
         return False
     return True

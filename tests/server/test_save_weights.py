@@ -25,6 +25,7 @@ from djinn_server.disk_quota import DiskQuota
 from djinn_server.running.values import ValueTable
 from djinn_server.weights.replies import answer_once, remove, save_values
 from djinn_server.weights.weight_reader import WeightReader
+from djinn_weights.published import PublishedWeights
 
 REMOTE = "remote_accelerator:0"
 
@@ -255,9 +256,9 @@ class DyingChannel:
 def test_what_was_done_when_the_executor_died_is_not_done_again_and_is_no_failure(address, tmp_path):
     """Between the file's last step and the reply in the journal."""
     disk = DiskQuota(1500)  # not enough for two of the files
-    reader = WeightReader([FileSource()])
+    reader = WeightReader([FileSource(), PublishedWeights(1000.0)])
     reader.save_in(tmp_path, disk, "")
-    reader.publish_in(tmp_path / "published", 1000.0, disk, "")
+    reader.publish_in(tmp_path / "published", disk, "")
     for folder in (tmp_path / "default", tmp_path / "published" / "default"):
         (folder / ".x.safetensors.unfinished-0").write_bytes(bytes(1000))  # left by an executor that died
     tensors = {1: torch.arange(200.0), 2: torch.ones(3, dtype=torch.int8)}

@@ -1,4 +1,4 @@
-"""Weights that a tenant has published under names: files on the server's disk, which outlive programs, executors and the server.
+"""The weight source `published:`, names of a tenant for files on the server's disk, which outlive programs, executors and the server.
 
 Each publication is a file `NAME@ID.safetensors` in the tenant's folder. Its ID begins with its times of creation and
 expiry, so a directory listing suffices. The newest file of a name is current.
@@ -10,15 +10,19 @@ import re
 import secrets
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
-from djinn_core.errors import WeightsUnavailable
+from djinn.errors import WeightsUnavailable
+from djinn.hooks import WeightSource, hookimpl
+from djinn_core.wire.weight_messages import PublishedEntry
 from djinn_server.builtins.weights import LocalFile, LocalSink
-from djinn_server.disk_quota import DiskQuota
-from djinn_server.weights.saving import SavedBytes
+from djinn_server.hookspecs.weight_sources import FileRoom, NamingSource
+
+djinn_api_version = "2.0"
 
 SCHEME: Final = "published"
 MOST_NAMES: Final = 1000  # of a tenant
@@ -28,15 +32,22 @@ _FILE: Final = re.compile(rf"({_NAME.pattern})@([0-9a-f]{{1,16}})-([0-9a-f]{{1,1
 
 
 @attrs.frozen
-class PublishedFile:
-    """A published file.
+class PublishSettings:
+    """Settings of published weights, as in `[plugins.published]`.
 
     Attributes:
-        name: its name.
-        path: where it is.
-        made, expires: milliseconds since the epoch.
-        nbytes: bytes of the file.
+        hours: how long a published name lives at the most; 0: clients publish nothing.
     """
+
+    hours: float = attrs.field(default=168.0, validator=attrs.validators.ge(0))
+
+
+djinn_settings = PublishSettings
+
+
+@attrs.frozen
+class PublishedFile:
+    """A published file. `made`, `expires`: milliseconds since the epoch."""
 
     name: str
     path: Path
@@ -50,34 +61,26 @@ class PublishedFile:
         return f"{SCHEME}:{self.path.name.removesuffix(_SUFFIX)}"
 
 
-class PublishedWeights:
+class PublishedWeights(NamingSource):
     """The published weights of one tenant. Thread-safe; processes that share the folder see each other's names."""
 
-    def __init__(self, folders: Path, longest: float, disk: DiskQuota, tenant: str) -> None:
-        """Open a tenant's published weights.
+    name = SCHEME
+    most_files = 2 * MOST_NAMES  # a replaced file goes once the next one is complete
 
-        Args:
-            folders: parent of the tenants' folders.
-            longest: maximum lifetime of a name in seconds.
-            disk: the tenant's disk quota.
-            tenant: its name; empty without tenants.
-
-        Raises:
-            OSError: the tenant's folder cannot be made.
-        """
-        self._folder = folders / (tenant or "default")
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    def __init__(self, longest: float) -> None:
+        """`longest`: maximum lifetime of a name in seconds."""
         self._longest = longest
-        self._room = SavedBytes(disk, self._folder, "published", 2 * MOST_NAMES)
         self._lock = threading.Lock()
-        _remove_expired(folders)
+        self._folder = Path()
+        self._room: FileRoom
 
-    def create(self, address: str, size: int, seconds: float) -> LocalSink:
-        """Create a file of `size` bytes with a lifetime in `seconds` (0: the maximum). Its `commit` removes older files of the name.
+    def keep_in(self, folder: Path, room: FileRoom) -> None:
+        """Keep files in a folder. Remove expired files of all tenants."""
+        self._folder, self._room = folder, room
+        _remove_expired(folder.parent)
 
-        Raises:
-            WeightsUnavailable: the name or the lifetime is invalid, or the tenant's quota is reached.
-        """
+    def publish(self, address: str, size: int, seconds: float) -> LocalSink:
+        """Create a file of `size` bytes with a lifetime in `seconds` (0: the maximum). Its `commit` removes older files of the name."""
         name = address.removeprefix(f"{SCHEME}:")
         if _NAME.fullmatch(name) is None:
             raise WeightsUnavailable(
@@ -102,14 +105,10 @@ class PublishedWeights:
             except OSError as error:
                 raise WeightsUnavailable(f"{name!r} cannot be published: {error.strerror or error}") from error
 
-    def open(self, address: str) -> tuple[str, LocalFile]:
-        """Open a name, or the address of one of its files. Return the file's address, and the file.
-
-        Raises:
-            WeightsUnavailable: the name or file does not exist, or has expired.
-        """
+    def find(self, address: str) -> tuple[str, LocalFile]:
+        """Open a name, or the address of one of its files. Return the file's address, and the file."""
         asked = address.removeprefix(f"{SCHEME}:")
-        found = next((one for one in self.listing() if one.name == asked), None)
+        found = next((one for one in self._newest() if one.name == asked), None)
         path = self._folder / f"{asked}{_SUFFIX}"
         try:
             if found is not None:
@@ -125,8 +124,13 @@ class PublishedWeights:
             else f"what was published as {name!r} when it was attached has been replaced or removed, or has expired"
         )
 
-    def listing(self) -> list[PublishedFile]:
-        """Return the current publications by name, and remove expired ones."""
+    def listing(self) -> list[PublishedEntry]:
+        """Return the current files by name, and remove expired ones."""
+        now = _now()
+        found = [(one, max(0, now - one.made) / 1000, max(0, one.expires - now) / 1000) for one in self._newest()]
+        return [PublishedEntry(one.name, one.nbytes, age, left) for one, age, left in found]
+
+    def _newest(self) -> list[PublishedFile]:
         with self._lock:
             newest: dict[str, PublishedFile] = {}
             for one in self._publications():
@@ -134,14 +138,10 @@ class PublishedWeights:
                     newest[one.name] = one
             return [newest[name] for name in sorted(newest)]
 
-    def remove(self, address: str) -> None:
-        """Remove a name. Sessions that have opened it keep its weights.
-
-        Raises:
-            WeightsUnavailable: the name is not published, or its files cannot be removed.
-        """
+    def unpublish(self, address: str) -> None:
+        """Remove a name. Sessions that have opened it keep its weights."""
         name = address.removeprefix(f"{SCHEME}:")
-        found = [one for one in self.listing() if one.name == name]
+        found = [one for one in self._newest() if one.name == name]
         if not found:
             raise WeightsUnavailable(f"nothing is published as {name!r}") from FileNotFoundError()
         try:
@@ -189,3 +189,10 @@ def _publication(path: Path) -> PublishedFile | None:
 
 def _now() -> int:
     return time.time_ns() // 1_000_000
+
+
+@hookimpl
+def djinn_register_weight_sources(settings: Any) -> Iterable[WeightSource]:
+    """Return the weight source `published:`, unless names may not live."""
+    given = settings if isinstance(settings, PublishSettings) else PublishSettings()
+    return [PublishedWeights(given.hours * 3600)] if given.hours else []

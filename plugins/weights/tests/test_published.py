@@ -199,5 +199,5 @@ def test_where_nothing_is_published():
     with configured(executor="inline"):
         with pytest.raises(djinn.errors.WeightsUnavailable, match="published:"):
             djinn.weights.publish("x", {"x": torch.ones(1, device=REMOTE)})
-        with pytest.raises(djinn.errors.WeightsUnavailable, match="--publish-hours"):
+        with pytest.raises(djinn.errors.WeightsUnavailable, match="plugins/weights"):
             djinn.weights.published()
