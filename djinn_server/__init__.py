@@ -6,7 +6,7 @@ In the order in which a client's program passes through:
 - `executor_process` and `executor` (the process), `inline` (an executor as a thread).
   `control`: its parent's orders. `devices`: the device that it computes on. `rlimits`, `malloc_trim`: limits of the process, and memory that it
   returns to the system.
-- `attach`: incoming connections; `parallel_groups`: those that are parallel to another. `handshake`: single messages outside of a session. `context`: what the sessions of an executor share;
+- `attach`: incoming connections. `handshake`: single messages outside of a session. `context`: what the sessions of an executor share;
   `shared_device`: of its device. `device_watch`: finds a lost accelerator and a hung kernel.
 - `admission_limits`, `tenancy`, `rate_limit`, `usage_quota`, `disk_quota`: who may do what, and how much of it.
 - `session`: the handlers of one client's messages; `session_runs`: how its submissions run. `session_machine`: decides which step is next; `session_loop`: takes it. `session_pauses`: waits without a

@@ -31,11 +31,10 @@ from djinn_core.hookspecs.session_channel import SessionChannel
 from djinn_core.hookspecs.transports import Connection, Limits, Listener
 from djinn_core.ir.operators import operators_digest
 from djinn_core.protocol.addresses import SOCKET_NAME, transport_for
-from djinn_core.protocol.net.striping import StripingConnection
+from djinn_core.protocol.net.parallel_groups import ParallelGroups
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.kinds import EXECUTOR_KINDS
 from djinn_core.registry.registry import Registry, load_registry
-from djinn_core.settings import PARALLEL_CONNECTIONS_LIMIT
 from djinn_core.system.private_directories import remove_abandoned
 from djinn_core.system.role import become_server
 from djinn_core.wire.executor_reports import Ready, Sessions
@@ -59,7 +58,6 @@ from djinn_server.launch.orders import FULL_SECONDS, Failed, Full, Report, Start
 from djinn_server.launch.system_users import SystemUser
 from djinn_server.launch.tickets import Badge, TicketChecker
 from djinn_server.malloc_trim import keep_few_arenas, keep_freed_for_next_run, set_start_aside
-from djinn_server.parallel_groups import ParallelGroups
 from djinn_server.peers.exchange import PeerListener, serve_control_channel
 from djinn_server.peers.inbox import PeerConnection
 from djinn_server.recovery.executor_channel import ExecutorChannel, PlainExecutorChannel
@@ -223,7 +221,7 @@ class Executor:
             return False
         if found is None:
             resumed = lambda: self._context.events.emit("session_resumed", session=asked.session)  # noqa: E731 - of this one
-            self._accept_parallel(connection, asked.session)
+            self._parallel.accept_for(connection, asked.session)
             return self._leases.serve(connection, asked, resumed)
         owner, leased, taken = found
         _log.warning("recovering a session: its journal is replayed", session=owner.session, frames=taken)
@@ -262,20 +260,12 @@ class Executor:
 
         A wrong secret is treated like an unknown session.
         """
-        if not self._leases.knows(asked.session, asked.secret) or not isinstance(connection, StripingConnection):
-            refuse(connection, "there is no such session (any more)")
-        elif not self._parallel.add(asked.session, asked.group, connection):
-            refuse(connection, f"a session has at most {PARALLEL_CONNECTIONS_LIMIT} parallel connections")
-        else:
-            try:
-                send_message(connection, Resumed(0))
-            except TransportError:
-                connection.close()  # which `attend` sees
-            self._parallel.attend(asked.session, asked.group, connection)
-
-    def _accept_parallel(self, connection: Connection, session: str) -> None:
-        if isinstance(connection, StripingConnection):
-            connection.accept_parallel(partial(self._parallel.take, session))
+        refused = "there is no such session (any more)"
+        if self._leases.knows(asked.session, asked.secret):
+            welcome = partial(send_message, connection, Resumed(0))
+            refused = self._parallel.serve(connection, asked.session, asked.group, welcome)
+        if refused:
+            refuse(connection, refused)
 
     def _make_session(
         self, owner: SessionIdentity, talk: ExecutorChannel, connection: Connection, greeting: Message
@@ -309,7 +299,7 @@ class Executor:
                 self._roster.enter(SessionEntry(name, client, session, owner.badge.token, talk)),
                 _log_session(talk, name, client, partial(self._context.usage.count_as, "sessions_closed"), self._check),
             ):
-                self._accept_parallel(connection, name)
+                self._parallel.accept_for(connection, name)
                 send_message(connection, greeting)
                 talk.resend()
                 yield from session.pauses(talk)

@@ -20,6 +20,7 @@ from djinn.testing import self_signed_tls
 from djinn_client.runtime.connecting.reconnect import ResumingConnection
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import TlsOptions
+from djinn_core.protocol.net.parallel_groups import ParallelGroups
 from djinn_core.protocol.net.sockets import AcceptedConnection, SocketConnection
 from djinn_core.protocol.net.striping import MANY_BYTES
 from djinn_core.protocol.net.tls_contexts import server_context
@@ -28,7 +29,6 @@ from djinn_core.wire.frames import STRIPED_BYTES, Frame, Limits, encode_frame, s
 from djinn_core.wire.resume_messages import ParallelAttach
 from djinn_core.wire.striping import PIECE_BYTES, pieces
 from djinn_server.executor import Executor
-from djinn_server.parallel_groups import ParallelGroups
 
 LIMITS = Limits()
 GROUP = bytes(32)
@@ -479,8 +479,12 @@ def test_close_waits_for_unread_connections_together(ends):
 def test_large_transfer_is_reported_once():
     near, far = pair()
     told = []
-    near.call_when_many(lambda: told.append("sent"))
-    far.call_when_many(lambda: told.append("received"))
+
+    def dial(group):
+        raise TransportError("there is no other connection")
+
+    near.stripe(2, dial, lambda: told.append("sent"))
+    far.stripe(2, dial, lambda: told.append("received"))
     with ThreadPoolExecutor(1) as threads:
         for number in range(8):
             sending = threads.submit(near.send, Frame(b"", [bytes(4 * MIB)]))

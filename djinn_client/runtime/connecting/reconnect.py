@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -34,12 +33,11 @@ from djinn_core.protocol.net.striping import StripingConnection
 from djinn_core.protocol.tls_transports import trusting
 from djinn_core.registry.embedded_executors import EmbeddedExecutor
 from djinn_core.system.interrupts import LOOK_SECONDS, interrupt_mask
-from djinn_core.wire.message_base import GROUP_BYTES, Message
+from djinn_core.wire.message_base import Message
 from djinn_core.wire.resume_messages import ControlAttach, ParallelAttach, Resume, Resumed
 
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 2.0
-_PARALLEL_CONNECTIONS: Final = 4  # number of connections to another machine
 _PARALLEL_TRIES: Final = 3  # limit of breaks without parallel connections; more breaks may be caused by parallel ones
 _log = get_logger("djinn.session")
 Reached = tuple[Connection, Resumed]
@@ -88,34 +86,13 @@ class ResumingConnection(ReliableConnection, ClientChannel):
     def _watch(self, inner: Connection) -> None:
         """Open parallel connections once there is much data to send. On one machine, do so only if configured."""
         if isinstance(inner, StripingConnection) and self._parallel_tries:
-            number = self._parallel or (1 if inner.local else _PARALLEL_CONNECTIONS)
-            if number > 1:
-                inner.call_when_many(lambda: self._start_parallel(inner, number))
+            inner.stripe(self._parallel, self._dial_parallel, self._count_try)
 
-    def _start_parallel(self, inner: StripingConnection, number: int) -> None:
+    def _dial_parallel(self, group: bytes) -> Connection:
+        return self._redial.parallel_connection(group)
+
+    def _count_try(self) -> None:
         self._parallel_tries -= 1
-        opening = threading.Thread(
-            target=self._open_parallel, args=(inner, number), name="djinn-connections", daemon=True
-        )
-        try:
-            opening.start()
-        except RuntimeError as error:  # no more threads can start, for example at exit
-            _log.info("large tensors go over one connection", server=self._server, reason=str(error))
-
-    def _open_parallel(self, inner: StripingConnection, number: int) -> None:
-        group, opened = secrets.token_bytes(GROUP_BYTES), list[StripingConnection]()
-        try:
-            while len(opened) < number:
-                one = self._redial.parallel_connection(group)
-                if not isinstance(one, StripingConnection):
-                    one.close()
-                    raise TransportError("the transport does not support parallel connections")
-                opened.append(one)
-            inner.use_parallel(group, opened)
-        except (DjinnError, OSError) as error:
-            _log.info("large tensors go over one connection", server=self._server, reason=str(error))
-            for one in opened:
-                one.close()
 
     def _restore(self, broken: Connection, error: TransportError) -> None:
         while not self._reconnecting.acquire(timeout=LOOK_SECONDS):

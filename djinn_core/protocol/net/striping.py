@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
-from djinn_core.errors import ProtocolError, TransportError
+from djinn_core.errors import DjinnError, ProtocolError, TransportError
+from djinn_core.hookspecs.transports import Connection
+from djinn_core.logs import get_logger
 from djinn_core.protocol.net.parallel_connections import ParallelConnections
 from djinn_core.protocol.net.streams import StreamConnection
 from djinn_core.system.interrupts import interrupt_mask
 from djinn_core.wire.frames import Buffer, Frame, Limits, large_bytes, name_parallel, striped
+from djinn_core.wire.message_base import GROUP_BYTES
 
 MANY_BYTES: Final = 16 << 20
+PARALLEL_CONNECTIONS: Final = 4  # to another machine
+_log = get_logger("djinn.protocol")
 
 
 class StripingConnection(StreamConnection):
@@ -69,10 +76,45 @@ class StripingConnection(StreamConnection):
 
     # --- main connection --------------------------------------------------------------------------------------
 
-    def call_when_many(self, told: Callable[[], None]) -> None:
-        """Call `told` once `MANY_BYTES` of large buffers were sent or received."""
-        self._when_many, self._many = told, 0
-        self._decoder.when_large = self._count_many
+    def stripe(
+        self, number: int, dial: Callable[[bytes], Connection], begun: Callable[[], None] = lambda: None
+    ) -> None:
+        """Once `MANY_BYTES` of large buffers were sent or received, open parallel connections for further ones.
+
+        Args:
+            number: how many; 0: four to another machine, one on this machine. One connection needs no other.
+            dial: opens a connection of a group, given its name.
+            begun: called before they are opened.
+        """
+        number = number or (1 if self.local else PARALLEL_CONNECTIONS)
+        if number > 1:
+            self._when_many, self._many = partial(self._start_parallel, number, dial, begun), 0
+            self._decoder.when_large = self._count_many
+
+    def _start_parallel(self, number: int, dial: Callable[[bytes], Connection], begun: Callable[[], None]) -> None:
+        begun()
+        opening = threading.Thread(
+            target=self._open_parallel, args=(number, dial), name="djinn-connections", daemon=True
+        )
+        try:
+            opening.start()
+        except RuntimeError as error:  # no more threads can start, for example at exit
+            _log.info("large tensors go over one connection", peer=self.peer, reason=str(error))
+
+    def _open_parallel(self, number: int, dial: Callable[[bytes], Connection]) -> None:
+        group, opened = secrets.token_bytes(GROUP_BYTES), list[StripingConnection]()
+        try:
+            while len(opened) < number:
+                one = dial(group)
+                if not isinstance(one, StripingConnection):
+                    one.close()
+                    raise TransportError("the transport does not support parallel connections")
+                opened.append(one)
+            self.use_parallel(group, opened)
+        except (DjinnError, OSError) as error:
+            _log.info("large tensors go over one connection", peer=self.peer, reason=str(error))
+            for one in opened:
+                one.close()
 
     def use_parallel(self, group: bytes, connections: Sequence[StripingConnection]) -> None:
         """Send large buffers over `connections` from now on.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
+from djinn_core.errors import TransportError
+from djinn_core.hookspecs.transports import Connection
 from djinn_core.protocol.net.striping import StripingConnection
 from djinn_core.settings import PARALLEL_CONNECTIONS_LIMIT
 
@@ -20,7 +23,28 @@ class ParallelGroups:
         self._lock = threading.Lock()
         self._waiting: dict[_Key, list[StripingConnection]] = {}
 
-    def add(self, session: str, group: bytes, connection: StripingConnection) -> bool:
+    def accept_for(self, connection: Connection, session: str) -> None:
+        """Let the client of a session name the groups that it uses beside `connection`, if the transport can stripe."""
+        if isinstance(connection, StripingConnection):
+            connection.accept_parallel(partial(self.take, session))
+
+    def serve(self, connection: Connection, session: str, group: bytes, welcome: Callable[[], None]) -> str:
+        """Use a connection for large buffers of a session until it ends. Return the reason if that is not possible, else "".
+
+        `welcome`: tells the client that the connection is in use.
+        """
+        if not isinstance(connection, StripingConnection):
+            return "the transport does not support parallel connections"
+        if not self._add(session, group, connection):
+            return f"a session has at most {PARALLEL_CONNECTIONS_LIMIT} parallel connections"
+        try:
+            welcome()
+        except TransportError:
+            connection.close()  # which `_attend` sees
+        self._attend(session, group, connection)
+        return ""
+
+    def _add(self, session: str, group: bytes, connection: StripingConnection) -> bool:
         """Add a connection to a group; return False if there are too many."""
         with self._lock:
             of_session = sum(len(found) for (name, _), found in self._waiting.items() if name == session)
@@ -34,7 +58,7 @@ class ParallelGroups:
         with self._lock:
             return self._waiting.pop((session, group), ())
 
-    def attend(self, session: str, group: bytes, connection: StripingConnection) -> None:
+    def _attend(self, session: str, group: bytes, connection: StripingConnection) -> None:
         """Wait until a connection of a group has ended; an unnamed connection times out."""
         if connection.await_end(_NAMING_SECONDS):
             self._forget(session, group, connection)
