@@ -17,7 +17,6 @@ _MODULES: Final = MappingProxyType({
     "cpu": ("devices", "djinn_server.builtins"),
     "weights": ("weight_sources", "djinn_server.builtins"),
     "safetensors_files": ("weight_formats", "djinn_server.builtins"),
-    "assignment": ("assignment_policies", "djinn_server.builtins"),
 })  # fmt: skip
 
 

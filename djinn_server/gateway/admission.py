@@ -28,9 +28,8 @@ from djinn_server.admission_limits import ConnectionRate
 from djinn_server.gateway.assignment import Assigner
 from djinn_server.gateway.authentication import FAILED
 from djinn_server.gateway.context import GatewayContext
-from djinn_server.gateway.killing import kill_session
+from djinn_server.gateway.operations import kill_session, status_of
 from djinn_server.gateway.relay import Relays, relay, relay_directions
-from djinn_server.gateway.server_status import status_of
 from djinn_server.handshake import UNAUTHENTICATED_LIMITS, complain, receive_message, refuse, send_message
 from djinn_server.hookspecs.assignment_policies import AssignmentRequest
 from djinn_server.hookspecs.authenticators import Credentials, Denial, Identity

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Final
 
 import attrs
@@ -13,7 +13,6 @@ from djinn_core.errors import PluginError
 from djinn_core.logs import get_logger
 from djinn_core.registry.registry import Registry
 from djinn_core.wire.executor_reports import Sessions
-from djinn_server.builtins.assignment import LEAST_LOADED, LeastLoaded
 from djinn_server.hookspecs.assignment_policies import (
     AssignmentPolicy,
     AssignmentRefusal,
@@ -23,8 +22,10 @@ from djinn_server.hookspecs.assignment_policies import (
 
 LOAD_SECONDS: Final = 1.0  # after which a report is too old for load decisions
 RECENT_SECONDS: Final = 60.0
+LEAST_LOADED: Final = "least_loaded"  # the default, and the fallback if a policy fails
 _HINTS: Final = 32  # of an executor; the latest are kept
 _REASON: Final = 1000  # characters
+Decisions = defaultdict[str, Counter[str]]
 _log = get_logger("djinn.server")
 
 
@@ -88,13 +89,14 @@ class LoadMeter:
         return sum(at > self._reported_at for at in self._assigned)
 
 
-@attrs.define
-class AssignmentCounters:
-    """Counters of decisions by policy: assigned sessions, refused sessions and failed decisions."""
+class LeastLoaded(AssignmentPolicy):
+    """Assigns sessions to the executor whose device is least loaded; to the first of several."""
 
-    assigned: Counter[str] = attrs.field(factory=Counter)
-    refused: Counter[str] = attrs.field(factory=Counter)
-    failed: Counter[str] = attrs.field(factory=Counter)
+    name = LEAST_LOADED
+
+    def assign(self, request: AssignmentRequest) -> int | AssignmentRefusal:
+        """Return the number of the least loaded executor."""
+        return min(request.executors, key=lambda load: load.rank).number
 
 
 @attrs.frozen
@@ -102,32 +104,35 @@ class Assigner:
     """The assignment policy of a gateway, with `least_loaded` as fallback.
 
     Attributes:
-        policy: the policy. plugin: name of its plugin for messages. counts: counters of its decisions.
+        policy: the policy. plugin: name of its plugin for messages. counts: its decisions (assigned, refused, failed) by policy.
     """
 
     policy: AssignmentPolicy = attrs.field(factory=LeastLoaded)
     plugin: str = ""
-    counts: AssignmentCounters = attrs.field(factory=AssignmentCounters)
+    counts: Decisions = attrs.field(factory=lambda: defaultdict(Counter))
 
     @classmethod
-    def of(cls, registry: Registry, name: str, counts: AssignmentCounters | None = None) -> Assigner:
+    def of(cls, registry: Registry, name: str, counts: Decisions) -> Assigner:
         """Return the policy of that name. `counts`: counters of its decisions.
 
         Raises:
             PluginError: no plugin in use offers it.
         """
+        if name in {"", LEAST_LOADED}:
+            return cls(counts=counts)
         for policy in registry.assignment_policies:
-            if policy.name == (name or LEAST_LOADED):
-                plugin = registry.owner("assignment_policies", policy.name)
-                return cls(policy, plugin, counts or AssignmentCounters())
-        offered = ", ".join(policy.name for policy in registry.assignment_policies) or "none"
-        raise PluginError(f"no plugin in use offers the assignment policy {name!r}; there are: {offered}")
+            if policy.name == name:
+                return cls(policy, registry.owner("assignment_policies", name), counts)
+        offered = ", ".join([LEAST_LOADED, *(policy.name for policy in registry.assignment_policies)])
+        raise PluginError(
+            f"no plugin in use offers the assignment policy {name!r}; there are: {offered}. The package in plugins/strategies has affinity and "
+            "fair_share: run `pip install ./plugins/strategies` in a checkout of Djinn's repository"
+        )
 
     def assign(self, request: AssignmentRequest) -> int | AssignmentRefusal:
         """Return the number of one of the executors of the request, or a refusal."""
         decided = self._decide(request)
-        counted = self.counts.refused if isinstance(decided, AssignmentRefusal) else self.counts.assigned
-        counted[self.policy.name] += 1
+        self.counts["refused" if isinstance(decided, AssignmentRefusal) else "assigned"][self.policy.name] += 1
         return decided
 
     def _decide(self, request: AssignmentRequest) -> int | AssignmentRefusal:
@@ -143,7 +148,7 @@ class Assigner:
         return self._fallback(request, f"`assign` returned {result!r}, which is none of {numbers}")
 
     def _fallback(self, request: AssignmentRequest, error: str) -> int | AssignmentRefusal:
-        self.counts.failed[self.policy.name] += 1
+        self.counts["failed"][self.policy.name] += 1
         facts = {"policy": self.policy.name, "plugin": self.plugin, "error": error}
         _log.warning("an assignment policy failed: the least loaded executor is taken", **facts)
         return LeastLoaded().assign(request)

@@ -16,7 +16,7 @@ from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.observers import Event, Observer
 from djinn_core.logs import get_logger, redact
 from djinn_core.system.shared_files import open_privately
-from djinn_server.gateway.log_rate_limit import LogRateLimit
+from djinn_server.rate_limit import LogRateLimit
 
 EVENTS: Final = frozenset({"admitted", "refused", "status", "evicted", "killed", "started", "stopped"})
 BUSY_SECONDS: Final = 30.0  # between log lines that a client was refused because the server is full

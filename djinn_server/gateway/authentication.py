@@ -10,12 +10,12 @@ from typing import Final
 from djinn_core.errors import ConfigurationError, PluginError
 from djinn_core.logs import HIDDEN, get_logger
 from djinn_core.registry.registry import Registry
-from djinn_server.gateway.log_rate_limit import LogRateLimit
 from djinn_server.gateway.tenants import MOST
 from djinn_server.gateway.token_authenticator import TokenAuthenticator
 from djinn_server.hookspecs.authenticators import Authenticator, Credentials, Denial, Identity
 from djinn_server.hookspecs.quotas import Quota
 from djinn_server.launch.token_table import check_tenant
+from djinn_server.rate_limit import LogRateLimit
 
 _UNKNOWN: Final = Denial(
     "this server does not know the token, or it was revoked: ask the server's operator for a new one. The operator finds the "

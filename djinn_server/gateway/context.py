@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from typing import Final
 
@@ -17,7 +17,7 @@ from djinn_core.protocol.net.unauthenticated_limit import UnauthenticatedLimit
 from djinn_core.system.printable import one_line
 from djinn_core.wire.messages import EventStatus
 from djinn_server.events import ServerEvents
-from djinn_server.gateway.assignment import AssignmentCounters
+from djinn_server.gateway.assignment import Decisions
 from djinn_server.gateway.authentication import Authentication
 from djinn_server.gateway.tenants import Tenants
 from djinn_server.launch.process import how_ended
@@ -48,7 +48,7 @@ class GatewayCounters(Observer):
     refused: Counter[str] = attrs.field(factory=Counter)
     admitted: Counter[str] = attrs.field(factory=Counter)
     relayed: int = 0
-    assignments: AssignmentCounters = attrs.field(factory=AssignmentCounters)
+    assignments: Decisions = attrs.field(factory=lambda: defaultdict(Counter))
 
     def observe(self, event: Event) -> None:
         """Count an event, in the thread of the event."""

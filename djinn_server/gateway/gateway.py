@@ -24,7 +24,6 @@ from djinn_core.registry.kinds import GATEWAY_KINDS
 from djinn_core.registry.registry import Registry, load_registry
 from djinn_core.system.directories import runtime_directory
 from djinn_core.system.role import become_server
-from djinn_core.wire.messages import status_facts
 from djinn_server.events import ServerEvents
 from djinn_server.gateway.admission import Admission
 from djinn_server.gateway.assignment import Assigner
@@ -33,10 +32,8 @@ from djinn_server.gateway.authentication import Authentication
 from djinn_server.gateway.context import GatewayContext, GatewayCounters, RecentEvents
 from djinn_server.gateway.device_discovery import ALL, offered
 from djinn_server.gateway.gateway_config import GatewayConfig
-from djinn_server.gateway.killing import kill_session
-from djinn_server.gateway.metrics import server_metrics
+from djinn_server.gateway.operations import watched_server
 from djinn_server.gateway.reaper import SessionReaper
-from djinn_server.gateway.server_status import status_of
 from djinn_server.gateway.tenants import Tenants
 from djinn_server.gateway.token_authenticator import (
     Token,
@@ -46,8 +43,7 @@ from djinn_server.gateway.token_authenticator import (
     has_table,
 )
 from djinn_server.handshake import UNAUTHENTICATED_LIMITS
-from djinn_server.hookspecs.authenticators import Credentials, Denial, Identity
-from djinn_server.hookspecs.operations import OperationsAddress, OperationsServer, WatchedServer
+from djinn_server.hookspecs.operations import OperationsAddress, OperationsServer
 from djinn_server.launch.engines import StartedExecutor, engine_named
 from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.listen_addresses import ListeningTransport, advertised, configured_transports
@@ -227,16 +223,9 @@ class Gateway:
                 "./plugins/observability`). `djinn plugins` shows what is installed, and what is broken or disabled. Or leave out "
                 "--operations-port"
             )
-        server = WatchedServer(
-            lambda tenant: status_facts(status_of(context, assignment, tenant)),
-            partial(_end_session, context),
-            partial(_identify_operator, context),
-            context.why_not_ready,
-            partial(server_metrics, context),
-        )
         address = OperationsAddress(network.listen_at.host, access.operations_port, network.tls, access.open_probes)
         operations = registry.operations[0]
-        url: str = operations.start(server, address)
+        url: str = operations.start(watched_server(context, assignment), address)
         self._operations = operations
         return url
 
@@ -303,19 +292,6 @@ def _listening_hosts(config: GatewayConfig) -> Iterable[str]:
     found = configured_transports(registry.transports, network.tls, network.listen_at)
     operations = [network.listen_at.host] if config.access.operations_port is not None else []
     return dict.fromkeys([one.address.host for one in found] + operations)
-
-
-def _end_session(context: GatewayContext, session: str, identity: Identity) -> str:
-    found = kill_session(context, session, identity, "operations", "on a page of the server")
-    return found.reason if isinstance(found, Denial) else ""
-
-
-def _identify_operator(context: GatewayContext, shown: Credentials, asked: str) -> Identity | Denial:
-    """Return the identity of a client of the operations server, as `WatchedServer.identify`."""
-    who = context.authentication.identify(shown)
-    if asked and isinstance(who, Denial):
-        context.events.emit("refused", why=who.kind, asked=asked, peer=shown.peer, at="operations")
-    return who
 
 
 def default_connection_file(config: GatewayConfig) -> Path:

@@ -93,7 +93,7 @@ class GatewayConfig:
     assignment: str = flagged(
         "",
         "--assignment",
-        "Which executor a new session begins on: least_loaded, affinity, fair_share, or a plugin's. Default: least_loaded.",
+        "Which executor a new session begins on: least_loaded (default), or a plugin's, such as affinity or fair_share.",
     )
     engine: EngineConfig = attrs.field(factory=EngineConfig)
     executor: ExecutorConfig = attrs.field(factory=ExecutorConfig)

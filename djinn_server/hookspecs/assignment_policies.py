@@ -54,6 +54,20 @@ class ExecutorLoad:
     hints: tuple[str, ...] = ()
     others: tuple[TenantLoad, ...] = ()
 
+    @property
+    def device_load(self) -> float:
+        """Load of the device by all tenants, in devices: running work, and sessions about to begin.
+
+        Sessions about to begin count as busy. Idle sessions hardly count. So a training job goes to an executor with many idle notebooks
+        rather than to an executor with another training job.
+        """
+        return round(self.busy + sum(other.busy for other in self.others), 1) + self.beginning
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Sort key. The executor with the least rank is the least loaded."""
+        return self.device_load, self.recent, self.sessions, -(self.memory_free or 0)
+
 
 @attrs.frozen
 class AssignmentRequest:

@@ -46,8 +46,8 @@ from djinn_core.planning.stages.verify import check_placement
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import load_registry
 from djinn_core.registry.selection import Selection
-from djinn_server.builtins.assignment import Affinity, FairShareAssignment, LeastLoaded
 from djinn_server.builtins.cpu import CpuDevice
+from djinn_server.gateway.assignment import LeastLoaded
 
 GRAPHS = testing.sample_graphs()
 
@@ -64,18 +64,6 @@ class TestLeastLoaded(testing.AssignmentPolicyConformance):
         return LeastLoaded()
 
 
-class TestAffinity(testing.AssignmentPolicyConformance):
-    @pytest.fixture
-    def policy(self) -> Any:
-        return Affinity()
-
-
-class TestFairShare(testing.AssignmentPolicyConformance):
-    @pytest.fixture
-    def policy(self) -> Any:
-        return FairShareAssignment({"alice": 2.0}, {"0": frozenset({"carol"})})
-
-
 def test_built_in_plugins_are_loaded_by_registry() -> None:
     registry = load_registry(Selection(plugins=(), strict=True), builtins=builtin_plugins())
     assert {row.name: row.kind for row in registry.rows if row.status == "active"} == {
@@ -87,7 +75,6 @@ def test_built_in_plugins_are_loaded_by_registry() -> None:
         "cpu": "devices",
         "weights": "weight_sources",
         "safetensors_files": "weight_formats",
-        "assignment": "assignment_policies",
     }
 
 

@@ -13,10 +13,9 @@ from djinn_core.registry.registry import load_registry
 from djinn_core.registry.selection import Selection
 from djinn_core.wire.executor_reports import ExecutorMetrics, Sessions
 from djinn_core.wire.messages import DeviceInfo, SessionStatus
-from djinn_server.builtins.assignment import Affinity, AssignmentSettings, FairShareAssignment, least_loaded
 from djinn_server.gateway import assignment
-from djinn_server.gateway.assignment import LoadMeter
-from djinn_server.hookspecs.assignment_policies import AssignmentRefusal, AssignmentRequest, ExecutorLoad, TenantLoad
+from djinn_server.gateway.assignment import LeastLoaded, LoadMeter
+from djinn_server.hookspecs.assignment_policies import AssignmentRequest, ExecutorLoad, TenantLoad
 from tests.shared.servers import start_server
 
 WHIMS = """
@@ -46,7 +45,7 @@ def djinn_register_assignment_policies():
 
 
 @pytest.mark.parametrize(
-    ("loads", "expected"),
+    ("some", "expected"),
     [
         ([ExecutorLoad(), ExecutorLoad()], 0),
         ([ExecutorLoad(beginning=1), ExecutorLoad()], 1),
@@ -56,8 +55,8 @@ def djinn_register_assignment_policies():
         ([ExecutorLoad(busy=0.52, sessions=2), ExecutorLoad(busy=0.48, sessions=3)], 0),  # about as busy
     ],
 )
-def test_least_loaded_executor_is_chosen(loads, expected):
-    assert loads.index(least_loaded(loads)) == expected
+def test_least_loaded_executor_is_chosen(some, expected):
+    assert LeastLoaded().assign(AssignmentRequest("alice", loads(*some))) == expected
 
 
 def loads(*some, **same):
@@ -66,63 +65,7 @@ def loads(*some, **same):
 
 def test_load_of_other_tenants_counts():
     busy = ExecutorLoad(others=(TenantLoad("bob", 0.9, 2),))
-    assert least_loaded(loads(busy, ExecutorLoad(busy=0.5))).number == 1
-
-
-@pytest.mark.parametrize(
-    ("some", "hint", "expected"),
-    [
-        ([ExecutorLoad(held=1), ExecutorLoad(held=2, sessions=5)], "", 1),
-        ([ExecutorLoad(held=1), ExecutorLoad(held=2, busy=0.8)], "", 0),  # beyond the margin
-        ([ExecutorLoad(), ExecutorLoad(hints=("llama",), busy=0.4)], "llama", 1),
-        ([ExecutorLoad(hints=("llama",), busy=0.8), ExecutorLoad()], "llama", 1),
-        (
-            [ExecutorLoad(held=9, recent=1), ExecutorLoad(hints=("llama",))],
-            "bert",
-            1,
-        ),  # it is nowhere: the least loaded
-    ],
-)
-def test_affinity_prefers_executor_with_tenant_data(some, hint, expected):
-    assert Affinity(0.5).assign(AssignmentRequest("alice", loads(*some), hint=hint)) == expected
-
-
-def test_fair_share_limits_executors_per_tenant():
-    policy = FairShareAssignment.of(AssignmentSettings(shares=("alice=3",)))
-    bob = {"others": (TenantLoad("bob", 0.0, 1),)}
-    four = [ExecutorLoad(busy=0.9, sessions=1), *[ExecutorLoad() for _ in range(3)]]
-    assert policy.assign(AssignmentRequest("alice", loads(*four))) == 1  # she is alone
-    assert policy.assign(AssignmentRequest("alice", loads(*four, **bob))) == 1  # three of four are hers
-    alice = {"others": (TenantLoad("alice", 0.0, 1),)}
-    assert policy.assign(AssignmentRequest("bob", loads(*four, **alice))) == 0  # one of four is his, and he has it
-    assert policy.assign(AssignmentRequest("bob", loads(*four))) == 1
-    ended = {"others": (TenantLoad("alice"),)}
-    assert policy.assign(AssignmentRequest("bob", loads(*four, **ended))) == 1
-
-
-def test_fair_share_keeps_reserved_executors_for_their_tenants():
-    policy = FairShareAssignment.of(AssignmentSettings(reservations=("0=alice", "cpu:1=alice", "cpu:1=bob")))
-    three = loads(ExecutorLoad(busy=0.5), ExecutorLoad(busy=0.2), ExecutorLoad(busy=0.9))
-    assert [policy.assign(AssignmentRequest(who, three)) for who in ("alice", "bob", "carol")] == [1, 1, 2]
-    refused = policy.assign(AssignmentRequest("carol", three[:2]))
-    assert isinstance(refused, AssignmentRefusal)
-    assert "cpu:0, cpu:1 is reserved" in refused.reason
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"shares": ("alice",)},
-        {"shares": ("alice=0",)},
-        {"shares": (" =2",)},
-        {"reservations": ("0=",)},
-        {"reservations": ("0= ",)},
-        {"margin": -1.0},
-    ],
-)
-def test_invalid_policy_settings_raise(wrong):
-    with pytest.raises(ValueError):
-        AssignmentSettings(**wrong)
+    assert LeastLoaded().assign(AssignmentRequest("alice", loads(busy, ExecutorLoad(busy=0.5)))) == 1
 
 
 def test_load_meter_drops_hints_without_sessions():

@@ -39,7 +39,6 @@ from djinn_server.gateway.admission import Admission
 from djinn_server.gateway.audit import Audit
 from djinn_server.gateway.authentication import Authentication
 from djinn_server.gateway.context import GatewayContext
-from djinn_server.gateway.log_rate_limit import AT_ONCE, LogRateLimit
 from djinn_server.gateway.pool import Pool
 from djinn_server.gateway.token_authenticator import Token, TokenAuthenticator
 from djinn_server.handshake import refuse
@@ -54,7 +53,7 @@ from djinn_server.launch.pipe_lines import LineReader
 from djinn_server.launch.process import ExecutorProcess
 from djinn_server.launch.tickets import TicketChecker, issue_ticket, new_key
 from djinn_server.launch.token_table import TokenTable, change_table, create
-from djinn_server.rate_limit import REMEMBERED, Bucket, Buckets
+from djinn_server.rate_limit import AT_ONCE, REMEMBERED, Bucket, Buckets, LogRateLimit
 from djinn_server.running.turn_queue import Account, TurnQueue
 from djinn_server.session import ExecutorSession
 from djinn_server.shared_device import SharedDevice

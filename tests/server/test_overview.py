@@ -21,7 +21,7 @@ from djinn_core.system.tcp import link_figures
 from djinn_core.wire.frames import Frame
 from djinn_core.wire.messages import Goodbye, ValueHints, encode
 from djinn_server.gateway.context import RecentEvents
-from djinn_server.gateway.server_status import MOST_WITH_DECISIONS
+from djinn_server.gateway.operations import MOST_WITH_DECISIONS
 from djinn_server.running.values import ValueTable
 from djinn_server.session_overview import SessionNotes
 from djinn_server.value_kinds import HINTS_LIMIT, LETTERS_LIMIT, ValueKinds

@@ -18,7 +18,7 @@ from djinn_observability.dashboard.metrics import MetricsPage
 from djinn_server.events import ServerEvents
 from djinn_server.gateway.assignment import LoadMeter
 from djinn_server.gateway.context import GatewayContext
-from djinn_server.gateway.metrics import server_metrics
+from djinn_server.gateway.operations import server_metrics
 from djinn_server.request_times import MODELS_LIMIT, OTHER_MODELS, RECENT, ModelNames, RequestTimes
 from djinn_server.session_metrics import SessionGauges
 from djinn_server.usage_metrics import UsageMetrics

@@ -1,9 +1,9 @@
-"""The built-in assignment policies: `least_loaded`, `affinity` to the tenant's data, and `fair_share` of executors."""
+"""Policies that assign sessions to the executors of a server: `affinity` to the tenant's data, and `fair_share` of executors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
@@ -16,7 +16,6 @@ from djinn_server.hookspecs.assignment_policies import (
 )
 
 djinn_api_version = "2.0"
-LEAST_LOADED: Final = "least_loaded"  # the default, and the fallback if a policy fails
 
 
 def _pairs(texts: Iterable[str], wanted: str) -> list[tuple[str, str]]:
@@ -57,28 +56,8 @@ class AssignmentSettings:
 djinn_settings = AssignmentSettings
 
 
-def device_load(load: ExecutorLoad) -> float:
-    """Return the load of a device by all tenants, in devices: running work, and sessions about to begin.
-
-    Sessions about to begin count as busy. Idle sessions hardly count. So a training job goes to an executor with many
-    idle notebooks rather than to an executor with another training job.
-    """
-    return round(load.busy + sum(other.busy for other in load.others), 1) + load.beginning
-
-
-def least_loaded(loads: Sequence[ExecutorLoad]) -> ExecutorLoad:
-    """Return the least loaded executor; the first of several."""
-    return min(loads, key=lambda load: (device_load(load), load.recent, load.sessions, -(load.memory_free or 0)))
-
-
-class LeastLoaded(AssignmentPolicy):
-    """Assigns sessions to the executor whose device is least loaded."""
-
-    name = LEAST_LOADED
-
-    def assign(self, request: AssignmentRequest) -> int | AssignmentRefusal:
-        """Return the least loaded executor, as `AssignmentPolicy.assign` does."""
-        return least_loaded(request.executors).number
+def _least_loaded(loads: Sequence[ExecutorLoad]) -> ExecutorLoad:
+    return min(loads, key=lambda load: load.rank)
 
 
 @attrs.frozen
@@ -94,14 +73,14 @@ class Affinity(AssignmentPolicy):
 
     def assign(self, request: AssignmentRequest) -> int | AssignmentRefusal:
         """Return the executor with the tenant's data, as `AssignmentPolicy.assign` does."""
-        best = least_loaded(request.executors)
-        limit = device_load(best) + self.margin
-        near = [load for load in request.executors if device_load(load) <= limit]
+        best = _least_loaded(request.executors)
+        limit = best.device_load + self.margin
+        near = [load for load in request.executors if load.device_load <= limit]
         if request.hint:
             alike = [load for load in near if request.hint in load.hints]
-            return least_loaded(alike or request.executors).number
+            return _least_loaded(alike or request.executors).number
         most = max(load.held for load in near)
-        return least_loaded([load for load in near if load.held == most]).number
+        return _least_loaded([load for load in near if load.held == most]).number
 
 
 @attrs.frozen
@@ -132,9 +111,9 @@ class FairShareAssignment(AssignmentPolicy):
             devices = ", ".join(load.device or str(load.number) for load in request.executors)
             return AssignmentRefusal(f"{devices} is reserved for other tenants: ask for another device")
         if reserved:
-            return least_loaded(reserved).number
+            return _least_loaded(reserved).number
         used = [load for load in allowed if load.sessions or load.beginning]
-        return least_loaded(used if len(used) >= self._most(request, len(allowed)) else allowed).number
+        return _least_loaded(used if len(used) >= self._most(request, len(allowed)) else allowed).number
 
     def _owners(self, load: ExecutorLoad) -> frozenset[str]:
         none: frozenset[str] = frozenset()
@@ -150,6 +129,6 @@ class FairShareAssignment(AssignmentPolicy):
 
 @hookimpl
 def djinn_register_assignment_policies(settings: Any) -> list[AssignmentPolicy]:
-    """Return the built-in policies."""
+    """Return the assignment policies `affinity` and `fair_share`."""
     given = settings if isinstance(settings, AssignmentSettings) else AssignmentSettings()
-    return [LeastLoaded(), Affinity(given.margin), FairShareAssignment.of(given)]
+    return [Affinity(given.margin), FairShareAssignment.of(given)]
