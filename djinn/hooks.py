@@ -84,7 +84,9 @@ if TYPE_CHECKING:
     )
     from djinn_server.hookspecs.weight_formats import Decoding, FileHeader, HeaderEntry, WeightFormat
     from djinn_server.hookspecs.weight_sources import (
+        FileRoom,
         LocalPlace,
+        NamingSource,
         ReportDownload,
         WeightFile,
         WeightPermissions,
@@ -127,6 +129,7 @@ __all__ = [
     "Executors",
     "Facts",
     "FileHeader",
+    "FileRoom",
     "Frame",
     "FrameDecoder",
     "HeaderEntry",
@@ -143,6 +146,7 @@ __all__ = [
     "Listener",
     "LocalEngine",
     "LocalPlace",
+    "NamingSource",
     "NodePriority",
     "Observer",
     "OpHandler",
@@ -237,7 +241,7 @@ _PLACES = {
     "djinn_core.hookspecs.schedulers": "NodePriority Scheduler SchedulingContext",
     "djinn_core.hookspecs.transports": "Buffer Connection Frame Limits LinkFacts Listener TlsOptions Transport TransportCapabilities",
     "djinn_server.hookspecs.weight_formats": "Decoding FileHeader HeaderEntry WeightFormat",
-    "djinn_server.hookspecs.weight_sources": "LocalPlace ReportDownload WeightFile WeightPermissions WeightSink WeightSource",
+    "djinn_server.hookspecs.weight_sources": "FileRoom LocalPlace NamingSource ReportDownload WeightFile WeightPermissions WeightSink WeightSource",
     "djinn_core.logs": "get_logger",
     "djinn_core.protocol.net.socket_transports": "SocketTransport",
     "djinn_core.protocol.net.sockets": "SocketConnection SocketListener",
