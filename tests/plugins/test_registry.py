@@ -56,7 +56,7 @@ BROKEN = {
     ),
     "demanding": (
         HEAD + "@hookimpl\ndef djinn_register_patterns(graph): return []",
-        "a hook has another signature than in Djinn",
+        "a hook's signature differs from Djinn's",
     ),
     "wrapper": (
         HEAD + "@hookimpl(wrapper=True)\ndef djinn_register_patterns():\n    return (yield)",
