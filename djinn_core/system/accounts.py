@@ -25,13 +25,14 @@ if sys.platform == "win32":
         del folder, user, group
 
 else:
-    import pwd
 
     def find_account(name: str) -> tuple[int, int] | None:
         """Return user id and group id of a user; None if there is no such user.
 
         `name`: a name, or a user id. An id without an account has the group of the same number.
         """
+        import pwd  # Unix only; the simulated Windows has no such module either
+
         try:
             account = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
         except KeyError:

@@ -27,6 +27,17 @@ struct Recording final : c10::OperatorKernel {
 
 void record_any(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) { record(info_of(op), stack); }
 
+// Records a convolution. The tracer of `torch.jit.trace` ignores `convolution` and expects the `_convolution` in it.
+struct Convolution final : c10::OperatorKernel {
+  explicit Convolution(OpInfo& i) : info(i), parts(i.op.getComputedKernelForDispatchKey(c10::DispatchKey::HPU)) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer)) return parts.callBoxed(op, keys, stack);
+    record(info, stack);
+  }
+  OpInfo& info;
+  c10::SafeKernelFunction parts;
+};
+
 // ---- ops that PyTorch would decompose ---------------------------------------------------------------------------------
 
 bool is_seen(const at::Tensor& t) {  // true if a dispatch mode, a subclass or a transform must see ops on this tensor
@@ -336,7 +347,8 @@ const KeptWhole kWhole[] = {{"aten::linear", "", nullptr, nullptr},         {"at
                             {"aten::rnn_tanh", "input", "train", "dropout"}};
 // Ops that PyTorch decomposes on backends without a kernel of their own. The parts round differently than the CUDA and CPU kernels.
 const char* const kWithKernels[] = {"aten::silu_backward", "aten::mish_backward", "aten::native_channel_shuffle"};
-const char* const kOwn[] = {"aten::copy_",
+const char* const kOwn[] = {"aten::convolution",
+                            "aten::copy_",
                             "aten::view",
                             "aten::_to_copy",
                             "aten::_copy_from",
@@ -453,6 +465,7 @@ void register_kernels() {
     if (auto op = dispatcher.findSchema({name, ""})) backend.impl(name, boxed<Recording>(info_of(*op)));
   }
   register_kept_whole();
+  backend.impl("convolution", boxed<Convolution>(info_of(dispatcher.findSchemaOrThrow("aten::convolution", ""))));
   auto copy = dispatcher.findSchemaOrThrow("aten::copy_", ""), to_copy = dispatcher.findSchemaOrThrow("aten::_to_copy", "");
   backend.impl("copy_", boxed<Copy>(info_of(copy)));
   backend.impl("_to_copy", boxed<ToCopy>(info_of(to_copy)));
