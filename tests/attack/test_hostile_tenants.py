@@ -187,11 +187,11 @@ def test_invalid_generator_state_is_refused():
     for made_up in (struct.pack("<iiQ", 624, 1, 624), struct.pack("<iiQ", 2, 1, 624)):
         wrong = state.clone()
         wrong[8:24] = torch.frombuffer(bytearray(made_up), dtype=torch.uint8)
-        with pytest.raises(RuntimeError, match="beyond its end"):
+        with pytest.raises(RuntimeError, match="beyond its last word"):
             set_state(torch.Generator(), wrong)
         own = own_operators(CpuRuntime(), DeviceTimer(CpuRuntime()), DeviceRandomness(CPU))
         for op in ("djinn::set_random_state", "djinn::restored_generator"):
-            with pytest.raises(RuntimeError, match="beyond its end"):
+            with pytest.raises(RuntimeError, match="beyond its last word"):
                 own[op](wrong)
 
 

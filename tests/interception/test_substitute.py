@@ -57,7 +57,7 @@ def test_views_keep_their_base(program):
         (lambda given: [given[0] * given[0].sum().item()], "needs data"),
         (lambda given: [given[0].sum()], r"float32 of \(2, 3\)"),
         (lambda given: given[0] * 2, "returns a torch.float32"),
-        (lambda given: [given[0]], "same tensor"),
+        (lambda given: [given[0]], "share its tensor"),
     ],
     ids=["random", "data", "shape", "no list", "an input"],
 )

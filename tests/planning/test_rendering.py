@@ -53,7 +53,7 @@ def test_renderer_is_found_by_format_and_suffix(result: PipelineResult, tmp_path
     registry = registry_of(Dots())
     for found in (renderer_of("dots", registry), renderer_for(tmp_path / "a.DOTS", registry)):
         assert render(result, found, registry).decode() == "\u00b7" * len(result.graph.nodes)
-    with pytest.raises(djinn.errors.ConfigurationError, match="no folder"):
+    with pytest.raises(djinn.errors.ConfigurationError, match="create the folder"):
         renderer_for(tmp_path / "nowhere" / "a.dots", registry)
 
 

@@ -28,7 +28,7 @@ from djinn_server.cli.token import command as token_command
 from djinn_server.events import ServerEvents
 from djinn_server.gateway.authentication import Authentication
 from djinn_server.gateway.context import GatewayContext
-from djinn_server.gateway.gateway import _identify_operator
+from djinn_server.gateway.operations import _identify_operator
 from djinn_server.gateway.token_authenticator import Token, TokenAuthenticator, find_token, has_table
 from djinn_server.hookspecs.authenticators import Credentials, Denial, Identity
 from djinn_server.hookspecs.quotas import Quota

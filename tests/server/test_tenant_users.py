@@ -15,6 +15,7 @@ import torch
 from configured import configured
 
 import djinn
+import djinn_core
 from djinn_core.errors import ConfigurationError, StartupError
 from djinn_core.system import accounts
 from djinn_core.system.accounts import missing_right
@@ -69,7 +70,13 @@ for process in PROCESSES:
 print(json.dumps({name: outcome(action) for name, action in actions.items()}))
 """
 
-pytestmark = pytest.mark.skipif(bool(missing_right()), reason=f"this process {missing_right()}")
+PRIVATE = [
+    p for start in (sys.prefix, djinn_core.__file__) for p in Path(start).parents if not p.stat().st_mode & 0o001
+]
+pytestmark = [
+    pytest.mark.skipif(bool(missing_right()), reason=f"this process {missing_right()}"),
+    pytest.mark.skipif(bool(PRIVATE), reason=f"other users may not enter {PRIVATE}"),
+]
 
 
 def reaching(folder):

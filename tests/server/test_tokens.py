@@ -142,4 +142,4 @@ def test_invalid_connection_files_are_named(tmp_path, caplog):
     path.write_text('{"urls": [], "token": "t"}')
     path.chmod(0o644)
     read_connection_file(path)
-    assert "others on this machine can read" in caplog.text
+    assert "other users of this machine can read" in caplog.text

@@ -215,7 +215,7 @@ def test_slow_link_compresses_uploads(keeping, monkeypatch):
     [
         (UploadPart(3 << 40, "float32", (1024,), (1,), 4096, 0, PLANES_ZSTD, 4096), ZEROS[:-2], "compressed data"),
         (UploadPart(4 << 40, "float32", (1024,), (1,), 4096, 0, PLANES_ZSTD, 8192), ZEROS, "compressed data"),
-        (UploadPart(5 << 40, "float32", (512,), (1,), 2048, 0, PLANES_ZSTD, 4096), ZEROS, "announces 2048 bytes"),
+        (UploadPart(5 << 40, "float32", (512,), (1,), 2048, 0, PLANES_ZSTD, 4096), ZEROS, "announced 2048 bytes"),
         (UploadPart(6 << 40, "float32", (1024,), (1,), 4096, 0, "lzma", 4096), ZEROS, "cannot read"),
     ],
     ids=["truncated", "longer than it is", "beyond the tensor", "unknown coding"],
@@ -231,7 +231,7 @@ def test_mismatched_bytes_fail_their_value(keeping, message, body, reason):
 @pytest.mark.parametrize(
     ("message", "body", "reason"),
     [
-        (BlobQuery((1, 2), (bytes(32),)), [], "1 digests come with 2 sizes"),
+        (BlobQuery((1, 2), (bytes(32),)), [], "1 digests but 2 sizes"),
         (BlobQuery((1,) * 4097, (bytes(32),) * 4097), [], "length <= 4096"),
     ],
     ids=["sizes", "too many"],

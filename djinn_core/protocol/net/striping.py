@@ -20,7 +20,7 @@ from djinn_core.wire.message_base import GROUP_BYTES
 
 MANY_BYTES: Final = 16 << 20
 PARALLEL_CONNECTIONS: Final = 4  # to another machine
-_log = get_logger("djinn.protocol")
+_log = get_logger("djinn.delivery")
 
 
 class StripingConnection(StreamConnection):

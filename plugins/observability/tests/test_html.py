@@ -191,7 +191,7 @@ def test_file_suffix_selects_format(tmp_path: Path) -> None:
     assert (tmp_path / "a.html").read_text().startswith("<!DOCTYPE html>")
     with pytest.raises(djinn.errors.ConfigurationError, match=r"no renderer writes files that end in \.png"):
         captured.picture(tmp_path / "a.png")
-    with pytest.raises(djinn.errors.ConfigurationError, match="no folder"):
+    with pytest.raises(djinn.errors.ConfigurationError, match="create the folder"):
         captured.picture(tmp_path / "nowhere" / "a.svg")
 
 

@@ -304,7 +304,7 @@ def test_expired_redirect_is_requested_again(source, server, permissions):
     ("how", "match"),
     [
         ("whole", "does not read ranges"),
-        ("other range", "another range"),
+        ("other range", "did not return the requested range"),
         ("compressed", "compressed data"),
         ("long", "more than was requested"),
         ("endless", "more than was requested"),

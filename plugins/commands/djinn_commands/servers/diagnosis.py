@@ -287,11 +287,11 @@ def check_authenticators(registry: Registry, settings: Settings) -> Iterator[Fin
 
 def check_assignment(registry: Registry, settings: Settings) -> Iterator[Finding]:
     """Find a configured assignment policy without a plugin: `djinn serve` would not start with it."""
-    there = [one.name for one in registry.assignment_policies]
+    there = [attrs.fields(Settings).assignment.default, *(one.name for one in registry.assignment_policies)]
     if settings.assignment not in there:
         yield Finding(
             f"The setting `assignment` names {settings.assignment!r}, which no plugin in use offers.",
-            f"Install its plugin on the server, or choose among: {', '.join(there) or 'none'}.",
+            f"Install its plugin on the server, or choose among: {', '.join(there)}.",
             fatal=False,
         )
 
