@@ -221,7 +221,7 @@ def _seconds(value: object) -> float:
 
 
 def _optional(convert: Callable[[object], T], value: object) -> T | None:
-    """Return the converted value; None for None and for an empty string."""
+    """Return the converted value, or None if the value is None or an empty string."""
     return None if value is None or value == "" else convert(value)
 
 

@@ -114,7 +114,7 @@ class TemplateRun:
         env: Environment | None = None,
         keep_growing: bool = False,
     ) -> None:
-        """`growth`: the template's, if appends may be done in place. `env`: of a run ahead; None: a new one. `keep_growing`: a run strategy may take inputs with spare memory."""
+        """`growth`: how the template grows, if it may append in place. `env`: values of a run ahead. `keep_growing`: a strategy may take inputs with spare memory."""
         self.template, self.work, self._values, self._guard = template, work, values, guard
         self.outcome = run = RunOutcome(halt=work.halt, progress=work.progress)
         checked = bool(work.claims) or work.op_times is not None or guard is not None

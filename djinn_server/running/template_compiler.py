@@ -250,7 +250,7 @@ _ENUMERATED: dict[str, dict[str, Any]] = {
 
 
 def dtype_called(name: str) -> torch.dtype | None:
-    """Return the dtype of that name; None if this PyTorch has none."""
+    """Return the dtype of that name, or None if this version of PyTorch lacks it."""
     return _ENUMERATED["dtype"].get(name)
 
 

@@ -43,7 +43,7 @@ class SharedWeights:
         self.hits = self.hit_bytes = 0
 
     def find(self, key: WeightKey) -> torch.UntypedStorage | None:
-        """Return the storage into which a session has read this tensor, and count a hit. Return None if no session holds it."""
+        """Return the shared storage of this tensor and count a hit, or return None if no session holds the tensor."""
         with self._lock:
             found = self.storages.get(key)
             if found is not None:
