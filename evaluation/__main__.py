@@ -98,10 +98,6 @@ PROGRAMS: Mapping[str, Program] = {
     "fakegpu": _module("fakegpu.run_fakegpu", summary="synchronisations, copies and page-locked memory, by the counters of a simulated GPU"),
     # --- recognition, planning, prediction
     "semantics": _module("semantics.run_semantics", summary="accuracy of the semantic layer on the labelled zoo"),
-    "unseen": _module(
-        "semantics.run_semantics", "--part", "unseen",
-        summary="the same for the architectures of evaluation/results/unseen.md, with bounds",
-    ),
     "ablation": _module("ablation.run_ablation", summary="each pattern and optimization switched off in turn, for every program that it matches"),
     "scenarios": _module("ablation.scenarios", summary="programs for which several executors should pay, on the simulated clock"),
     "clusters": _module("clusters.run_clusters", "--json", summary="programs planned for random clusters with every placement policy"),

@@ -33,16 +33,14 @@ _NOT_ATTENTION = {
     "SwiftFormerEfficientAdditiveAttention",
     "PatchTSMixerGatedAttention",
     "AutoformerAttention",
-    "GatesAttention",
     "BridgeTowerResidualAttention",  # a block with a network and norms
 }
 # Layers with several feed-forward networks, or with adapters beside one.
 _SEVERAL_NETWORKS = {"LiltLayer", "MobileBertLayer", "PegasusXEncoderLayer", "XmodLayer"}
 # One attention according to their papers, computed in several softmaxes or none.
 _IN_PARTS = {
-    "BigBirdAttention", "BigBirdPegasusEncoderAttention", "ConvBertAttention", "CosineReweightedAttention", "EfficientAttention",
-    "ElementwiseLinearAttention", "LEDEncoderAttention", "LongformerAttention", "NystromformerAttention",
-    "PegasusXGlobalLocalAttention", "PerformerAttention", "ReformerAttention", "YosoAttention",
+    "BigBirdAttention", "BigBirdPegasusEncoderAttention", "ConvBertAttention", "LEDEncoderAttention", "LongformerAttention",
+    "NystromformerAttention", "PegasusXGlobalLocalAttention", "ReformerAttention", "YosoAttention",
 }  # fmt: skip
 # Feed-forward networks with unusual parts: a convolution, or attention's results beside the hidden layer.
 _UNUSUAL = {"FluxSingleTransformerBlock", "GLPNLayer", "PvtV2BlockLayer", "SegformerLayer"}
@@ -119,28 +117,11 @@ def is_table(module: nn.Module) -> bool:
 
 
 def is_bag(module: nn.Module) -> bool:
-    """Return True if the module is an embedding bag: PyTorch's class, or one of `recommender_models`."""
-    return isinstance(module, nn.EmbeddingBag) or (
-        _is_of_recommenders(module) and type(module).__name__.endswith("Pooling")
-    )
+    """Return True if the module is an embedding bag."""
+    return isinstance(module, nn.EmbeddingBag)
 
 
 def is_interaction(module: nn.Module) -> bool:
-    """Return True if the module is a feature interaction, by the class names of `plain_models` and `recommender_models`."""
+    """Return True if the module is a feature interaction, by the class names of `plain_models`."""
     name = type(module).__name__
-    named = _is_of_recommenders(module) and name.endswith("Interaction")
-    return named or name in {"CrossLayer", "FactorizationMachine", "InteractingAttention"}
-
-
-def _is_of_recommenders(module: nn.Module) -> bool:
-    return _file_of(module) in {
-        "plain_models",
-        "recommender_models",
-        "unseen_networks",
-        "unseen_recommenders",
-    }
-
-
-def _file_of(module: nn.Module) -> str:
-    """Return the name of the file that defines the module's class."""
-    return type(module).__module__.rpartition(".")[2]
+    return name.endswith("Interaction") or name in {"CrossLayer", "FactorizationMachine"}

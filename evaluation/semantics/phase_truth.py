@@ -32,7 +32,6 @@ WORKLOADS: dict[str, tuple[WorkloadType, ...]] = {
     "autoencoder": (WorkloadType.VISION, WorkloadType.DIFFUSION),
     "recommender": (WorkloadType.RECOMMENDER,),
     "generic": (WorkloadType.GENERIC,),
-    "graph": (WorkloadType.GENERIC,),
     "series": (WorkloadType.GENERIC,),
     "text tower": (WorkloadType.GENERIC,),
     "dual encoder": (WorkloadType.MULTIMODAL,),

