@@ -13,7 +13,6 @@ from evaluation import ROOT
 from evaluation.environments import Layer
 
 QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-PEERS = Layer("peers", ("ray", "torchmonarch", "mycelya-torch"))
 RAY = Layer("ray", ("-e", "./plugins/ray[ray]"))
 UCX = Layer("ucx", ("-e", "./plugins/ucx[ucx]"))
 # Not locked, because no s3fs may exist yet for the locked fsspec.
@@ -102,7 +101,6 @@ PROGRAMS: Mapping[str, Program] = {
     "scenarios": _module("ablation.scenarios", summary="programs for which several executors should pay, on the simulated clock"),
     "clusters": _module("clusters.run_clusters", "--json", summary="programs planned for random clusters with every placement policy"),
     "fit": _module("benchmarks.bench_fit", summary="memory that `djinn plan` says models need, against what an executor held"),
-    "trace": _module("benchmarks.traced_generation", summary="a generation over a slow link, checked in Perfetto's trace processor; root, node"),
     # --- faults and load
     "chaos": _module("chaos.run_chaos", "--json", summary="kill executors at random moments of generation and training"),
     "device-faults": _module(
@@ -117,15 +115,11 @@ PROGRAMS: Mapping[str, Program] = {
     "link-faults": _module("chaos.run_link_faults", summary="a training loop over lost packets, a slow uplink, a client that sleeps, a link that goes down, another address; root"),
     "op-names": _module("fuzz.op_names", summary="ops that a server did not allow, named in every spelling over a real connection"),
     "load": _module("load.run_load", summary="many clients, overload, crashes, slow clients, sessions that are dropped"),
-    "model-server": _module("load.model_server", summary="examples/model_server.py over a server and over the local CPU, in turns, with eight clients"),
     "thousand": _module("load.thousand", summary="what a client does for a thousand executors that are stand-ins"),
     # --- speed
     "rivals": _module("rivals.run_rivals", summary="programs that rivals publish, over links of 0 to 116 ms, beside the rivals' figures; root"),
     "bench": _module("benchmarks.run_all", summary="all benchmarks, a picture and a line of history", variables={}),
-    "scheduling": _module("benchmarks.bench_scheduling", "--json", summary="what knowledge of programs is worth on several executors"),
-    "bench-ray": _module("benchmarks.bench_ray", summary="an executor that Ray holds beside one of a server; installs Ray", variables={}, layer=RAY),
     "bench-ucx": _module("benchmarks.bench_ucx", summary="UCX beside TCP; installs UCX", variables={}, layer=UCX),
-    "peers": _module("benchmarks.bench_peers", summary="a token of a toy GPT by other systems; installs Ray, Monarch and mycelya-torch", variables={}, layer=PEERS),
     "paired": _module("benchmarks.paired", summary="processor time of two checkouts", variables={}),
     # --- tests with additional packages
     "libraries": _tests("tests/libraries", summary="programs of twelve libraries; installs four", variables=QUIET | {"LONG_FORMS": "1"}, layer=LIBRARIES),

@@ -31,7 +31,6 @@ import torch
 import djinn
 from djinn_client.runtime import client as djinn_client
 from djinn_costs.roofline.calibration.workloads import Workload, workloads
-from evaluation.benchmarks.bench_scheduling import Branches
 from evaluation.benchmarks.measuring import CannotMeasureError, Case, Effort, Outcome, main, median_of
 
 WARM = 5  # warm-up runs, after which the pool should have decided
@@ -40,6 +39,27 @@ WAIT_SECONDS = 1200.0
 LONGEST = 25  # number of the fastest programs of `djinn validate`
 REMOTE = torch.device("remote_accelerator:0")
 Step = Callable[[], object]
+
+
+class Branches(torch.nn.Module):
+    """An encoder for each of two modalities, and a head that combines them."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.seeing, self.reading = (
+            torch.nn.TransformerEncoder(
+                torch.nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True), layers
+            )
+            for _ in range(2)
+        )
+        self.patches = torch.nn.Conv2d(3, width, 16, 16)
+        self.words = torch.nn.Embedding(1000, width)
+        self.together = torch.nn.Linear(2 * width, 16)
+
+    def forward(self, pictures: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        seen = self.seeing(self.patches(pictures).flatten(2).transpose(1, 2)).mean(1)
+        read = self.reading(self.words(tokens)).mean(1)
+        return self.together(torch.cat([seen, read], -1))
 
 
 class Towers(torch.nn.Module):

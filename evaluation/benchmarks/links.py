@@ -177,17 +177,6 @@ def near_interface() -> str:
     return f"djc{os.getpid()}"
 
 
-def hidden_from(there: list[str]) -> dict[str, str]:
-    """Return the environment of a local server whose sockets the other end of `namespace` (`there`) cannot see."""
-    return {"TMPDIR": there[-1]}
-
-
-def change(bits_per_second: float, there: list[str]) -> None:
-    """Change the bandwidth of the link of `namespace` (`there`), which had a limit before."""
-    for name, prefix in ((near_interface(), []), (f"djs{os.getpid()}", there)):
-        _do(*prefix, "tc", "qdisc", "change", "dev", name, "root", "tbf", *_limit(bits_per_second))
-
-
 def limit_uplink(bits_per_second: float) -> None:
     """Limit what this process's end of `namespace` sends. The link had no limit before."""
     _do("tc", "qdisc", "add", "dev", near_interface(), "root", "tbf", *_limit(bits_per_second))

@@ -68,16 +68,12 @@ class Outcome:
 
 @attrs.frozen
 class Case:
-    """A measurement. `bar`: the maximum acceptable value; None without a bar.
-
-    `keys`: figures with their own names in the JSON, beside the case's value; null if not measured.
-    """
+    """A measurement. `bar`: the maximum acceptable value; None without a bar."""
 
     name: str
     bar: float | None
     measure: Callable[[Effort], Outcome]
     unit: str = "x"
-    keys: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -149,22 +145,14 @@ def main(title: str, cases: Sequence[Case], arguments: Sequence[str] | None = No
                 broken += not _measure(case, effort, found, missing)
                 if options.save:
                     _save(Path(options.save) / f"{Path(sys.argv[0]).stem}.json", title, cases, found, effort)
-    values = _values(cases, found, missing)
+    values: dict[str, Any] = {name: outcome.value for name, outcome in found.items()} | dict.fromkeys(missing)
+    if missing:
+        values[NOT_MEASURED] = missing
     if options.json:
         print(json.dumps(values), flush=True)
     if broken:
         sys.exit(1)
     return values
-
-
-def _values(cases: Sequence[Case], found: Mapping[str, Outcome], missing: Mapping[str, str]) -> dict[str, Any]:
-    """Return the results as JSON: by case, and by the keys of cases; null with a reason if not measured."""
-    values: dict[str, Any] = {name: outcome.value for name, outcome in found.items()}
-    why = {key: missing[case.name] for case in cases if case.name in missing for key in (case.name, *case.keys)}
-    for case in cases:
-        if case.name in found:
-            values |= {key: found[case.name].figures[key] for key in case.keys}
-    return values | dict.fromkeys(why) | ({NOT_MEASURED: why} if why else {})
 
 
 def _options(title: str, cases: Sequence[Case], arguments: Sequence[str] | None) -> argparse.Namespace:

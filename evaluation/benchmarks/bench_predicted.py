@@ -32,7 +32,7 @@ from djinn_core.planning.stages.simulate import simulated
 from djinn_costs.roofline.calibration.calibrate import Bench, calibrated_models
 from djinn_costs.roofline.calibration.measuring import measuring
 from djinn_costs.roofline.calibration.session import open_session
-from evaluation.benchmarks.measuring import CannotMeasureError, Case, Effort, Outcome
+from evaluation.benchmarks.measuring import CannotMeasureError, Case, Effort, Outcome, main
 
 REMOTE = "remote_accelerator:0"
 Step = Callable[[], object]
@@ -319,7 +319,6 @@ def predicted(effort: Effort) -> Outcome:
         djinn.configure()
     median = statistics.median(errors)
     figures = {
-        "predicted_median_error": median,
         "programs": len(errors),
         "largest error": errors[-1],
         "r2_log": r2_log(found),
@@ -327,4 +326,7 @@ def predicted(effort: Effort) -> Outcome:
     return Outcome(median, figures)
 
 
-CASES = (Case("predicted", 0.15, predicted, keys=("predicted_median_error",)),)
+CASES = (Case("predicted", 0.15, predicted),)
+
+if __name__ == "__main__":
+    main("Predicted time of schedules", CASES)
