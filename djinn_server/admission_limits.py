@@ -1,4 +1,4 @@
-"""Admission limits of a known tenant: connections at the gateway, sessions at an executor."""
+"""Limits for a tenant: connections at the gateway, and sessions at an executor."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ CONNECTIONS_A_MINUTE: Final = 1200.0  # per tenant; the burst is ten seconds' wo
 
 
 class ConnectionRate:
-    """A gateway's limit: how often tenants connect. A tenant is slowed only by its own connections."""
+    """Limit of the rate at which a tenant connects to a gateway.
+
+    A tenant is slowed down only by its own connections.
+    """
 
     def __init__(self) -> None:
         self._rates = Buckets()
 
     def denial(self, identity: Identity) -> Denial | None:
-        """Return the denial of a client that may not connect now; None if it may."""
+        """Return the denial for a client that may not connect now; None if it may."""
         a_minute = identity.quota.connections_a_minute or CONNECTIONS_A_MINUTE
         who = f"{identity.tenant} {identity.monitor}"  # status watchers do not use up the rate of programs
         wait = self._rates.of(who, a_minute / 60, max(1.0, a_minute / 6)).take()
@@ -34,9 +37,9 @@ class ConnectionRate:
 
 @attrs.frozen
 class ExecutorLimits:
-    """An executor's limits: the tenant's quota, and how many sessions the executor serves.
+    """Limits of an executor: the tenant's quota, and the number of sessions.
 
-    The quota is checked before each submission as well, by `UsageMetrics.check`.
+    `UsageMetrics.check` also checks the quota, before each submission.
     """
 
     usage: UsageMetrics
@@ -46,7 +49,7 @@ class ExecutorLimits:
     )  # seconds until the next lease of a disconnected client ends
 
     def denial(self, sessions: int, queue_seconds: float) -> Denial | None:
-        """Return the denial of a client that may not begin a session now; None if it may.
+        """Return the denial for a client that may not begin a session now; None if it may.
 
         Args:
             sessions: number of sessions on the executor.

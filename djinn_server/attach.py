@@ -1,4 +1,4 @@
-"""Admission of connections at an executor: the first message must have a valid ticket, or resume a session."""
+"""Admit connections at an executor: the first message must have a valid ticket, or resume a session."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = get_logger("djinn.server")
 
 @attrs.frozen
 class AdmittedClient:
-    """A client that showed a valid ticket: the ticket's grant, and the digest of the client's allow-list of ops."""
+    """A client with a valid ticket: the ticket's grant, and the digest of the client's list of allowed ops."""
 
     grant: Grant
     operators: str
@@ -36,9 +36,8 @@ def admit(
 ) -> AdmittedClient | PeerConnection | Resume | ControlAttach | ParallelAttach | None:
     """Read the first message of a connection: a client's `Attach`, or another executor's `PeerAttach`.
 
-    Return None if the message was refused or malformed, or did not arrive. A `Resume`, `ControlAttach` or
-    `ParallelAttach` is returned unchanged: its session checks its secret. Until then the connection may carry small
-    messages only, afterwards frames of any usual size.
+    Return None if the message was refused, malformed, or did not arrive. A `Resume`, `ControlAttach` or `ParallelAttach`
+    is returned unchanged, because its session checks the secret. Before admission, only small messages are accepted.
     """
     connection.limits = UNAUTHENTICATED_LIMITS
     try:
@@ -79,7 +78,7 @@ def attached(
     weight_sources: tuple[str, ...] = (),
     custom_operators: tuple[CustomOperator, ...] = (),
 ) -> Attached:
-    """Return the reply to an admitted client, with the allow-list of ops if the client has another one.
+    """Return the reply to an admitted client. It contains the list of allowed ops if the client has another list.
 
     `caches_weights`: True if the executor keeps weights. `weight_sources`: URL schemes of weights that it can read.
     `custom_operators`: custom ops that the tenant may use.

@@ -1,4 +1,4 @@
-"""State shared by the sessions of an executor. The executor creates it at startup."""
+"""State that the sessions of an executor share. The executor creates it at startup."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from djinn_server.weights.weight_reader import WeightReader
 
 @attrs.frozen
 class ExecutorContext:
-    """State of an executor. All of it belongs to the executor's one tenant.
+    """State of an executor, which belongs to one tenant.
 
     Attributes:
         device: the shared device, with its memory and compiled templates.
         usage: counters, and the tenant's quota.
-        weights: reads weights from addresses that clients name.
-        disk: disk usage of journals, spilled values and weights.
-        threads: run the sessions.
+        weights: reader of weights at addresses that clients name.
+        disk: quota and usage of the disk for journals, spilled values and weights.
+        threads: threads that run the sessions.
         trimmer: returns memory to the system after a session has ended.
-        unauthenticated: connections that have not shown a ticket yet, at all addresses together.
-        events: notifies observers; in a session's own context it names the session.
-        idle_seconds: time without a message after which a session's values are moved off the device; 0: they stay.
-        ahead_bytes: limit of result bytes of a session's programs that run before their submissions arrive; 0: none.
-        moving: held while values are moved, so that one session moves at a time.
+        unauthenticated: open connections that have not shown a ticket, at all addresses together.
+        events: notifies observers. A session's own context has events with the session's name.
+        idle_seconds: seconds without a message after which a session's values leave the device; 0: never.
+        ahead_bytes: limit in bytes for the results of speculative runs of a session; 0: no speculative runs.
+        moving: lock to hold while values leave the device, so that one session moves its values at a time.
     """
 
     device: SharedDevice
@@ -49,5 +49,5 @@ class ExecutorContext:
 
     @classmethod
     def of(cls, runtime: DeviceRuntime) -> ExecutorContext:
-        """Return the initial context of an executor on this device."""
+        """Return the initial context of an executor with this device."""
         return cls(SharedDevice(runtime))

@@ -1,4 +1,4 @@
-"""Control pipe between an executor and its parent: orders in, reports out; the executor ends when the parent is gone."""
+"""Control pipe between an executor and its parent. The executor reads orders, sends reports, and ends with its parent."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ _log = get_logger("djinn.server")
 
 
 class ControlledExecutor(Protocol):
-    """The executor's interface for orders of its parent."""
+    """An executor, as its parent's orders control it."""
 
     def sessions(self, number: int) -> Sessions:
-        """Return the report with that number."""
+        """Return a report of the sessions with this number."""
 
     def stop_accepting(self) -> None:
         """Admit no further clients."""
 
     def evict(self, tokens: Collection[str]) -> None:
-        """End the sessions of clients that were admitted with one of these tokens."""
+        """End the sessions of clients that were admitted with one of these tokens (ids)."""
 
     def end(self, session: str, reason: str) -> None:
-        """End a session and its running submission."""
+        """End a session and its running submission for this reason."""
 
     def assign_tenant(self, tenant: str) -> None:
-        """Assign the executor to that tenant."""
+        """Assign the executor to a tenant."""
 
     def tick(self) -> None:
         """Do periodic work. Called at least once a second."""
 
     @property
     def idle(self) -> bool:
-        """Return True if no session is left."""
+        """Return True if there are no sessions."""
 
 
 class Control:
@@ -74,13 +74,13 @@ class Control:
         self.orphaned = False  # the parent is gone without an order to end
 
     def catch_signals(self) -> None:
-        """Let SIGTERM drain; ignore SIGINT from a terminal: the parent handles it and sends orders."""
+        """Drain on SIGTERM. Ignore SIGINT, because the parent handles it and sends orders."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         interrupt_mask.ignore()
         signal.signal(signal.SIGTERM, lambda *_: os.write(self._wake_send, b"t"))
 
     def read_start(self) -> Start:
-        """Read the first order.
+        """Read the first order, which must be `Start`.
 
         Raises:
             StartupError: the order is not `Start`, or none arrived.
@@ -97,7 +97,7 @@ class Control:
         return order
 
     def report(self, report: Report) -> None:
-        """Send a report to the parent. If the parent is gone, nothing is sent, and `run` ends."""
+        """Send a report to the parent. If the parent is gone, do nothing, and `run` will end."""
         try:
             with self._reporting:  # keeps lines of several threads apart
                 write_line(self._reports, to_line(report))
@@ -105,7 +105,10 @@ class Control:
             _log.info("cannot send a report: the parent process closed the pipe", error=str(error))
 
     def run(self, serving: ControlledExecutor, unused_seconds: float = 0.0) -> None:
-        """Follow orders until everything is drained or the parent is gone, or no session has begun after `unused_seconds`, if any."""
+        """Follow orders until the executor is drained or the parent is gone.
+
+        `unused_seconds`: also end if no session has begun after this time; 0: no limit.
+        """
         self._unused_until = time.monotonic() + unused_seconds if unused_seconds else None
         self._follow_lines(serving)  # orders that arrived together with the first one
         with selectors.DefaultSelector() as selector:

@@ -1,4 +1,4 @@
-"""Custom ops of an executor: ops that `djinn serve --operators` allows. They are imported and resolved once at startup."""
+"""Custom ops that `djinn serve --operators` allows. They are imported and resolved once, at startup."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _checks: Final[dict[str, Callable[[str, Mapping[str, Any]], None]]] = {}  # by n
 
 @attrs.frozen
 class AllowedOperators:
-    """One value of `--operators`, with the ops that it allows by name.
+    """One value of `--operators`, with the ops that it allows, by name.
 
     Attributes:
-        tenant: the tenant that may use them; empty: every tenant.
-        check: as `OperatorLibrary.check`; None: the kernels check their arguments.
+        tenant: the tenant that may use the ops; empty: every tenant.
+        check: as `OperatorLibrary.check`; None: the kernels check their arguments themselves.
     """
 
     operators: Mapping[str, torch._ops.OpOverload]
@@ -39,7 +39,7 @@ class AllowedOperators:
 
 
 class CustomOperators:
-    """The custom ops of an executor. Its one tenant is known when the first client attaches."""
+    """The custom ops of an executor. Its tenant is known when the first client attaches."""
 
     def __init__(self, chosen: Sequence[str], libraries: Sequence[OperatorLibrary], *, tenants: bool = True) -> None:
         """Import the libraries and modules in `chosen`, the values of `--operators`. `tenants`: as in `ExecutorConfig`.
@@ -52,7 +52,7 @@ class CustomOperators:
         self.offered: tuple[CustomOperator, ...] = ()
 
     def assign(self, tenant: str) -> None:
-        """Allow the ops of a tenant in this process. The process works for no other tenant."""
+        """Allow the ops of a tenant in this process, which works for no other tenant."""
         found: dict[str, torch._ops.OpOverload] = {}
         for one in self._allowed:
             if one.tenant in {"", tenant}:
@@ -104,7 +104,7 @@ def _of_library(name: str, tenant: str, libraries: Sequence[OperatorLibrary], te
 
 
 def _of_module(module: str) -> Iterator[tuple[str, torch._ops.OpOverload]]:
-    """Return the Python ops whose functions the module or a submodule defines."""
+    """Yield the custom ops in Python whose functions a module or its submodules define."""
     _import(module)
     found = [*torch_private.python_operators(module)]
     if not found:
@@ -145,7 +145,7 @@ def _usable(func: torch._ops.OpOverload) -> torch._ops.OpOverload:
 
 
 def checked_custom(op: str, overload: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `kernel`, which runs a custom op: its library checks the arguments first, and its results own their memory."""
+    """Wrap a kernel of a custom op: its library checks the arguments, and aliased results are copied."""
     check = _checks.get(op)
     schema = torch_private.schema_of(overload)
     names = tuple(a.name for a in schema.arguments)
@@ -166,7 +166,7 @@ def checked_custom(op: str, overload: Any, kernel: Callable[..., Any]) -> Callab
 
 
 def _with_own_memory(made: Any, given: Iterable[Any], fresh: Sequence[int]) -> Any:
-    """Copy results that alias an argument or another result without declaring it in the schema; return all results."""
+    """Return the results. Copy those that alias an argument or another result without a note in the schema."""
     seen = {torch_private.storage_key(one) for one in _tensors(given)}
 
     def own(result: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Watch of an accelerator: finds a lost device and a hung kernel, says which op caused it, and ends the executor.
+"""Watch of an accelerator: detect a lost device and a hung kernel, name the op that caused it, and end the executor.
 
-Ops are issued before they run, so an error comes at some later call. The watch knows which submissions the device has completed.
-A session that is recovered on an accelerator runs each op alone (`OpSync`), so that an error which comes again has one op.
+Ops are issued before they run, so an error appears at a later call. The watch knows which submissions the device has
+completed. If a session is recovered on an accelerator, each of its ops runs alone (`OpSync`), so that a repeated error
+can be assigned to one op.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _log = get_logger("djinn.server")
 
 
 class OpSync(OpTimes):
-    """Synchronizes with the device after each op, instead of timing it."""
+    """Synchronize with the device after each op, in place of timing the ops."""
 
     def __init__(self, runtime: DeviceRuntime) -> None:
         self._synchronize = runtime.synchronize
@@ -39,11 +40,11 @@ class OpSync(OpTimes):
         """Do nothing."""
 
     def end(self, _: int, __: Any) -> None:
-        """Wait for the op. Raise its error."""
+        """Wait for the op, and raise its error."""
         self._synchronize()
 
     def packed(self, _: int) -> bytes:
-        """Return nothing: ops were not timed."""
+        """Return empty bytes, because ops were not timed."""
         return b""
 
 
@@ -52,13 +53,13 @@ class IssuedWork:
     """A submission whose ops the device may not have completed.
 
     Attributes:
-        session: cancels the session's submissions, and has its journal.
-        template: has the ops.
-        progress: says which op the session issues.
+        session: cancellation state and journal of the session.
+        template: the template with the ops.
+        progress: number of the op that the session is issuing.
         each: True if the ops run one at a time.
         reached: event after the last op; None while the session issues ops.
-        step: the op that the watch saw last. since: time at which that op was first seen, or at which `reached` was
-            recorded.
+        step: number of the op that the watch saw last.
+        since: time at which this op was first seen, or at which `reached` was recorded.
     """
 
     session: CancellationState
@@ -71,7 +72,7 @@ class IssuedWork:
     since: float = attrs.field(factory=time.monotonic)
 
     def stands_since(self) -> float:
-        """Return the time since which the session has issued the same op; infinite while it has yielded the device."""
+        """Return the time since which the session issues the same op; infinity while it has yielded the device."""
         step = self.progress.step
         if step != self.step:
             self.step, self.since = step, time.monotonic()
@@ -79,9 +80,9 @@ class IssuedWork:
 
 
 class DeviceWatch:
-    """The work of one accelerator, and the thread that monitors its progress.
+    """Thread that monitors the progress of an accelerator's work.
 
-    Sessions that yield the device in the middle of a submission have other sessions' submissions issued before its end.
+    If a session yields the device in the middle of a submission, other submissions are issued before its end.
     """
 
     def __init__(self, runtime: DeviceRuntime) -> None:
@@ -94,12 +95,15 @@ class DeviceWatch:
         self._is_lost = False
 
     def start(self, lost: Callable[[str], None]) -> None:
-        """Watch from now on. `lost` is called once, with the reason, when no op can run on the device any more. It ends the process."""
+        """Start to watch.
+
+        `lost`: called once, with the reason, if no op can run on the device any more. It ends the process.
+        """
         self._lost = lost
         threading.Thread(target=self._run, name="djinn-device-watch", daemon=True).start()
 
     def begin(self, session: CancellationState, work: RunRequest, template: CompiledTemplate) -> IssuedWork:
-        """Note that a session, which holds the turn on the device, issues the ops of a submission until `issued`."""
+        """Note that a session begins to issue the ops of a submission, until `issued` is called."""
         each = session.replaying and work.op_times is None
         if each:
             work.op_times = OpSync(self._runtime)
@@ -122,7 +126,7 @@ class DeviceWatch:
                 self._issued.append(work)
 
     def completed(self) -> None:
-        """Note completed submissions. Report the device as lost if its event raises such an error."""
+        """Note which submissions are complete. If an event raises an error of a lost device, report the loss."""
         try:
             with self._lock:
                 while self._issued and self._issued[0].reached.query():
@@ -132,14 +136,17 @@ class DeviceWatch:
             self.check(error)
 
     def check_failures(self, found: Iterable[object], session: CancellationState) -> None:
-        """Report the device as lost if a `Failure` among `found`, results of `session`, is an error of a lost device."""
+        """Report a lost device if a result among `found` is a `Failure` with such an error."""
         for one in found:
             if isinstance(one, Failure):
                 kind = torch.AcceleratorError if one.kind == torch.AcceleratorError.__name__ else RuntimeError
                 self.check(kind(one.message), one.instruction, session)
 
     def check(self, error: BaseException, op: int = -1, session: CancellationState | None = None) -> None:
-        """After an error, report the device as lost if it is. `op`: of the session's last submission; -1: another call."""
+        """Report a lost device if `error` is such an error.
+
+        `op`: op of the session's last submission; -1: the error came from another call.
+        """
         if not self._runtime.is_lost(error):
             return
         with self._lock:
@@ -157,7 +164,7 @@ class DeviceWatch:
                 self._stop(known, 0, f"an op at or before {_name(known, at)} failed: {error}")
 
     def poll(self) -> None:
-        """Note completed submissions, and report a lost device, a hung kernel or a hung copy."""
+        """Note which submissions are complete. Report a lost device, a hung kernel or a hung copy."""
         self.completed()
         hung = self._hung()
         if hung is None:
@@ -169,7 +176,7 @@ class DeviceWatch:
             self._report(hung)
 
     def _hung(self) -> IssuedWork | None:
-        """Return the oldest submission if a kernel in it seems to hang, else None."""
+        """Return the oldest submission if one of its kernels seems to hang, else None."""
         with self._lock:
             late = time.monotonic() - self._runtime.hang_seconds
             if self._progress > late:
@@ -187,7 +194,7 @@ class DeviceWatch:
     def _device_answers(self) -> bool:
         """Return True if the device completes its queue.
 
-        If its queue is full, a call may block, so another thread waits for it.
+        If the queue of the device is full, a call may block. So another thread makes the call.
         """
         answered = threading.Event()
 
@@ -213,7 +220,7 @@ class DeviceWatch:
                 self._stop(hung, 0, f"an op at or before {name} hangs: {self._late()}")
 
     def _stop(self, work: IssuedWork, op: int, reason: str) -> None:
-        """Make the session that caused the error stop before that op in a recovery."""
+        """Make a recovery of the session stop the submission before this op, which caused the error."""
         if not self._is_lost:
             work.session.stop_before(work.submission, op, reason)
         self._end(reason)
@@ -232,7 +239,7 @@ class DeviceWatch:
 
 
 def _name(work: IssuedWork, op: int) -> str:
-    """Return the name of an op in a message."""
+    """Return the name of an op for a message."""
     steps = work.template.steps
     name = steps[op].op if 0 <= op < len(steps) else "the end"
     return f"{name} (op {op} of submission {work.submission})" if op >= 0 else f"submission {work.submission}"

@@ -1,4 +1,4 @@
-"""The device that an executor computes on: selection, opening, description and reported figures."""
+"""Select, open and describe the device that an executor uses, and report its figures."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _log = get_logger("djinn.server")
 
 @attrs.frozen
 class OpenDevice:
-    """A device that this process has opened."""
+    """A device that this process has opened, with its description."""
 
     capabilities: DeviceCapabilities
     runtime: DeviceRuntime
     sensors: Callable[[], Mapping[str, float]] = dict
 
     def info(self) -> DeviceInfo:
-        """Return the device description for messages, with its present memory."""
+        """Return a description of the device for messages, with its present memory."""
         memory, sensors = self.runtime.memory(), self.sensors()
         known = self.capabilities
         return DeviceInfo(
@@ -53,10 +53,12 @@ class OpenDevice:
 
 
 def open_device(devices: Sequence[Device], wanted: str) -> OpenDevice:
-    """Open the device called `wanted` (`cuda:0`, or `cuda` for its first); empty: the first that is not a CPU, or else one.
+    """Open a device by name, such as `cuda:0`, or `cuda` for the first one.
+
+    With an empty name, open the first device that is not a CPU, or else a CPU.
 
     Raises:
-        StartupError: there is no such device, or it does not work; the message lists the available devices.
+        StartupError: there is no such device, or it does not work. The message lists the available devices.
     """
     kind, _, index_text = (wanted or _best(devices)).partition(":")
     device = next((d for d in devices if d.name == kind), None)
@@ -87,9 +89,10 @@ def limited(
     on_demand: bool = False,
     idle: bool = False,
 ) -> OpenDevice:
-    """Return the device with at most `memory` bytes for sessions' values.
+    """Return a device that uses at most `memory` bytes for sessions' values.
 
-    0: with `on_demand` an accelerator evicts when its memory has run out, and with `idle` every device while sessions are idle.
+    With `memory` 0 there is no limit. `on_demand`: an accelerator then evicts values if its memory runs out. `idle`: values of
+    idle sessions leave the device.
     """
     if not memory and not (on_demand and (idle or device.runtime.device.type != "cpu")):
         return device
@@ -110,7 +113,7 @@ def _found(device: Device) -> bool:
 
 
 def device_figures(runtime: DeviceRuntime) -> dict[str, int]:
-    """Return the device's memory figures in bytes, as `device_total` and so on, and its number of processors."""
+    """Return memory figures of the device in bytes, such as `device_total`, and its number of processors."""
     memory = {f"device_{name}": int(value) for name, value in runtime.memory().items()}
     if runtime.device.type == "cpu":
         return memory | {"multi_processor_count": os.cpu_count() or 1}
@@ -120,6 +123,6 @@ def device_figures(runtime: DeviceRuntime) -> dict[str, int]:
 
 
 def reset_device_peak(device: torch.device) -> None:
-    """Reset the peak of the device's allocator, if it has one."""
+    """Reset the peak of the device's memory allocator, if it has one."""
     if device.type != "cpu":
         torch.accelerator.reset_peak_memory_stats(device)

@@ -1,6 +1,7 @@
-"""Disk quota of a tenant: journals and values spilled from memory, beside its weights.
+"""Disk quota of a tenant, for journals and spilled values.
 
-Weights use the rest of the limit, since they can be sent again. A part of the disk always stays free for other users.
+Weights may use the rest of the quota, because clients can send them again. A part of the disk always stays free for other
+users.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ STEP: Final = 16 << 20  # bytes that a writer may write before the disk is check
 
 
 class DiskQuota:
-    """Counts the bytes that this process, which works for one tenant, has on disk.
+    """Count the bytes on disk of this process, which works for one tenant.
 
     Attributes:
-        limit: the most bytes in all, weights included; 0: no limit.
-        evict_weights: evicts weights from the store until at most that number of bytes of them is left.
+        limit: maximum bytes in total, including weights; 0: no limit.
+        evict_weights: evicts weights from the store until at most a given number of bytes is left.
         reserve: bytes of every disk that stay free.
     """
 
@@ -33,7 +34,7 @@ class DiskQuota:
 
     @property
     def used(self) -> int:
-        """Bytes on disk, without weights."""
+        """Bytes on disk, not counting weights."""
         with self._lock:
             return sum(self._usage.values())
 
@@ -42,9 +43,9 @@ class DiskQuota:
         return min(most, max(0, self.limit - self.used)) if self.limit else most
 
     def charge(self, owner: Hashable, nbytes: int, where: Path | str) -> str:
-        """Set the bytes of `owner` on the disk of `where` to `nbytes`. Call this before writing.
+        """Charge `owner` for `nbytes` bytes on the disk of path `where`. Call this before writing.
 
-        Return the reason if the quota or the disk does not allow `nbytes`, and leave the charge unchanged. Otherwise return "".
+        Return "" on success. If the quota or the disk does not allow `nbytes`, return the reason and keep the old charge.
         """
         with self._lock:
             before = self._usage.get(owner, 0)
@@ -60,23 +61,23 @@ class DiskQuota:
         return ""
 
     def headroom(self, where: Path | str) -> int:
-        """Return the bytes that quota and disk still allow on the disk of `where`."""
+        """Return how many more bytes quota and disk allow on the disk of path `where`."""
         left = max(0, free_bytes(where) - self.reserve)
         return min(left, max(0, self.limit - self.used)) if self.limit else left
 
     def set_usage(self, owner: Hashable, nbytes: int) -> None:
-        """Set the bytes of `owner` without a check."""
+        """Charge `owner` for `nbytes` bytes, without a check."""
         with self._lock:
             self._usage[owner] = nbytes
 
     def release(self, owner: Hashable) -> None:
-        """Remove the bytes of `owner`."""
+        """Remove the charge of `owner`."""
         with self._lock:
             self._usage.pop(owner, None)
 
 
 def free_bytes(where: Path | str) -> int:
-    """Return the free bytes for this user on the disk of `where`; a large number if unknown."""
+    """Return the free bytes for this user on the disk of path `where`; a large number if unknown."""
     try:
         return shutil.disk_usage(where).free
     except OSError:

@@ -20,11 +20,11 @@ _log = get_logger("djinn.server")
 
 
 class ServerEvents(Events):
-    """Notifies observers of events. Built-in observers are called at once, observers of plugins in separate threads."""
+    """Notify observers of events. Built-in observers are called at once, and observers of plugins in threads."""
 
     @classmethod
     def of(cls, process: str, *built_in: Observer) -> ServerEvents:
-        """Return the events of a process with built-in observers."""
+        """Return the events of a process, with these built-in observers."""
         return cls(process, map(Sink, built_in))
 
     def observe_with(self, registry: Registry) -> None:
@@ -35,7 +35,7 @@ class ServerEvents(Events):
         )
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Deliver the queued events to the observers of plugins within `seconds`, then stop."""
+        """Deliver queued events to the observers of plugins for at most `seconds`, then stop."""
         sinks = self.sinks
         self.become(())
         deadline = time.monotonic() + seconds
@@ -46,7 +46,7 @@ class ServerEvents(Events):
 
 
 class QueueSink(Sink):
-    """Queue of events for an observer, and the thread that calls it."""
+    """Queue of events for one observer, with a thread that calls the observer."""
 
     def __init__(self, observer: Observer, plugin: str) -> None:
         super().__init__(observer, plugin)

@@ -1,7 +1,7 @@
-"""The executor process: one device, and the sessions that compute on it.
+"""The executor process: it serves sessions on one device.
 
-A parent (`djinn_server.launch`) starts it, configures it over pipes, and ends it. It never registers
-`remote_accelerator`.
+A parent (`djinn_server.launch`) starts the process, configures it over pipes, and ends it. The process never registers
+the device `remote_accelerator`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _log = logs.get_logger("djinn.server")
 
 
 class Executor:
-    """Admits clients with valid tickets and gives each a session on the device."""
+    """Admit clients with valid tickets, and run a session on the device for each."""
 
     def __init__(
         self,
@@ -117,9 +117,9 @@ class Executor:
         self._inside = 0  # sessions, including sessions under construction
 
     def listen(self, directory: str) -> tuple[str, ...]:
-        """Listen at a socket in `directory` and with the configured direct transports. Return the URLs.
+        """Listen at a socket in `directory`, and with all configured transports. Return the URLs.
 
-        The executor of a program listens with faster transports for this host, too.
+        An executor that a program owns also listens with faster transports for this host.
 
         Raises:
             TransportError: an address cannot be bound.
@@ -146,7 +146,7 @@ class Executor:
         return tuple(listener.url for listener in self._listeners)
 
     def serve(self, connection: Connection) -> bool:
-        """Serve a connection from its first message on. Return True if a session has taken it over."""
+        """Serve a connection, beginning with its first message. Return True if a session has taken it over."""
         admitted = admit(connection, self._tickets, self._peer_listener, self._context)
         if isinstance(admitted, Resume):
             return self._resume(connection, admitted)
@@ -180,14 +180,14 @@ class Executor:
         return False
 
     def _denial(self, badge: Badge) -> Denial | None:
-        """Return the denial of a client that may not begin a session now; None if it may."""
+        """Return the denial for a client that may not begin a session now; None if it may."""
         reason = self._tenancy.refusal(badge)
         if reason:
             return Denial(reason, "tenant")
         return self._limits.denial(self._inside, self._context.device.turns.longest_wait)
 
     def _start(self, begin: Callable[[], tuple[Iterator[Pause], Wakeup]]) -> bool:
-        """Run the session from `begin` in the threads of the executor. Return the result of `serve`."""
+        """Run the session that `begin` creates, in the threads of the executor. Return the result of `serve`."""
         try:
             pauses, wakeup = begin()
         except BaseException:
@@ -205,7 +205,7 @@ class Executor:
         return self._make_session(owner, talk, connection, self._attached(owner, admitted))
 
     def _resume(self, connection: Connection, asked: Resume) -> bool:
-        """Resume a session of this executor or of an earlier one. Return the result of `serve`."""
+        """Resume a session of this executor or of an earlier process. Return the result of `serve`."""
         try:
             found = self._leases.recover(connection, asked, self._assign_recovered)
         except (QuotaExceeded, BlockingIOError) as error:  # the previous executor may still be ending
@@ -232,9 +232,9 @@ class Executor:
         return self._start(partial(self._make_session, owner, leased, connection, Resumed(taken, instance())))
 
     def _assign_recovered(self, badge: Badge) -> str:
-        """Assign the executor to the tenant of a session to recover.
+        """Assign the executor to the tenant of a session that is to be recovered.
 
-        Return the reason if that is impossible now, else "".
+        Return "" on success, else the reason why this is not possible now.
         """
         reason = self._tenancy.refusal_to_recover(badge)
         if reason:
@@ -256,7 +256,7 @@ class Executor:
         serve_control_channel(connection, session.exchange)
 
     def _attend_parallel(self, connection: Connection, asked: ParallelAttach) -> None:
-        """Use a connection for large buffers of a session until it ends.
+        """Use a further connection for large buffers of a session, until it ends.
 
         A wrong secret is treated like an unknown session.
         """
@@ -284,7 +284,7 @@ class Executor:
         connection: Connection,
         greeting: Message,
     ) -> Iterator[Pause]:
-        """Run a session from begin to end, with its log lines and metrics."""
+        """Run a session from start to end, with its log lines and metrics."""
         name, client = owner.session, owner.client
         events.emit("session_began", recovered=isinstance(greeting, Resumed))
         began = time.monotonic()
@@ -320,7 +320,7 @@ class Executor:
         return msgspec.structs.replace(said, lease=leases.seconds, secret=owner.secret, recoverable=leases.recoverable)
 
     def _for_tenant(self, models: ModelConfig) -> Sequence[Callable[[str], None]]:
-        """Set up the tenant's custom ops and weight folders."""
+        """Return the functions that set up a tenant's custom ops and weight folders."""
         found: list[Callable[[str], None]] = [self._operators.assign, self._leases.assign_tenant]
         weights, disk = self._context.weights, self._context.disk
         if models.saving is not None:
@@ -334,7 +334,7 @@ class Executor:
         return {"tenant": badge.tenant, "key": badge.token, "client": client, "device": self._device_id}
 
     def when_device_is_lost(self, lost: Callable[[str], None]) -> None:
-        """If the device is lost, notify the clients whose sessions end, then call `lost` with the reason."""
+        """After the loss of the device, tell the clients whose sessions end, then call `lost` with the reason."""
 
         def end(reason: str) -> None:
             ending = [entry.connection for entry in self._roster.entries() if not _outlives(entry.connection)]
@@ -356,7 +356,7 @@ class Executor:
             self._context.device.watch.check(error)
 
     def sessions(self, number: int) -> Sessions:
-        """Return the running sessions, with usage figures."""
+        """Return a report of the running sessions, with metrics."""
         tokens = self._roster.tokens()
         holdings = self._context.usage.holdings()
         figures = metered(self._context, self._tenancy.store, self._leases, holdings)
@@ -388,29 +388,29 @@ class Executor:
         entry.connection.close()
 
     def full(self, reason: str) -> None:
-        """Report that this executor is full, so that the gateway refuses clients for `FULL_SECONDS`."""
+        """Report to the gateway that this executor is full. The gateway refuses clients for `FULL_SECONDS`."""
         if time.monotonic() - self._full_at > FULL_SECONDS / 2:
             self._full_at = time.monotonic()
             self.tell(Full(reason))
 
     def _report_space(self) -> None:
-        """Report free space after a session has ended."""
+        """Report that the executor has room again, after a session has ended."""
         if self._full_at:
             self._full_at = 0.0
             self.tell(Full(""))
 
     def assign_tenant(self, tenant: str) -> None:
-        """Assign the executor to that tenant."""
+        """Assign the executor to a tenant."""
         self._tenancy.assign_tenant(tenant)
 
     def tick(self) -> None:
-        """Do periodic work."""
+        """Do periodic work. Called at least once a second."""
         self._context.usage.account.tick(self._context.device.turns.running_seconds())
         self._leases.tick()
 
     @property
     def idle(self) -> bool:
-        """Return True if no session is left."""
+        """Return True if there are no sessions."""
         return self._roster.empty
 
     def stop_accepting(self) -> None:
@@ -435,7 +435,7 @@ class Executor:
         self.close_observers()
 
     def close_observers(self) -> None:
-        """Deliver the last events to observers."""
+        """Deliver the last events to observers of plugins."""
         self._context.events.close(_LAST_EVENTS_SECONDS)
 
 
@@ -457,9 +457,9 @@ def _log_session(
     closed: Callable[[str], None],
     check: Callable[[Exception], None],
 ) -> Iterator[None]:
-    """Log the begin and the end of a session. An error in it ends only this connection.
+    """Log start and end of the session that runs in the block. An error ends only the session's connection.
 
-    `closed` gets the reason if this end closes the session. `check` gets internal errors of the executor.
+    `closed`: called with the reason if this end closes the session. `check`: called with internal errors of the executor.
     """
     log = _log.bind(session=name)
     log.info("session began", client=client)
@@ -495,7 +495,7 @@ def _outlives(connection: SessionChannel | None) -> bool:
 
 
 def _part(connection: SessionChannel, reason: str, *, stopped: bool = False) -> None:
-    """Send the client the reason why its session ends, if it is still connected. `stopped`: as in `Broken`."""
+    """Tell the client why its session ends, if it is still connected. `stopped`: as in `Broken`."""
     connection.expire()
     if isinstance(connection, ExecutorChannel):
         connection.abandon_replay()
@@ -506,9 +506,9 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
     """Run an executor until its end, and return the exit status.
 
     Args:
-        device: name of the device, or an empty string for the best.
-        reports: file descriptor for reports. Orders come on the standard input.
-        new: creates a session on the device.
+        device: name of the device; empty: the best device.
+        reports: file descriptor for reports. Orders arrive on standard input.
+        new: factory of sessions on the device.
     """
     become_server("executor")
     keep_few_arenas()
@@ -551,7 +551,7 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
 
 
 def _end_at_once(control: Control, directory: str, reason: str) -> None:
-    """End this process without a message to clients. Journals stay for the next executor."""
+    """End this process without a message to clients. Journals stay for the next process."""
     control.report(Failed(reason))
     shutil.rmtree(directory, ignore_errors=True)
     os._exit(1)
@@ -591,7 +591,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
 
 
 def _make_folders(config: ExecutorConfig, user: SystemUser) -> None:
-    """Make the private folders of an executor that runs as a user of its own."""
+    """Make the private folders of an executor that runs as its tenant's system user."""
     user.make_subfolders()
     for folder in (config.recovery.journals, config.accounts):
         if folder is not None:
@@ -599,7 +599,7 @@ def _make_folders(config: ExecutorConfig, user: SystemUser) -> None:
 
 
 def load_plugins(config: ExecutorConfig) -> Registry:
-    """Return the plugin objects that an executor uses.
+    """Load the plugins that an executor uses, and return them.
 
     Raises:
         PluginError: a requested plugin cannot be used.
@@ -618,7 +618,7 @@ def _open_store(config: StoreConfig, disk: DiskQuota) -> WeightStore | None:
 
 
 def _take_standard_input() -> int:
-    """Return a private descriptor of the parent's orders. Output of other code goes to the log."""
+    """Move the pipe with the parent's orders to another descriptor and return it. Other output goes to the log."""
     orders = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -628,7 +628,7 @@ def _take_standard_input() -> int:
 
 
 def main(arguments: Sequence[str] | None = None, new: SessionFactory = ExecutorSession) -> None:
-    """Run an executor and end the process, without waiting for threads that may be running an op."""
+    """Run an executor and end the process, without waiting for threads that may run an op."""
     parser = argparse.ArgumentParser(prog="djinn executor", description="Started by djinn itself.")
     parser.add_argument("--device", default="")
     parser.add_argument("--report-fd", type=int, required=True)

@@ -1,4 +1,4 @@
-"""Current metrics of an executor, collected from counters of its parts when the gateway asks."""
+"""Current metrics of an executor, collected from its parts when the gateway asks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ Values = dict[str, float]
 
 
 def metered(context: ExecutorContext, store: WeightStore | None, leases: Leases, holdings: Holdings) -> ExecutorMetrics:
-    """Return the metrics of an executor. `store`: weights of its tenant. `leases`: sessions and journals.
+    """Return the metrics of an executor.
 
-    `holdings`: memory of the sessions.
+    Args:
+        context: state of the executor.
+        store: weight store of the tenant, if any.
+        leases: sessions and journals.
+        holdings: memory of the sessions.
     """
     device = context.device
     sessions = context.usage.report(holdings)

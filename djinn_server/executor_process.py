@@ -1,6 +1,6 @@
-"""Entry of an executor process: imports the executor without garbage collection.
+"""Entry point of an executor process. It imports the executor without garbage collection.
 
-A collection during imports frees nothing and visits all objects of PyTorch: up to 0.15 s each time.
+A collection during the imports frees nothing and visits all objects of PyTorch, which takes up to 0.15 s.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Single messages on a connection before or after its session."""
+"""Send and receive single messages on a connection, before or after its session."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNAUTHENTICATED_LIMITS = Limits(head=16 << 10, body=0, buffers=0)
 
 @functools.cache
 def instance() -> str:
-    """Return the name of this process, by which clients detect its replacement."""
+    """Return the name of this process. Clients detect by it that another process has replaced this one."""
     return secrets.token_urlsafe(8)
 
 
@@ -49,7 +49,7 @@ def refuse(
     crashes_executors: bool = False,
     retry_after: float = 0.0,
 ) -> None:
-    """Send a refusal with its reason. The other end may be gone already.
+    """Send a refusal with its reason. Do nothing if the other end is gone.
 
     `retry`, `crashes_executors`, `retry_after`: as in `Refused`.
     """
@@ -58,9 +58,9 @@ def refuse(
 
 
 def complain(connection: Connection, reason: str, *, stopped: bool = False) -> None:
-    """Report an unacceptable message to the peer.
+    """Tell the other end that its message is unacceptable.
 
-    The transport has closed the connection if the frame itself was malformed. `stopped`: as in `ProtocolClose`.
+    If the frame itself was malformed, the transport has already closed the connection. `stopped`: as in `ProtocolClose`.
     """
     with contextlib.suppress(TransportError, ProtocolError):
         send_message(connection, ProtocolClose(reason, stopped))

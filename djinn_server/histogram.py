@@ -1,4 +1,4 @@
-"""Histogram of durations, with the bounds of all histograms in `/metrics`."""
+"""Histogram of durations. All histograms in `/metrics` have the same bounds."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Histogram:
         self._sum = 0.0
 
     def add(self, durations: Iterable[float]) -> None:
-        """Count these durations, in seconds."""
+        """Add durations in seconds."""
         for seconds in durations:
             self._counts[bisect.bisect_left(BOUNDS, seconds)] += 1
             self._sum += seconds
 
     def include(self, other: Histogram) -> None:
-        """Count all durations of another histogram, too."""
+        """Add all durations of another histogram."""
         self._counts = [mine + its for mine, its in zip(self._counts, other._counts, strict=True)]
         self._sum += other._sum
 
@@ -36,5 +36,5 @@ class Histogram:
         return sum(self._counts)
 
     def distribution(self, *labels: str) -> Distribution:
-        """Return the distribution of the durations so far."""
+        """Return the histogram as a `Distribution` metric with these labels."""
         return Distribution(BOUNDS, tuple(self._counts), self._sum, labels)

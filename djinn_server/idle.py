@@ -1,4 +1,4 @@
-"""Idle sessions: their values are moved off the device, and each is restored at its next use."""
+"""Idle sessions: their values leave the device, and each value is restored at its next use."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _log = get_logger("djinn.server")
 
 
 class IdleMoves:
-    """Moves the values of one session off its device while it is idle. Used by the session's thread.
+    """Move the values of a session off its device while it is idle. Only the session's thread uses it.
 
     Attributes:
-        at: time at which they move next; None before the session pauses.
+        at: time of the next move; None before the session pauses.
     """
 
     def __init__(self, context: ExecutorContext, memory: SessionMemory | None) -> None:
-        """`memory`: None if the device has no ledger; the values stay then."""
+        """`memory`: the session's memory; None if the device does not evict values, so that nothing moves."""
         self._context = context
         self._memory = memory
         self.at: float | None = None
 
     def deadline(self) -> float | None:
-        """Return when the values of the idle session move next; None: never. If that time has come, move them."""
+        """Return when the values move next; None: never. If that time has come, move them."""
         seconds, memory = self._context.idle_seconds, self._memory
         if not seconds or memory is None:
             return None

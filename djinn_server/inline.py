@@ -1,7 +1,7 @@
-"""An executor as a thread of the client's own process, for debugging with breakpoints on both sides.
+"""An executor in a thread of the client's process, for debugging with breakpoints on both sides.
 
-It shares the interpreter with the client, so it is slow, and its crash ends the client. A client connects to it as to
-an executor process: ticket, session, messages.
+It shares the interpreter with the client, so it is slow, and a crash ends the client. A client uses it like an executor
+process: with a ticket, a session and messages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ENDING_SECONDS = 5.0  # for the running op, and for the session to free its valu
 
 
 class QueueConnection(Connection):
-    """Implements `Connection` within a process, and counts the bytes of frames."""
+    """A `Connection` within one process, which counts the bytes of frames."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -46,7 +46,7 @@ class QueueConnection(Connection):
         self._closed = False
 
     def send(self, frame: Frame) -> None:
-        """Send a frame with a copy of its body: the sender may reuse its buffers, and the receiver may write."""
+        """Send a frame with a copy of its body, because both ends may change their buffers."""
         if self._closed:
             raise TransportError("the connection to the inline executor is closed")
         copied = Frame(frame.head, [memoryview(bytearray(buffer)) for buffer in frame.body])
@@ -87,14 +87,14 @@ def _size(frame: Frame) -> int:
 
 
 def connected_pair() -> tuple[QueueConnection, QueueConnection]:
-    """Return the two ends of a connection."""
+    """Return the two ends of a new connection."""
     there: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
     back: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
     return QueueConnection(there, back), QueueConnection(back, there)
 
 
 def begin(settings: Settings, client: str) -> tuple[Connection, str]:
-    """Start an executor thread. Return a connection to it, and a ticket.
+    """Start an executor in a thread. Return a connection to it, and a ticket.
 
     Raises:
         StartupError: the device does not exist.

@@ -1,6 +1,6 @@
-"""Partial decoding of messages that cannot be decoded: enough to answer them and to poison their results.
+"""Decode the readable part of a malformed message: enough to answer it and to poison its results.
 
-Framing does not depend on the content of messages, so one malformed message does not invalidate the next.
+Frames do not depend on the content of messages, so a malformed message does not affect the next message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOTHING = msgspec.Raw()
 
 
 class _Submission(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(Submit)):
-    """The fields of `Submit` that a reply needs; other fields are skipped."""
+    """The fields of `Submit` that a reply needs. Other fields are skipped."""
 
     sequence: Count
     fetch: Handles = ()
@@ -59,7 +59,7 @@ class _Hints(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(ValueHints
 
 @attrs.frozen
 class UnreadableSubmit:
-    """A submission with an unreadable program (`reason`). `submit` has the readable fields."""
+    """A submission whose program is unreadable. `submit`: the readable fields. `reason`: the decoding error."""
 
     submit: Submit
     reason: str
@@ -67,7 +67,7 @@ class UnreadableSubmit:
 
 @attrs.frozen
 class UnreadableTemplate:
-    """A template that the executor asked for and cannot read. `first`: its bindings, if readable."""
+    """An unreadable template that the executor requested. `first`: its bindings, if they are readable."""
 
     first: InitialBindings | None
     reason: str
@@ -84,7 +84,7 @@ class UnreadableUpload:
 
 @attrs.frozen
 class UnreadableHints:
-    """Value hints that cannot be read. Ignored: no result depends on them."""
+    """Unreadable hints about values. They are ignored, because no result depends on them."""
 
     reason: str
 
@@ -97,7 +97,7 @@ _first: msgspec.msgpack.Decoder[InitialBindings] = msgspec.msgpack.Decoder(Initi
 
 
 def decode_partially(head: bytes | memoryview, reason: str) -> Unreadable | None:
-    """Decode what can be read of a message that failed to decode for `reason`; None if that is not sufficient."""
+    """Decode the readable part of a message. Return None if it is not sufficient. `reason`: why decoding failed."""
     try:
         found = _decoder.decode(head)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
@@ -128,7 +128,7 @@ def _first_of(raw: msgspec.Raw) -> InitialBindings | None:
 
 
 def decode_frame(frame: Frame) -> Message | Unreadable:
-    """Decode the message of a frame, or the readable part of a malformed message.
+    """Decode the message of a frame. If it is malformed, return its readable part.
 
     Raises:
         ProtocolError: the readable part does not suffice to answer the message.

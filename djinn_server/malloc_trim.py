@@ -1,8 +1,8 @@
-"""Return of freed memory to the system (`malloc_trim` and garbage collection) some time after a connection has ended.
+"""Return freed memory to the system (by `malloc_trim` and garbage collection) some time after a connection has ended.
 
 The C library caches freed memory in as many arenas as there were concurrent threads. Python collects reference cycles
-rarely, and more rarely with more objects: buffers of connections and programs of sessions stay allocated. Without
-trimming, a server that has served a thousand clients holds tens of megabytes of unused memory.
+rarely, so buffers of connections and programs of sessions stay allocated. Without trimming, a server keeps tens of
+megabytes of unused memory after a thousand clients.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = get_logger("djinn.server")
 
 @functools.cache
 def trimmer() -> Callable[[], object]:
-    """Return a function that returns freed memory to the system; without support in the C library, it does nothing."""
+    """Return a function that returns freed memory to the system. If the C library cannot, it does nothing."""
     try:
         return memory.trimmer()
     except OSError as error:
@@ -34,29 +34,29 @@ def trimmer() -> Callable[[], object]:
 
 
 def keep_few_arenas() -> None:
-    """Make threads share malloc arenas: with an arena per thread, a session cannot reuse memory freed by another one.
+    """Let threads share malloc arenas. With one arena per thread, a session cannot reuse memory that another one freed.
 
-    Only for processes whose threads mostly wait for Python's lock.
+    Use this only in processes whose threads mostly wait for Python's lock.
     """
     memory.keep_few_arenas(_ARENAS)
 
 
 def keep_freed_for_next_run() -> None:
-    """Make the allocator keep memory that a run has freed: the next run needs as much. `MemoryTrimmer` returns it."""
+    """Let the allocator keep memory that a run has freed, as the next run needs it. `MemoryTrimmer` returns it."""
     memory.keep_freed(_KEPT_BYTES)
 
 
 def set_start_aside() -> None:
-    """Exclude existing objects (mostly imported libraries) from garbage collection, and enable it.
+    """Exclude all existing objects, mostly of imported libraries, from garbage collection, and enable it.
 
-    A collection would take 0.2 s.
+    A collection of these objects would take 0.2 s.
     """
     gc.freeze()
     gc.enable()
 
 
 class MemoryTrimmer:
-    """Trims memory once for all connections that end within a few seconds, in a thread of its own."""
+    """Trim memory in a separate thread, once for all connections that end within a few seconds."""
 
     def __init__(self, pause: float = PAUSE_SECONDS) -> None:
         self._pause = pause

@@ -1,4 +1,4 @@
-"""Token-bucket rate limits: a burst, then a steady rate a second. Also for repeated log lines."""
+"""Token-bucket rate limits: a burst, then a steady rate. Also for repeated log lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ A_SECOND: Final = 1.0  # further ones
 
 
 class Bucket:
-    """A token bucket: fills by `rate` a second, up to `most`. Thread-safe."""
+    """A token bucket, which refills by `rate` tokens per second, up to `most` tokens. Thread-safe."""
 
     def __init__(self, rate: float, most: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.rate = rate
@@ -27,7 +27,7 @@ class Bucket:
         self._at = clock()
 
     def take(self) -> float:
-        """Take a token and return 0.0. If the bucket is empty, take none and return the seconds until the next token."""
+        """Take a token and return 0.0. If the bucket is empty, return the seconds until the next token."""
         with self._lock:
             left = self._fill()
             if left >= 1.0:
@@ -36,7 +36,7 @@ class Bucket:
             return (1.0 - left) / self.rate
 
     def pace(self) -> float:
-        """Take a token even if the bucket is empty; return how many seconds to wait."""
+        """Take a token even if the bucket is empty. Return the seconds to wait for it."""
         with self._lock:
             self._left = self._fill() - 1.0
             return max(0.0, -self._left / self.rate)
@@ -49,7 +49,7 @@ class Bucket:
 
 
 class Buckets:
-    """Token buckets by key; the least recently used are evicted."""
+    """Token buckets by key. If there are too many, the least recently used bucket is dropped."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -57,7 +57,7 @@ class Buckets:
         self._known: LruCache[str, Bucket] = LruCache(REMEMBERED)
 
     def of(self, key: str, rate: float, most: float) -> Bucket:
-        """Return the bucket of a key, with the present limits."""
+        """Return the bucket of a key, after its limits were updated."""
         with self._lock:
             bucket = self._known.use(key)
             if bucket is None:
@@ -68,9 +68,9 @@ class Buckets:
 
 
 class LogRateLimit:
-    """Decides which log lines of a kind are written: the first ones, then one a second, with the number of skipped lines.
+    """Limit repeated log lines: the first lines of a kind are written, then one per second with a count.
 
-    Otherwise a client could fill the disk with lines, or hide other lines among them.
+    Without a limit, a client could fill the disk with lines, or hide important lines among them.
     """
 
     def __init__(
@@ -81,7 +81,10 @@ class LogRateLimit:
         self._lock = threading.Lock()
 
     def count(self, kind: str) -> int | None:
-        """Return the number of skipped lines of that kind before this one; None if this one is skipped, too."""
+        """Return how many lines of a kind were skipped before this line.
+
+        Return None if this line must be skipped, too.
+        """
         wait = self._buckets.of(kind, self._a_second, self._at_once).take()
         with self._lock:
             if wait:

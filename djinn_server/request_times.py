@@ -1,11 +1,12 @@
-"""Latency of the requests of a session: time to first token, time per token, time to an answer.
+"""Latency of a session's requests: time to first token, time per token, time to an answer.
 
-A server sees submissions, not requests. It counts these:
+A server sees submissions, not requests. It uses these definitions:
 
-- An answer is a submission whose reply carries a tensor: the client waits for it.
-- A generation is a prefill that a decode step follows. A decode step has attention with one query, a prefill attention with more.
-- The first answer of a generation has its first token. Each later answer has one token for each decode step since the answer before. A batch
-  of several sequences counts once.
+- An answer is a submission whose reply has a tensor, for which the client waits.
+- A generation is a prefill that is followed by a decode step. A decode step has attention with one query; a prefill has
+  attention with several queries.
+- The first answer of a generation has its first token. Each later answer has one token for each decode step since the
+  answer before. A batch of several sequences counts once.
 - A request is a generation, or an answer outside of generations.
 """
 
@@ -30,14 +31,17 @@ ANSWERS_LIMIT: Final = 16  # after a prefill without a decode step
 
 
 class ModelNames:
-    """The first `MODELS_LIMIT` names of models. Clients choose names. A name keeps its label, so that counters do not fall."""
+    """Labels for the names of models: the first `MODELS_LIMIT` names.
+
+    Clients choose the names. A name keeps its label, so counters never decrease.
+    """
 
     def __init__(self) -> None:
         self._kept: set[str] = set()
         self._lock = threading.Lock()
 
     def label(self, name: str) -> str:
-        """Return `name` if it is one of the first, else `OTHER_MODELS`."""
+        """Return `name` if it is one of the first names, else `OTHER_MODELS`."""
         with self._lock:
             if len(self._kept) < MODELS_LIMIT and name != OTHER_MODELS:
                 self._kept.add(name)
@@ -46,7 +50,7 @@ class ModelNames:
 
 @attrs.define(eq=False)
 class _Durations:
-    """Durations of one kind: all in a histogram, and the latest."""
+    """Durations of one kind: a histogram of all, and the latest ones."""
 
     histogram: Histogram = attrs.field(factory=Histogram)
     recent: deque[float] = attrs.field(factory=lambda: deque(maxlen=RECENT))
@@ -68,13 +72,13 @@ class _Durations:
 
 @attrs.define(eq=False)
 class ModelTimes:
-    """Durations of the requests of one model.
+    """Durations of requests to one model.
 
     Attributes:
         requests: number of requests, generations included.
-        answers: from the arrival of a submission to its answer, outside of generations.
-        first_tokens: from the arrival of the first prefill submission to the first answer.
-        tokens: between two answers of a generation, divided by the tokens.
+        answers: time from the arrival of a submission to its answer, outside of generations.
+        first_tokens: time from the arrival of the first prefill submission to the first answer.
+        tokens: time between two answers of a generation, divided by the number of tokens.
     """
 
     requests: int = 0
@@ -83,12 +87,12 @@ class ModelTimes:
     tokens: _Durations = attrs.field(factory=_Durations)
 
     def add_answer(self, seconds: float) -> None:
-        """Count an answer outside of generations."""
+        """Add the duration of an answer outside of generations."""
         self.requests += 1
         self.answers.add(seconds)
 
     def add_first_token(self, seconds: float) -> None:
-        """Count a generation."""
+        """Add the time to the first token of a generation, and count the generation."""
         self.requests += 1
         self.first_tokens.add(seconds)
 
@@ -117,9 +121,9 @@ class _Prefill:
 
     Attributes:
         arrived: time at which its first submission arrived.
-        times: durations of its model's requests.
-        answers: arrival and end of the answers since then.
-        decodes: True once a decode step has followed it.
+        times: durations of requests to the model.
+        answers: times of arrival and end of the answers since the prefill.
+        decodes: True after a decode step has followed the prefill.
     """
 
     arrived: float
@@ -130,7 +134,7 @@ class _Prefill:
 
 @attrs.define(eq=False)
 class _Generation:
-    """A generation that has its first token: the moment of its latest answer, and its decode steps since then."""
+    """A generation that has its first token: the time of its latest answer, and the decode steps since."""
 
     times: ModelTimes
     last: float
@@ -138,15 +142,15 @@ class _Generation:
 
 
 class RequestTimes:
-    """The durations of a session's requests by model. Only the session's thread adds to them.
+    """Durations of a session's requests by model. Only the session's thread adds to them.
 
     Attributes:
-        by_model: the durations, by labels of `names`.
-        model: the model that ran last, as its client names it.
+        by_model: durations by label of the model.
+        model: the client's name of the model that ran last.
     """
 
     def __init__(self, names: ModelNames) -> None:
-        """`names`: model names of all sessions of the executor."""
+        """`names`: labels of models, shared by all sessions of the executor."""
         self._names = names
         self.by_model: dict[str, ModelTimes] = {}
         self.model = ""
@@ -154,7 +158,10 @@ class RequestTimes:
         self._generation: _Generation | None = None
 
     def ran(self, workload: Workload | None, arrived: float, done: float, *, answers: bool) -> None:
-        """Note a finished submission. `workload`: workload of its template. `answers`: True if the reply has a tensor."""
+        """Note a finished submission.
+
+        `workload`: kind of work of its template. `answers`: True if the reply has a tensor.
+        """
         if workload is not None:
             self.model = workload.model or self.model
             if workload.queries == 1:
@@ -165,11 +172,11 @@ class RequestTimes:
             self._answer(arrived, done)
 
     def close(self) -> None:
-        """Count the prefills that wait for a decode step, because the session ends."""
+        """Count prefills that still wait for a decode step, because the session ends."""
         self._begin(None)
 
     def _begin(self, prefill: float | None) -> None:
-        """End the generation. `prefill`: may begin the next generation."""
+        """End the generation. `prefill`: arrival of a prefill that may begin the next generation; None: none."""
         self._generation = None
         if self._prefill is not None:
             if prefill is not None and not self._prefill.answers:
@@ -215,7 +222,7 @@ class RequestTimes:
         return found
 
     def figures(self) -> ServingFigures:
-        """Return the figures of all models of the session, under the name of the latest model."""
+        """Return figures of all models of the session, under the name of the latest model."""
         every = ModelTimes()
         for one in list(self.by_model.values()):
             every.include(one)
@@ -223,6 +230,6 @@ class RequestTimes:
 
 
 def include_models(totals: dict[str, ModelTimes], more: Mapping[str, ModelTimes]) -> None:
-    """Add the durations of a session to those of its executor."""
+    """Add the durations of a session to the durations of its executor."""
     for model, times in list(more.items()):
         totals.setdefault(model, ModelTimes()).include(times)

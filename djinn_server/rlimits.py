@@ -11,8 +11,8 @@ _log = get_logger("djinn.server")
 def confine(total: int) -> None:
     """Limit the private memory of this process to `total` bytes.
 
-    Linux overcommits memory, and kills a process when it is used. With this limit, an op that requests too much memory
-    fails with PyTorch's error, which its client receives.
+    Linux grants more memory than it has, and kills a process that uses it. With this limit, an op that requests too
+    much memory fails with PyTorch's error, which the client receives.
     """
     try:
         limits.limit_data(total)
@@ -29,5 +29,5 @@ def allow_many_files() -> None:
 
 
 def leave_no_cores() -> None:
-    """Disable core dumps, which would contain tokens, keys and data; executors inherit this."""
+    """Disable core dumps, which would contain tokens, keys and data. Executors inherit this setting."""
     limits.leave_no_cores()

@@ -1,4 +1,4 @@
-"""The run strategies of an executor: those of plugins, of which some act only if an option asks for them."""
+"""Collect the run strategies of an executor from plugins. Some of them act only if an option requests them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = get_logger("djinn.server")
 
 
 def strategies_of(registry: Registry, config: ExecutorConfig) -> Sequence[RunStrategy]:
-    """Return the strategies of an executor. Those that join sessions come first. Warn of options without a strategy."""
+    """Return the strategies of an executor, those that join sessions first. Log options that lack a strategy."""
     found: Sequence[RunStrategy] = registry.run_strategies
     for name in config.strategies.keys() - {strategy.name for strategy in found}:
         _log.warning(
@@ -28,7 +28,7 @@ def strategies_of(registry: Registry, config: ExecutorConfig) -> Sequence[RunStr
 
 
 def compilers_of(registry: Registry, config: ExecutorConfig) -> tuple[Compiler, ...]:
-    """Return the compilers that the operator chose, in the order in which they are asked.
+    """Return the compilers that the operator chose, in the order in which they are tried.
 
     Raises:
         StartupError: no compiler has one of the names; the message lists the compilers.
@@ -47,7 +47,7 @@ def compilers_of(registry: Registry, config: ExecutorConfig) -> tuple[Compiler, 
 def begin_strategies(
     context: ExecutorContext, strategies: Sequence[RunStrategy], compilers: tuple[Compiler, ...] = ()
 ) -> None:
-    """Register these strategies with the arbiter of the device.
+    """Start strategies, and register them with the arbiter of the device.
 
     Raises:
         StartupError: a strategy and another option of the executor exclude each other.

@@ -1,4 +1,4 @@
-"""A client's session on an executor: its values, its templates, and the loop that serves its connection."""
+"""A client's session on an executor: its values, its templates, and the handlers of its messages."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ BRIEF_BYTES = 1 << 16  # of a reply that the thread sends which waits for all se
 
 
 class ExecutorSession:
-    """Serves one client. Everything in it is freed when it ends."""
+    """Serve one client. All its values and templates are freed at the end."""
 
     def __init__(
         self, context: ExecutorContext, store: WeightStore | None = None, peer_listener: PeerListener | None = None
@@ -184,7 +184,9 @@ class ExecutorSession:
         serve_here(self.pauses(connection), self.wakeup)
 
     def pauses(self, connection: ExecutorChannel) -> Iterator[Pause]:
-        """Answer messages until the client sends `Goodbye`, which cancels running work unless it asks to finish. Pause between messages.
+        """Answer messages until the client sends `Goodbye`. Yield a pause between messages.
+
+        `Goodbye` cancels running work, unless the client asks to finish it.
 
         Raises:
             TransportError: the connection ended without a goodbye.
@@ -237,7 +239,7 @@ class ExecutorSession:
             self._usage.count("journal_snapshots")
 
     def idle_deadline(self) -> float | None:
-        """Return the time at which the idle session's values leave the device; None: never. If it has passed, evict them."""
+        """Return when the idle session's values must leave the device; None: never. Evict them if the time has come."""
         return self._idle.deadline()
 
     def take_at_once(self, message: Message | Unreadable, frame: Frame) -> None:
@@ -268,7 +270,7 @@ class ExecutorSession:
     def _handle(
         self, message: Message | Unreadable, frame: Frame, connection: ExecutorChannel
     ) -> Iterator[Wait] | None:
-        """Handle a message other than a submission. Return the rest of its handler, if that may wait."""
+        """Handle a message other than a submission. If the handler may wait, return the rest of it."""
         if not isinstance(message, UploadPart):  # which makes new values alone
             self._runs.missed()
         if isinstance(message, UploadPart | AbortUpload | CancelSubmissions):
@@ -336,7 +338,7 @@ class ExecutorSession:
         self._timings = Timings(instance(), ops=request.ops) if request.on else None
 
     def _caches(self, request: CacheRequest) -> CacheReply:
-        """Pin, unpin, evict or restore KV caches. Without a memory limit, only report their bytes."""
+        """Pin, unpin, evict or restore KV caches. On a device without a memory limit, only report their bytes."""
         handles = unpack_handles(request.handles)
         with self._turn:
             if self._memory is not None:
@@ -345,7 +347,10 @@ class ExecutorSession:
         return CacheReply(nbytes, nbytes, 0, False)
 
     def _consider(self, offer: BlobOffer, before: bytes | None) -> bytes:
-        """Return `YES` if the store has an offered blob. In a replay, a blob that was missing before counts as missing."""
+        """Return `YES` if the store has an offered blob.
+
+        `before`: in a replay, the logged answer. A blob that was missing counts as missing again.
+        """
         try:
             return YES if self._uploads.consider(offer, look=before != NO) else NO
         except ProtocolError as error:
@@ -353,11 +358,11 @@ class ExecutorSession:
             return YES
 
     def _state(self) -> StateParts | None:
-        """Return the session's state between two frames; None if uploads are promised, or a value cannot be serialized."""
+        """Return the session's state between two frames. None: uploads are promised, or a value cannot be serialized."""
         return None if self._uploads.promised else self._state_without(())
 
     def _state_here(self) -> StateParts | None:
-        """Return the state for a recovery on this server, which rereads unmodified weights from their files."""
+        """Return the state for a recovery on this server. It refers to weight files for unmodified weights."""
         self._context.threads.promote_follower()
         found = self._reads.shares.stored()
         versions = {origin.key.version for _, _, origin in found}
@@ -396,7 +401,7 @@ class ExecutorSession:
         return encode_snapshot(snapshot), taken[1], transfers
 
     def _all_restored(self, memory: SessionMemory) -> bool:
-        """Return True if all values are on the device. On a host device, restore the values that an idle session spilled."""
+        """Return True if all values are on the device. On a host device, restore spilled values of an idle session."""
         try:
             if self.device.runtime.device.type == "cpu":
                 memory.restore_all()
@@ -409,10 +414,10 @@ class ExecutorSession:
             return host_memory(value, self.device.runtime)
 
     def _take_over(self, state: StateHeader) -> Iterator[Wait]:
-        """Continue the session of a lost server, from the state that the client kept.
+        """Continue the session of a lost server from the state that the client stored.
 
         Raises:
-            ProtocolError: this session has begun, or the state is not possible.
+            ProtocolError: this session has already begun, or the state is invalid.
         """
         if self.submissions or len(self.values) or len(self._templates):
             raise ProtocolError("a client sent its state to a session that has already begun")
@@ -421,7 +426,7 @@ class ExecutorSession:
         self._usage.check_values()
 
     def _restore(self, snapshot: Snapshot, memory: Sequence[memoryview]) -> None:
-        """Continue from the state of another session."""
+        """Set the values, templates and settings of this session from another session's state."""
         self.submissions = snapshot.submissions
         self._runs.numeric_settings = snapshot.numeric_settings
         if snapshot.timings is not None:
@@ -482,7 +487,7 @@ class ExecutorSession:
             self._answer(one, at, took, connection)
 
     def _gather(self, turn: DeviceTurn, connection: ExecutorChannel) -> list[DeviceTurn]:
-        """Return this turn, and the turns of later submissions that have arrived and may run concurrently with it."""
+        """Return this submission, with later submissions that have arrived and may run concurrently with it."""
         group, runs, known, quota = [turn], self._runs, turn.known, self._usage.quota
         if known is None or known.seconds < LANE_SECONDS or not (runs.has_lanes and self.device.lanes.pay_for(known)):
             return group
@@ -564,7 +569,7 @@ class ExecutorSession:
             self._runs.ahead.follow(submit, known, work, took)
 
     def _compute(self, turn: DeviceTurn) -> Steps:
-        """Run a submission on the device, and issue the copies of the values that it fetches."""
+        """Run a submission on the device, and start copies of the values that it fetches."""
         known, work = turn.known, turn.work
         turn.begun = time.perf_counter()
         if self._timings is not None and self._timings.ops and known is not None:
@@ -580,7 +585,7 @@ class ExecutorSession:
         turn.responses = Responses.start(work, self.values, self.device.runtime, self._reply_bytes, self._counts)
 
     def _compute_together(self, group: Sequence[DeviceTurn]) -> Steps:
-        """Run submissions concurrently, as `_compute` does. Free their values after all replies."""
+        """Run submissions concurrently, as `_compute` does. Their freed values are released after all replies."""
         began = time.perf_counter()
         yield from self._runs.run_together(group)
         executed = time.perf_counter()
@@ -592,7 +597,7 @@ class ExecutorSession:
             )
 
     def _wait(self, turn: DeviceTurn) -> float:
-        """Wait, without the device, for a submission's ops and fetched values. Return the time at which its ops had run."""
+        """Wait for a submission's ops and copies, without a turn on the device. Return the time when the ops had run."""
         work, run, watch = turn.work, turn.outcome, self.device.watch
         executed = turn.executed
         if self.device.timer.runs_late and (work.synchronize or self._timings is not None):
@@ -606,7 +611,7 @@ class ExecutorSession:
         return executed
 
     def _number(self, submit: Submit) -> None:
-        """Count a submission. From now on, it is answered in any case.
+        """Check a submission's number and count it. From now on, the session must answer the submission.
 
         Raises:
             ProtocolError: its number does not follow the last one.
@@ -632,7 +637,7 @@ class ExecutorSession:
         )
 
     def _skip_unreadable(self, message: Unreadable, connection: ExecutorChannel) -> Iterator[Wait]:
-        """Skip an unreadable message: its results become poison."""
+        """Skip an unreadable message, and poison its results."""
         if isinstance(message, UnreadableUpload):
             self._refuse_upload(message)
             if message.offered:  # an offer needs a reply
@@ -651,10 +656,10 @@ class ExecutorSession:
     def _known(
         self, submit: Submit, work: RunRequest, connection: ExecutorChannel
     ) -> Generator[Wait, None, BoundTemplate | None]:
-        """Return the compiled and bound template of a submission; None if the submission runs nothing.
+        """Return the bound template of a submission; None if the submission runs nothing.
 
         Raises:
-            _Refused: it cannot be run.
+            _Refused: the submission cannot run.
         """
         if submit.refused:
             raise _Refused(UnsupportedOperation(submit.refused), submit.first)
@@ -683,7 +688,7 @@ class ExecutorSession:
         return known
 
     def _made(self, template: Template | None, first: InitialBindings | None, digest: bytes) -> BoundTemplate:
-        """Compile a new template of this session, and bind it for its first run."""
+        """Compile a new template, and bind it for its first run."""
         self._context.threads.promote_follower()
         if template is None or digest_of(template) != digest:
             raise ProtocolError("a template does not have the digest that it was sent with")
@@ -706,7 +711,7 @@ class ExecutorSession:
         return compiled
 
     def _await_operands(self, known: BoundTemplate | None, work: RunRequest) -> Iterator[Wait]:
-        """Wait for a submission's operands. If it is cancelled meanwhile, its pending written operands become poison."""
+        """Wait for a submission's operands. If it is cancelled, poison the pending values that it would write."""
         inputs = work.inputs if known is not None else []
         wait = self._reads.wait({*inputs, *work.fetch, *work.describe})
         yield attrs.evolve(wait, cancelled=lambda: bool(work.halt.value & CANCEL))
@@ -721,7 +726,10 @@ class ExecutorSession:
                 self.values[handle] = Poison(failure)
 
     def _report_reads(self, request: ReadProgressRequest, connection: ExecutorChannel) -> Iterator[Wait]:
-        """Send the bytes of pending reads, once all are complete or the client's patience has run out."""
+        """Reply with the bytes of pending reads.
+
+        Reply when all reads are complete, or after the time that the client allowed.
+        """
         yield attrs.evolve(self._reads.wait(), until=time.monotonic() + clamp_timeout(request.patience))
         connection.send(Frame(encode(ReadProgressReply(self._reads.left()))))
 
@@ -743,9 +751,10 @@ class ExecutorSession:
             return self.device.runtime.deliver(value)
 
     def _refuse(self, work: RunRequest, refused: _Refused, digest: bytes, connection: ExecutorChannel) -> None:
-        """Reject a submission: poison its outputs and the operands that it would write, and send the failure.
+        """Refuse a submission: poison its outputs and the operands that it would write, and send the failure.
 
-        Drop the template, because its last bindings are no longer those that the client assumes. The client then sends it again.
+        Drop the template, because the client assumes other last bindings than this session has. The client will send the
+        template again.
         """
         self._counts.submissions_refused += 1
         self._runs.missed()
@@ -765,15 +774,15 @@ class ExecutorSession:
         connection.send(Frame(encode(Completed(work.sequence, results, described, (failure,)))))
 
     def holdings(self) -> tuple[int, Mapping[int, int]]:
-        """Return the number of values and their bytes by address, as `MeteredSession.holdings`."""
+        """Return the number of values, and their bytes by address, as `MeteredSession.holdings` does."""
         return len(self.values), self.values.sizes()
 
     def live_values(self) -> int:
-        """Return the number of live values, including pending uploads and reads, which have a file in the journal."""
+        """Return the number of live values, including pending uploads and reads."""
         return len(self.values) + len(self._uploads.wanted) + len(self._reads.reading)
 
     def counted(self) -> Mapping[str, float]:
-        """Return the counters since the session began, as `MeteredSession.counted`."""
+        """Return the counters since the session began, as `MeteredSession.counted` does."""
         sent, received = self.exchange.transfers
         transfers = {
             "peer_transfers_sent": sent,
@@ -783,7 +792,7 @@ class ExecutorSession:
         return attrs.asdict(self._counts) | transfers
 
     def measured(self) -> SessionGauges:
-        """Return the present figures, as `MeteredSession.measured`."""
+        """Return the present gauges, as `MeteredSession.measured` does."""
         kept = len(self._templates), self._templates.instructions
         others = self.values.poisoned(), self.exchange.kept_bytes, sum(self._evicted().values())
         amounts = dict(zip(EVERY_SESSION, (*kept, *others), strict=True))
@@ -798,7 +807,7 @@ class ExecutorSession:
         return self._memory.evicted_to() if self._memory is not None else {}
 
     def figures(self) -> dict[str, int]:
-        """Return counts and bytes of values, memory, submissions, templates and transfers, and `device_figures`."""
+        """Return figures of the session for its client: values, memory, submissions, templates, transfers, the device."""
         memory, device = self.values.nbytes(), device_figures(self.device.runtime)
         used = self._notes.kinds.by_kind()
         return (
@@ -835,7 +844,7 @@ class ExecutorSession:
         return attrs.evolve(notes, shared=shared, submissions=self.submissions, aside=aside, serving=serving)
 
     def served(self) -> Mapping[str, ModelTimes]:
-        """Return the request durations by model, as `MeteredSession.served`."""
+        """Return durations of requests by model, as `MeteredSession.served` does."""
         return self._requests.by_model
 
     def stop(self) -> None:
@@ -859,7 +868,7 @@ class ExecutorSession:
 
 
 class _Refused(Exception):  # noqa: N818 - a signal within this file
-    """A submission cannot run because of `error`. `first`: its bindings, if readable."""
+    """A submission cannot run. `error`: the reason. `first`: bindings of the submission, if they are readable."""
 
     def __init__(self, error: Exception, first: InitialBindings | None) -> None:
         super().__init__(str(error))
@@ -868,7 +877,7 @@ class _Refused(Exception):  # noqa: N818 - a signal within this file
 
 
 def _readable(packed: Handles) -> Sequence[int]:
-    """Return the handles; empty if they are not readable."""
+    """Unpack handles. Return an empty sequence if they are unreadable."""
     try:
         return unpack_handles(packed)
     except ProtocolError as error:

@@ -1,4 +1,4 @@
-"""Take the steps of a session: receive its messages, and run their handlers as `SessionMachine` says."""
+"""Run a session: receive its messages, and call their handlers in the order that `SessionMachine` decides."""
 
 from __future__ import annotations
 
@@ -43,31 +43,31 @@ class MessageHandlers(Protocol):
     def begin(
         self, message: Message | Unreadable, frame: Frame, connection: ExecutorChannel, started: float
     ) -> Iterator[Wait] | None:
-        """Begin to handle a message that was received at `started`. Return the rest of its handler, if that may wait."""
+        """Begin to handle a message that arrived at `started`. If the handler may wait, return the rest of it."""
 
     def take_at_once(self, message: Message | Unreadable, frame: Frame) -> None:
-        """Handle a message out of order, because the present message may wait for it."""
+        """Handle a message out of order, because the current message may wait for it."""
 
     def receive_ahead(self, connection: ExecutorChannel) -> Frame | None:
-        """Run predicted submissions until a frame arrives, and return the frame. Return None if nothing more is predicted."""
+        """Run predicted submissions until a frame arrives, and return it. None: there is nothing to predict."""
 
     @property
     def brief_use(self) -> float | None:
-        """Device seconds used so far, if the next message is expected to take less than `BRIEF_SECONDS`; else None."""
+        """Return used device seconds if the next message should take less than `BRIEF_SECONDS`, else None."""
 
     def between_messages(self, connection: ExecutorChannel) -> None:
-        """Called after a message if no other message waits."""
+        """Do work after a message, if no other message waits."""
 
     def idle_deadline(self) -> float | None:
-        """Return the time of the idle session's next task; None: none. If the time has passed, do the task."""
+        """Return the time of the idle session's next task; None: no task. If the time has come, do the task."""
 
 
 class SessionLoop:
-    """The messages of one session.
+    """Loop over the messages of one session.
 
     Attributes:
-        machine: says what the session does next.
-        is_pooled: True if `SessionThreads` run the session.
+        machine: decides what the session does next.
+        is_pooled: True if threads of `SessionThreads` run the session.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class SessionLoop:
         self._received_at = 0.0  # when the message was received that is handled next; 0.0: before it was queued
 
     def next_frame(self) -> Generator[Wait, None, Frame]:
-        """Wait for the next frame, which belongs to the present message."""
+        """Wait for the next frame, which belongs to the current message, and return it."""
         yield Wait((FRAME,))
         return self.machine.pop()[1]
 
@@ -111,7 +111,7 @@ class SessionLoop:
         return None if found is None else found[0]
 
     def pauses(self, connection: ExecutorChannel) -> Iterator[Pause]:
-        """Handle messages until the client leaves. Pause in between."""
+        """Handle messages until the client leaves. Yield a pause if there is nothing to do."""
         with contextlib.suppress(ClientLeft):
             machine, left = self.machine, self._cancellation.client_left
             try:
@@ -141,7 +141,7 @@ class SessionLoop:
         self._advance(connection)
 
     def _advance(self, connection: ExecutorChannel) -> None:
-        """Handle the present message as far as its next wait."""
+        """Handle the current message up to its next wait."""
         machine = self.machine
         self._cancellation.busy_since = self._cancellation.busy_since or time.perf_counter()
         wait = next(self._present, None)
@@ -158,7 +158,7 @@ class SessionLoop:
             self._handlers.between_messages(connection)
 
     def _receive(self, connection: ExecutorChannel) -> bool:
-        """Receive a frame. Return False if none arrives for a while."""
+        """Receive a frame. Return False if no frame arrives for a while."""
         machine = self.machine
         try:
             frame = self._next(connection)
@@ -214,7 +214,7 @@ class SessionLoop:
         return pause
 
     def _note_events(self, connection: ExecutorChannel) -> None:
-        """Pass the events since the last call to the machine."""
+        """Tell the machine which events happened since the last call."""
         machine, wait = self.machine, self._wait
         if machine.away_until is not None:
             machine.connected(connection.away_until)

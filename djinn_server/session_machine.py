@@ -1,8 +1,8 @@
-"""Decide what a session does next: a machine without sockets, threads, clocks and torch.
+"""State machine that decides what a session does next. It uses no sockets, threads, clocks or torch.
 
-Events go in: a message arrived, a key arrived, the present message ended or was cancelled, the connection broke or was
-restored. `next` returns the next step. A message that waits is data: the keys that it misses. Messages behind it queue
-meanwhile, except those that are handled at once, because the present message may wait for them.
+Events are method calls: a message or a key arrived, the current message ended or was cancelled, the connection broke or
+was restored. `next` returns the next step. A message that waits lists the keys that are missing. Later messages queue,
+except those that must be handled at once because the current message may wait for them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ M = TypeVar("M")
 
 
 class Cause(enum.Enum):
-    """Kinds of events that a message can wait for."""
+    """Kinds of events for which a message can wait."""
 
     UPLOAD = "upload"
     TEMPLATE = "template"
@@ -63,8 +63,10 @@ class Wait:
     """A wait of a message handler.
 
     Attributes:
-        missing: missing keys. until: timeout, on the clock of `SessionMachine.next`.
-        here: returns True if a key has arrived that no message announces. cancelled: returns True if the message was cancelled.
+        missing: keys for which it waits.
+        until: end of the wait, on the clock of `SessionMachine.next`; None: no end.
+        here: returns True if a key has arrived for which no message comes.
+        cancelled: returns True if the message was cancelled.
     """
 
     missing: Collection[Key]
@@ -75,11 +77,13 @@ class Wait:
 
 @attrs.define(eq=False)
 class SessionMachine(Generic[M]):
-    """The messages of one session. Every method but `next` is an event.
+    """State of one session's messages. Every method except `next` notes an event or reads the state.
 
     Attributes:
         most_frames, most_bytes: limits of the queue.
-        current: the message that is being handled. missing: keys that it waits for. until: time at which it continues without them.
+        current: message that is being handled.
+        missing: keys for which the current message waits.
+        until: time at which the current message continues without these keys.
         away_until: time until which a disconnected client may reconnect; None while it is connected.
         nbytes: bytes of the queued messages.
     """
@@ -99,7 +103,7 @@ class SessionMachine(Generic[M]):
         return len(self._queue)
 
     def arrived(self, message: M, kind: Kind = Kind.IN_ORDER, nbytes: int = 0) -> bool:
-        """Note the arrival of a message. Return True if the session handles it now, while the present message waits.
+        """Note the arrival of a message. Return True if the session must handle it now, out of order.
 
         Raises:
             ProtocolError: the queue is full.
@@ -117,24 +121,24 @@ class SessionMachine(Generic[M]):
         return False
 
     def wait(self, missing: Collection[Key], until: float | None = None) -> None:
-        """Note that the present message waits for keys."""
+        """Note that the current message waits for keys, at most until `until`."""
         self.missing, self.until = set(missing), until
 
     def here(self, key: Key) -> None:
-        """Note the arrival of a key that the present message waits for: an upload, a weight, a transfer."""
+        """Note the arrival of a key (an upload, a weight or a transfer) for which the current message waits."""
         self.missing.discard(key)
 
     def cancelled(self) -> None:
-        """Note that the present message was cancelled, and end its wait."""
+        """Note that the current message was cancelled, and end its wait."""
         self.missing.clear()
 
     def ended(self) -> None:
-        """Note that the present message was handled."""
+        """Note that the current message was handled."""
         self.current, self.until = None, None
         self.missing.clear()
 
     def connected(self, away_until: float | None) -> None:
-        """Set the time until which a disconnected client may reconnect. None: it is connected, or its lease expired."""
+        """Set the time until which a disconnected client may reconnect. None: it is connected, or too late."""
         self.away_until = away_until
 
     def left(self) -> None:
@@ -142,22 +146,22 @@ class SessionMachine(Generic[M]):
         self._left = True
 
     def close(self) -> None:
-        """Drop the queue."""
+        """Drop all queued messages."""
         self._queue.clear()
         self.nbytes = 0
 
     def first(self) -> M | None:
-        """Return the next message of the queue, and leave it there; None if the queue is empty."""
+        """Return the next message of the queue without removing it; None if the queue is empty."""
         return self._queue[0][0] if self._queue else None
 
     def pop(self) -> M:
-        """Remove and return the next message of the queue, for the present message."""
+        """Remove and return the next message of the queue. It belongs to the current message."""
         message, nbytes, _ = self._queue.popleft()
         self.nbytes -= nbytes
         return message
 
     def template(self) -> M:
-        """Remove and return the first template of the queue. In a replay it may arrive early."""
+        """Remove and return the first template of the queue. In a replay, the template may arrive early."""
         index = next(at for at, (_, _, kind) in enumerate(self._queue) if kind is Kind.TEMPLATE)
         message, nbytes, _ = self._queue[index]
         del self._queue[index]
@@ -165,7 +169,7 @@ class SessionMachine(Generic[M]):
         return message
 
     def next(self, now: float) -> Step:
-        """Return what the session does next."""
+        """Return the next step of the session."""
         if self._left:
             return Step.END
         if self.current is not None:
@@ -193,10 +197,10 @@ class SessionMachine(Generic[M]):
 
     @property
     def needs_client(self) -> bool:
-        """True if the present message waits for a message of the client."""
+        """True if the current message waits for a message of the client."""
         return any(cause in FROM_CLIENT for cause, _ in self.missing)
 
     def deadline(self) -> float | None:
-        """Return the time at which `next` may return another step without an event; None if it does not."""
+        """Return the time at which `next` may return another step without an event; None: never."""
         times = [time for time in (self.until, self.away_until) if time is not None]
         return min(times, default=None)

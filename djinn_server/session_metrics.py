@@ -1,4 +1,4 @@
-"""Figures of one session for `/metrics`: counters since it began, and present gauges."""
+"""Metrics of one session: counters since it began, and present gauges."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVERY_SESSION: Final = ("templates", "template_instructions", "poisoned_values",
 
 @attrs.define
 class SessionCounters:
-    """Counters of a session since it began, under their names in `/metrics`, which describes them. Only its own thread adds to them."""
+    """Counters of a session since it began, with their names in `/metrics`. Only the session's thread changes them."""
 
     template_cache_hits: int = 0
     template_cache_misses: int = 0
@@ -32,12 +32,12 @@ class SessionCounters:
 
 @attrs.frozen
 class SessionGauges:
-    """Present figures of a session.
+    """Present gauges of a session.
 
     Attributes:
-        amounts: figures that are added up over sessions, under their names in `/metrics`: `EVERY_SESSION`, and others.
-        phase: the phase of its last program; empty if its client sent no hints.
-        value_bytes: bytes of its values by kind; empty if its client sent no hints.
+        amounts: gauges that are summed over sessions, by their names in `/metrics`.
+        phase: phase of the last program, such as decode; empty if the client sent no hints.
+        value_bytes: bytes of values by kind, such as weights; empty if the client sent no hints.
     """
 
     amounts: Mapping[str, int] = attrs.field(factory=dict)
@@ -46,19 +46,19 @@ class SessionGauges:
 
 
 class MeteredSession(Protocol):
-    """Interface of a session for metrics. Thread-safe."""
+    """A session, as the metrics use it. Thread-safe."""
 
     def holdings(self) -> tuple[int, Mapping[int, int]]:
-        """Return the number of live values, and their bytes by address, because sessions may share memory."""
+        """Return the number of live values, and their bytes by address. Sessions may share memory."""
 
     def live_values(self) -> int:
         """Return the number of live values, in constant time."""
 
     def counted(self) -> Mapping[str, float]:
-        """Return the counters since it began, under their names in `/metrics`, in constant time."""
+        """Return the counters since the session began, by their names in `/metrics`, in constant time."""
 
     def measured(self) -> SessionGauges:
-        """Return the present figures."""
+        """Return the present gauges."""
 
     def served(self) -> Mapping[str, ModelTimes]:
-        """Return the durations of its requests by model."""
+        """Return durations of requests, by model."""

@@ -1,4 +1,4 @@
-"""Overview of a session for `djinn status` and dashboards: phase, steps, memory by kind, and what its plans decided."""
+"""Overview of a session for `djinn status` and dashboards: phase, steps, memory by kind, and decisions of its plans."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ class SessionOverview:
     """Present facts about a session.
 
     Attributes:
-        phase: the phase of its last program; empty if its client sent no hints.
-        steps: runs of the template by which its steps are counted: decode steps, training steps.
-        seconds: device time of its programs.
-        kinds: bytes of its values by kind, such as `weights`; empty if its client sent no hints.
-        decisions: decisions of its latest plans with reasons, as text of the client.
-        shared: bytes of its values that other sessions share.
-        submissions: number of submissions. aside: bytes in host memory and on disk while it is idle.
-        serving: latency of its requests.
+        phase: phase of the last program, such as decode; empty if the client sent no hints.
+        steps: number of the session's steps, such as decode or training steps. One template is chosen to count them.
+        seconds: device time of the session's programs.
+        kinds: bytes of values by kind, such as `weights`; empty if the client sent no hints.
+        decisions: decisions of the latest plans with their reasons, as the client wrote them.
+        shared: bytes of values that other sessions share.
+        submissions: number of submissions.
+        aside: bytes that the idle session has in host memory and on disk.
+        serving: latency of requests.
     """
 
     phase: str = ""
@@ -44,10 +45,10 @@ class SessionOverview:
 
 
 class SessionNotes:
-    """Facts about a session's runs. `overview` is thread-safe; other methods are for the session's thread.
+    """Notes about a session's runs. `overview` is thread-safe; only the session's thread calls other methods.
 
     Attributes:
-        kinds: kinds of its values.
+        kinds: kinds of the session's values.
     """
 
     def __init__(self, values: ValueTable, *, at_once: bool = False) -> None:
@@ -67,9 +68,9 @@ class SessionNotes:
             self._decided.store(hints.digest, hints.decisions)
 
     def ran(self, digest: bytes, inputs: Sequence[int], outputs: Sequence[int], seconds: float) -> None:
-        """Note that a template has run, with these handles.
+        """Note a run of a template. `inputs`, `outputs`: handles.
 
-        Steps are runs of one template. Another template replaces it if it recently ran more than twice as often.
+        Steps are runs of one template. If another template recently ran more than twice as often, it counts the steps.
         """
         self.kinds.ran(digest, inputs, outputs)
         again = digest == self._last

@@ -1,4 +1,4 @@
-"""Pauses of a session, in which it needs no thread, and the events that end them."""
+"""Pauses of a session, during which it needs no thread, and events that end them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ LONGEST_TIMEOUT: Final = 3600.0  # a selector raises OverflowError for more than
 
 @attrs.frozen
 class Pause:
-    """A session waits for its wakeup.
+    """A pause of a session.
 
     Attributes:
-        until: timeout of the pause (`time.monotonic`); None: none.
-        connection: the connection whose next frame ends the pause, too; None if no frame does.
+        until: end of the pause (`time.monotonic`); None: no end.
+        connection: connection whose next frame ends the pause; None: no frame does.
         lingers: True if the session waits for a frame for `LINGER_SECONDS` before its next pause.
-        used: device seconds that the session has used, if it expects to need a thread for less than `BRIEF_SECONDS` after it; else None.
+        used: device seconds that the session has used, if it will need a thread for less than `BRIEF_SECONDS` afterwards; else
+            None.
     """
 
     until: float | None = None
@@ -37,10 +38,10 @@ class Pause:
 
 
 class Wakeup:
-    """Ends the pause of a session. Any thread may call it, also before the pause begins.
+    """Callable that ends the pause of a session. Any thread may call it, even before the pause begins.
 
     Attributes:
-        listener: called by the first call after `clear`.
+        listener: function that the first call after `clear` calls.
     """
 
     def __init__(self) -> None:
@@ -48,18 +49,18 @@ class Wakeup:
         self.listener: Callable[[], None] = lambda: None
 
     def __call__(self) -> None:
-        """End the present pause, or the next one."""
+        """End the current pause, or the next one."""
         if not self._event.is_set():
             self._event.set()
             self.listener()
 
     @property
     def called(self) -> bool:
-        """Return True if it was called since `clear`."""
+        """Return True if this object was called since `clear`."""
         return self._event.is_set()
 
     def clear(self) -> None:
-        """Begin a new wait: the session handles all earlier events now."""
+        """Forget earlier calls, because the session now handles all earlier events."""
         self._event.clear()
 
     def wait(self, seconds: float | None) -> None:
@@ -68,7 +69,7 @@ class Wakeup:
 
 
 def serve_here(pauses: Iterator[Pause], wakeup: Wakeup) -> None:
-    """Take all steps of a session in the calling thread."""
+    """Run a session to its end in the calling thread."""
     for pause in pauses:
         wait_here(pause, wakeup)
         wakeup.clear()

@@ -23,12 +23,12 @@ _log = get_logger("djinn.server")
 
 
 class ServedSession(Protocol):
-    """One client's work on an executor's device."""
+    """A session of one client, as the executor uses it."""
 
     wakeup: Wakeup
 
     def pauses(self, connection: ExecutorChannel) -> Iterator[Pause]:
-        """Answer the client's messages until it says goodbye or the connection ends, with pauses until `wakeup` is called."""
+        """Answer messages until the client says goodbye or the connection ends. Yield pauses that `wakeup` ends."""
 
     def overview(self, holdings: Holdings) -> SessionOverview:
         """Return phase, steps and memory by kind. Thread-safe. `holdings`: present values of all sessions."""
@@ -42,9 +42,15 @@ class ServedSession(Protocol):
 
 @attrs.frozen
 class SessionEntry:
-    """A session with its client (by the name that it gives itself) and its start, in seconds of the monotonic clock.
+    """A session in the registry.
 
-    `token` is the id of the token that admitted the client, `connection` its connection.
+    Attributes:
+        id: name of the session.
+        client: name that the client gives itself.
+        session: the session.
+        token: id of the token that admitted the client.
+        connection: channel to the client.
+        since: start of the session, on the monotonic clock.
     """
 
     id: str
@@ -90,7 +96,7 @@ class SessionRegistry:
 
     @contextmanager
     def enter(self, entry: SessionEntry) -> Iterator[None]:
-        """List a session while the context lasts."""
+        """Register a session inside the block."""
         with self._lock:
             self._entries[entry.id] = entry
         try:
@@ -109,23 +115,23 @@ class SessionRegistry:
             return list(self._entries.values())
 
     def entry(self, name: str) -> SessionEntry | None:
-        """Return the entry of the session of that name; None if there is none."""
+        """Return the entry of the session with this name, or None."""
         with self._lock:
             return self._entries.get(name)
 
     def session(self, name: str) -> ServedSession | None:
-        """Return the session of that name; None if there is none."""
+        """Return the session with this name, or None."""
         with self._lock:
             entry = self._entries.get(name)
         return entry.session if entry is not None else None
 
     def of_tokens(self, tokens: Collection[str]) -> list[SessionEntry]:
-        """Return the sessions whose clients were admitted with one of these tokens."""
+        """Return the sessions whose clients were admitted with one of these tokens. `tokens`: ids."""
         with self._lock:
             return [entry for entry in self._entries.values() if entry.token and entry.token in tokens]
 
     def tokens(self) -> tuple[str, ...]:
-        """Return the token ids of clients with a session."""
+        """Return the ids of the tokens of all sessions' clients."""
         with self._lock:
             return tuple(sorted({entry.token for entry in self._entries.values() if entry.token}))
 

@@ -1,4 +1,4 @@
-"""How the submissions of a session run: directly, compiled, in batches, ahead of time, or within a memory limit."""
+"""Run the submissions of a session: op by op, by a run strategy, ahead of time, or within a memory limit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _has_ended(steps: Iterator[None]) -> bool:
 
 
 def finished(run: Generator[None, None, RunOutcome]) -> RunOutcome:
-    """Exhaust the steps of a run that does not pause, and return its outcome."""
+    """Run a generator that does not pause to its end, and return its outcome."""
     while True:
         try:
             next(run)
@@ -51,13 +51,16 @@ def finished(run: Generator[None, None, RunOutcome]) -> RunOutcome:
 
 
 class SessionRuns:
-    """Runs the submissions of one session.
+    """Run the submissions of one session.
 
     Attributes:
-        memory: the session's memory on a device that evicts values; otherwise None. limited: True if the device has a memory limit.
-        ahead: runs programs before they are submitted; None if the executor does not.
-        runs_reused: runs that were given results of earlier runs.
-        alone: True on a CPU without joint runs and simulated time. randomness: the session's random state. numeric_settings: the session's; None: those of the process.
+        memory: the session's memory on a device that evicts values; else None.
+        limited: True if the device has a memory limit.
+        ahead: speculative runs of predicted submissions; None if the executor does none.
+        runs_reused: number of runs that reused results of earlier runs.
+        alone: True on a CPU without simulated time and without strategies that join sessions.
+        randomness: the session's random state.
+        numeric_settings: the session's numeric settings; None: those of the process.
     """
 
     def __init__(
@@ -85,14 +88,17 @@ class SessionRuns:
         self.ahead = self._runs_ahead(templates, counts)
 
     def _runs_ahead(self, templates: TemplateCache[BoundTemplate], counts: SessionCounters) -> RunsAhead | None:
-        """Return the runs ahead; None for joint runs, simulated time, eviction, and GPUs, where they are untested."""
+        """Return the object that runs predicted submissions, or None.
+
+        None: with joint runs, simulated time or eviction, and on GPUs, where runs ahead are untested.
+        """
         limit = self._ahead_bytes
         if not limit or not self._grows:
             return None
         return RunsAhead(self._device, self._turn, self._values, templates, counts, limit)
 
     def bind(self, compiled: CompiledTemplate, digest: bytes) -> BoundTemplate:
-        """Return a template of the session, without bindings."""
+        """Return a template of the session, without slots and inputs."""
         choice = self._device.arbiter.choice(digest, compiled)
         known = BoundTemplate(compiled, [], [], digest=digest)
         if choice is not None:
@@ -106,7 +112,10 @@ class SessionRuns:
             self.ahead.missed()
 
     def pending(self, known: BoundTemplate, joint: Candidate, work: RunRequest, *, timed: bool) -> JointRun | None:
-        """Return the run as other sessions may join it; None if it must run alone. `timed`: True if each op is timed."""
+        """Return the submission as a run that other sessions may join. Return None if it must run alone.
+
+        `timed`: True if each op is timed.
+        """
         settings = self.numeric_settings
         if not (self._turn.group or self._device.turns.busy) or settings is None or settings.exact:
             return None
@@ -122,14 +131,14 @@ class SessionRuns:
         return self._device.arbiter.tell(joint.strategy, partial(joint.offer.join, submission))
 
     def ended(self, known: BoundTemplate | None, pending: JointRun, seconds: float) -> float | None:
-        """Tell a run that its turn has ended, as `JointRun.ended` does."""
+        """Tell a joinable run that its turn has ended, as `JointRun.ended` does."""
         joint = None if known is None else known.joint
         return None if joint is None else self._device.arbiter.tell(joint.strategy, partial(pending.ended, seconds))
 
     def run(
         self, known: BoundTemplate | None, work: RunRequest, pending: JointRun | None = None
     ) -> Generator[None, None, RunOutcome]:
-        """Run a submission, together with others if it is `pending`. An internal error fails only this submission."""
+        """Run a submission. `pending`: the submission as a joinable run. An internal error fails only this submission."""
         if known is None:
             self.missed()
             return RunOutcome()
@@ -172,7 +181,7 @@ class SessionRuns:
         return access_of(known, work, self._device.own, grown)
 
     def run_together(self, turns: Sequence[DeviceTurn]) -> Steps:
-        """Run independent submissions concurrently, and set their outcomes. An internal error fails only one of them."""
+        """Run independent submissions concurrently, and set their outcomes. An internal error fails one of them."""
         self._device.numeric_settings.compute_under(self.numeric_settings)
         runs, calls = list[tuple[DeviceTurn, BoundTemplate, TemplateRun]](), list[Callable[[], bool]]()
         for turn in turns:
@@ -200,7 +209,7 @@ class SessionRuns:
                 turn.outcome = self._fail(error, known, turn.work)
 
     def _begun(self, known: BoundTemplate, turn: DeviceTurn) -> tuple[TemplateRun, Callable[[], bool]]:
-        """Return a run of a turn, and a call that advances it and returns True at its end."""
+        """Return the run of a submission, and a function that advances it. The function returns True at the end."""
         self._before_run(known, turn.work)
         turn.work.rest = self._cancellation.pauses
         choice = self._choice(known)
@@ -240,7 +249,7 @@ class SessionRuns:
     def _by_strategy(
         self, known: BoundTemplate, work: RunRequest, guard: StepGuard | None
     ) -> Generator[None, None, RunOutcome]:
-        """Run a submission as the arbiter decides. Under a memory guard, and if each op is timed, it runs op by op."""
+        """Run a submission as the arbiter decides; op by op with a memory guard or with timed ops."""
         choice = self._choice(known)
         growth = self._growth(known, choice)
         kept = choice is not None and not choice.caches and not self._exact
@@ -263,7 +272,7 @@ class SessionRuns:
         return run.finish()
 
     def _finish_cacheable(self, run: TemplateRun, work: RunRequest, cacheable: CacheableRun) -> RunOutcome:
-        """Store the results of a run. Results that are cached are copied before a program writes into them."""
+        """Store the results of a run. Cached results are copied before a program writes into them."""
         outcome = run.finish()
         self.runs_reused += cacheable.reused
         for handle in cacheable.shared_outputs(work.outputs):
@@ -271,7 +280,7 @@ class SessionRuns:
         return outcome
 
     def _before_run(self, known: BoundTemplate, work: RunRequest) -> None:
-        """Before a run writes: copy shared weights, and let strategies drop data derived from its inputs."""
+        """Prepare writes of a run: copy shared weights, and let strategies drop data derived from its inputs."""
         arbiter = self._device.arbiter
         shares = self._shares.storages or self._shares.names
         if not shares and not arbiter.told_of_writes:
@@ -284,12 +293,12 @@ class SessionRuns:
             arbiter.before_write([value for value in values if value is not None])
 
     def _choice(self, known: BoundTemplate) -> TemplateChoice | None:
-        """Return the choice of a template; None if no strategy may run it for this session."""
+        """Return the offers for a template; None if no strategy may run it for this session."""
         choice = known.choice
         return None if choice is None or (self._exact and not choice.has_exact) else choice
 
     def _growth(self, known: BoundTemplate, choice: TemplateChoice | None) -> Growth | None:
-        """Return the growth of a template whose appends may be done in place."""
+        """Return the steps of a template that append in place, if they may be used; else None."""
         return known.template.growth() if self._grows and (choice is None or choice.concurrent) else None
 
     @property
@@ -307,7 +316,7 @@ class SessionRuns:
             self._device.randomness.hand_to(self.randomness)
 
     def close(self) -> None:
-        """End the session. Called in its turn, while it holds its values."""
+        """Free the session's memory. Called at the end of the session, while it has the device."""
         if self.ahead is not None:
             self.ahead.drop()
         if self.memory is not None:

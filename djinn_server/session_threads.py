@@ -1,15 +1,17 @@
-"""Threads of an executor's sessions. One of them, the leader, waits for all paused sessions at a time, and the others run sessions.
+"""Threads that run an executor's sessions. One thread, the leader, waits for all paused sessions; others run sessions.
 
-The leader runs the session that it finds, and a follower waits in its place: no message is handed from thread to thread.
-(Leader/followers: Schmidt et al., Pattern-Oriented Software Architecture 2, section 5.4.) An executor with idle sessions only has at most
-`SPARE_THREADS` of these threads, however many sessions it has. A session that lingers for its next message has the thread that ran it.
+When a session is ready, the leader runs it and another thread becomes the leader. So no message passes from thread to
+thread. (Leader/followers: Schmidt et al., Pattern-Oriented Software Architecture 2, section 5.4.) If all sessions are
+idle, an executor has at most `SPARE_THREADS` of these threads. A session that lingers for its next message keeps its
+thread.
 
-The leader runs a session itself that needs it briefly, and goes on waiting: sessions with short submissions that are busy at the same time
-change no threads. Of several, it runs the one that has used the least device time. Such a session calls `promote_follower` before it does anything that may take longer. A follower looks after the leader,
-and takes its place if a session keeps it for `LOOK_SECONDS` all the same.
+If a session needs a thread only briefly, the leader runs it and stays the leader. So sessions with short submissions cause
+no thread switches. Of several ready sessions, it runs the one with the least device time. Such a session calls
+`promote_follower` before it does anything longer. A follower watches the leader, and takes its place if a session keeps it
+for `LOOK_SECONDS`.
 
-A session that computes does not read its connection. So the threads also look at sessions that have been busy with one message for
-`cancellation.LOOK_SECONDS`.
+A session that computes does not read its connection. So the threads also poll the connections of sessions that have been
+busy with one message for `cancellation.LOOK_SECONDS`.
 """
 
 from __future__ import annotations
@@ -45,9 +47,12 @@ class SessionTask:
     """A session that these threads run.
 
     Attributes:
-        pauses: its steps. wakeup: ends a pause. context: the context variables of its steps.
-        pause: the present pause; None while a thread runs the session. descriptor: file descriptor that the pause waits for, or -1.
-        used: as of its last pause.
+        pauses: generator that runs the session and yields its pauses.
+        wakeup: ends a pause.
+        context: context variables of the session.
+        pause: the current pause; None while a thread runs the session.
+        descriptor: file descriptor for which the pause waits, or -1.
+        used: used device seconds, from the last pause.
     """
 
     pauses: Iterator[Pause]
@@ -58,7 +63,7 @@ class SessionTask:
     used: float | None = None
 
     def advance(self) -> bool:
-        """Run the session until it can pause without a thread. Return False if it has ended."""
+        """Run the session until its next pause that needs no thread. Return False if the session has ended."""
         while True:
             self.wakeup.clear()
             pause = self.context.run(next, self.pauses, None)
@@ -75,7 +80,7 @@ class SessionTask:
 
 
 class SessionThreads:
-    """The threads of one executor. They end with its last session."""
+    """The threads of one executor. They end with the last session."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # of the leader, the numbers of threads, and the sessions
@@ -102,7 +107,7 @@ class SessionThreads:
 
     @contextmanager
     def over(self, wanted: CancellationState, connection: ExecutorChannel) -> Iterator[None]:
-        """Poll the connection of a busy session inside the block."""
+        """Let the threads poll the connection of a busy session inside the block."""
         try:
             with self._lock:
                 self._sessions[id(wanted)] = wanted, connection
@@ -116,14 +121,14 @@ class SessionThreads:
             self._interrupt()
 
     def run(self, pauses: Iterator[Pause], wakeup: Wakeup) -> None:
-        """Run a session in the calling thread until its first pause, and in threads of this object from then on."""
+        """Run a session: in the calling thread until its first pause, afterwards in these threads."""
         task = SessionTask(pauses, wakeup, contextvars.copy_context())
         wakeup.listener = partial(self._note, task)
         if task.advance():
             self._note(task)
 
     def note_message(self, session: int) -> None:
-        """Note that a session begins to handle a message. `session`: a unique number."""
+        """Note that a session begins to handle a message. `session`: unique number of the session."""
         now = time.monotonic()
         if session != self._latest:
             if now - self._latest_at < ALTERNATE_SECONDS:
@@ -137,7 +142,7 @@ class SessionThreads:
         return time.monotonic() - self._alternated_at < ALTERNATE_SECONDS
 
     def promote_follower(self) -> None:
-        """Let another thread lead if the calling thread does, because its next work may take long."""
+        """If the calling thread is the leader, let another thread lead, because its next work may take long."""
         if self._leader == threading.get_ident():
             with self._lock:
                 if self._leader == threading.get_ident():
@@ -158,7 +163,7 @@ class SessionThreads:
         self._interrupt()
 
     def _interrupt(self) -> None:
-        """Wake the waiting thread, so that it handles changes."""
+        """Wake the leader, so that it notices changes."""
         with self._poking:
             if self._poke is not None and not self._is_poked:
                 self._is_poked = True
@@ -202,7 +207,7 @@ class SessionThreads:
                 self._free += 1
 
     def _take_one(self) -> bool:
-        """Lead until another thread has to. Return False if the thread is to end."""
+        """Be the leader until another thread must lead. Return False if this thread must end."""
         self._await_lead()
         while True:
             task = self._next()
@@ -223,7 +228,7 @@ class SessionThreads:
                 return True
 
     def _await_lead(self) -> None:
-        """Wait until no thread leads, or the leader is kept by a session. Then lead."""
+        """Wait until there is no leader, or until a session keeps the leader too long. Then lead."""
         with self._lock:
             while self._leader:
                 if not self._is_watched or self._watches:
@@ -242,7 +247,7 @@ class SessionThreads:
             self._leader, self._is_watched = threading.get_ident(), self._watches
 
     def _run(self, task: SessionTask) -> bool:
-        """Run a session until its next pause. Return True if the thread leads then."""
+        """Run a session until its next pause. Return True if the thread is the leader afterwards."""
         if self._leader == threading.get_ident():
             self._brief_runs += 1
             self._runs_since = time.monotonic()
@@ -278,9 +283,9 @@ class SessionThreads:
             one.close()
 
     def _next(self) -> SessionTask | None:
-        """Wait for a ready session, and return it. Return None if busy sessions are to be polled, or no sessions exist.
+        """Wait for a ready session, and return it. None: busy sessions must be polled, or no sessions exist.
 
-        Ready sessions run without polling others, unless these may have used `OFFER_SECONDS` less device time.
+        Ready sessions run without a poll of the others, unless another one may have used `OFFER_SECONDS` less device time.
         """
         looked = False
         while True:
@@ -321,7 +326,7 @@ class SessionThreads:
                 self._resume(task)
 
     def _watch(self, task: SessionTask) -> bool:
-        """Wait for a session that pauses. Return False if its descriptor was closed."""
+        """Wait for events of a paused session's descriptor. Return False if it was closed."""
         self._paused.add(task)
         if task.pause is not None and task.pause.until is not None:
             self._timed.add(task)

@@ -1,4 +1,4 @@
-"""State shared by the sessions of a device: turns, the random generator, compiled templates, memory, and PyTorch's numeric settings."""
+"""State that the sessions of a device share: turns, random generator, compiled templates, memory, numeric settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from djinn_server.running.storage_names import StorageNames
 
 
 class SharedDevice:
-    """A device on which the sessions of this process take turns."""
+    """A device that the sessions of this process use in turns."""
 
     def __init__(self, runtime: DeviceRuntime, libraries: Sequence[OperatorLibrary] = ()) -> None:
         """`libraries`: as in `own_operators`."""
@@ -48,7 +48,10 @@ class SharedDevice:
 
     @property
     def is_plain(self) -> bool:
-        """True on a CPU without eviction, simulated time or strategies that join sessions: results may have other layouts."""
+        """True on a CPU without eviction, simulated time or strategies that join sessions.
+
+        On such a device, results may have other layouts.
+        """
         others = self.ledger, self.timekeeper
         return (
             self.runtime.device.type == "cpu" and not self.arbiter.joins_sessions and all(one is None for one in others)

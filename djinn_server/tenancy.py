@@ -1,4 +1,4 @@
-"""Assignment of an executor to its one tenant: the tenant's weight store, and its quota."""
+"""Assign an executor to its one tenant, with the tenant's weight store and quota."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = get_logger("djinn.server")
 
 
 class Tenancy:
-    """Assigns the executor to the tenant that connects first.
+    """Assign the executor to the first tenant that connects.
 
     Attributes:
         store: the tenant's weight store, if any.
@@ -33,13 +33,13 @@ class Tenancy:
         accounts: Path | None = None,
         folders: Sequence[Callable[[str], None]] = (),
     ) -> None:
-        """Create an assignment without a tenant.
+        """Prepare the assignment. The executor has no tenant yet.
 
         Args:
             usage: counters, and the tenant's quota.
             disk: the tenant's disk quota.
             store: parent store of all tenants.
-            accounts: folder with the device time of tenants; None: not kept.
+            accounts: folder with the used device time of tenants; None: the time is not stored.
             folders: callbacks that set up a tenant's weight folder or custom ops. They may raise OSError.
         """
         self._folders = folders
@@ -54,15 +54,15 @@ class Tenancy:
         self._is_given = threading.Event()
 
     def assign_tenant(self, tenant: str) -> None:
-        """Assign this executor to a tenant, by order of its parent."""
+        """Assign this executor to a tenant, because its parent ordered it."""
         self._given = tenant
         self._is_given.set()
 
     def refusal_to_recover(self, badge: Badge) -> str:
-        """Return why this executor cannot recover a session of this badge from another process; empty if it can.
+        """Return the reason why this executor cannot recover a session of this badge; empty if it can.
 
-        Recovery needs no ticket, so the executor must have been assigned to the tenant: any client that finds the port of an
-        unassigned one could claim it.
+        Recovery needs no ticket. So the executor must already be assigned to the tenant. Otherwise any client that finds
+        its port could claim it.
         """
         if not badge.tenant or (self._is_given.wait(_GIVEN_SECONDS) and badge.tenant == self._given):
             return ""
@@ -70,7 +70,7 @@ class Tenancy:
         return "this executor works for another tenant: connect to the gateway again"
 
     def assign(self, badge: Badge) -> None:
-        """Assign the executor to the tenant of this badge, unless it has one, and apply the badge's quota."""
+        """Assign the executor to the tenant of a badge, unless it has a tenant. Apply the badge's quota."""
         with self._lock:
             if self._tenant is None:
                 self._tenant = badge.tenant
@@ -88,7 +88,7 @@ class Tenancy:
                 self.store.limit = min(badge.quota.disk, self._shared.limit)
 
     def refusal(self, badge: Badge) -> str:
-        """Return why this is the wrong executor for a client with this badge; empty if it is the right one."""
+        """Return the reason why a client with this badge is at the wrong executor; empty if it is at the right one."""
         with self._lock:
             if self._tenant not in {None, badge.tenant}:
                 return "this executor works for another tenant: connect to the gateway again"

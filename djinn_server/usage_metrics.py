@@ -1,4 +1,4 @@
-"""Usage metrics of an executor process, and the check of its tenant's quota."""
+"""Usage metrics of an executor process, and checks of its tenant's quota."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ _PHASES: Final = frozenset(phase.value for phase in ExecutionPhase)
 
 @attrs.frozen
 class Holdings:
-    """Values and memory of sessions at one moment, collected once for several metrics."""
+    """Number and bytes of all sessions' values at one moment, collected once for several metrics."""
 
     _of: Mapping[int, tuple[int, Mapping[int, int]]]  # by identity of a session: values, and bytes by address
 
     def of(self, session: object) -> tuple[int, int]:
-        """Return the number of a session's values, and their bytes."""
+        """Return the number and the bytes of a session's values."""
         values, sizes = self._of.get(id(session), _NOTHING)
         return values, sum(sizes.values())
 
     @property
     def total(self) -> tuple[int, int]:
-        """Return the number of all sessions' values, and their bytes. Shared memory counts once."""
+        """Return the number and the bytes of all sessions' values. Shared memory counts once."""
         memory: dict[int, int] = {}
         for _, sizes in self._of.values():
             memory.update(sizes)
@@ -63,7 +63,7 @@ class Holdings:
 
     @functools.cached_property
     def _holders(self) -> Counter[int]:
-        """Return the number of sessions by address."""
+        """Return how many sessions use each memory address."""
         return Counter(address for _, sizes in self._of.values() for address in sizes)
 
     def shared(self, session: object) -> int:
@@ -78,7 +78,7 @@ _NOTHING: Final[tuple[int, Mapping[int, int]]] = 0, MappingProxyType({})
 
 
 class UsageMetrics:
-    """Counters of the sessions of this process, which belong to one tenant.
+    """Counters of the sessions of this process, which all belong to one tenant.
 
     Attributes:
         model_names: labels of models. The first request of a model assigns its label.
@@ -102,7 +102,7 @@ class UsageMetrics:
         self.account = UsageQuota()
 
     def count(self, what: str, amount: int = 1) -> None:
-        """Add to the counter `what`: its name in `/metrics` after `djinn_executor_`, without `_total`."""
+        """Add to a counter. `what`: its name in `/metrics` after `djinn_executor_`, without `_total`."""
         with self._lock:
             self._totals[what] += amount
 
@@ -116,19 +116,19 @@ class UsageMetrics:
         self.account.charge(seconds)
 
     def message(self, kind: str, nbytes: int) -> None:
-        """Count a message with a body of `nbytes`, and `pace`."""
+        """Count a message with a body of `nbytes` bytes. Sleep if the tenant exceeds its message rate."""
         with self._lock:
             self._messages[kind] += 1
             self._totals["received_bytes"] += nbytes
         self.pace()
 
     def refused(self) -> None:
-        """Count a rejected submission, without `pace`."""
+        """Count a rejected submission, without a check of the message rate."""
         with self._lock:
             self._messages["Submit"] += 1
 
     def pace(self) -> None:
-        """Sleep if the tenant exceeds its message rate, which slows its clients."""
+        """Sleep if the tenant exceeds its message rate, so that its clients slow down."""
         if self.quota.requests_a_second:
             wait = self._requests.of("", self.quota.requests_a_second, self.quota.requests_a_second).pace()
             if wait:
@@ -137,7 +137,10 @@ class UsageMetrics:
     def completed(
         self, timing: Timing, ops: tuple[int, int], failures: Sequence[Failure], fetched: Sequence[Buffer]
     ) -> None:
-        """Count an answered submission, in batches. `ops`: number of all ops, and of those in the native library."""
+        """Count an answered submission. Counters are updated for several submissions at once.
+
+        `ops`: number of all ops, and of ops in the native library.
+        """
         self._answered.append((timing, ops, tuple(map(len, fetched))))
         if failures:
             with self._lock:
@@ -147,7 +150,7 @@ class UsageMetrics:
                 self._count_answered()
 
     def _count_answered(self) -> None:
-        """Add the queued submissions to the counters. The caller holds the lock."""
+        """Update the counters from answered submissions. The caller holds the lock."""
         answered = [self._answered.popleft() for _ in range(len(self._answered))]
         if not answered:
             return
@@ -165,13 +168,13 @@ class UsageMetrics:
         self._executed.add(timing.execute for timing in timings)
 
     def enter(self, holder: MeteredSession) -> None:
-        """Register a session that began."""
+        """Register a new session."""
         with self._lock:
             self._holders.add(holder)
             self._totals["sessions_started"] += 1
 
     def leave(self, holder: MeteredSession) -> None:
-        """Remove a session that ended, and keep its totals."""
+        """Remove an ended session, and keep its totals."""
         with self._lock:
             self._holders.discard(holder)
             self._totals["sessions_ended"] += 1
@@ -179,7 +182,7 @@ class UsageMetrics:
             include_models(self._served, holder.served())
 
     def models(self) -> dict[str, ModelTimes]:
-        """Return the request durations by model, of live and ended sessions."""
+        """Return durations of requests by model, of live and ended sessions."""
         found: dict[str, ModelTimes] = {}
         with self._lock:
             for times in (self._served, *[holder.served() for holder in self._holders]):
@@ -190,7 +193,7 @@ class UsageMetrics:
         """Check that the tenant is within its quota.
 
         Raises:
-            QuotaExceeded: a quota is exhausted. The message names it and what to do.
+            QuotaExceeded: a quota is exhausted. The message names the quota and a remedy.
         """
         quota = self.quota
         self.check_values()
@@ -204,7 +207,7 @@ class UsageMetrics:
             )
 
     def check_values(self) -> None:
-        """Check the tenant's quota of values, which are also created without a submission.
+        """Check the tenant's quota of values. Uploads and reads create values without a submission.
 
         Raises:
             QuotaExceeded: the tenant has too many values.
@@ -220,7 +223,7 @@ class UsageMetrics:
             )
 
     def may_begin(self, sessions: int) -> str:
-        """Return the reason why no session may begin beside `sessions` others; empty if one may."""
+        """Return the reason why the tenant may not begin a session beside `sessions` others; empty if it may."""
         try:
             self.check()
         except QuotaExceeded as error:
@@ -231,7 +234,7 @@ class UsageMetrics:
         return ""
 
     def holdings(self) -> Holdings:
-        """Return the present values and memory of all sessions."""
+        """Return the number and bytes of all sessions' values."""
         with self._lock:
             holders = tuple(self._holders)
         return Holdings(
@@ -239,7 +242,7 @@ class UsageMetrics:
         )  # a walk over all values: no message waits for it
 
     def report(self, holdings: Holdings) -> ExecutorMetrics:
-        """Return the metrics of all sessions. Counters include ended sessions. `holdings`: their present values."""
+        """Return the metrics of all sessions. Counters include ended sessions. `holdings`: present values."""
         values, memory = holdings.total
         with self._lock:
             self._count_answered()
@@ -292,7 +295,7 @@ def _by_name(counted: Mapping[tuple[str, str], float]) -> dict[str, tuple[Labell
 
 
 def _by_phase_and_kind(measured: Iterable[SessionGauges]) -> dict[str, tuple[LabelledValue, ...]]:
-    """Return the number of sessions by phase and the bytes of values by kind. Unknown names of phases count together."""
+    """Return the number of sessions by phase, and the bytes of values by kind. Unknown phases count as one."""
     phases: Counter[str] = Counter()
     held: Counter[str] = Counter()
     for one in measured:

@@ -1,4 +1,4 @@
-"""A tenant's device time within the hour, in a file that the tenant's next executor continues."""
+"""Device time that a tenant has used in the current hour, in a file that the tenant's next executor continues."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _LAYOUT: Final = struct.Struct("<dd")  # when the hour began, on the clock of al
 
 
 class UsageQuota:
-    """Device time of the tenant in this hour, as `FairShare` measured it.
+    """Device time of the tenant in the current hour.
 
-    `tick` also writes the running turn, so that a submission that kills the process is charged.
+    `tick` also writes the running turn to the file, so a submission that kills the process is charged.
     """
 
     def __init__(self, memory: bytearray | mmap.mmap | None = None) -> None:
-        """`memory`: buffer with the account, of an earlier executor or empty."""
+        """`memory`: content of the file, of an earlier executor or empty."""
         self._memory = memory if memory is not None else bytearray(_LAYOUT.size)
         self._lock = threading.Lock()
         began, self._used = _LAYOUT.unpack_from(self._memory)
@@ -33,7 +33,7 @@ class UsageQuota:
 
     @classmethod
     def of(cls, tenant: str, folder: Path) -> Self:
-        """Open the account of `tenant` in a folder of the server.
+        """Open the file of a tenant in a folder of the server.
 
         Raises:
             OSError: the file cannot be opened or written.
@@ -48,7 +48,7 @@ class UsageQuota:
             os.close(descriptor)
 
     def used(self) -> tuple[float, float]:
-        """Return the seconds used in this hour, and the seconds until the next hour."""
+        """Return the seconds used in this hour, and the seconds until the next hour begins."""
         with self._lock:
             now = time.perf_counter()
             if now - self._began >= HOUR:

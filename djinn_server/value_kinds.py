@@ -1,4 +1,4 @@
-"""Kinds of a session's values, such as weights and KV caches, from the client's hints for each template."""
+"""Kinds of a session's values, such as weights and KV caches, from the hints that the client sends with a template."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _PHASES: Final = frozenset(phase.value for phase in ExecutionPhase)
 
 
 class ValueKinds:
-    """Kinds by storage. `phase`, `by_kind` and `caches` are thread-safe; other methods are for the session's thread.
+    """Kinds of values by storage.
 
-    A run costs one assignment: kinds are computed on demand from each template's last run. With `at_once`
-    they are computed at each run.
+    `phase`, `by_kind` and `caches` are thread-safe; only the session's thread calls other methods. A run costs one
+    assignment, as kinds are computed on demand from each template's last run. With `at_once`, they are computed at each run.
     """
 
     def __init__(self, values: ValueTable, *, at_once: bool = False) -> None:
@@ -66,12 +66,12 @@ class ValueKinds:
 
     @property
     def phase(self) -> str:
-        """Return the phase of the last program; empty without hints of the client."""
+        """Return the phase of the last program; empty if the client sent no hints."""
         last = self._hints.get(self._last)
         return last.phase if last is not None and last.phase in _PHASES else ""
 
     def by_kind(self) -> dict[str, int]:
-        """Return the bytes of values by kind, on or off the device; empty without hints of the client."""
+        """Return the bytes of values by kind, on or off the device; empty if the client sent no hints."""
         self._settle()
         if not self._hints:
             return {}
@@ -93,7 +93,7 @@ class ValueKinds:
         return {storage for storage, kind in list(self._kinds.items()) if kind == _CACHES}
 
     def caches_made(self, digest: bytes, outputs: Iterable[int]) -> set[int]:
-        """Return the storages of the KV caches among the outputs of a template."""
+        """Return the storages of KV caches among the outputs of a template."""
         hints = self._hints.get(digest)
         letters = b"" if hints is None else hints.outputs
         return {

@@ -1,4 +1,4 @@
-"""Built-in devices: `cpu`, the server's processors, and accelerators that need only PyTorch."""
+"""Built-in kinds of devices: `cpu`, and accelerators that need only PyTorch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ djinn_api_version = "2.0"
 
 
 class CpuRuntime(DeviceRuntime):
-    """The CPU, opened for this process. Every op is complete when its call returns."""
+    """The CPU as an opened device. An op is complete when its call returns."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
@@ -27,12 +27,12 @@ class CpuRuntime(DeviceRuntime):
         """Return at once: ops are synchronous."""
 
     def memory(self) -> Mapping[str, int]:
-        """Return bytes: `total` and `free` of the machine or container, and the resident memory as `allocated`."""
+        """Return `total` and `free` bytes of the machine or container, and resident bytes as `allocated`."""
         return {"total": total_bytes(), "free": free_bytes(), "allocated": _allocated()}
 
 
 class CpuDevice(Device):
-    """The one CPU device of a machine, `cpu:0`."""
+    """The kind of device `cpu`. A machine has one such device, `cpu:0`, with all processors."""
 
     name = "cpu"
 
@@ -53,14 +53,14 @@ class CpuDevice(Device):
 
 
 class XpuDevice(Device):
-    """Intel GPUs. Untried."""
+    """Intel GPUs. Not tested."""
 
     name = "xpu"
     chosen_by_name = True
 
 
 class MpsDevice(Device):
-    """The GPU of an Apple computer. Untried."""
+    """The GPU of an Apple computer. Not tested."""
 
     name = "mps"
     chosen_by_name = True
@@ -68,7 +68,7 @@ class MpsDevice(Device):
 
 @hookimpl
 def djinn_register_devices() -> list[Device]:
-    """Return the built-in kinds."""
+    """Return the built-in kinds of devices."""
     return [CpuDevice(), XpuDevice(), MpsDevice()]
 
 

@@ -1,7 +1,7 @@
 """The built-in weight format `safetensors`: names, dtypes, shapes and positions of the tensors in a file.
 
-The format is described at https://huggingface.co/docs/safetensors: eight bytes with the length of the header, the header in JSON, the
-tensors' bytes.
+The format (https://huggingface.co/docs/safetensors) is: eight bytes with the length of the header, the header in JSON,
+the bytes of the tensors.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _metadata: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(dict[str,
 
 
 class Safetensors(WeightFormat):
-    """Reads safetensors files."""
+    """The weight format safetensors."""
 
     name = "safetensors"
     suffixes = (".safetensors",)
@@ -76,7 +76,7 @@ def read_header(size: int, read: Callable[[int, int], bytes]) -> FileHeader:
 
 
 def make_header(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
-    """Return the header of a file with its tensors in this order.
+    """Return the header of a file with these tensors, in this order.
 
     Raises:
         ValueError: the format lacks the dtype of a tensor, or the header is too long.

@@ -37,10 +37,10 @@ _TRIES: Final = 100  # to create such a file while other processes remove abando
 
 
 class LocalFile(WeightFile):
-    """A `WeightFile` on the server's disk. Reads use the opened file, even if another file replaces it.
+    """A weight file on the server's disk. It stays readable if another file replaces it.
 
     Attributes:
-        path: path at the time of opening.
+        path: path at which the file was opened.
     """
 
     def __init__(self, path: Path, name: str, immutable: bool = False) -> None:
@@ -48,11 +48,11 @@ class LocalFile(WeightFile):
 
         Args:
             path: the file.
-            name: its name in its folder; `path` may be the target of a link.
-            immutable: True if no process writes or truncates it.
+            name: file name in the folder. `path` may be the target of a link.
+            immutable: True if no process writes into the file or truncates it.
 
         Raises:
-            OSError: it cannot be opened.
+            OSError: the file cannot be opened.
         """
         self.name = name
         self.path = path
@@ -67,7 +67,7 @@ class LocalFile(WeightFile):
         self.size = status.st_size
 
     def version(self) -> str:
-        """Return the version, as `WeightFile.version`: inode, size and modification time."""
+        """Return the version, as `WeightFile.version` does: inode, size and modification time."""
         status = os.fstat(self._descriptor)
         return f"{status.st_dev}-{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
 
@@ -80,10 +80,10 @@ class LocalFile(WeightFile):
             buffer, start = buffer[count:], start + count
 
     def keep_as(self, link: Path) -> None:
-        """Give the file a second name.
+        """Make a hard link to the file.
 
         Raises:
-            OSError: the link cannot be made, or the path now names another file.
+            OSError: the link cannot be made, or the path now leads to another file.
         """
         os.link(self.path, link, follow_symlinks=False)
         if not os.path.samestat(link.lstat(), os.fstat(self._descriptor)):
@@ -111,12 +111,12 @@ class LocalFile(WeightFile):
 
 
 def open_folder(path: Path, permissions: WeightPermissions, immutable: bool = False) -> Sequence[WeightFile]:
-    """Open a file, or all weight files in a folder. Links must stay within the permitted folders.
+    """Open a file, or all weight files in a folder. Links must not lead out of the permitted folders.
 
     Args:
         path: the file or folder.
         permissions: the readable folders.
-        immutable: True if no process writes or truncates these files, so that they can be mapped. They may still be
+        immutable: True if these files can be mapped, because no process writes into them or truncates them. They may be
             replaced.
 
     Raises:
@@ -138,10 +138,10 @@ def open_folder(path: Path, permissions: WeightPermissions, immutable: bool = Fa
 
 
 class LocalSink(WeightSink):
-    """A `WeightSink` to the server's disk. It writes a temporary file next to the final path."""
+    """A weight file that is being written to the server's disk, under a temporary name."""
 
     def __init__(self, path: Path, size: int, committed: Callable[[], None] = lambda: None) -> None:
-        """Create the file. `committed`: called once it is complete.
+        """Create the temporary file. `committed`: called after `commit`.
 
         Raises:
             OSError: the file cannot be created, or the disk lacks `size` free bytes.
@@ -169,7 +169,7 @@ class LocalSink(WeightSink):
             data = data[os.write(self._descriptor, data) :]
 
     def commit(self) -> None:
-        """Move the file to its final path, as `WeightSink.commit` does."""
+        """Rename the file to its final path, as `WeightSink.commit` does."""
         os.fsync(self._descriptor)
         self._aside.replace(self.path)
         sync_folder(self.path.parent)
@@ -188,7 +188,7 @@ class LocalSink(WeightSink):
 
 
 def _is_locked(descriptor: int) -> bool:
-    """Lock a new file. Return False if another thread or process already treats it as abandoned and removes it."""
+    """Lock a new file. Return False if another thread or process removes it as abandoned."""
     try:
         lock_file(descriptor)
     except BlockingIOError:
@@ -197,7 +197,7 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove the temporary files of dead processes: those without a lock."""
+    """Remove temporary files of dead processes. Such files are not locked."""
     for path in folder.glob(f".*{UNFINISHED}*"):
         try:
             descriptor = os.open(path, os.O_WRONLY | CLOEXEC | NOFOLLOW)
@@ -213,7 +213,7 @@ def remove_abandoned(folder: Path) -> None:
 
 
 class FileSource(WeightSource):
-    """Reads `file:PATH`; a relative path is searched in each permitted folder. Writes to the first folder for saving."""
+    """The weight source `file:`. A relative path is searched in each permitted folder."""
 
     name = "file"
 

@@ -1,4 +1,4 @@
-"""The arguments of an op call by name, and helpers with which rules check them."""
+"""Access to the arguments of an op call by name, and helpers for rules that check arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class Arguments:
-    """Arguments of an op call, by the names of its schema; omitted ones have their defaults."""
+    """Arguments of an op call, by the names in its schema. Omitted arguments have their defaults."""
 
     def __init__(self, op: str, given: dict[str, Any]) -> None:
         self.op = op
@@ -23,7 +23,7 @@ class Arguments:
         return name in self._given
 
     def refuse(self, reason: str) -> NoReturn:
-        """Raise the error that PyTorch should have raised."""
+        """Raise an error, because PyTorch does not check this argument."""
         raise RuntimeError(f"{self.op}: {reason}")
 
     def require(self, condition: bool, reason: str) -> None:
@@ -32,31 +32,31 @@ class Arguments:
             self.refuse(reason)
 
     def same_shape(self, *names: str) -> None:
-        """Check that the tensors of these names have one shape."""
+        """Check that the tensors with these names have one shape."""
         shapes = [tuple(self._given[name].shape) for name in names if self._given.get(name) is not None]
         if len(set(shapes)) > 1:
             self.refuse(f"{', '.join(names)} must have the same shape, not {shapes}")
 
     def count(self, name: str, numel: int) -> None:
-        """Check that the tensor of that name, if given, has `numel` elements."""
+        """Check that the tensor with this name, if given, has `numel` elements."""
         tensor = self._given.get(name)
         if tensor is not None and tensor.numel() != numel:
             self.refuse(f"{name} must have {numel} elements, not {tensor.numel()}")
 
     def computed_in(self, name: str, dtype: torch.dtype) -> None:
-        """Check that the tensor of that name, if given, has `dtype`, or float32, the accumulator of shorter dtypes."""
+        """Check that the tensor with this name, if given, has `dtype`, or float32 as the accumulator of shorter dtypes."""
         tensor = self._given.get(name)
         if tensor is not None and tensor.dtype not in {dtype, torch.float32}:
             self.refuse(f"{name} must be {dtype}, not {tensor.dtype}")
 
     def within(self, name: str, stop: int, start: int = 0, besides: int | None = None) -> None:
-        """Check that all elements of an integral tensor are in `range(start, stop)`, or equal `besides`."""
+        """Check that all elements of an integer tensor are in `range(start, stop)`, or equal `besides`."""
         tensor = self._given.get(name)
         if tensor is not None:
             self.inside(name, tensor, stop, start, besides)
 
     def inside(self, name: str, tensor: torch.Tensor, stop: int, start: int = 0, besides: int | None = None) -> None:
-        """Check as `within`, on CPUs only. Kernels of other devices check the bounds; a check here would synchronize."""
+        """Check elements as `within` does, on CPUs only. Other kernels check bounds, and a check would synchronize."""
         self.integral(name, tensor)
         if tensor.device.type != "cpu":
             return
@@ -68,7 +68,7 @@ class Arguments:
                 self.refuse(f"{name} must lie in {start} to {stop - 1}")
 
     def integral(self, name: str, tensor: torch.Tensor) -> None:
-        """Check that the tensor has an integral dtype."""
+        """Check that a tensor has dtype int64 or int32."""
         if tensor.dtype not in {torch.int64, torch.int32}:
             self.refuse(f"{name} must be int64 or int32, not {tensor.dtype}")
 

@@ -10,7 +10,7 @@ _MEAN, _MAX = 1, 2  # modes of embedding bags
 
 
 def embedding_backward(a: Arguments) -> None:
-    """Check that each index has a gradient and names an existing row."""
+    """Check that there is a gradient for each index, and that each index is an existing row."""
     gradient = a.grad_output if a.grad_output is not None else a.grad
     a.require(
         gradient.dim() > 0 and gradient.numel() == a.indices.numel() * gradient.shape[-1],
@@ -23,7 +23,7 @@ def embedding_backward(a: Arguments) -> None:
 
 
 def bag(a: Arguments) -> None:
-    """Check the indices and their bags in the backward pass of an embedding bag."""
+    """Check the indices and bags in the backward pass of an embedding bag."""
     rows = a.num_weights if a.num_weights is not None else a.weight.shape[0]
     a.require(a.grad.dim() == 2 and a.indices.dim() == 1, "grad must have two dimensions and indices one")
     a.require(
@@ -49,7 +49,7 @@ def bag(a: Arguments) -> None:
 
 
 def bag_forward(a: Arguments) -> None:
-    """Check that indices name existing rows, and that offsets split them into bags."""
+    """Check that indices are existing rows, and that offsets split the indices into bags."""
     a.require(a.weight.dim() == 2, "weight must have two dimensions")
     a.require(a.indices.dim() == 1 and a.offsets.dim() == 1, "indices and offsets must have one dimension")
     a.within("indices", a.weight.shape[0])
@@ -123,7 +123,7 @@ def _sequences(a: Arguments) -> tuple[int, int, int]:
 
 
 def _counts(a: Arguments, name: str, batch: int) -> list[int] | None:
-    """Return the lengths as numbers; None if they are not on the CPU."""
+    """Return the lengths in a tensor as numbers; None if the tensor is not on the CPU."""
     given = a.__getattr__(name)
     if isinstance(given, torch.Tensor):
         if given.device.type != "cpu":
@@ -174,6 +174,6 @@ def lu_pivots(a: Arguments) -> None:
 
 
 def masked_index(a: Arguments) -> None:
-    """Check that each index has a dimension: the kernel bounds the index by its size."""
+    """Check that there are not more indices than dimensions."""
     count = a.self.dim()
     a.require(len(a.indices) <= count, f"{len(a.indices)} indices are too many for a tensor of {count} dimensions")

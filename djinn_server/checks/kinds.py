@@ -1,7 +1,7 @@
-"""Rules for arguments that PyTorch passes as plain integers (dtypes, layouts, memory formats) and for devices.
+"""Rules for devices, and for arguments that PyTorch passes as plain integers: dtypes, layouts, memory formats.
 
-A dtype that does not exist makes kernels read beyond their tables. Only the executor's own device is allowed: another device is
-another tenant's.
+A dtype that does not exist makes kernels read beyond their tables. Only the executor's own device is allowed, because
+another device belongs to another tenant.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _KINDS: Final = {
 
 
 def check_kinds(form: Form, overload: Any) -> None:
-    """Check that a form gives dtypes, layouts, memory formats and devices where `overload` takes them.
+    """Check that an op call has dtypes, layouts, memory formats and devices where `overload` expects them.
 
     Raises:
-        UnsupportedOperation: the form gives another kind of argument.
+        UnsupportedOperation: an argument has another type.
     """
     asked = _asked(overload)
     if not asked:
@@ -49,7 +49,7 @@ def _is(kind: str, argument: Argument) -> bool:
 
 @functools.cache
 def _asked(overload: Any) -> dict[str, str]:
-    """Return the kinds of dtype, layout, memory format and device arguments, by name."""
+    """Return the names of arguments that are a dtype, layout, memory format or device, with what they are."""
     types = {a.name: str(a.real_type) for a in torch_private.schema_of(overload).arguments}
     plain = {name: kind.removeprefix("Optional[").removesuffix("]") for name, kind in types.items()}
     return {name: _KINDS[kind] for name, kind in plain.items() if kind in _KINDS}

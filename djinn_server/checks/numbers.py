@@ -15,12 +15,12 @@ _SOBOL_DIMENSIONS, _SOBOL_BITS = 21201, 30
 
 
 def alike(*names: str) -> Rule:
-    """Check that the tensors of these names have one shape."""
+    """Return a rule: the tensors with these names have one shape."""
     return lambda a: a.same_shape(*names)
 
 
 def cdist_backward(a: Arguments) -> None:
-    """Check that distances and their gradients have the shape for the rows of `x1` and `x2`."""
+    """Check that distances and their gradients have the shape that the rows of `x1` and `x2` imply."""
     x1, x2, grad = a.x1, a.x2, a.grad if "grad" in a else a.grad_output  # renamed in PyTorch 2.14
     a.require(x1.dim() >= 2 and x2.dim() >= 2 and x1.shape[-1] == x2.shape[-1], "x1 and x2 do not fit each other")
     batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
@@ -41,7 +41,7 @@ def pdist(a: Arguments) -> None:
 
 
 def roll(a: Arguments) -> None:
-    """Check the number of shifts: the kernel recurses once for each shift."""
+    """Check the number of shifts, because the kernel recurses once for each shift."""
     a.require(len(a.shifts) <= limits.SHIFTS, f"there may be {limits.SHIFTS} shifts, not {len(a.shifts)}")
 
 
@@ -70,7 +70,7 @@ def degree(a: Arguments) -> None:
 
 
 def no_least(a: Arguments) -> None:
-    """Refuse the least integer: it has no absolute value, and dividing it traps."""
+    """Refuse the smallest integer, because it has no absolute value and a division by -1 traps."""
     for tensor in (a.self, a.other):
         signed = isinstance(tensor, torch.Tensor) and tensor.dtype in {torch.int64, torch.int32}
         if signed and tensor.device.type == "cpu" and tensor.numel():
@@ -78,7 +78,7 @@ def no_least(a: Arguments) -> None:
 
 
 def random_from(a: Arguments) -> None:
-    """Check that without an upper bound the lower one is representable in the dtype."""
+    """Check that the lower bound is representable in the dtype, if there is no upper bound."""
     start, dtype = a.__getattr__("from"), a.self.dtype
     if start is not None and a.to is None and dtype.is_floating_point:
         most = int(2 / torch.finfo(dtype).eps)
@@ -86,7 +86,7 @@ def random_from(a: Arguments) -> None:
 
 
 def floating(*names: str) -> Rule:
-    """Check that the tensors of these names are floating-point: their kernel divides."""
+    """Return a rule: the tensors with these names are floating-point, because their kernel divides."""
 
     def rule(a: Arguments) -> None:
         for name in names:
@@ -96,7 +96,7 @@ def floating(*names: str) -> Rule:
 
 
 def pieces(a: Arguments) -> None:
-    """Check that the number of pieces is possible."""
+    """Check that the number of pieces is within its limit."""
     for name in ("chunks", "sections"):
         count = a.__getattr__(name)
         a.require(not isinstance(count, int) or count <= limits.PIECES, f"{name} must be at most {limits.PIECES}")
@@ -108,7 +108,7 @@ def power(a: Arguments) -> None:
 
 
 def cholesky_solve(a: Arguments) -> None:
-    """Check that right-hand sides and factors have equal sizes."""
+    """Check that right-hand sides and factors have matching sizes."""
     sides, factor = a.self, a.A
     a.require(sides.dim() >= 2 and sides.dim() == factor.dim(), "self and A must have as many dimensions")
     expected = (*sides.shape[:-2], sides.shape[-2], sides.shape[-2])
@@ -146,7 +146,7 @@ def reshape_alias(a: Arguments) -> None:
 
 
 def zeros_like_feature(a: Arguments) -> None:
-    """Check that batch dimensions exist."""
+    """Check that the batch dimensions exist."""
     batch = a.self_num_batch_dims or 0
     a.require(0 <= batch <= a.self.dim(), "self_num_batch_dims must be some of the dimensions")
     a.require(a.other.is_contiguous(), "other must be contiguous")

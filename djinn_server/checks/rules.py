@@ -1,8 +1,8 @@
-"""The table of argument rules by op, and the wrapper that applies a rule before the op is called.
+"""Table of argument rules by op, and the wrapper that applies a rule before the op.
 
-The rules here are those of layers: backward passes of pooling, padding and sampling, whose kernels assume that gradients and indices
-fit the input; normalizations, which assume an element of statistics and weights for each channel or row; fused optimizers and
-recurrent layers, which assume lists of equal length.
+The rules here are for layers. Backward passes of pooling, padding and sampling assume that gradients and indices fit the
+input. Normalizations assume an element of statistics and weights for each channel or row. Fused optimizers and recurrent
+layers assume lists of equal length.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from djinn_server.checks.arguments import Arguments, Rule, product
 
 
 def pooled(n: int) -> Rule:
-    """Check that `grad_output` over `n` spatial dimensions matches `self`, and that indices point into its planes."""
+    """Return a rule: `grad_output` over `n` spatial dimensions matches `self`, and indices point into its planes."""
 
     def rule(a: Arguments) -> None:
         _same_planes(a, n)
@@ -44,7 +44,7 @@ def _same_planes(a: Arguments, n: int) -> None:
 
 
 def padded(n: int, reflected: bool) -> Rule:
-    """Check that `grad_output` has the shape of `self` with `padding` in `n` dimensions."""
+    """Return a rule: `grad_output` has the shape of `self` with `padding` in `n` dimensions."""
 
     def rule(a: Arguments) -> None:
         _same_planes(a, n)
@@ -58,7 +58,7 @@ def padded(n: int, reflected: bool) -> Rule:
 
 
 def sampled(n: int) -> Rule:
-    """Check that `grad_output` has the shape of `input` sampled at `grid`."""
+    """Return a rule: `grad_output` has the shape of `input` sampled at `grid`."""
 
     def rule(a: Arguments) -> None:
         given, grid = a.input, a.grid
@@ -76,7 +76,7 @@ _LIKE_PARAMETERS = ("grads", "momentum_buffer_list", "exp_avgs", "exp_avg_sqs", 
 
 
 def fused_step(a: Arguments) -> None:
-    """Check that gradients and states are dense and shaped like their parameter: kernels visit them element by element."""
+    """Check that gradients and states are dense and have the shape of their parameter."""
     needed = {"grads", "exp_avgs", "exp_avg_sqs", "state_sums", "state_steps"}
     needed |= {"max_exp_avg_sqs"} if a.amsgrad else set()
     needed |= {"momentum_buffer_list"} if a.momentum else set()
@@ -116,7 +116,7 @@ def _dense(a: Arguments, name: str) -> None:
 
 
 def recurrent(gates: int, states: int) -> Rule:
-    """Check that the number of weights matches layers and directions."""
+    """Return a rule: the number of weights matches layers and directions."""
 
     def rule(a: Arguments) -> None:
         a.require(0 < a.num_layers <= limits.LAYERS, f"num_layers must be 1 to {limits.LAYERS}")
@@ -133,12 +133,12 @@ _OF_CHANNELS = (*_READ_OF_CHANNELS, "save_mean", "save_invstd", "save_var")
 
 
 def batch_norm(a: Arguments) -> None:
-    """Check that every statistic that is read has an element for each channel of `input`."""
+    """Check that each statistic that is used has an element for each channel of `input`."""
     _channels(a, needed=not a.training, read=_READ_OF_CHANNELS)
 
 
 def batch_norm_with_running_statistics(a: Arguments) -> None:
-    """Check statistics as `batch_norm` does, for kernels that always read running statistics."""
+    """Check statistics as `batch_norm` does, for kernels that always use running statistics."""
     _channels(a, needed=True)
 
 
@@ -161,7 +161,7 @@ def _channels(a: Arguments, needed: bool, read: tuple[str, ...] = _OF_CHANNELS) 
 
 
 def batch_norm_backward(a: Arguments) -> None:
-    """Check that gradients are shaped like `input`, and that statistics in use exist, with an element per channel."""
+    """Check that gradients have the shape of `input`, and that the statistics in use exist, one per channel."""
     given, gradient = a.input, a.grad_out
     a.require(given.dim() >= 2 and given.shape[1] > 0, "input must have channels")
     a.require(gradient.shape == given.shape, "grad_out must be shaped like input")
@@ -179,7 +179,7 @@ def batch_norm_backward(a: Arguments) -> None:
 
 
 def layer_norm_backward(a: Arguments) -> None:
-    """Check that gradients are shaped like `input`, and statistics have an element for each of its rows."""
+    """Check that gradients have the shape of `input`, and that statistics have one element per row."""
     given, inner = a.input, tuple(a.normalized_shape)
     a.require(a.grad_out.shape == given.shape, "grad_out must be shaped like input")
     a.require(bool(inner) and tuple(given.shape[-len(inner) :]) == inner, "normalized_shape does not fit the input")
@@ -216,7 +216,7 @@ def weight_norm_interface(a: Arguments) -> None:
 
 
 def attention_on_cpu(a: Arguments) -> None:
-    """Check that heads, queries and keys are not empty: the kernels divide by their numbers."""
+    """Check that there are heads, queries and keys, because the kernels divide by their numbers."""
     for name, tensor in (("query", a.query), ("key", a.key)):
         if not tensor.numel():
             shape = tuple(tensor.shape)
@@ -230,9 +230,10 @@ def attention_on_cpu(a: Arguments) -> None:
 
 
 def attention(a: Arguments) -> None:
-    """Check that there are as many keys as values: PyTorch's kernel for CPUs reads as many keys as there are values.
+    """Check that there are as many keys as values.
 
-    `replay.cpp` and `growing.cpp` check the same for `scaled_dot_product_attention`.
+    PyTorch's kernel for CPUs reads as many keys as there are values. `replay.cpp` and `growing.cpp` check the same for
+    `scaled_dot_product_attention`.
     """
     if min(a.key.dim(), a.value.dim()) > 1:
         keys, values = a.key.shape[-2], a.value.shape[-2]
@@ -367,7 +368,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
 
 
 def checked(name: str, overload: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the kernel of the overload `name`, wrapped in its argument check if it has a rule."""
+    """Return the kernel of an overload. If the overload has a rule, the kernel is wrapped in the check."""
     rule = RULES.get(split_name(name)[0])
     if rule is None:
         return kernel

@@ -1,4 +1,4 @@
-"""`djinn serve`: offer this machine's devices to clients. Most options come from the flags of configuration classes."""
+"""`djinn serve`: offer this machine's devices to clients. The configuration classes declare most options."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from djinn_server.launch.server_state import ServerState, open_state
 
 @attrs.frozen
 class TlsChoice:
-    """TLS options of the operator."""
+    """TLS options of the command line."""
 
     certificate: Path | None = flagged(
         None, "--tls-cert", "PEM file with the server's certificate: everything goes under TLS.", file=True
@@ -50,9 +50,11 @@ class TlsChoice:
     )
 
     def options(self, names: tuple[str, ...], folder: Path) -> TlsOptions | None:
-        """Return the TLS files; None for no TLS.
+        """Return the TLS files, or None without TLS.
 
-        A generated certificate is stored in `folder` and is also valid for `names`.
+        Args:
+            names: names of the server, for which a generated certificate is valid.
+            folder: folder in which a generated certificate is stored.
 
         Raises:
             ConfigurationError: the options contradict each other, or a certificate cannot be made.
@@ -79,7 +81,7 @@ _LISTEN_ADDRESS = re.compile(
 
 @attrs.frozen
 class ListenChoice:
-    """Addresses and ports that the operator set."""
+    """Addresses and ports of the command line."""
 
     addresses: ListenAddresses
     advertise: str
@@ -91,7 +93,7 @@ class ListenChoice:
 
 
 def listen_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options about listening, handed to `command` as one `ListenChoice` named `listen`."""
+    """Add the options about listening to a command, which receives them as a `ListenChoice` named `listen`."""
 
     @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
     @click.option(
@@ -171,7 +173,7 @@ _GIB = 2**30
 
 @attrs.frozen
 class _Option:
-    """The option of one field. `parameter`: its parameter name, unique among the fields of all nested classes."""
+    """Command-line option of one field. `parameter`: name of its parameter, unique among all nested classes."""
 
     parameter: str
     flag: Flag
@@ -193,7 +195,7 @@ class _Option:
         )(command)
 
     def read(self, given: Mapping[str, Any]) -> Any:
-        """Return the value of the field; the field's default if the command line has none."""
+        """Return the value of the field; its default if the command line has none."""
         value = given[self.parameter]
         if value is None:
             return self.default
@@ -216,9 +218,9 @@ class _Option:
 
 
 def config_options(config: type, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add an option for each field with a flag of a configuration class. The command gets one `config` named `name`.
+    """Add an option for each field of a configuration class with a flag. The command receives an instance as `name`.
 
-    Nested configuration classes are included; every other field has its default.
+    Fields of nested configuration classes are included. Fields without a flag get their defaults.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -258,7 +260,7 @@ def _build(config: type, prefix: str, values: Mapping[str, Any]) -> Any:
 
 
 def _fields(config: Any, prefix: str) -> Iterator[tuple[attrs.Attribute[Any], Any, str]]:
-    """Yield fields, each with its type and its parameter name: the path from the outermost class."""
+    """Yield each field with its type and its parameter name, which is the path from the outermost class."""
     kinds = typing.get_type_hints(config)
     return ((field, kinds[field.name], f"{prefix}_{field.name}") for field in attrs.fields(config))
 
@@ -290,7 +292,7 @@ def command(listen: ListenChoice, tls: TlsChoice, config: GatewayConfig) -> None
 
 
 def _with_folders(config: GatewayConfig, state: ServerState) -> ExecutorConfig:
-    """Return the configuration of the executors, with existing folders that only this user can write."""
+    """Return the configuration of the executors. Its folders are created; only this user can write to them."""
     store, models, recovery = config.executor.store, config.executor.models, config.executor.recovery
     journals = None
     if recovery.journal_limit and recovery.lease_seconds and store.limit:
@@ -313,9 +315,9 @@ def _with_folders(config: GatewayConfig, state: ServerState) -> ExecutorConfig:
 
 
 def _published(models: ModelConfig, *, keeps: bool) -> Path | None:
-    """Return the directory of published weights.
+    """Return the directory of published weights, or None.
 
-    A server without a weight store (`keeps`) has one only if it was named.
+    `keeps`: True if the server has a weight store. Without a store, weights can be published only if an option names a folder.
     """
     directory = models.published or (cache_directory() / "published" if keeps else None)
     return _private(directory, "published weights") if directory is not None else None
@@ -365,7 +367,7 @@ def _announcement(serving: GatewayHandle) -> Iterator[str]:
 
 
 def _for_other_machines(serving: GatewayHandle) -> str:
-    """Return the shell command for another machine, without the token; empty if no other machine can reach this server."""
+    """Return the shell command for clients on other machines, without the token; empty if none can connect."""
     urls = list(filter(reaches_network, serving.dialled))
     if not urls:
         return ""

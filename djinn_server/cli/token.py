@@ -1,4 +1,4 @@
-"""`djinn token`: manage access tokens, their expiry and quotas."""
+"""`djinn token`: manage access tokens, their expiry times and quotas."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _file = click.option(
 
 
 def _duration(text: str) -> float:
-    """Convert `30d`, `12h`, `90m` or `never` to seconds."""
+    """Convert a duration such as `30d`, `12h`, `90m` or `never` to seconds; `never` gives 0."""
     if text == "never":
         return 0.0
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhdw])", text)
@@ -148,7 +148,7 @@ def limit(
 
 
 def _check_known(tenant: str, table: TokenTable, path: Path) -> None:
-    """Refuse a limit for a tenant that has no token: its name is mistyped, or the token is to be made first."""
+    """Raise an error if a tenant has no token, because its name may be mistyped."""
     known = {row.tenant for row in table.tokens} | table.quotas.keys() | {OPERATOR}
     if tenant in known:
         return

@@ -1,4 +1,4 @@
-"""Admission of connections at the gateway: a client with a valid token gets a ticket, a relay or a status."""
+"""Admission of connections at the gateway: a client with a valid token gets a ticket, a relayed connection or a status."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class Admission:
     """Admits clients with valid credentials: to an executor (with a ticket, and a relay if necessary) or to the status.
 
     Attributes:
-        transports: transports to executors.
-        rate: limits how often tenants connect.
+        transports: transports that connect to executors.
+        rate: limit on the number of connections of a tenant in a time.
         assigner: chooses the executors of new sessions.
-        relays: limits the relayed connections of each tenant.
+        relays: limits on the relayed connections of each tenant.
         trimmer: returns memory to the system after connections have ended.
-        wrong: limits replies to wrong tokens; clients with valid tokens never wait.
+        wrong: rate limit of replies to wrong tokens. Clients with valid tokens never wait.
     """
 
     context: GatewayContext
@@ -97,7 +97,7 @@ class Admission:
             complain(connection, str(error))
 
     def _identify(self, connection: Connection, message: Message) -> Identity | None:
-        """Return the identity of the client, given its first message; None if it was refused."""
+        """Return the identity of a client by its first message. Return None if the client was refused."""
         if not isinstance(message, Hello | StatusRequest | Kill):
             self._refuse(connection, Denial(_FIRST, "no_token"), type(message).__name__)
             return None
@@ -148,7 +148,7 @@ class Admission:
         return None
 
     def _kill(self, connection: Connection, kill: Kill, identity: Identity) -> None:
-        """End a session that the client may see."""
+        """End a session on request of a client that may see it."""
         found = kill_session(self.context, kill.session, identity, _peer(connection), "with `djinn kill`")
         if isinstance(found, Denial):
             self._refuse(connection, found, "Kill", identity)
@@ -221,17 +221,20 @@ class Admission:
 
 
 def _scope(identity: Identity) -> str | None:
-    """Return the tenant whose sessions a client may see; None: all."""
+    """Return the tenant whose sessions a client may see; None if it may see all."""
     return None if identity.sees_all else identity.tenant
 
 
 def _peer(connection: Connection) -> str:
-    """Return the name of the peer, if the transport knows it."""
+    """Return the address of the peer; empty if the transport does not know it."""
     return connection.peer.removeprefix("client ")
 
 
 def _receive_attach(connection: Connection) -> Attach | Resume | ControlAttach | None:
-    """Return a client's request for a relay; None if it closed the connection because it reached the executor directly."""
+    """Return a client's request for a relayed connection.
+
+    Return None if the client closed the connection, because it reached the executor directly.
+    """
     try:
         message = receive_message(connection, TICKET_SECONDS)
     except (TransportError, TimeoutError):

@@ -1,4 +1,4 @@
-"""Assignment of new sessions to executors: the load of each, and the policy that chooses one."""
+"""Assign new sessions to executors: measure the load of each executor, and ask a policy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _log = get_logger("djinn.server")
 
 
 class LoadMeter:
-    """Load of one executor, from its reports and its assignments. Methods may be called from several threads."""
+    """Load of one executor, from its reports and the sessions assigned to it. Methods may be called from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,11 +43,11 @@ class LoadMeter:
 
     @property
     def is_due(self) -> bool:
-        """Return True if the last report is too old."""
+        """Return True if the last report is too old, so that a new one should be requested."""
         return time.monotonic() - self._reported_at > LOAD_SECONDS
 
     def note(self, report: Sessions) -> None:
-        """Note a new report."""
+        """Update the load from a new report."""
         now = time.monotonic()
         used = report.metered.values.get("device_seconds", 0.0)
         with self._lock:
@@ -67,7 +67,7 @@ class LoadMeter:
             )
 
     def assign(self, hint: str = "") -> None:
-        """Note that a session was assigned to the executor."""
+        """Count a session that was assigned to the executor."""
         with self._lock:
             self.assigned += 1
             self._assigned.append(time.monotonic())
@@ -78,7 +78,7 @@ class LoadMeter:
                     del self._hints[next(iter(self._hints))]
 
     def load(self) -> ExecutorLoad:
-        """Return the known load of the executor."""
+        """Return the current load of the executor."""
         with self._lock:
             now = time.monotonic()
             self._assigned = [at for at in self._assigned if now - at < RECENT_SECONDS]
@@ -90,7 +90,7 @@ class LoadMeter:
 
 
 class LeastLoaded(AssignmentPolicy):
-    """Assigns sessions to the executor whose device is least loaded; to the first of several."""
+    """Assign a session to the executor whose device has the least load."""
 
     name = LEAST_LOADED
 
@@ -101,10 +101,12 @@ class LeastLoaded(AssignmentPolicy):
 
 @attrs.frozen
 class Assigner:
-    """The assignment policy of a gateway, with `least_loaded` as fallback.
+    """Ask the assignment policy of a gateway. If the policy fails, use `least_loaded`.
 
     Attributes:
-        policy: the policy. plugin: name of its plugin for messages. counts: its decisions (assigned, refused, failed) by policy.
+        policy: the policy.
+        plugin: name of its plugin for messages.
+        counts: its decisions (assigned, refused, failed) by policy.
     """
 
     policy: AssignmentPolicy = attrs.field(factory=LeastLoaded)
@@ -113,10 +115,10 @@ class Assigner:
 
     @classmethod
     def of(cls, registry: Registry, name: str, counts: Decisions) -> Assigner:
-        """Return the policy of that name. `counts`: counters of its decisions.
+        """Return an assigner with the policy of this name. `counts`: counters of its decisions.
 
         Raises:
-            PluginError: no plugin in use offers it.
+            PluginError: no plugin in use offers the policy.
         """
         if name in {"", LEAST_LOADED}:
             return cls(counts=counts)
@@ -130,7 +132,7 @@ class Assigner:
         )
 
     def assign(self, request: AssignmentRequest) -> int | AssignmentRefusal:
-        """Return the number of one of the executors of the request, or a refusal."""
+        """Return the number of the executor for a new session, or a refusal."""
         decided = self._decide(request)
         self.counts["refused" if isinstance(decided, AssignmentRefusal) else "assigned"][self.policy.name] += 1
         return decided

@@ -1,4 +1,4 @@
-"""The audit log of connections and refusals: one JSON object a line, without secrets."""
+"""Audit log of connections and refusals: one JSON object per line, without secrets."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _log = get_logger("djinn.server")
 
 
 class Audit(Observer):
-    """An observer that writes events to the server's log and, if configured, to a file that only its owner can read.
+    """An observer that writes security events to the server's log, and to an audit file if there is one.
 
-    If another process (logrotate) moves the file away, it is opened again.
+    Only the owner can read the file. If another process such as logrotate moves the file away, it is created again.
     """
 
     name = "audit"
@@ -75,7 +75,7 @@ class Audit(Observer):
 
 class _AuditFile(WatchedFileHandler):
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, as `logging.Handler.emit` does. Failing to reopen the file is an ordinary error."""
+        """Write a record, as `logging.Handler.emit` does. If the file cannot be reopened, log an error."""
         try:
             super().emit(record)
         except OSError:

@@ -1,4 +1,4 @@
-"""Authentication of clients: the server's own tokens, then the authenticators of plugins that the operator chose."""
+"""Authentication of clients by the server's tokens, and by authenticators of plugins that the operator chose."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _log = get_logger("djinn.server")
 
 
 class Authentication:
-    """Determines the identity of clients. If an authenticator fails, the client is refused."""
+    """Determine the identity of clients. If an authenticator fails, the client is refused."""
 
     def __init__(self, tokens: TokenAuthenticator) -> None:
         self._tokens = tokens
@@ -41,17 +41,17 @@ class Authentication:
         self._log_limit = LogRateLimit()
 
     def use(self, registry: Registry, names: Sequence[str]) -> None:
-        """From now on, ask these authenticators of plugins as well, in this order.
+        """Also use these authenticators of plugins from now on, in this order.
 
         Raises:
-            ConfigurationError: the configuration of an authenticator is not usable.
+            ConfigurationError: the configuration of an authenticator is invalid.
             PluginError: an authenticator does not exist, or failed.
         """
         self._chosen = {name: _prepared(registry, name) for name in names if name != self._tokens.name}
 
     @property
     def tenants(self) -> frozenset[str]:
-        """Tenants that have a valid token; authenticators of plugins may know others."""
+        """Tenants with a valid token. Authenticators of plugins may know further tenants."""
         return self._tokens.tenants
 
     @property
@@ -76,7 +76,7 @@ class Authentication:
         return _UNKNOWN
 
     def is_valid(self, key: str) -> bool:
-        """Return True while sessions with the credentials of this key may continue."""
+        """Return True while sessions may continue whose identity has this key."""
         name, separator, own = key.partition(":")
         if not separator:
             return self._tokens.is_valid(key)
@@ -126,7 +126,7 @@ class Authentication:
 
 
 class _InvalidResult(Exception):  # noqa: N818 - a signal within this file
-    """The result of an authenticator is invalid. The message does not quote the result."""
+    """An authenticator returned an invalid result. The message does not quote the result, which may contain a secret."""
 
 
 def _prepared(registry: Registry, name: str) -> tuple[Authenticator, str]:
@@ -148,7 +148,7 @@ def _prepared(registry: Registry, name: str) -> tuple[Authenticator, str]:
 
 
 def _without(credentials: Credentials, denial: Denial) -> Denial:
-    """Remove the token from a plugin's denial before clients and logs see it."""
+    """Remove the client's token from a plugin's denial, before clients and logs see the denial."""
     reason = str(denial.reason)[:_REASON]
     if credentials.token:
         reason = reason.replace(credentials.token, HIDDEN)
@@ -157,12 +157,12 @@ def _without(credentials: Credentials, denial: Denial) -> Denial:
 
 
 def _untyped(value: object) -> object:
-    """Return a plugin's value as `object`, so that its real type is checked."""
+    """Return a plugin's value as `object`, so that the type checker lets its actual type be checked."""
     return value
 
 
 def _described(error: Exception) -> str:
-    """Describe an exception by type and line, without its message, which may contain credentials."""
+    """Describe an exception by its type and line. Omit its message, which may contain credentials."""
     if isinstance(error, _InvalidResult):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""State that the parts of a gateway share. The gateway creates it at startup."""
+"""State that all parts of a gateway share. The gateway creates it at startup."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _COMPARED: Final = 32  # events to compare a refusal with
 
 @attrs.define
 class GatewayCounters(Observer):
-    """An observer that counts for `/metrics`: refusals by kind, admissions by tenant, since the gateway started.
+    """Count refusals by kind and admissions by tenant since the gateway started, for `/metrics`.
 
     Attributes:
-        assignments: decisions of the assignment policy, which have no events.
+        assignments: counts of decisions of the assignment policy, for which there are no events.
     """
 
     name = "counts"
@@ -68,7 +68,7 @@ class GatewayCounters(Observer):
 
 @attrs.frozen
 class _KeptEvent:
-    """An event with its shown facts by name. Events that differ only in time and number are equal."""
+    """A stored event, with those facts by name that users see. Equality ignores time and count."""
 
     seconds: float = attrs.field(eq=False)
     name: str
@@ -77,21 +77,21 @@ class _KeptEvent:
     times: int = attrs.field(default=1, eq=False)
 
     def status(self) -> EventStatus:
-        """The event as clients and dashboards see it."""
+        """The event in the form that clients and dashboards receive."""
         words = [f"{before}{self.facts[name]}" for name, before in _FACTS.items() if name in self.facts]
         text = one_line(", ".join([f"{self.times} times", *words] if self.times > 1 else words))[:_TEXT]
         return EventStatus(self.seconds, self.name, self.tenant, text)
 
 
 def _shown(name: str, value: object) -> str:
-    """Return a fact of an event in words, without the meaningless port of a peer."""
+    """Return a fact of an event as text, without the port of a peer, which means nothing to a reader."""
     if name == "exit_status" and isinstance(value, int):
         return how_ended(value)
     return str(value).rpartition(":")[0] or str(value) if name == "peer" else str(value)
 
 
 class RecentEvents(Observer):
-    """An observer that keeps the latest refusals, deaths of executors and ends of sessions for `djinn status` and dashboards."""
+    """Store the latest refusals, deaths of executors and ends of sessions, for `djinn status` and dashboards."""
 
     name = "recent"
     events = _KEPT_NAMES
@@ -101,7 +101,7 @@ class RecentEvents(Observer):
         self._lock = threading.Lock()
 
     def observe(self, event: Event) -> None:
-        """Keep an event. Equal refusals, such as of a retrying client, become one event with a count."""
+        """Store an event. Equal events, such as refusals of a client that retries, become one event with a count."""
         if event.name not in _KEPT_NAMES:
             return
         facts = {name: _shown(name, event.fields[name]) for name in _FACTS if event.fields.get(name) not in {None, ""}}
@@ -116,7 +116,7 @@ class RecentEvents(Observer):
             self._kept.append(new)
 
     def of(self, tenant: str | None, most: int = 50) -> tuple[EventStatus, ...]:
-        """Return the latest events about a tenant, or (None) about all, the newest last."""
+        """Return the latest events of a tenant, or of all tenants (None), the newest last."""
         with self._lock:
             found = [one for one in self._kept if tenant is None or one.tenant == tenant]
         return tuple([one.status() for one in found[-most:]])
@@ -127,14 +127,14 @@ class GatewayContext:
     """State of a gateway.
 
     Attributes:
-        authentication: gives the identities of clients.
+        authentication: determines the identities of clients.
         tenants: the executors by tenant.
         events: notifies the observers, including `counts` and `recent`.
-        counts: numbers for metrics.
+        counts: counters for metrics.
         recent: the latest events.
-        unauthenticated: connections without a valid token so far, of all listeners.
+        unauthenticated: open connections, at all listeners, that have not shown a valid token.
         keys: identity keys of admitted clients.
-        listeners: listeners for clients; complete once the gateway is ready.
+        listeners: listeners for clients. The list is complete once the gateway is ready.
         draining: set once no further clients are admitted.
         since: time of its start, in seconds of the monotonic clock.
     """
@@ -152,11 +152,11 @@ class GatewayContext:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """URLs of its listeners for clients."""
+        """URLs at which the gateway listens for clients."""
         return tuple(listener.url for listener in self.listeners)
 
     def why_not_ready(self) -> str:
-        """Return the reason why clients are not admitted now; empty if they are."""
+        """Return the reason why clients are not admitted now; empty if they are admitted."""
         if self.draining.is_set():
             return "draining: no further clients are admitted"
         if not self.listeners:

@@ -1,7 +1,7 @@
-"""Discovery of the devices that `djinn serve --device all` offers.
+"""Find the devices that `djinn serve --device all` offers.
 
-Device plugins are queried in a separate process: the query opens some devices, whose memory the gateway should not
-hold.
+Device plugins are queried in a separate process. The query opens some devices, and the gateway should not occupy
+their memory.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _log = get_logger("djinn.server")
 
 
 class Discovery(msgspec.Struct, frozen=True):
-    """Answer of device plugins: device ids, and the errors of failed plugins by kind."""
+    """Result of a query of all device plugins: device ids, and the errors of failed plugins by kind of device."""
 
     devices: list[str]
     failed: Mapping[str, str]
 
 
 def offered(devices: Sequence[str], plugins: Selection, timeout: float) -> list[str]:
-    """Replace `all` in `devices` by every device that plugins report. CPUs count only if there is no other device.
+    """Replace `all` in `devices` by all devices that plugins report. CPUs count only if there is no other device.
 
     Raises:
         StartupError: the query of the device plugins failed.
@@ -60,7 +60,7 @@ def _ask(plugins: Selection, timeout: float) -> list[str]:
 
 
 def discover(devices: Iterable[Device]) -> Discovery:
-    """Query all kinds that executors may choose by default. A kind that raises has no devices."""
+    """Query all kinds of devices that executors may choose by default. A kind whose query raises has no devices."""
     found: list[str] = []
     failed: dict[str, str] = {}
     for device in devices:

@@ -1,4 +1,4 @@
-"""The gateway process: admits clients, and starts and supervises the executors."""
+"""The gateway process: admit clients, and start and supervise executors."""
 
 from __future__ import annotations
 
@@ -57,10 +57,14 @@ _log = get_logger("djinn.server")
 
 @attrs.frozen
 class GatewayHandle:
-    """A gateway that is ready: its addresses, its devices, and the connection file for clients.
+    """Facts about a gateway that is ready for clients.
 
-    `dialled`: addresses that other machines connect to. `here`: addresses for programs on this host only.
-    `authenticators`: names from plugins. `operations`: URL of the operations server, `routes`: its paths.
+    Attributes:
+        dialled: addresses for other machines.
+        here: addresses for programs on this host only.
+        authenticators: names of the plugins' authenticators in use.
+        operations: URL of the operations server.
+        routes: paths of the operations server.
     """
 
     urls: tuple[str, ...]
@@ -76,7 +80,7 @@ class GatewayHandle:
 
 
 class Gateway:
-    """A gateway: its executors, listeners and connection file."""
+    """A gateway with its executors, listeners and connection file."""
 
     def __init__(self, config: GatewayConfig, token: Token, authentication: Authentication, audit: Audit) -> None:
         self._config = config
@@ -97,7 +101,7 @@ class Gateway:
         Raises:
             StartupError: an executor did not start.
             TransportError: an address cannot be bound.
-            ConfigurationError: the connection file cannot be written, or an authenticator is not set up.
+            ConfigurationError: the connection file cannot be written, or an authenticator is not configured.
             PluginError: an authenticator or the assignment policy does not exist.
         """
         self._config.network.listen_at.check_ports(self._config.access.operations_port)
@@ -178,7 +182,7 @@ class Gateway:
         self._audit.close()
 
     def _plugins(self) -> Registry:
-        """Return the plugins of a gateway, and start using their authenticators and observers."""
+        """Return the plugins of a gateway, and activate their authenticators and observers."""
         # Imported here: it imports PyTorch, which takes as long as starting the executors.
         from djinn_core.registry.builtin_plugins import builtin_plugins
 
@@ -233,16 +237,18 @@ class Gateway:
 def serve(
     config: GatewayConfig, announce: Callable[[GatewayHandle], None], tell: Callable[[str], None] = lambda _: None
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then let sessions end; `announce` is called when clients can connect.
+    """Run a gateway until SIGTERM or SIGINT, then wait for sessions to end.
 
-    `tell` gets messages about slow steps.
+    Call this in the main thread, because of the signals. A second signal ends this process and the executors at once.
 
-    Must run in the main thread, because of the signals. A second signal ends the process at once, and with it the
-    executors.
+    Args:
+        config: configuration of the gateway.
+        announce: called when clients can connect.
+        tell: called with messages about slow steps.
 
     Raises:
         ConfigurationError: unauthenticated clients could connect, folders overlap, or a file cannot be read or written.
-        PluginError: there is nothing to listen with.
+        PluginError: no transport can listen.
         StartupError: an executor did not start.
         TransportError: an address cannot be bound.
     """
@@ -282,7 +288,7 @@ def serve(
 
 
 def _listening_hosts(config: GatewayConfig) -> Iterable[str]:
-    """Return the listen addresses of the server, without transports for this host, which ignore `--host`."""
+    """Return the hosts that the server listens at, except for transports of this host only, which ignore `--host`."""
     network = config.network
     if all(map(is_loopback, network.listen_at.hosts)):
         return network.listen_at.hosts  # avoids the second that loading plugins takes
@@ -295,21 +301,21 @@ def _listening_hosts(config: GatewayConfig) -> Iterable[str]:
 
 
 def default_connection_file(config: GatewayConfig) -> Path:
-    """Return a path for this server: in its state folder if that lasts, else in the user's runtime or state directory."""
+    """Return the path of the connection file: in a state folder that outlives the server, else in a user directory."""
     if config.lasting and config.state_dir is not None:
         return config.state_dir / "connection.json"
     return runtime_directory() / f"server-{os.getpid()}.json"
 
 
 class _Stop(BaseException):
-    """Raised if a signal asks the server to stop. Not an `Exception`, so that no handler treats it as an error."""
+    """A signal asks the server to stop. This is no `Exception`, so that no handler treats it as an error."""
 
 
 @contextmanager
 def _signals_stop(received: list[str]) -> Iterator[None]:
-    """Raise `_Stop` in the main thread on SIGTERM and SIGINT; the previous handlers are restored afterwards.
+    """Raise `_Stop` in the main thread on SIGTERM and SIGINT. Restore the previous handlers at the end.
 
-    Their names are added to `received`: an exception that is raised in a finalizer or in a callback is lost.
+    The names of the signals are added to `received`, because an exception in a finalizer or callback is lost.
     """
 
     def stop(number: int, _: FrameType | None) -> None:
@@ -325,7 +331,7 @@ def _signals_stop(received: list[str]) -> Iterator[None]:
 
 
 def _executors(config: GatewayConfig) -> tuple[ExecutorConfig, ...]:
-    """Return a configuration for each device, with a directory for the device time of tenants."""
+    """Return the configuration of each device's executor, with a directory for the used device time of tenants."""
     devices: Sequence[str]
     if config.engine.name in {"", LOCAL}:
         devices = offered(config.devices, config.executor.plugins, config.start_timeout) or ("",)
@@ -346,7 +352,7 @@ def _weight_folders(config: ExecutorConfig) -> list[Path]:
 
 
 def _accounts(config: GatewayConfig, number: int) -> Path | None:
-    """Return the folder for the device time of tenants on an executor. It outlives the server if the state folder does."""
+    """Return the folder with the used device time of tenants. It outlives the server if the state folder does."""
     if config.state_dir is None:
         return None
     folder = config.state_dir / "accounts" / str(number)

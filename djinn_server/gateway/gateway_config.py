@@ -1,4 +1,4 @@
-"""Configuration of a gateway, which contains that of its executors."""
+"""Configuration of a gateway, which includes the configuration of its executors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from djinn_server.launch.flags import flagged
 
 @attrs.frozen
 class AccessConfig:
-    """Admission to the gateway, and its observation.
+    """Who may use a gateway, and how operators watch it.
 
     Attributes:
-        token_file: file with the token, or with a table of tokens; None: the environment's, or a new one.
+        token_file: file with a token or a token table; None: the token in the environment, or a new token.
         authenticators: names of authenticators of plugins, in the order in which they are asked.
         operations_port: port for `/livez`, `/readyz` and `/metrics`, 0 for any free one; None: these routes are not served.
-        open_probes: True if `/livez` and `/readyz` answer without a token, for probes that cannot keep one.
-        audit_log: file for connections and refusals; None: the log alone.
+        open_probes: True if `/livez` and `/readyz` need no token, for probes that have none.
+        audit_log: file for connections and refusals; None: only the server's log has them.
         plaintext_accepted: True if the operator accepts unencrypted traffic on a network.
     """
 
@@ -66,19 +66,19 @@ class GatewayConfig:
         network: addresses at which it listens; its executors listen there too, with transports that clients reach
             directly.
         advertise: host name of this machine in the connection file; empty: detected.
-        pinned: True if clients check the certificate by its fingerprint, which is in the connection file.
+        pinned: True if clients check the certificate by the fingerprint in the connection file.
         devices: devices to offer, an executor for each; `all`: every device; empty: the best that the machine has.
         assignment: name of the policy that assigns new sessions to executors; empty: the name in the settings.
-        engine: starts its executors.
-        executor: configuration that its executors have in common.
-        state_dir: folder with what a restarted server needs to continue its sessions; None: nothing is kept.
-        lasting: True if a server that is started again uses this folder and the same ports.
+        engine: the engine that starts the executors.
+        executor: the configuration of all executors.
+        state_dir: folder with the files from which a restarted server continues sessions; None: none are stored.
+        lasting: True if a restarted server uses this folder and the same ports.
         tenant_users: system users of tenants as `TENANT=USER`; empty: executors run as the server's user.
         tenant_dir: parent of the private folders of these users.
         connection_file: file for URLs and token; None: one in `state_dir` if it is `lasting`, else in a directory of
             the user's.
-        drain_seconds: time for which sessions may go on after a signal to stop.
-        start_timeout: time that the executors may take to start, in seconds.
+        drain_seconds: seconds for which sessions may continue after a signal to stop.
+        start_timeout: seconds in which the executors must start.
         log_level: log level of gateway and executors.
     """
 
@@ -126,7 +126,7 @@ class GatewayConfig:
     log_level: str = "info"
 
     def with_settings(self, settings: Settings) -> GatewayConfig:
-        """Return the configuration with settings for values that the command line does not set."""
+        """Return a copy that takes values that the command line does not set from the settings."""
         return attrs.evolve(
             self,
             devices=self.devices or ((settings.device,) if settings.device else ()),

@@ -1,4 +1,4 @@
-"""What operators and clients see of a server, and do to it: status, metrics, and ends of sessions."""
+"""Functions for operators and clients of a server: status, metrics, and ending a session."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_WITH_LOGS: Final = 32  # executors
 
 
 def watched_server(context: GatewayContext, assignment: str) -> WatchedServer:
-    """Return the server as its operations server sees it. `assignment`: name of the assignment policy."""
+    """Return the functions that an operations server calls. `assignment`: name of the assignment policy."""
     return WatchedServer(
         lambda tenant: status_facts(status_of(context, assignment, tenant)),
         partial(_end_session, context),
@@ -49,7 +49,7 @@ def _identify_operator(context: GatewayContext, shown: Credentials, asked: str) 
 
 
 def _shortened(executors: tuple[ExecutorStatus, ...]) -> tuple[ExecutorStatus, ...]:
-    """Drop the decisions of plans if there are many sessions: a reply is limited to 4 MiB."""
+    """Omit the plans' decisions if there are many sessions, because a reply is limited to 4 MiB."""
     if sum(len(executor.sessions) for executor in executors) <= MOST_WITH_DECISIONS:
         return executors
     replace = msgspec.structs.replace
@@ -60,7 +60,7 @@ def _shortened(executors: tuple[ExecutorStatus, ...]) -> tuple[ExecutorStatus, .
 
 
 def status_of(context: GatewayContext, assignment: str, tenant: str | None) -> Status:
-    """Return the status for a tenant, or (None) for the operator. `assignment`: name of the assignment policy."""
+    """Return the status for a tenant, or for the operator (None). `assignment`: name of the assignment policy."""
     age = time.monotonic() - context.since
     executors = _shortened(context.tenants.statuses(tenant))
     if tenant is not None or len(executors) > MOST_WITH_LOGS:
@@ -71,9 +71,9 @@ def status_of(context: GatewayContext, assignment: str, tenant: str | None) -> S
 
 
 def kill_session(context: GatewayContext, session: str, identity: Identity, peer: str, means: str) -> Killed | Denial:
-    """End the session whose name begins with `session`, if the identity may.
+    """End the session whose name begins with `session`, if the client may end it.
 
-    `means`: the way of the request, for the client.
+    `means`: how the request came, for the message to the session's client.
     """
     if identity.monitor:
         return Denial("this token is valid for watching the server only", "monitor")
@@ -94,7 +94,7 @@ def kill_session(context: GatewayContext, session: str, identity: Identity, peer
 
 
 def server_metrics(context: GatewayContext) -> ServerMetrics:
-    """Return the metrics of a gateway and of its executors, which it asks."""
+    """Return the metrics of a gateway and its executors. Each executor is asked for a report."""
     executors = {
         (str(number), supervised.device_id, tenant): _executor_metrics(supervised)
         for tenant, pool in context.tenants.pools()
@@ -130,7 +130,7 @@ def _labelled(values: Mapping[str, int]) -> tuple[LabelledValue, ...]:
 
 
 def _executor_metrics(supervised: SupervisedExecutor) -> ExecutorMetrics:
-    """Return what the executor reports, if it does, and what the gateway knows of it."""
+    """Return the metrics that an executor reports, with those that the gateway measures."""
     report, load = supervised.report(), supervised.meter.load()
     values: dict[str, float] = {
         "up": float(report is not None),

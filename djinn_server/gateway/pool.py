@@ -1,4 +1,4 @@
-"""Pool of a gateway's executor processes: started ahead of use, supervised, and restarted when one dies."""
+"""Pool of a gateway's executor processes: started early, supervised, and restarted if they die."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _log = get_logger("djinn.server")
 
 
 class SupervisedExecutor:
-    """An executor of a pool: its process is supervised, and replaced if it dies.
+    """An executor of a pool. Its process is supervised, and replaced if it dies.
 
     Attributes:
         device_id: id of the device, also during a restart of the process.
         restarts: number of restarts of the process.
-        meter: load of the executor, and of its earlier processes.
+        meter: measures the load of the executor, across restarts.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class SupervisedExecutor:
         self._watcher = threading.Thread(target=self._watch, name="djinn-watch", daemon=True)
 
     def wait_ready(self) -> None:
-        """Wait until the first process is ready, then watch it.
+        """Wait until the first process is ready, then supervise it.
 
         Raises:
-            StartupError: it did not start.
+            StartupError: the process did not start.
         """
         self.device_id = self._process.wait_ready(self._start_timeout).device.id
         self._state = "ready"
@@ -80,7 +80,7 @@ class SupervisedExecutor:
 
     @property
     def launched(self) -> StartedExecutor | None:
-        """The process of the executor; None until it is ready."""
+        """The running process; None until it is ready."""
         return self._process if self._state == "ready" else None
 
     def status(self) -> ExecutorStatus:
@@ -112,7 +112,10 @@ class SupervisedExecutor:
         return ExecutorStatus(about, process.process_id, state, restarts=self.restarts)
 
     def is_idle(self, seconds: float) -> bool:
-        """Return True if it has no session, and no restart within `seconds`: clients of a dead process reconnect."""
+        """Return True if the executor has had no session and no restart within `seconds`.
+
+        After a restart, clients of the dead process reconnect.
+        """
         report = self.report()
         return report is not None and not report.sessions and time.monotonic() - self._restarted_at >= seconds
 
@@ -132,10 +135,10 @@ class SupervisedExecutor:
             self.report()
 
     def _report(self) -> Sessions:
-        """Request a report, and update the load if that is due.
+        """Request a report, and update the load if its last report is too old.
 
         Raises:
-            StartupError: it does not answer.
+            StartupError: the process does not answer.
         """
         report = self._process.status(_STATUS_SECONDS)
         if self.meter.is_due:
@@ -143,16 +146,16 @@ class SupervisedExecutor:
         return report
 
     def send(self, order: Order) -> None:
-        """Send an order to the process, if it runs."""
+        """Send an order to the process. Do nothing if it does not run."""
         self._process.send(order)
 
     def drain(self, seconds: float) -> None:
-        """Begin no further session, and end with its last one or after `seconds`; returns at once."""
+        """Admit no further session, and end with the last session or after `seconds`. Return at once."""
         self._closing.set()
         self._process.send(Drain(seconds))
 
     def close(self, drain_seconds: float) -> None:
-        """End its process, and wait until that has ended."""
+        """End the process, and wait for its end."""
         self._closing.set()
         self._process.close(drain_seconds)
         if self._watcher.is_alive():
@@ -194,13 +197,13 @@ class SupervisedExecutor:
 
 
 def _queue(report: Sessions) -> dict[str, int]:
-    """Return a histogram of the time that submissions waited for the device."""
+    """Return a histogram of the times that submissions waited for the device."""
     (seen,) = report.metered.distributions.get("queue_duration_seconds", (Distribution((), (0,), 0.0),))
     return dict(zip((*map(str, seen.bounds), "+Inf"), seen.counts, strict=True))
 
 
 def _figures(report: Sessions) -> Iterator[tuple[str, float]]:
-    """Return all metrics of a report, with the sum for each labelled metric."""
+    """Return all metrics of a report. A metric with labels is summed."""
     metered = report.metered
     yield from metered.values.items()
     yield from ((name, sum(one.value for one in values)) for name, values in metered.labelled.items())
@@ -237,17 +240,20 @@ class Pool:
             raise
 
     def wait_ready(self) -> tuple[StartedExecutor, ...]:
-        """Wait until all are ready.
+        """Wait until all executors are ready.
 
         Raises:
-            StartupError: one did not start; the message says why.
+            StartupError: an executor did not start; the message has the reason.
         """
         for supervised in self._executors:
             supervised.wait_ready()
         return tuple(supervised.launched for supervised in self._executors if supervised.launched is not None)
 
     def find(self, device: str) -> tuple[int, StartedExecutor] | Denial:
-        """Return a ready executor for `device` (a number, an id or a kind; empty: any) with its number, or a refusal."""
+        """Return a ready executor for `device`, with its number, or a refusal.
+
+        `device`: a number, an id or a kind; empty: any device.
+        """
         found = self._candidates(device)
         return found if isinstance(found, Denial) else found[0]
 
@@ -259,13 +265,13 @@ class Pool:
         *,
         counts: bool = True,
     ) -> tuple[int, StartedExecutor] | Denial:
-        """Return the executor for a new session. The policy chooses among devices of one kind and name.
+        """Return the executor for a new session, with its number, or a refusal. The policy chooses among equal devices.
 
         Args:
-            newcomer: the session, without executors.
-            assigner: has the policy.
+            newcomer: the new session; its `executors` are filled in here.
+            assigner: asks the policy.
             others: the pools of other tenants, with their names.
-            counts: True if the session counts as expected load of the executor.
+            counts: True if the session is counted as load of the executor.
         """
         found = self._candidates(newcomer.device)
         if isinstance(found, Denial):

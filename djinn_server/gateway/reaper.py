@@ -1,4 +1,4 @@
-"""Reaper of the gateway: every two seconds it ends sessions whose token is no longer valid and executors of idle tenants."""
+"""Every two seconds, end sessions whose token is no longer valid, and executors of idle tenants."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = get_logger("djinn.server")
 
 
 class SessionReaper:
-    """A thread that ends invalid sessions and idle executors, and refreshes the loads of the other executors."""
+    """Thread that ends invalid sessions and idle executors, and updates the loads of the other executors."""
 
     def __init__(self, context: GatewayContext) -> None:
         self._context = context
@@ -34,7 +34,7 @@ class SessionReaper:
                 _log.exception("sessions or executors could not be ended; trying again", error=repr(error))
 
     def reap(self) -> None:
-        """End all sessions and executors that are due."""
+        """End all sessions with an invalid token, and all executors of idle tenants."""
         invalid = self._invalid(self._context.keys | self._reported())
         if invalid:
             for executor in self._context.tenants.executors():
@@ -48,7 +48,7 @@ class SessionReaper:
         return tuple(sorted(key for key in keys if not self._context.authentication.is_valid(key)))
 
     def _reported(self) -> frozenset[str]:
-        """Return the keys of live sessions, including sessions from an earlier gateway or with a late ticket."""
+        """Return the identity keys of all live sessions, including sessions of an earlier gateway process."""
         if not self._context.authentication.has_keys:
             return frozenset()
         reports = [supervised.report() for supervised in self._context.tenants.executors()]

@@ -1,4 +1,4 @@
-"""Relay of frames between two connections, without decoding them."""
+"""Relay frames between a client and an executor without decoding them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = get_logger("djinn.server")
 
 
 class RelayDirection:
-    """One direction of a relayed connection."""
+    """One direction of a relayed connection: it receives frames at one end and sends them to the other end."""
 
     def __init__(self, source: Connection, target: Connection, name: str) -> None:
         self._source = source
@@ -33,11 +33,11 @@ class RelayDirection:
         self._ended = threading.Event()  # nothing more is sent
 
     def held(self) -> int:
-        """Bytes that were received but not forwarded: an incomplete frame, or a frame for a slow receiver."""
+        """Bytes that were received but not forwarded: a part of a frame, or a frame for a slow receiver."""
         return self._sending + self._source.held
 
     def close(self) -> None:
-        """End both connections."""
+        """Close both connections."""
         self._source.close()
         self._target.close()
 
@@ -56,7 +56,7 @@ class RelayDirection:
             self.close()
 
     def _send_on(self) -> bool:
-        """Forward frames until the source ends (True) or the target fails (False)."""
+        """Forward frames. Return True if the source has ended, False if the target has failed."""
         try:
             while True:
                 frame = self._source.receive()
@@ -76,14 +76,14 @@ class RelayDirection:
 
 
 def relay_directions(client: Connection, executor: Connection) -> tuple[RelayDirection, RelayDirection]:
-    """Return both directions of a relayed connection: from the client, and from the executor."""
+    """Return both directions of a relayed connection: client to executor, and executor to client."""
     return RelayDirection(client, executor, "client"), RelayDirection(executor, client, "executor")
 
 
 def relay(up: RelayDirection, down: RelayDirection) -> None:
     """Relay frames in both directions until one of the connections ends, then close both.
 
-    `send` blocks, which slows down a sender that is faster than its receiver.
+    `send` blocks, so a fast sender is slowed down to the speed of its receiver.
     """
     back = threading.Thread(target=down.run, args=(up,), name="djinn-relay", daemon=True)
     back.start()
@@ -92,12 +92,15 @@ def relay(up: RelayDirection, down: RelayDirection) -> None:
 
 
 class Relays:
-    """Limits of relaying by tenant: number of connections, and bytes that were received but not forwarded yet."""
+    """Limits for each tenant's relayed connections: their number, and their bytes that are not forwarded yet."""
 
     def __init__(self, most: int = MOST, each: int = EACH_BYTES, together: int = 0) -> None:
-        """Set the limits. `most`: connections of a tenant. `each`: bytes of a tenant.
+        """Set the limits.
 
-        `together`: bytes of all tenants; 0: half of the memory.
+        Args:
+            most: maximum number of connections of a tenant.
+            each: maximum bytes of a tenant.
+            together: maximum bytes of all tenants; 0: half of the memory.
         """
         self._most = most
         self._each = each
@@ -109,7 +112,7 @@ class Relays:
 
     @contextmanager
     def reserve(self, tenant: str) -> Iterator[bool]:
-        """Reserve one more relayed connection while the block lasts; False if the tenant has too many."""
+        """Count one more relayed connection inside the block. Yield False if the tenant has too many."""
         with self._lock:
             reserved = self._running[tenant] < self._most
             self._running[tenant] += reserved
@@ -121,9 +124,9 @@ class Relays:
 
     @contextmanager
     def limiting(self, tenant: str, *directions: RelayDirection) -> Iterator[None]:
-        """Apply the byte limits to these directions while the block lasts.
+        """Apply the byte limits to these directions inside the block.
 
-        If a limit is exceeded, the largest holders are closed.
+        If a limit is exceeded, the directions with the most bytes are closed.
         """
         with self._lock:
             self._directions.update(dict.fromkeys(directions, tenant))
@@ -164,7 +167,7 @@ class Relays:
 def over_limits(
     held: Mapping[str, Mapping[RelayDirection, int]], each: int, together: int
 ) -> dict[RelayDirection, str]:
-    """Return the directions to close, with their tenants, until the rest is within the limits.
+    """Return the directions that must be closed to keep the limits, with their tenants.
 
     The largest direction of the largest tenant comes first.
     """

@@ -1,4 +1,4 @@
-"""Executor pools by tenant: tenants do not share processes, so one tenant's crash does not affect another's programs."""
+"""Executor pools by tenant. Tenants do not share processes, so a crash affects one tenant only."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _log = get_logger("djinn.server")
 
 
 class Tenants:
-    """The executors of a gateway: a pool for each connected tenant, and a reserve pool if more tenants may connect.
+    """The executors of a gateway: a pool for each connected tenant, and a reserve pool for the next tenant.
 
-    The reserve pool goes to the first tenant that connects, and stays with that tenant.
+    The reserve pool exists only if more tenants may connect. The next new tenant gets it for good.
     """
 
     def __init__(
@@ -46,11 +46,18 @@ class Tenants:
         requests: Callable[[], Sequence[LaunchRequest]] = tuple,
         users: Mapping[str, SystemUser] | None = None,
     ) -> None:
-        """Start the first pool, without waiting for it. With `users`, it is in reserve for the first tenant of these.
+        """Start the first pool, and return without waiting for it.
 
-        `expected`: gives the number of tenants that may connect. `engine`: as for a `Pool`. `requests`: creates the
-        launch requests of a new pool. `users`: system users by tenant; tenants without a user are refused. None: executors run as the
-        gateway's user.
+        Args:
+            configs: configurations of the executors of a pool.
+            start_timeout: seconds in which an executor must start.
+            expected: returns the number of tenants that may connect.
+            most: maximum number of tenants with executors.
+            events: notifies observers.
+            engine: as in `Pool`.
+            requests: makes the launch requests of a new pool.
+            users: system users by tenant. Tenants without a user are refused, and the first pool is the reserve for one of
+                these tenants. None: executors run as the gateway's user.
 
         Raises:
             StartupError: a process cannot be started.
@@ -78,14 +85,14 @@ class Tenants:
         """Wait until the first pool is ready.
 
         Raises:
-            StartupError: it did not start.
+            StartupError: an executor of the pool did not start.
         """
         ready = self._first.wait_ready()
         self._reserve = self._first
         return ready
 
     def start_pool(self, tenant: str, memory: int = 0) -> Pool | Denial:
-        """Return the tenant's executors, started if necessary, or a refusal with the reason.
+        """Return the executors of a tenant, started if necessary, or a refusal with the reason.
 
         `memory`: the tenant's memory quota on each executor, in bytes; 0: the configured limit.
         """
@@ -125,7 +132,7 @@ class Tenants:
                     self._starting_tenants.discard(tenant)
 
     def statuses(self, tenant: str | None = None) -> tuple[ExecutorStatus, ...]:
-        """Return the `djinn status` entries of one tenant's executors, or (None) of all."""
+        """Return the `djinn status` entries of the executors of a tenant, or of all tenants (None)."""
         owned = self._owned(tenant)
         return tuple(
             msgspec.structs.replace(one.status(), tenant=name) for name, pool in owned for one in pool.executors
@@ -136,7 +143,7 @@ class Tenants:
         return [one for _, pool in self._owned(None) for one in pool.executors]
 
     def pools(self) -> list[tuple[str, Pool]]:
-        """Return all pools with their tenants. The reserve pool has an empty name."""
+        """Return all pools with the names of their tenants. The name of the reserve pool is empty."""
         return self._owned(None)
 
     def others(self, tenant: str) -> list[tuple[str, Pool]]:
@@ -151,9 +158,9 @@ class Tenants:
         return min(((round(busy, 1), recent) for busy, recent in devices), default=(0.0, 0))
 
     def refresh_loads(self) -> None:
-        """Refresh the loads of all executors if tenants share devices.
+        """Request new load reports of all executors if tenants share devices.
 
-        A new session refreshes only its own tenant's load.
+        A new session requests only the reports of its own tenant.
         """
         owned = [pool for name, pool in self._owned(None) if name]
         if len(owned) > 1:
@@ -167,7 +174,7 @@ class Tenants:
         return not self._closed and all(isinstance(pool.find(""), tuple) for _, pool in self._owned(None))
 
     def release_idle(self) -> None:
-        """End the executors of tenants that have had no session for `IDLE_SECONDS`; where one tenant is expected, they stay."""
+        """End the executors of tenants without a session for `IDLE_SECONDS`. If only one tenant may connect, keep them."""
         if self._expected() < 2:
             return
         for tenant, pool in self._owned(None):
@@ -183,7 +190,7 @@ class Tenants:
             pool.close(0.0)
 
     def _evict_idlest(self) -> bool:
-        """End the executors of the longest idle tenant. Return False if no tenant is idle."""
+        """End the executors of the tenant that has been idle longest. Return False if no tenant is idle."""
         with self._lock:
             pools = [
                 (tenant, self._pools[tenant]) for tenant in sorted(self._last_used, key=self._last_used.__getitem__)
@@ -222,7 +229,10 @@ class Tenants:
         return [(name, pool) for name, pool in pools if tenant is None or name == tenant]
 
     def _take_reserve(self, tenant: str, memory: int) -> Pool | None:
-        """Give the reserve pool to the tenant, and start another one if more tenants may connect. `memory`: as for `start_pool`."""
+        """Give the reserve pool to the tenant and return it. Start another reserve pool if more tenants may connect.
+
+        `memory`: as in `start_pool`.
+        """
         if self._reserve is None or self._reserved_for not in {"", tenant} or (memory and not self._users):
             return None
         pool, self._reserve = self._reserve, None
@@ -275,7 +285,7 @@ class Tenants:
 
 
 def _is_idle(pool: Pool) -> bool:
-    """Return False if an executor has a session, does not answer, or was just restarted."""
+    """Return True if all executors of a pool answer, have no session, and were not restarted lately."""
     return all(executor.is_idle(RETURN_SECONDS) for executor in pool.executors)
 
 

@@ -1,4 +1,4 @@
-"""Authentication by token: the server's own one, and those of a table that may change while the server runs."""
+"""Authentication by token: the server's own token, and a token table that may change while the server runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHORTEST = 16  # characters; typed or guessable tokens are shorter
 
 @attrs.frozen
 class Token:
-    """A token and its origin: `GENERATED`, or the file or variable in which the operator supplied it."""
+    """A token and its origin: `GENERATED`, or the file or variable from which the operator supplied it."""
 
     value: str = attrs.field(repr=False)
     origin: str
@@ -38,15 +38,15 @@ class Token:
         return self.origin != GENERATED
 
     def matches(self, given: str) -> bool:
-        """Compare `given` with the token in constant time."""
+        """Return True if `given` is the token, in constant time."""
         return hmac.compare_digest(self.value.encode(), given.encode())
 
 
 def find_token(file: Path | None, environ: Mapping[str, str], state: Path | None = None) -> Token:
-    """Return the token from `file`, from the environment, or a generated one that is stored in the folder `state`.
+    """Return the token in `file` or in the environment. Otherwise generate one and store it in the folder `state`.
 
     Raises:
-        ConfigurationError: the file cannot be read, others may read it, or the token is too short to protect anything.
+        ConfigurationError: the file cannot be read, other users may read it, or the token is too short.
     """
     if file is not None:
         try:
@@ -61,7 +61,7 @@ def find_token(file: Path | None, environ: Mapping[str, str], state: Path | None
 
 
 def has_table(file: Path) -> bool:
-    """Check whether the file has a table of tokens, rather than one token as text.
+    """Return True if the file has a token table, False if it has one token as text.
 
     Raises:
         ConfigurationError: the file cannot be read, or other users may read it.
@@ -82,16 +82,15 @@ def _checked(value: str, origin: str) -> Token:
 
 
 def check_exposure(host: str, supplied: bool, protected: bool) -> None:
-    """Refuse to be reachable from other machines unless the operator took care of it.
+    """Check that the server is reachable from other machines only with a chosen token and protected traffic.
 
     Args:
-        host: where to listen.
-        supplied: whether the operator chose the token, or made a table of them.
-        protected: whether there is TLS, or the operator accepts that everything travels unencrypted.
+        host: address to listen at.
+        supplied: True if the operator supplied the token or a token table.
+        protected: True if there is TLS, or if the operator accepts unencrypted traffic.
 
     Raises:
-        ConfigurationError: `host` is not a loopback address, and the token was not supplied or nothing is protected. The
-            message says what to do.
+        ConfigurationError: `host` is not a loopback address, and `supplied` or `protected` is False. The message has a remedy.
     """
     if is_loopback(host):
         return
@@ -117,7 +116,7 @@ _log = get_logger("djinn.server")
 
 
 class TokenAuthenticator(Authenticator):
-    """The built-in authenticator."""
+    """The built-in authenticator, which identifies clients by tokens."""
 
     name = "tokens"
 
@@ -135,16 +134,16 @@ class TokenAuthenticator(Authenticator):
 
     @property
     def has_table(self) -> bool:
-        """True if there are tokens besides the server's own."""
+        """True if the server has a token table besides its own token."""
         return self._file is not None
 
     @property
     def tenants(self) -> frozenset[str]:
-        """Tenants that have a valid token."""
+        """Tenants with a valid token."""
         return frozenset({OPERATOR, *(row.tenant for row in self._valid_rows() if not row.monitor)})
 
     def quota_of(self, tenant: str) -> Quota:
-        """The tenant's quota in the table."""
+        """Return the quota of a tenant in the token table."""
         return self._current().quotas.get(tenant, Quota())
 
     def authenticate(self, credentials: Credentials) -> Identity | Denial | None:
@@ -163,7 +162,7 @@ class TokenAuthenticator(Authenticator):
         return Identity(found.tenant, found.id, found.monitor, table.quotas.get(found.tenant, Quota()))
 
     def is_valid(self, key: str) -> bool:
-        """Return True if the token of that id is neither revoked nor expired."""
+        """Return True if the token with this id is neither revoked nor expired."""
         return not key or any(row.id == key for row in self._valid_rows())
 
     def _valid_rows(self) -> list[TokenRow]:
@@ -171,7 +170,7 @@ class TokenAuthenticator(Authenticator):
         return [row for row in self._current().tokens if not row.expired(now)]
 
     def _current(self) -> TokenTable:
-        """Return the present table of the file. If the file is no longer readable, return the last table."""
+        """Return the token table of the file. If the file cannot be read any more, return the last table."""
         if self._file is None:
             return self._table
         with self._lock:

@@ -1,1 +1,1 @@
-"""The contract for plugins of servers: kinds that only gateways and executors call. `djinn.hooks` has their names."""
+"""Contract for plugins of servers: the hooks that only gateways and executors call. `djinn.hooks` exports them."""

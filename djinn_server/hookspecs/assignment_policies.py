@@ -14,12 +14,12 @@ from djinn_server.hookspecs.quotas import Quota
 
 @attrs.frozen
 class TenantLoad:
-    """Load that another tenant puts on a device, through an executor process of its own.
+    """Load that another tenant's executor process puts on a device.
 
     Attributes:
-        tenant: its name.
-        busy: share of time in which its executor ran programs between the last two reports, from 0 to 1.
-        sessions: its sessions in the last report, plus those assigned since.
+        tenant: name of the tenant.
+        busy: share of time, from 0 to 1, in which the executor ran programs between the last two reports.
+        sessions: sessions of the tenant in the last report, plus sessions assigned since.
     """
 
     tenant: str
@@ -29,15 +29,18 @@ class TenantLoad:
 
 @attrs.frozen
 class ExecutorLoad:
-    """Load of an executor on which a session may begin.
+    """Load of an executor that can take a new session.
 
     Attributes:
-        number: number of its device on the server. device: id of its device.
-        busy: share of the time between the last two reports in which it ran programs of this tenant, from 0 to 1.
-        beginning: sessions assigned since the last report. recent: sessions assigned in the last minute. sessions: sessions in
-            the last report.
-        memory: bytes of memory of its device; 0 if unknown. memory_free: free bytes on the device; None if unknown.
-        held: bytes that the tenant's sessions occupy there, including weights and caches.
+        number: number of the executor's device on the server.
+        device: id of the device.
+        busy: share of time, from 0 to 1, in which the executor ran programs of this tenant between the last two reports.
+        beginning: sessions assigned since the last report.
+        recent: sessions assigned in the last minute.
+        sessions: sessions in the last report.
+        memory: bytes of memory of the device; 0 if unknown.
+        memory_free: free bytes on the device; None if unknown.
+        held: bytes of the tenant's sessions on the device, including weights and caches.
         hints: hints of the sessions assigned since the executor was last idle, the latest last.
         others: other tenants that have sessions on the same device.
     """
@@ -56,16 +59,16 @@ class ExecutorLoad:
 
     @property
     def device_load(self) -> float:
-        """Load of the device by all tenants, in devices: running work, and sessions about to begin.
+        """Load of the device by all tenants, in devices: 1.0 is one fully busy device.
 
-        Sessions about to begin count as busy. Idle sessions hardly count. So a training job goes to an executor with many idle notebooks
-        rather than to an executor with another training job.
+        A session that is about to begin counts as busy, and an idle session hardly counts. So a training job goes to an
+        executor with many idle notebooks rather than to an executor with another training job.
         """
         return round(self.busy + sum(other.busy for other in self.others), 1) + self.beginning
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Sort key. The executor with the least rank is the least loaded."""
+        """Sort key: the least loaded executor comes first."""
         return self.device_load, self.recent, self.sessions, -(self.memory_free or 0)
 
 
@@ -76,7 +79,7 @@ class AssignmentRequest:
     Attributes:
         tenant: the tenant of the client.
         executors: executors with the requested device and room for the session; at least one.
-        client: name that the client gives itself; do not base decisions on it.
+        client: name that the client chose for itself. Do not base decisions on this name.
         device: device that the client requests; empty: any.
         hint: the client's setting `assignment_hint`, such as the name of a model. Empty by default.
         quota: the tenant's quota.
@@ -104,7 +107,7 @@ class AssignmentRefusal:
 
 
 class AssignmentPolicy(ABC):
-    """Choose the executor of a new session, if the setting `assignment` names the policy. A policy is pure.
+    """Choose the executor of a new session, if the setting `assignment` names this policy. A policy has no side effects.
 
     A gateway calls it in the threads of waiting clients, several at a time. If it raises or returns an invalid result, the
     built-in `least_loaded` decides for that session, and a warning names the plugin.

@@ -16,12 +16,12 @@ OPERATOR: Final = "default"  # tenant of the server's operator; also of all clie
 
 @attrs.frozen
 class Credentials:
-    """Credentials that a client showed, none of which may be logged.
+    """Credentials that a client showed. None of them may be logged.
 
     Attributes:
-        token: the token of its first message, or of the HTTP header `Authorization: Bearer`; empty if it showed none.
-        certificate: its TLS certificate (DER), signed by the authority of `--tls-client-ca`; empty if it showed none.
-        peer: its address, as far as the transport knows it.
+        token: token in the first message, or in the HTTP header `Authorization: Bearer`; empty without a token.
+        certificate: TLS certificate (DER) that the authority of `--tls-client-ca` signed; empty without a certificate.
+        peer: address of the client; empty if the transport does not know the address.
     """
 
     token: str = attrs.field(default="", repr=False)
@@ -60,7 +60,7 @@ class Denial:
     Attributes:
         reason: text for the client. It must not contain the client's credentials.
         kind: name in the audit log and metrics: lower-case letters and underscores, at most 32.
-        again: True if the same credentials may soon be valid, so that clients retry.
+        again: True if the same credentials may soon become valid. Clients then retry.
         after: seconds before a retry.
     """
 
@@ -73,7 +73,7 @@ class Denial:
 class Authenticator(ABC):
     """Identify clients for a gateway, if the setting `authenticators` names the authenticator.
 
-    It fails closed. An exception or an invalid result refuses the client. An exception in `is_valid` ends the sessions
+    An exception or an invalid result refuses the client. An exception in `is_valid` ends the sessions
     of the key. The log names the plugin, but omits the exception's message, which may contain a secret.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""`djinn_register_compilers`: replace a hot template by a faster replay, in the executor."""
+"""`djinn_register_compilers`: compile templates (recorded programs) that run often, in the executor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Replay = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 @attrs.frozen
 class CompilerContext:
-    """A template that runs often.
+    """A template (recorded program) that runs often, as input of a compiler.
 
     Attributes:
         graph_module: the ops as a `torch.fx.GraphModule` over tensors. Numbers are constants, or computed from a size of an input
@@ -26,8 +26,8 @@ class CompilerContext:
         metas: metadata of the inputs in the last run.
         device: the device that runs the template.
         writes: positions of the inputs that the template writes into.
-        grows: by input the dimensions whose sizes differ from run to run, all by the same law; empty if every run has the same
-            shapes.
+        grows: by input, the dimensions whose sizes change from run to run, all by the same law; empty if every run has
+            the same shapes.
         threads: torch threads of the executor.
     """
 
@@ -40,7 +40,7 @@ class CompilerContext:
 
     @cached_property
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        """Return example inputs with the right metadata and zeros as contents. They are made at the first access."""
+        """Return example inputs with the right metadata, filled with zeros. They are made at the first access."""
         return tuple(
             torch.zeros(meta.extent, dtype=meta.dtype, device=self.device).as_strided(meta.shape, meta.stride)
             for meta in (attrs.evolve(m, offset=0) for m in self.metas)
@@ -48,11 +48,11 @@ class CompilerContext:
 
 
 class Compiler(ABC):
-    """Compile hot templates in an executor process.
+    """Compile templates (recorded programs) that run often, in an executor process.
 
-    The setting `compilers` names the compilers in use, in the order in which they are asked. The executor compares each
-    compiled result with the template's own and times both before it uses the replay. If a method raises, the executor goes
-    on without this compiler for that template.
+    The setting `compilers` names the compilers in use, in the order in which they are tried. Before the executor uses
+    compiled code, it compares the results with those of the ops and times both. If a method raises, the executor does
+    not use this compiler for the template.
 
     Attributes:
         name: unique among compilers.
@@ -62,18 +62,18 @@ class Compiler(ABC):
 
     @abstractmethod
     def compile(self, context: CompilerContext) -> Replay | None:
-        """Return a faster replay with the same results, or None if there is none.
+        """Return a faster function with the same results, or None if there is none.
 
-        Called on a background thread, one template at a time, while sessions run. Slow work belongs in a process of its own
-        (`djinn.hooks.CompileProcess`). Threads of sessions call the replay, one at a time. Its results share no memory
-        with each other, its inputs or earlier results.
+        Called on a background thread, one template at a time, while sessions run. Run slow work in a separate process
+        (`djinn.hooks.CompileProcess`). Threads of sessions call the returned function, one at a time. Its results must
+        not share memory with each other, with inputs or with earlier results.
         """
 
     def prepare(self) -> None:  # noqa: B027 - most compilers need no preparation
-        """Load what the first template would wait for, such as a toolchain.
+        """Load slow dependencies, such as a toolchain, before the first template is compiled.
 
-        Called on the background thread when the executor starts, and again when it receives its first template. If it
-        raises, the compiler is still asked to compile.
+        Called on the background thread when the executor starts, and again when it receives its first template. If this
+        method raises, `compile` is still called.
         """
 
 

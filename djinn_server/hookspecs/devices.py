@@ -1,4 +1,4 @@
-"""`djinn_register_devices`: the devices that executor processes compute on."""
+"""`djinn_register_devices`: add kinds of devices that executor processes compute on."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ class DeviceRuntime:
 
     The defaults work for any accelerator of PyTorch. Override methods for other devices.
 
-    Sessions call it from their own threads. An exception fails the submission that needed the call.
+    Threads of sessions call the methods. An exception fails the submission that needed the call.
 
     Attributes:
         device: the `torch.device` that ops run on.
-        keeps_time: True if `take_seconds` says how long programs take, because the device only simulates them. Such an executor
-            runs programs neither ahead nor in batches. False: the executor measures the time.
-        hang_seconds: the executor ends if the device completes no submission for this time although ops of one were issued, or if
-            issuing one op takes this time. It must exceed the longest submission; `--hang-seconds` of `djinn serve` sets it.
+        keeps_time: True for a device that only simulates programs, so that `take_seconds` returns their durations. Its
+            executor runs programs neither ahead of time nor in batches. False: the executor measures durations.
+        hang_seconds: the executor ends if ops were issued and the device completes no submission for this time, or if
+            issuing one op takes this time. The value must exceed the longest submission. `djinn serve --hang-seconds`
+            sets it.
         opens_memory: True if `export` and `open` are implemented.
-        ahead_seconds: an accelerator's executor issues no further turn while an earlier turn has been queued on the device for
-            this time.
+        ahead_seconds: the executor of an accelerator issues no further work while earlier work has been queued on the
+            device for this time.
     """
 
     device: torch.device
@@ -59,9 +60,9 @@ class DeviceRuntime:
             return self._made
 
     def receive(self, data: torch.Tensor) -> torch.Tensor:
-        """Return `data` in device memory. Ops that are issued later see the bytes.
+        """Return `data` in device memory. Ops that are issued later can read the bytes.
 
-        `data` is a CPU tensor of bytes without other references, so a device in host memory may return it.
+        `data` is a CPU tensor of bytes without other references. A device that computes in host memory may return `data`.
         """
         if self.device.type == "cpu":
             return data
@@ -70,22 +71,22 @@ class DeviceRuntime:
         return self.commit(target)
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """Return memory for an upload that arrives in parts. A device in host memory allocates there."""
+        """Return memory for an upload that arrives in parts."""
         if self.device.type == "cpu":
             return torch.empty(nbytes, dtype=torch.uint8)
         return self._copies.allocate(nbytes)
 
     def receive_buffer(self, nbytes: int) -> memoryview | None:
-        """Return page-locked memory to receive bytes into that `write` copies next. None: receive them anywhere.
+        """Return page-locked memory for bytes that `write` will copy. Return None if any memory will do.
 
         The memory is used again when no view of it is left.
         """
         return None if self.device.type == "cpu" else self._copies.receive_buffer(nbytes)
 
     def write(self, target: torch.Tensor, start: int, data: torch.Tensor) -> None:
-        """Copy bytes of the host to `target` at `start`, beside the ops that run.
+        """Copy bytes from the host to `target` at byte `start`, concurrently with running ops.
 
-        `data` may change when this returns, except the memory of a `receive_buffer`.
+        The caller may change `data` afterwards, unless `data` is memory of a `receive_buffer`.
         """
         if target.device.type == "cpu":
             target[start : start + data.numel()] = data
@@ -93,41 +94,50 @@ class DeviceRuntime:
             self._copies.write(target[start : start + data.numel()], data)
 
     def overwrite(self, target: torch.Tensor, data: torch.Tensor) -> None:
-        """Copy bytes of the host to device memory that ops may have used. Ops that are issued later see the bytes."""
+        """Copy bytes from the host to device memory that ops may have used.
+
+        Ops that are issued later see the new bytes.
+        """
         if target.device.type == "cpu":
             target.copy_(data)
         else:
             self._copies.overwrite(target, data)
 
     def commit(self, target: torch.Tensor) -> torch.Tensor:
-        """Return an upload in device memory after its last part. Ops that are issued later see the bytes."""
+        """Return the complete upload as device memory, after its last part was written.
+
+        Ops that are issued later see the bytes.
+        """
         return self.receive(target) if target.device.type == "cpu" else self._copies.commit(target)
 
     def deliver(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return `tensor` in host memory, complete when this returns. A subclass overrides `start_delivery` instead."""
+        """Return a copy of `tensor` in host memory. The copy is complete when this method returns.
+
+        Subclasses override `start_delivery` instead.
+        """
         return self.start_delivery(tensor)()
 
     def export(self, tensor: torch.Tensor) -> bytes | None:
-        """Describe device memory that another executor of this host may copy with `open`. None: its bytes are sent instead.
+        """Return a description with which another executor of this host can copy the tensor by `open`, or None.
 
-        `tensor` is one-dimensional, without gaps, and complete when this returns. The description is valid for one `open`, only
-        for processes of this user, and only while `tensor` exists: hold no reference to `tensor` except while a process copies it.
-        The client may see descriptions.
+        None: the executor sends the bytes instead. `tensor` is one-dimensional, contiguous and complete when this method
+        returns. A description is valid for one `open` by a process of this user, while `tensor` exists. Hold a reference
+        to `tensor` only while a process copies it. The client may see descriptions.
         """
         del tensor
         return None
 
     def open(self, description: bytes) -> torch.Tensor:
-        """Return a copy on this device of memory that another executor exported, as bytes. Complete when this returns.
+        """Return a copy, on this device, of the bytes that another executor exported. The copy is complete.
 
-        Any client may have forged `description`. An exception has the bytes sent instead.
+        A client may have forged `description`. After an exception, the other executor sends the bytes instead.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot open memory of other executors")
 
     def start_delivery(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Issue a copy of `tensor` to host memory, and return a function that waits for the copy and returns it.
+        """Start a copy of `tensor` to host memory. Return a function that waits for the copy and returns it.
 
-        Sessions call that function, once, while other sessions issue ops. It does not wait for these.
+        A session calls the function once, while other sessions issue ops. The function does not wait for these ops.
         """
         if tensor.device.type != "cpu":
             return self._copies.start_delivery(tensor)
@@ -140,26 +150,30 @@ class DeviceRuntime:
             torch.accelerator.synchronize(self.device)
 
     def mark(self, *, timing: bool = False) -> Any:
-        """Return a `torch.Event` of an accelerator that is reached when the ops issued so far have run."""
+        """Return a `torch.Event` that the device reaches when all ops issued so far have run."""
         event = torch.Event(self.device, enable_timing=timing)
         event.record(torch.accelerator.current_stream(self.device))
         return event
 
     def waits_since(self) -> float:
-        """Return since when a thread waits for a copy (`time.monotonic`); infinite if no thread does. It finds copies that hang."""
+        """Return the time (`time.monotonic`) at which the longest wait for a copy began.
+
+        Return infinity if no thread waits. The executor uses this to detect copies that hang.
+        """
         return math.inf if self._made is None else self._made.waits.since()
 
     def relieve(self) -> None:
-        """Free memory that no tensor uses. Called after an op ran out of memory, before the op is tried once more."""
+        """Free memory that no tensor uses. Called after an op ran out of memory, before the op is retried."""
         if self.device.type != "cpu":
             module = torch.get_device_module(self.device)
             with torch.accelerator.device_index(self.device.index):
                 getattr(module, "empty_cache", torch.accelerator.empty_cache)()
 
     def is_lost(self, error: BaseException) -> bool:
-        """Return True if `error` came from the device and no op can run on it any more in this process.
+        """Return True if `error` came from the device and no op can run on the device any more in this process.
 
-        An accelerator repeats such an error at each call, so the default synchronizes after an error of the device.
+        An accelerator raises such an error again at each call. So after an error of the device, the default synchronizes
+        with the device to see whether it raises.
         """
         if self.device.type == "cpu" or isinstance(error, torch.OutOfMemoryError):
             return False
@@ -176,9 +190,9 @@ class DeviceRuntime:
         return torch.Generator(device=self.device)
 
     def memory(self) -> Mapping[str, int]:
-        """Return bytes by name: at least `total`, `free`, and `allocated` by this process.
+        """Return memory figures in bytes by name: at least `total`, `free`, and `allocated` by this process.
 
-        The default asks PyTorch about an accelerator, and adds `reserved` and `peak`. A device in host memory overrides it.
+        The default asks PyTorch about an accelerator, and adds `reserved` and `peak`. Override it for host memory.
         """
         free, total = torch.accelerator.get_memory_info(self.device)
         return {
@@ -190,11 +204,11 @@ class DeviceRuntime:
         }
 
     def running(self) -> AbstractContextManager[None]:
-        """Return the context in which a program runs, if the device `keeps_time` and the executor has no memory limit."""
+        """Return the context in which a program runs. Used if the device `keeps_time` and there is no memory limit."""
         return nullcontext()
 
     def take_seconds(self) -> float:
-        """Return the device time of programs since the last call. Replies to clients report it if the device `keeps_time`."""
+        """Return the device time of programs since the last call, for devices that `keeps_time`."""
         return 0.0
 
 
@@ -204,14 +218,13 @@ class Device(ABC):
     The defaults work for any accelerator of PyTorch. Override methods for other devices.
 
     A gateway calls `discover` to know what its machine has. An executor process calls `select`, `discover` and `open`
-    once, when it starts. An exception ends the start of the executor, unless `discover` raises it and `--device` names
-    no
-    device: then there are none of this kind.
+    once, when it starts. After an exception the executor does not start. Exception: if `discover`
+    raises and `--device` names no device, there are no devices of this kind.
 
     Attributes:
-        name: the part before the colon in `--device cuda:0`; unique among devices. The defaults take it for PyTorch's
-            name of the accelerator.
-        chosen_by_name: True if executors take such a device only where `--device` names it.
+        name: the part before the colon in `--device cuda:0`, unique among kinds of devices. The defaults use it as
+            PyTorch's name of the accelerator.
+        chosen_by_name: True if executors use such a device only if `--device` names it.
     """
 
     name: str
@@ -225,7 +238,7 @@ class Device(ABC):
         return index
 
     def discover(self) -> Sequence[DeviceCapabilities]:
-        """Return the devices of this kind on this machine, none if there are none. Their `id`s are `cuda:0`, `cuda:1`, ..."""
+        """Return the devices of this kind on this machine. Their `id`s are `cuda:0`, `cuda:1` and so on."""
         return tuple([self.describe(index) for index in range(self.count())])
 
     def count(self) -> int:
@@ -234,7 +247,7 @@ class Device(ABC):
         return int(module.device_count()) if module.is_available() else 0
 
     def describe(self, index: int) -> DeviceCapabilities:
-        """Return what is known of a device before it is opened."""
+        """Return facts about a device that are known before it is opened."""
         from djinn_core.ir.costs import DeviceCapabilities
 
         device = torch.device(self.name, index)
@@ -247,7 +260,7 @@ class Device(ABC):
     def sensors(self, index: int) -> Mapping[str, float]:
         """Return `utilization` (0 to 1) and `temperature` (degrees Celsius) of an open device, as far as they are known.
 
-        Called once a second while somebody looks, so it must be fast.
+        Called once a second while a dashboard is open, so it must be fast.
         """
         del index
         return {}

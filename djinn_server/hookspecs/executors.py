@@ -12,7 +12,7 @@ from djinn_core.hookspecs import hookspec
 
 
 class ExecutorOptions(abc.ABC):
-    """Configuration of an executor. The core makes it, and an engine passes `encode()` on to the holder."""
+    """Configuration of an executor. Djinn makes it, and an engine passes its `encode()` to the holder."""
 
     @property
     @abc.abstractmethod
@@ -27,26 +27,26 @@ class ExecutorOptions(abc.ABC):
     @property
     @abc.abstractmethod
     def recoverable(self) -> bool:
-        """True if sessions survive the executor's death, by journals."""
+        """True if journals let sessions survive the death of the executor."""
 
     @abc.abstractmethod
     def encode(self) -> bytes:
-        """Return the configuration as JSON, which an `ExecutorHolder` on another machine reads."""
+        """Encode the configuration as JSON, which an `ExecutorHolder` on another machine decodes."""
 
 
 @attrs.frozen
 class LaunchRequest:
-    """Request of a client or a gateway for one of the executors that it starts together.
+    """Request for one executor, from a client or gateway to an engine.
 
     Attributes:
-        number: number of the executor among the executors of its client or gateway, from 0. Executors that join a running
-            session continue the numbers.
+        number: number of the executor among those of its client or gateway, from 0. Executors that join a running
+            session get the next numbers.
         count: number of executors that are started together.
-        group: name of these executors, unique among all that are started anywhere.
-        address: address of the engine (setting `engine_address`); empty: the engine finds it.
-        resources: resources of each executor by name, as the engine counts them, such as `{"GPU": 1.0}`.
-        runtime_env: environment of their processes in the form of the engine: packages, variables.
-        placement_group: reservation of the engine for the executors: an object of the engine or its name; None: none.
+        group: globally unique name of the executors that are started together.
+        address: address of the engine's service (setting `engine_address`); empty: the engine finds its service.
+        resources: resources of each executor by the engine's names, such as `{"GPU": 1.0}`.
+        runtime_env: packages and variables of the processes, in the engine's form.
+        placement_group: the engine's reservation for the executors, as its object or its name; None: no reservation.
         notify: shows a line to a person, such as the reason for a wait.
     """
 
@@ -61,23 +61,27 @@ class LaunchRequest:
 
     @property
     def place(self) -> str:
-        """The argument `name` of `ExecutorHolder`: unique for this executor and kept by executors that replace it."""
+        """Name of the place of the executor: the argument `name` of `ExecutorHolder`.
+
+        It is unique for this executor. An executor that replaces this one has the same name.
+        """
         return f"{self.group}-{self.number}"
 
 
 class LaunchedExecutor:
-    """What an engine returns for an executor that it has started: an `ExecutorHandle`, or the result of `LocalEngine.launch`."""
+    """A started executor: an `ExecutorHandle`, or the process that the engine `local` started."""
 
 
 class ExecutorHandle(LaunchedExecutor, abc.ABC):
-    """Handle of an executor that an engine has started: it carries calls to the executor's holder.
+    """Handle of an executor that an engine has started. It carries calls to the executor's holder.
 
     The holder (`djinn.hooks.ExecutorHolder`) is the parent process of the executor, on the executor's machine. The core
-    does the rest over these calls: tickets, status, eviction, draining and recovery. Clients and gateways call the methods, from
-    several threads. `wait_placed` comes first. `end` comes after `call("close", ...)`, or at once if the start failed.
+    does the rest over these calls: tickets, status, eviction, draining and recovery. Clients and gateways call the
+    methods from several threads. `wait_placed` is called first. `end` is called after `call("close", ...)`, or at once
+    if the start failed.
 
-    The holder and its executor must end when the process that holds this handle ends in any way, `kill -9` included.
-    A `StartupError` tells the user why there is no executor. Any other exception is a bug of the plugin.
+    The holder and its executor must end when the process with this handle ends, even by `kill -9`. A `StartupError`
+    tells the user why there is no executor. Any other exception is a bug of the plugin.
     """
 
     @abc.abstractmethod
@@ -90,13 +94,13 @@ class ExecutorHandle(LaunchedExecutor, abc.ABC):
 
     @abc.abstractmethod
     def call(self, method: str, *arguments: Any, timeout: float) -> Any:
-        """Return the result of a method of the holder. Arguments and results are bytes, text, numbers and lists of these.
+        """Call a method of the holder and return its result. Arguments and results are bytes, strings, numbers and lists.
 
-        Several calls run at a time: some take minutes. The holder answers after its executor has ended, too: `close` then removes
-        the journals.
+        Several calls may run at the same time, and some take minutes. The holder also answers after its executor has
+        ended: `close` then removes the journals.
 
         Raises:
-            StartupError: the method raised this error, the holder does not answer within `timeout` seconds, or it has ended.
+            StartupError: the method raised this error, or the holder has ended or does not answer within `timeout` seconds.
         """
 
     @abc.abstractmethod
@@ -105,45 +109,45 @@ class ExecutorHandle(LaunchedExecutor, abc.ABC):
 
     @abc.abstractmethod
     def wait(self) -> tuple[int, str]:
-        """Wait until the executor or its holder has ended.
+        """Wait until the executor or its holder has ended. Return exit status and description.
 
         Returns:
-            The result of `ExecutorHolder.wait`: the exit status, and the predicate of a sentence such as `was killed by SIGKILL`. If
-            the engine lost the holder: -9, and how.
+            The result of `ExecutorHolder.wait`: the exit status, and the predicate of a sentence such as `was killed by
+            SIGKILL`. If the engine lost the holder: -9 and a predicate with the reason.
         """
 
     @property
     @abc.abstractmethod
     def ended(self) -> bool:
-        """True once `wait` would return at once. An engine that does not answer for a while is no end."""
+        """True if `wait` would return at once. An engine that does not answer for a while has not ended."""
 
     @abc.abstractmethod
     def end(self) -> None:
-        """End the holder, and return its resources to the engine. Do nothing if that was done before."""
+        """End the holder, and return its resources to the engine. Further calls do nothing."""
 
     @abc.abstractmethod
     def restart(self) -> ExecutorHandle:
-        """End the holder, and start another one with the same arguments. May be called after `end`. Return at once.
+        """End the holder, and return the handle of a new one with the same arguments. May be called after `end`.
 
-        The next executor finds the journals, so the holder runs on the same machine or shares its folder `base`.
+        The new holder must find the journals: run it on the same machine, or share its folder `base`.
 
         Raises:
-            StartupError: the engine cannot be asked. The core may call this again.
+            StartupError: the engine does not answer. Djinn may call this method again.
         """
 
     def notice(self) -> str:
-        """Return why the engine is going to end the executor, such as that it drains its node; empty: it is not.
+        """Return the reason why the engine is about to end the executor, such as a drained node; empty if it is not.
 
-        Called every two seconds; returns at once. The client then moves its session to another executor.
+        Called every two seconds, so return at once. After a notice, the client moves its session to another executor.
         """
         return ""
 
 
 class ExecutorEngine(abc.ABC):
-    """Start executors of a client or a gateway in another place or in another way than Djinn does.
+    """Start executors of a client or a gateway in another place, such as a cluster.
 
     Attributes:
-        name: name in the setting `engine` and in `djinn serve --engine`; `local`, processes on this machine, is taken.
+        name: name in the setting `engine` and in `djinn serve --engine`. The name `local` is taken.
     """
 
     name: str
@@ -152,10 +156,10 @@ class ExecutorEngine(abc.ABC):
     def launch(self, options: ExecutorOptions, request: LaunchRequest) -> LaunchedExecutor:
         """Start an executor and return at once; `ExecutorHandle.wait_placed` waits for it.
 
-        Called for each executor of a client, or of a gateway's pool, in the order of their numbers.
+        Called for each executor of a client or of a gateway's pool, in the order of the executors' numbers.
 
         Raises:
-            StartupError: it cannot be started. The message tells the user why, and what to do.
+            StartupError: the executor cannot be started. The message tells the user the reason and a remedy.
         """
 
 

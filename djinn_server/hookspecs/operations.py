@@ -16,12 +16,12 @@ from djinn_server.hookspecs.authenticators import Credentials, Denial, Identity
 
 @attrs.frozen
 class OperationsAddress:
-    """Where an operations server listens.
+    """Address at which an operations server listens.
 
     Attributes:
-        host, port: address; port 0 is any free one.
+        host, port: address to listen at; port 0 is any free port.
         tls: certificate of the gateway; None: no TLS.
-        open_probes: True if probes of an orchestrator are answered without a token, with a status alone.
+        open_probes: True if probes of an orchestrator need no token. They receive only an HTTP status.
     """
 
     host: str
@@ -32,11 +32,11 @@ class OperationsAddress:
 
 @attrs.frozen
 class ServerMetrics:
-    """Metrics of a server at a moment.
+    """Metrics of a server at one moment.
 
     Attributes:
         gateway: metrics of the gateway's process.
-        executors: metrics of each executor, by its number, its device and its tenant.
+        executors: metrics of each executor, by number, device and tenant.
     """
 
     gateway: ExecutorMetrics
@@ -45,15 +45,15 @@ class ServerMetrics:
 
 @attrs.frozen
 class WatchedServer:
-    """A server as its operators see it. All functions may be called from any thread.
+    """A server, as an operations server sees it. All functions may be called from any thread.
 
     Attributes:
-        status: for a tenant, or None for all tenants, the object that `djinn status --json` shows of a server: sessions, executors,
-            memory, events. It asks the executors, which takes milliseconds, and at most seconds where one does not answer.
-        end: ends the session of this name, if the identity may, and returns an error message, empty if it was ended.
-        identify: the identity of a client. A refusal is recorded with the path that the client asked for, unless that is empty.
-        why_not_ready: the reason why clients are not admitted now; empty if they are.
-        metrics: present metrics; None: the server has none.
+        status: returns the status of a tenant, or of all tenants (None), as `djinn status --json` shows it. The call asks
+            the executors, which takes milliseconds, or seconds if an executor does not answer.
+        end: ends the session of this name, if the identity may. Returns an error message; empty on success.
+        identify: returns the identity of a client. A refusal is logged with the requested path, unless the path is empty.
+        why_not_ready: returns the reason why clients are not admitted now; empty if they are admitted.
+        metrics: returns current metrics; None: the server has none.
     """
 
     status: Callable[[str | None], Mapping[str, Any]]
@@ -68,7 +68,7 @@ class OperationsServer(ABC):
 
     Attributes:
         name: unique among operations servers.
-        routes: paths that it answers, such as `/metrics`, for the line that `djinn serve` prints.
+        routes: paths of the server, such as `/metrics`, which `djinn serve` prints.
     """
 
     name: str

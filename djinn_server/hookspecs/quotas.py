@@ -17,9 +17,9 @@ class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         sessions: simultaneous sessions.
         values: live tensors of all its sessions.
-        memory: bytes of these tensors.
+        memory: bytes of live tensors of all its sessions.
         seconds_an_hour: device time per hour.
-        disk: bytes of its cached weights.
+        disk: bytes on disk: weights in the store, journals and spilled values.
         connections_a_minute: connections per minute; 0: only the server's own limit.
         requests_a_second: messages per second to each executor; further messages wait.
     """

@@ -1,4 +1,4 @@
-"""`djinn_register_run_strategies`: run a template on an executor in another way than op by op."""
+"""`djinn_register_run_strategies`: add ways to run a template (recorded program) on an executor."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ Stage = Literal["idle", "watching", "ready"]
 
 @attrs.frozen
 class TemplateOp:
-    """One op of a template. Values are named by places, which are numbers.
+    """One op of a template (recorded program). Values have numbers, called places.
 
     Attributes:
         name: name of the overload, such as `aten::mul.Tensor`.
-        reads: places of its tensor operands. writes: those of them that it writes into.
-        makes: places of its new values.
+        reads: places of the tensor operands.
+        writes: places of the operands that the op writes into.
+        makes: places of the new values.
         releases: places that no later op reads and the template does not return.
     """
 
@@ -35,14 +36,14 @@ class TemplateOp:
 
 @attrs.frozen
 class TemplateFacts:
-    """A template that sessions of an executor run.
+    """A template (recorded program) that sessions of an executor run.
 
     Attributes:
-        ops: in the order in which they run.
+        ops: the ops in the order in which they run.
         device: the device that it runs on.
         random: True if any op draws random numbers.
-        cacheable: digest of the ops whose results can be given again to later runs, if there are such ops; empty for a strategy that does not
-            cache results. Templates that differ in other ops have the same digest.
+        cacheable: digest of the ops whose results later runs can reuse; empty without such ops, or if the strategy does
+            not cache results. Templates that differ only in other ops have the same digest.
     """
 
     ops: tuple[TemplateOp, ...]
@@ -52,10 +53,10 @@ class TemplateFacts:
 
 
 class RunResults(ABC):
-    """Results of a run, which the executor can give again. It copies their memory before a session writes into it.
+    """Results of a run that later runs can reuse. Before a session writes into them, the executor copies their memory.
 
     Attributes:
-        nbytes: bytes of memory that they take.
+        nbytes: bytes of memory of the results.
     """
 
     nbytes: int
@@ -63,11 +64,11 @@ class RunResults(ABC):
     @property
     @abstractmethod
     def held(self) -> bool:
-        """True until they are dropped. The executor drops all results if it needs the memory."""
+        """True until the results are dropped. If the executor needs memory, it drops all results."""
 
     @abstractmethod
     def drop(self) -> None:
-        """Free them."""
+        """Free the memory of the results."""
 
 
 class StrategyRun(ABC):
@@ -81,11 +82,11 @@ class StrategyRun(ABC):
 
     @abstractmethod
     def advance(self, stop: int | None = None) -> Iterator[None]:
-        """Run the ops before op `stop` as recorded, None: all. Write `yield from run.advance(stop)`: it may pause the session."""
+        """Run the recorded ops before op `stop`, or all ops if `stop` is None."""
 
     @abstractmethod
     def arguments(self, op: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Return the positional and the named arguments of op number `op`, whose operands must exist.
+        """Return the positional and keyword arguments of op number `op`. Its operands must have been computed.
 
         The offer may not write into them: nothing detects it. If an operand failed to be computed, or the submission was cancelled, the call ends
         the offer's part in this run. The remaining ops run as recorded.
@@ -93,11 +94,11 @@ class StrategyRun(ABC):
 
     @abstractmethod
     def replace(self, stop: int, made: Mapping[int, torch.Tensor]) -> Iterator[None]:
-        """Set the values that the ops before op `stop` compute, and skip these ops.
+        """Provide the values that the ops before op `stop` would compute, and skip these ops.
 
-        Write `yield from`, as for `advance`. The skipped ops may not write into operands or draw random numbers. `made` has each
-        of their values that a later op uses: in new memory in each run, with the layout that the op produces. In a trial the ops
-        run as well, and the executor compares the results.
+        Write `yield from`, as for `advance`. The skipped ops may not write into operands or draw random numbers.
+        `made` has each of their values that a later op uses, in new memory and with the layout that the op produces.
+        In a trial the ops run as well, and the executor compares the results.
 
         Raises:
             ValueError: an op writes into an operand or draws random numbers, a value is missing, or the ops have run.
@@ -115,23 +116,25 @@ class StrategyRun(ABC):
         return None
 
     def results(self) -> RunResults | None:
-        """Return the results of the cacheable ops, after `advance` and `digest`; None if an op failed or was cancelled."""
+        """Return the results of the cacheable ops. Return None if an op failed or was cancelled."""
         return None
 
     def reuse(self, results: RunResults) -> bool:
-        """Give results of a run with the same digest instead of running the cacheable ops. Call it before `advance`.
+        """Use the results of an earlier run with the same digest instead of running the cacheable ops.
 
-        Returns False if the results are dropped, or if the client asks for a layout that the run which made them has not checked.
+        Call this before `advance`. Return False if the results were dropped, or if the client requests a layout that the
+        earlier run has not checked.
         """
         return False
 
     def reuse_prefix(self, candidates: Iterable[RunResults]) -> Generator[None, None, bool]:
-        """Compute only the tokens that no run before has had. Call it after `digest` and before `advance`: `yield from run.reuse_prefix(...)`.
+        """Reuse the rows of tokens that an earlier run shares, and compute only the other rows.
 
-        `candidates`: results of runs with the same `TemplateFacts.cacheable`. The executor takes those of the run that shares the most first
-        tokens with this one, and proves that they do not depend on later tokens. Results may round in another way than those of the ops.
+        Call it after `digest` and before `advance`: `yield from run.reuse_prefix(...)`. `candidates`: results of runs with
+            the same `TemplateFacts.cacheable`. The executor takes the run with the longest common prefix of tokens, and
+            proves that its results for the prefix do not depend on later tokens. Results may be rounded differently.
 
-        Returns False, and leaves the ops to be run, if the session has `exact=True`, or if the proof fails.
+        Return False, without running ops, if the session has `exact=True` or the proof fails.
         """
         del candidates
         yield from ()
@@ -139,24 +142,24 @@ class StrategyRun(ABC):
 
 
 class JointRun(ABC):
-    """A run that another session may do with its own, while the session of this run waits for its turn on the device."""
+    """A run that another session may execute together with its own run, while this session waits for the device."""
 
     @abstractmethod
     def run(self) -> Generator[None, None, Any]:
-        """Run the ops with those of other sessions, and return the outcome. Return None if the session has to run them alone."""
+        """Run the ops together with runs of other sessions. Return the outcome, or None if this session must run alone."""
 
     @abstractmethod
     def ended(self, seconds: float) -> float | None:
-        """Receive the device seconds of the session's turn. Return the time at which a joint run began; None if the session ran alone."""
+        """Note the device seconds of the session's turn. Return the start time of a joint run; None if it ran alone."""
 
 
 @attrs.frozen
 class Replacement:
-    """Ops that an offer replaces as a whole in every run.
+    """A sequence of ops that an offer replaces in every run.
 
     Attributes:
-        start, stop: the first op, and the op after the last one.
-        apply: puts their results into the values of a run, which are by place. Returns False if the ops have to run.
+        start, stop: number of the first op, and of the op after the last one.
+        apply: sets the results of the ops in the values of a run, by place. Returns False if the ops must run.
     """
 
     start: int
@@ -165,12 +168,12 @@ class Replacement:
 
 
 class RunOffer(ABC):
-    """A strategy's way to run one template. The executor keeps it for all sessions of the device and calls it in one thread at a time.
+    """A strategy's way to run one template. All sessions of the device share the offer; one thread calls it at a time.
 
     Attributes:
-        checked: True if the offer compares its results with those of the ops itself, before its stage is `ready`.
-        concurrent: True if it replaces ops one by one and ignores strides and storages of other values. Once its trial has ended, several
-            threads may call `run` at the same time.
+        checked: True if the offer itself compares its results with those of the ops before its stage is `ready`.
+        concurrent: True if the offer replaces single ops and ignores strides and storages of other values. After its trial,
+            several threads may call `run` at the same time.
     """
 
     checked: bool = False
@@ -178,10 +181,10 @@ class RunOffer(ABC):
 
     @abstractmethod
     def run(self, run: StrategyRun) -> Iterator[None]:
-        """Run the template: a generator over `run.advance` and `run.replace`. The executor runs the ops that it leaves.
+        """Run the template by `run.advance` and `run.replace`. The executor runs the remaining ops.
 
-        If it raises, the executor runs the remaining ops as recorded and uses the strategy no more for this template. If it runs out of memory,
-        the next run may be its again.
+        If this method raises, the executor runs the remaining ops as recorded, and does not use the strategy for this
+        template again. After an out-of-memory error, it may use the strategy again.
         """
 
     def stage(self) -> Stage:
@@ -189,26 +192,28 @@ class RunOffer(ABC):
         return "ready"
 
     def ran(self, seconds: float) -> None:  # noqa: B027 - most offers do not measure
-        """Receive the device seconds of the template's runs since the last call."""
+        """Note the device seconds of the template's runs since the last call."""
 
     def decided(self, ratio: float, *, used: bool, reason: str) -> None:  # noqa: B027 - most offers have one try
-        """Receive the result of a trial.
+        """Note the result of a trial.
 
-        `ratio`: its time divided by the time op by op. `used`: True if the executor uses the offer from now on. An unused offer
-        is tried again after its stage has changed.
+        `ratio`: time of the offer divided by the time op by op. `used`: True if the executor uses the offer from now on.
+            An unused offer is tried again after its stage has changed.
         """
 
     def replacement(self) -> Replacement | None:
-        """Return the ops that the offer replaces now. They may run before their submission arrives, and their results may be dropped.
+        """Return the ops that the offer replaces in every run now, or None.
 
-        None: a run of this template waits for its submission, unless the offer is `concurrent`.
+        The replaced ops may run before their submission arrives, and their results may be dropped. With None, a run of this
+        template starts only after its submission has arrived, unless the offer is `concurrent`.
         """
         return None
 
     def join(self, submission: Any) -> JointRun | None:
-        """Return a submission (`djinn_server.running.joint_runs`) as a run that others may join; None if it cannot be joined.
+        """Return a submission as a run that other sessions may join. Return None if no session can join it.
 
-        Called for strategies with `joins_sessions`, if other sessions use the device.
+        Called for strategies with `joins_sessions`, if other sessions use the device. `submission`: see
+        `djinn_server.running.joint_runs`.
         """
         del submission
         return None
@@ -216,7 +221,7 @@ class RunOffer(ABC):
 
 @attrs.frozen
 class StrategyContext:
-    """What an executor tells its strategies when it starts.
+    """Facts about an executor that its strategies receive at startup.
 
     Attributes:
         device: the executor's `djinn_server.shared_device.SharedDevice`. Its attributes may change in any version.
@@ -228,19 +233,21 @@ class StrategyContext:
 
 
 class RunStrategy(ABC):
-    """Run templates in another way than op by op.
+    """A way to run templates (recorded programs) other than op by op.
 
-    The executor compares the results of an offer with those of the ops, and times both. It uses the offer that takes the least device time, if
-    that is less than op by op. Runs in which the executor must see each op run op by op: a profile, a replayed journal, a binding memory limit.
+    The executor compares the results of an offer with those of the ops, and times both. It uses the fastest offer if
+    that is faster than the ops. If the executor must see each op, the template runs op by op: for a profile, a replayed
+    journal or a memory limit that is reached.
 
     Attributes:
         name: unique among run strategies.
-        exact: False if results may round in another way than the ops. Such an offer runs only for sessions with `exact=False`.
-        caches_results: True if its offers give results of earlier runs again. Such an offer comes before other strategies, which run what it
-            leaves. The executor neither compares nor times it.
-        joins_sessions: True if its offers run a template for several sessions at once (`RunOffer.join`). Such an offer comes before all others,
-            and compares and times its own results. On its device no value is evicted and no submission runs beside another one.
-        on_request: True if the strategy is used only if an option of the executor asks for it.
+        exact: False if results may be rounded differently. The strategy is then used only for sessions with `exact=False`.
+        caches_results: True if offers reuse results of earlier runs. They come before other strategies, which run the
+            remaining ops. The executor neither compares nor times them.
+        joins_sessions: True if offers run a template for several sessions at once (`RunOffer.join`). They come before all
+            other offers, and compare and time their own results. On such a device no value is evicted, and no
+            submissions run concurrently.
+        on_request: True if the strategy is used only if an option of the executor requests it.
     """
 
     name: str
@@ -253,20 +260,20 @@ class RunStrategy(ABC):
         """Prepare when the executor starts. Return False if the strategy does nothing on this device.
 
         Raises:
-            StartupError: it was asked for, and cannot be used with another option of the executor.
+            StartupError: an option requests the strategy, and another option of the executor excludes it.
         """
         del context
         return True
 
     @abstractmethod
     def acts_on(self, template: TemplateFacts) -> RunOffer | None:
-        """Return an offer for a template, or None. Depends on the argument only."""
+        """Return an offer for a template, or None. The result may depend on the template only."""
 
     def before_write(self, tensors: Sequence[torch.Tensor]) -> None:  # noqa: B027 - most strategies copy nothing
-        """Drop what was derived from tensors, because ops are about to write into them."""
+        """Drop data that the strategy derived from these tensors, because ops are about to write into them."""
 
     def free(self, *, dead: bool = False) -> None:  # noqa: B027 - most strategies hold no memory
-        """Free device memory. `dead`: a session has ended, so free only what belonged to its values."""
+        """Free device memory. `dead`: free only memory that belonged to values of a session that has ended."""
 
     def figures(self) -> Mapping[str, float]:
         """Return metrics of the strategy, under their names in `/metrics`."""
@@ -278,7 +285,7 @@ def djinn_register_run_strategies(settings: Any) -> Iterable[RunStrategy]:
     """Return the run strategies that this plugin offers.
 
     Called once in each executor process. The executor asks each strategy once for each template of its device. If `acts_on` raises, the
-    template does without the strategy. If another method raises, all templates do.
+    strategy is not used for this template. If another method raises, the strategy is not used any more.
     """
     del settings
     raise NotImplementedError

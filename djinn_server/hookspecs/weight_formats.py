@@ -1,4 +1,4 @@
-"""`djinn_register_weight_formats`: parse files with weights."""
+"""`djinn_register_weight_formats`: add formats of weight files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from djinn_server.hookspecs.weight_sources import WeightFile
 
 
 class Decoding(ABC):
-    """Decoder of a tensor that a file stores quantized or strided. Several threads of an executor call it at the same time."""
+    """Decode a tensor that a file stores quantized or strided. Several threads of an executor call it at the same time."""
 
     @abstractmethod
     def read_into(self, file: WeightFile, first: int, buffer: memoryview) -> None:
-        """Fill `buffer` with bytes of the contiguous, decoded tensor from byte `first` on.
+        """Fill `buffer` with bytes of the contiguous, decoded tensor, beginning at byte `first`.
 
         Raises:
             OSError: the file cannot be read.
@@ -33,12 +33,12 @@ class HeaderEntry:
     """A tensor in a file.
 
     Attributes:
-        dtype: of the tensor as the executor reads it. None: this format cannot read it.
+        dtype: dtype of the tensor that the executor reads; None: this format cannot read the tensor.
         shape: sizes of its dimensions.
-        start: byte of the file at which its contents begin, if there is no `decoding`.
-        size: bytes of the tensor as the executor reads it. Default: those of a contiguous tensor.
+        start: byte of the file at which the contents of the tensor begin, if there is no `decoding`.
+        size: bytes of the tensor that the executor reads. Default: the size of a contiguous tensor.
         stored_as: the format's name for the stored type, if `dtype` is None.
-        decoding: reads an encoded or strided tensor. None: the file has its bytes contiguously at `start`.
+        decoding: decodes an encoded or strided tensor; None: the bytes are contiguous in the file at `start`.
     """
 
     dtype: torch.dtype | None = attrs.field(validator=optional(instance_of(torch.dtype)))
@@ -54,7 +54,7 @@ class HeaderEntry:
     decoding: Decoding | None = attrs.field(default=None, validator=optional(instance_of(Decoding)))  # type: ignore[type-abstract]
 
     def read_into(self, file: WeightFile, first: int, buffer: memoryview) -> None:
-        """Fill `buffer` (bytes) with the contents of the contiguous tensor from byte `first` on.
+        """Fill `buffer` (bytes) with bytes of the contiguous tensor, beginning at byte `first`.
 
         Raises:
             OSError: the file cannot be read.
@@ -67,10 +67,10 @@ class HeaderEntry:
 
 @attrs.frozen
 class FileHeader:
-    """Contents of a header. The executor refuses tensors that lie outside of the file.
+    """Content of a file header. The executor refuses tensors that lie outside of the file.
 
     Attributes:
-        tensors: by name, in the order of the file.
+        tensors: entries by tensor name, in the order of the file.
         metadata: other strings in the header, which clients receive.
     """
 
@@ -83,9 +83,9 @@ class WeightFormat(ABC):
 
     Attributes:
         name: unique among formats, such as `gguf`.
-        suffixes: ends of the names of such files, each with its dot, in lower case.
-        whole: names of complete models. If a folder has several files with these suffixes, only a file with such a name is read.
-            Empty: all files are read, as the shards of one model.
+        suffixes: file name suffixes in lower case, with the dot.
+        whole: file names of complete models. If a folder has several files with these suffixes, only a file with such a
+            name is read. Empty: all files are read, as shards of one model.
     """
 
     name: str
@@ -96,9 +96,9 @@ class WeightFormat(ABC):
     def read_header(self, file: WeightFile) -> FileHeader:
         """Read and check the header of a file.
 
-        Files come from strangers: run nothing in a file, and bound each size that it states. `djinn.weights` has `read_bytes`,
-        `refuse_overlaps` and limits of names, dimensions and tensors. The executor logs any exception but these two and tells the
-        client only its type.
+        Files are not trusted: execute nothing in a file, and bound each size that it states. `djinn.weights` has
+        `read_bytes`, `refuse_overlaps` and limits of names, dimensions and tensors. The executor logs any other exception
+        and tells the client only its type.
 
         Raises:
             OSError: the file cannot be read.

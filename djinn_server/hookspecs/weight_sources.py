@@ -21,15 +21,15 @@ INDEX: Final = ".index.json"
 
 @attrs.frozen
 class WeightPermissions:
-    """Permissions of a server's clients, set by its operator.
+    """Permissions of a server's clients to read and save weights, set by the operator.
 
     Attributes:
         folders: folders on the server's disk (`--models`) whose contents may be read.
-        addresses: patterns of other addresses (`--allow-weights`) such as `hf://meta-llama/*`. In the part after `://` and before
-            the next `/` (a host, bucket or organization), `*` matches any characters but `/`; elsewhere, any characters.
-        saving: folders that the tenant may save weights in, and read (`--save-weights`).
-        hidden: folders of the server with files of all tenants. Clients may read only the part that is in `saving`.
-        suffixes: suffixes of weight files and their indexes, by the formats in use. A source offers only such files of a folder.
+        addresses: patterns of permitted addresses (`--allow-weights`) such as `hf://meta-llama/*`. Between `://` and the
+            next `/` (a host, bucket or organization), `*` does not match `/`. After that, it matches any characters.
+        saving: folders in which the tenant may save and read weights (`--save-weights`).
+        hidden: folders with files of all tenants. Clients may read only subfolders of them that are in `saving`.
+        suffixes: file name suffixes of weight files and their indexes. A source offers only files with these suffixes.
     """
 
     folders: tuple[Path, ...] = ()
@@ -45,8 +45,8 @@ class WeightFile(ABC):
     Several threads of an executor read it at the same time. The file closes when it is garbage-collected.
 
     Attributes:
-        name: its name in its folder, such as `model-00001-of-00002.safetensors`. The suffix selects the weight format.
-        size: bytes.
+        name: file name, such as `model-00001-of-00002.safetensors`. The suffix selects the weight format.
+        size: size in bytes.
     """
 
     name: str
@@ -54,7 +54,7 @@ class WeightFile(ABC):
 
     @abstractmethod
     def version(self) -> str:
-        """Return a text that changes when the contents may have changed. Called before and after each read: be quick.
+        """Return a string that changes if the contents may have changed. Called before and after each read: be quick.
 
         Raises:
             OSError: the version cannot be determined.
@@ -62,20 +62,21 @@ class WeightFile(ABC):
 
     @abstractmethod
     def read_into(self, start: int, buffer: memoryview) -> None:
-        """Fill `buffer` (bytes) with the contents from byte `start` on.
+        """Fill `buffer` (bytes) with the contents, beginning at byte `start`.
 
         Raises:
             OSError: the file cannot be read, or ends before the buffer is full.
         """
 
     def map(self) -> Buffer | mmap | None:
-        """Return all bytes of the file as writable private memory, mapped until it is garbage-collected. None: read the file.
+        """Return all bytes of the file as writable private memory, or None if the file cannot be mapped.
 
-        An executor whose device computes in host memory uses the mapping in place of copies. Map only files that nothing writes
-        into or truncates: a mapped file that becomes shorter ends the process that reads it.
+        The memory is mapped until it is garbage-collected. A device that computes in host memory uses the mapping instead of
+        copies. Map only files that no process writes into or truncates: if a mapped file becomes shorter, the process that
+        reads it is killed.
 
         Raises:
-            OSError: the file cannot be mapped. The executor reads it.
+            OSError: the file cannot be mapped. The executor then reads the file.
         """
         return None
 
@@ -94,9 +95,9 @@ class LocalPlace:
 
 
 class WeightSink(ABC):
-    """A file that is being written. Until `commit`, readers see the old file.
+    """A file that is being written. Readers see the old file until `commit`.
 
-    The executor calls `discard` at the end, after `commit` as well.
+    The executor always calls `discard` at the end, even after `commit`.
     """
 
     @abstractmethod
@@ -109,10 +110,10 @@ class WeightSink(ABC):
 
     @abstractmethod
     def commit(self) -> None:
-        """Put the complete file in its place, durably.
+        """Replace the old file by the complete new file, durably.
 
         Raises:
-            OSError: the file cannot be put there. The old file remains.
+            OSError: the old file cannot be replaced. It remains.
         """
 
     @abstractmethod
@@ -145,8 +146,8 @@ class WeightSource(ABC):
         string) to `download`.
 
         Args:
-            address: has no segment `..`, whatever separates segments, no control character, no backslash and no percent escape.
-                After the scheme, it may be an absolute path.
+            address: an address without `..` segments, control characters, backslashes and percent escapes. After the
+                scheme, it may be an absolute path.
             folders: folders that clients may read. A relative address is relative to each of them.
 
         Raises:
@@ -168,14 +169,14 @@ class WeightSource(ABC):
         raise NotImplementedError(f"the weight source {self.name!r} has no method to open {address!r}")
 
     def download(self, address: str, permissions: WeightPermissions, report: ReportDownload) -> Sequence[WeightFile]:
-        """Open a network address as `open`, and report the progress of a download, which clients see.
+        """Open a network address as `open` does, and report the progress of the download to clients.
 
-        Call `report` from any thread, at least once a second while bytes arrive. Let its exceptions end the download.
+        Call `report` from any thread, at least once a second while bytes arrive. If it raises, end the download.
         """
         return self.open(address, permissions)
 
     def create(self, path: Path, size: int) -> WeightSink:
-        """Begin to write a file of `size` bytes at the first of `places`. The executor has checked that the tenant may write it.
+        """Begin to write a file of `size` bytes at `path`. The executor has checked that the tenant may write the file.
 
         Raises:
             WeightsUnavailable: the file cannot be written, or this source saves nothing (default).
@@ -183,7 +184,7 @@ class WeightSource(ABC):
         raise WeightsUnavailable(f"{path.name!r} cannot be saved: addresses of the scheme {self.name}: are read-only")
 
     def remove(self, path: Path, folders: Sequence[Path]) -> None:
-        """Remove a file and its empty parent folders, but no folder in `folders`.
+        """Remove a file and its empty parent folders. Folders in `folders` stay.
 
         Raises:
             WeightsUnavailable: the file does not exist (the cause is a `FileNotFoundError`), cannot be removed, or this source
@@ -193,45 +194,53 @@ class WeightSource(ABC):
 
 
 class FileRoom(Protocol):
-    """Room for files in a folder, within the bytes that the tenant may have on disk."""
+    """Limits on the files in a folder, by the tenant's disk quota."""
 
     def check(self, size: int) -> None:
-        """Raise `WeightsUnavailable` if there is no room for one more file, of `size` bytes."""
+        """Check that one more file of `size` bytes is allowed.
+
+        Raises:
+            WeightsUnavailable: the quota or the disk does not allow the file.
+        """
 
     def count(self) -> None:
-        """Count the files in the folder again, because some are gone."""
+        """Count the files in the folder again, after files were removed."""
 
 
 class NamingSource(WeightSource):
-    """Keep files that clients publish under names, for one tenant. Provisional: a base class for packages of Djinn's repository.
+    """Store files that clients publish under names, for one tenant. Provisional: for packages of Djinn's repository.
 
     The source opens its files itself, in a folder (`--published`) that no other address reaches.
 
     Attributes:
-        most_files: how many files the folder may have.
+        most_files: maximum number of files in the folder.
     """
 
     most_files: int
 
     def places(self, address: str, folders: Sequence[Path]) -> Sequence[LocalPlace | str]:
-        """Return no place: `find` opens addresses."""
+        """Return no places: `find` opens the addresses of this source."""
         return ()
 
     @abstractmethod
     def keep_in(self, folder: Path, room: FileRoom) -> None:
-        """Keep files in the folder of the tenant, which exists. Called once, before other methods. Raises `OSError`."""
+        """Use a folder of the tenant, which exists. Called once, before other methods.
+
+        Raises:
+            OSError: the folder cannot be used.
+        """
 
     @abstractmethod
     def publish(self, address: str, size: int, seconds: float) -> WeightSink:
-        """Create a file of `size` bytes with a lifetime in `seconds` (0: the maximum). Its `commit` removes older files of the name.
+        """Create a file of `size` bytes under a name. Its `commit` removes older files of the name.
 
         Raises:
-            WeightsUnavailable: the name or the lifetime is invalid, or the tenant's quota is reached.
+            WeightsUnavailable: the name or the lifetime (`seconds`; 0: the maximum) is invalid, or the quota is reached.
         """
 
     @abstractmethod
     def find(self, address: str) -> tuple[str, WeightFile]:
-        """Open a name, or the address of one of its files. Return the file's address, and the file.
+        """Open a published name, or the address of one of its files. Return the file's address, and the file.
 
         Raises:
             WeightsUnavailable: the name or file does not exist, or has expired.
@@ -239,11 +248,15 @@ class NamingSource(WeightSource):
 
     @abstractmethod
     def listing(self) -> Sequence[PublishedEntry]:
-        """Return the current files by name. Raises `OSError` if the folder cannot be read."""
+        """Return the published entries by name.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
 
     @abstractmethod
     def unpublish(self, address: str) -> None:
-        """Remove a name. Sessions that have opened it keep its weights.
+        """Remove a published name. Sessions that have opened it can still use the weights.
 
         Raises:
             WeightsUnavailable: the name is not published (the cause is a `FileNotFoundError`), or its files cannot be removed.
@@ -254,8 +267,8 @@ class NamingSource(WeightSource):
 def djinn_register_weight_sources(settings: Any) -> Iterable[WeightSource]:
     """Return the weight sources that this plugin offers.
 
-    Called once in each executor process. `file:` is built in. An address whose scheme has no source is refused with the
-    schemes that there are. An exception disables the plugin.
+    Called once in each executor process. `file:` is built in. An address whose scheme has no
+    source is refused; the message lists the known schemes. An exception disables the plugin.
     """
     del settings
     raise NotImplementedError

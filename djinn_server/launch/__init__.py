@@ -1,4 +1,4 @@
-"""Executor processes: starting them, and the pipe protocol between an executor and its parent.
+"""Start executor processes, and exchange messages with them over pipes.
 
-The client starts one for the embedded default, the gateway one for each device.
+A client starts the executors of its own program. A gateway starts one executor for each device.
 """

@@ -1,4 +1,4 @@
-"""Preparation of an executor that runs as the system user of its tenant: the files that root gives to this user."""
+"""Prepare an executor that runs as the system user of its tenant: root gives files and folders to this user."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from djinn_server.launch.system_users import SystemUser, give_folder
 
 
 def prepare_for_user(config: ExecutorConfig, user: SystemUser, directory: str) -> tuple[ExecutorConfig, str]:
-    """Give an executor's files to the user. Return the executor's configuration and the fingerprint of its own certificate.
+    """Give an executor's files to its system user. Return the changed configuration and the certificate's fingerprint.
 
-    The user must not read the server's key, so with TLS each executor gets a key of its own. Without TLS the fingerprint is empty.
+    The user must not read the server's key. So with TLS, each executor gets a key and a certificate of its own.
+    Without TLS, the fingerprint is empty.
 
     Args:
         config: configuration with the user's folders.
-        user: the user of the executor.
-        directory: directory of the executor's socket, which only root can enter so far.
+        user: the system user that runs the executor.
+        directory: directory of the executor's socket, which only root can enter before the call.
 
     Raises:
         OSError: a file cannot be made.
-        ConfigurationError: a folder belongs to another user, or the library for certificates is missing.
+        ConfigurationError: a folder belongs to another user, or the package that makes certificates is missing.
     """
     if config.models.saving is not None:
         give_folder(config.models.saving / user.folder.name, user)

@@ -1,4 +1,4 @@
-"""The command line and the environment of an executor process."""
+"""Build the command line and the environment variables of an executor process."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ EXECUTOR_MODULE = "djinn_server.executor_process"
 
 
 def executor_command(module: str, device: str, report: int, *, confined: bool = False) -> list[str]:
-    """Return the command that runs `module` as an executor with reports on file descriptor `report`.
+    """Return the command line that runs `module` as an executor.
 
-    `confined`: True if the executor gives up rights before it reads anything.
+    A new interpreter is started instead of `multiprocessing`, so the user's script needs no main guard and is not
+    imported again. `-P` keeps the working directory off the import path, because it may hold a file such as `random.py`.
 
-    A command of its own instead of `multiprocessing`: the user's script needs no main guard and is not imported again.
-    `-P` keeps the working directory, which may hold a file named `random.py`, off the import path.
+    Args:
+        module: Python module that the process runs.
+        device: device to compute on; empty: the best one.
+        report: file descriptor for reports to the parent.
+        confined: True if the executor drops privileges before it reads any input.
 
     Raises:
-        StartupError: this interpreter does not know its own executable, as in some embedded interpreters.
+        StartupError: `sys.executable` is empty, as in some embedded interpreters.
     """
     if not sys.executable:
         raise StartupError(
@@ -38,10 +42,10 @@ def executor_command(module: str, device: str, report: int, *, confined: bool = 
 
 
 def executor_environment(without: Collection[str] = ()) -> dict[str, str]:
-    """Return this process's environment with its import path, so that the executor imports the same code.
+    """Return the environment variables for an executor process: this process's, with its import path.
 
-    The result omits the token, plugin settings and the variables in `without`. Executors need no token, and receive plugin
-    settings in their configuration.
+    The executor then imports the same code. The token, plugin settings and the variables in `without` are left out:
+    executors need no token, and receive plugin settings in their configuration.
     """
     left_out = {"DJINN_TOKEN", *without}
     environment = {
@@ -57,7 +61,7 @@ def executor_environment(without: Collection[str] = ()) -> dict[str, str]:
 
 
 def _import_path() -> list[str]:
-    """Return `sys.path` in its order, the working directory (`""`) last so that nothing in it shadows a module."""
+    """Return `sys.path` with the working directory (`""`) moved to the end, so that its files shadow no module."""
     entries = [entry for entry in sys.path if entry]
     root = str(Path(__file__).resolve().parents[2])
     if root not in entries:

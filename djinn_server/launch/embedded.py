@@ -1,4 +1,4 @@
-"""Entry point for clients: start of a program's own executors. Nothing here imports PyTorch."""
+"""Start the executors that a client program owns. This module does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def start(
     joining: tuple[int, int] | None = None,
     unused_seconds: float = 0.0,
 ) -> tuple[OwnExecutor, ...]:
-    """Start the executors of a program, as `ExecutorStarter.start` does."""
+    """Start the executors that a program owns, as `ExecutorStarter.start` does."""
     engine = engine_named(settings.engine, engines)
     if engine.name == LOCAL and settings.prepared_seconds:
         engine = LocalEngine(partial(_fork_server, settings.prepared_seconds))
@@ -63,7 +63,7 @@ def begin_inline(settings: Settings, client: str) -> tuple[Connection, str]:
 
 
 def _tell(progress: bool, line: str) -> None:
-    """Show the user the reason for a wait."""
+    """Print the reason for a wait if the user watches a terminal, else log it."""
     if progress and sys.stderr.isatty():
         sys.stderr.write(f"{line}\n")
     else:
@@ -83,7 +83,7 @@ def _start_executor(
 
 
 def _fork_server(seconds: float, config: ExecutorConfig) -> ForkServer | None:
-    """Return the fork server for executors with these plugins; None if there cannot be one.
+    """Return the fork server for executors with this configuration. Return None if it cannot run on this machine.
 
     Raises:
         StartupError: the package with the fork server is not installed.
@@ -99,7 +99,7 @@ def _fork_server(seconds: float, config: ExecutorConfig) -> ForkServer | None:
 
 
 def _published() -> Path | None:
-    """Return the directory for weights that programs of this user publish to each other; None if there cannot be one."""
+    """Return the directory of weights that programs of this user share by name. Return None if it cannot be made."""
     try:
         return private_directory(cache_directory() / "own-published", "published weights")
     except (OSError, ConfigurationError) as error:

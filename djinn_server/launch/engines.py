@@ -1,4 +1,7 @@
-"""The engine `local`, which starts processes on this machine, the choice of an engine, and the start of an executor with it."""
+"""Choose an engine and start executors with it.
+
+The built-in engine `local` starts processes on this machine.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,15 @@ from djinn_server.launch.process import ExecutorProcess, ForkServer
 
 
 class LocalEngine(ExecutorEngine):
-    """Starts executors as processes on this machine, at once. It ignores resources and the environment of a request."""
+    """Start executors as processes on this machine.
+
+    It ignores the resources and the environment of a launch request.
+    """
 
     name = LOCAL
 
     def __init__(self, prepared: Callable[[ExecutorConfig], ForkServer | None] = lambda _: None) -> None:
-        """`prepared`: returns the fork server for a configuration; None: start a new process."""
+        """`prepared`: returns the fork server to use for a configuration, or None to start a new interpreter."""
         self._prepared = prepared
 
     def launch(self, options: ExecutorOptions, request: LaunchRequest) -> ExecutorProcess:  # noqa: ARG002 - there is one place
@@ -50,10 +56,10 @@ def start_executor(engine: ExecutorEngine, config: ExecutorConfig, request: Laun
 
 
 def engine_named(engine: str, engines: Iterable[ExecutorEngine]) -> ExecutorEngine:
-    """Return the engine that the setting `engine` names.
+    """Return the engine with this name.
 
     Raises:
-        PluginError: no engine has this name. The message names the folder of Djinn's plugins.
+        PluginError: no engine has this name. The message says how to install one.
     """
     if engine == LOCAL:
         return LocalEngine()
@@ -69,10 +75,11 @@ def engine_named(engine: str, engines: Iterable[ExecutorEngine]) -> ExecutorEngi
 
 @attrs.frozen
 class EngineConfig:
-    """The engine that starts executors.
+    """Choice of the engine that starts executors, and its options.
 
     Attributes:
-        name: name of the engine. address: address of the engine's service; empty: the engine finds it.
+        name: name of the engine.
+        address: address of the engine's service; empty: the engine finds its service.
         executors: number of executors for each device; 0: the number in the settings.
         resources, runtime_env, placement_group: as in `LaunchRequest`.
     """
@@ -85,7 +92,7 @@ class EngineConfig:
     placement_group: Any = None
 
     def with_settings(self, settings: Settings) -> EngineConfig:
-        """Return the configuration with settings for unset values."""
+        """Return a copy that takes unset values from the settings."""
         return EngineConfig(
             self.name or settings.engine,
             self.address or settings.engine_address,
@@ -98,9 +105,9 @@ class EngineConfig:
     def requests(
         self, count: int, notify: Callable[[str], None] = lambda _: None, first: int = 0
     ) -> tuple[LaunchRequest, ...]:
-        """Return a launch request for each of `count` executors that start together. `notify`: as in `LaunchRequest`.
+        """Return launch requests for `count` executors that start together.
 
-        `first`: number of the first.
+        `notify`: as in `LaunchRequest`. `first`: number of the first executor.
         """
         group = secrets.token_hex(4)
         where = (self.address, dict(self.resources), self.runtime_env, self.placement_group)

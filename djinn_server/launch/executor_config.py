@@ -1,6 +1,6 @@
-"""Configuration of an executor, by subject: shared by command line, settings and parent process.
+"""Configuration classes of an executor, shared by the command line, the settings and the parent process.
 
-Metadata of a field declares its flag of `djinn serve`.
+The metadata of a field declares its flag of `djinn serve`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from djinn_server.launch.system_users import SystemUser
 
 @attrs.frozen
 class NetworkConfig:
-    """Addresses for other machines.
+    """Addresses at which a server listens for other machines.
 
     Attributes:
-        listen_at: addresses by transport. An executor listens with those that clients reach directly, at free ports.
-        tls: the certificate to show, and the authority of client certificates; None: no TLS.
+        listen_at: addresses by transport. An executor uses the transports that connect clients to it directly, at free ports.
+        tls: the server's certificate, and the authority that signs client certificates; None: no TLS.
     """
 
     listen_at: ListenAddresses = attrs.field(factory=ListenAddresses)
@@ -41,7 +41,7 @@ class NetworkConfig:
 
 @attrs.frozen
 class LogConfig:
-    """Messages on standard error: the minimum `level`, and the parts whose `debug` messages are shown."""
+    """What the process logs: the minimum `level`, and the parts whose `debug` messages are shown."""
 
     level: str = "warning"
     debug: str = ""
@@ -49,12 +49,12 @@ class LogConfig:
 
 @attrs.frozen
 class MemoryConfig:
-    """Memory of an executor's sessions.
+    """Memory limits for the sessions of an executor.
 
     Attributes:
         limit: bytes that all sessions may hold together; 0: the device's memory.
-        ahead: limit in bytes for the results of programs that a session runs before their submissions; 0: no such runs.
-        idle_minutes: time without a message after which a session's values are moved off the device; 0: they stay.
+        ahead: limit in bytes for the results of speculative runs of a session; 0: no speculative runs.
+        idle_minutes: minutes without a message after which a session's values leave the device; 0: never.
     """
 
     limit: int = flagged(
@@ -81,11 +81,11 @@ class MemoryConfig:
 
 @attrs.frozen
 class AdmissionLimits:
-    """Limits beyond which an executor admits no further session.
+    """Limits above which an executor admits no further session.
 
     Attributes:
-        sessions: the most sessions at a time.
-        queue_seconds: longest waiting time of a queued submission, in seconds, at which a further session may begin.
+        sessions: maximum number of simultaneous sessions.
+        queue_seconds: no session is admitted while a queued submission has waited longer than these seconds.
     """
 
     sessions: int = flagged(
@@ -104,11 +104,11 @@ class AdmissionLimits:
 
 @attrs.frozen
 class StoreConfig:
-    """The store: weights on disk that clients need not upload again.
+    """Configuration of the weight store: weights on disk that clients need not upload again.
 
     Attributes:
         directory: path of the store; None: no store.
-        limit: bytes that the weights may have together.
+        limit: maximum size of the store in bytes.
     """
 
     directory: Path | None = flagged(
@@ -121,10 +121,10 @@ class StoreConfig:
 
 @attrs.frozen
 class ModelConfig:
-    """Weights that executors read, so that clients need no copy.
+    """Weights that executors may read, save and publish for clients.
 
     Attributes:
-        folders: folders whose models clients may name; caches of the Hugging Face hub included.
+        folders: folders with models that clients may name, such as caches of the Hugging Face hub.
         addresses: patterns of other addresses that clients may name.
         saving: parent of the tenants' folders for saved weights; None: clients cannot save weights.
         published: parent of the tenants' folders for published weights; None: clients cannot publish weights.
@@ -155,7 +155,7 @@ class ModelConfig:
 
     @property
     def permissions(self) -> WeightPermissions:
-        """Permissions before a tenant is assigned. The tenant's folder for saved weights may be added later."""
+        """Return the permissions before a tenant is known. The tenant's folder for saved weights may be added later."""
         return WeightPermissions(self.folders, self.addresses, self.folders if self.folders == ANYWHERE else ())
 
 
@@ -165,14 +165,14 @@ EVERYTHING: Final = ModelConfig(ANYWHERE, ("*",))  # for a program's own executo
 
 @attrs.frozen
 class RecoveryConfig:
-    """Recovery of sessions whose connection breaks, or whose executor dies.
+    """Recovery of sessions after a broken connection or a dead executor.
 
     Attributes:
         lease_seconds: how long a session waits for a disconnected client; 0: the session ends with its connection.
-        journals: directory for the journals of sessions, from which the next executor recovers them if this one dies;
-            None: no journals.
-        journal_limit: bytes that each journal may have.
-        snapshot_seconds: shortest time between two snapshots of a session, to which its journal is compacted.
+        journals: directory for session journals, from which the next executor recovers the sessions if this one
+            dies; None: no journals.
+        journal_limit: maximum size of each journal in bytes.
+        snapshot_seconds: minimum time between two snapshots of a session. A snapshot replaces the journal's records.
         outlives_parent: True if another parent starts a replacement after the death of its own parent. The executor
             then ends without telling its clients, and leaves its journals.
         outlives_gateway: as `outlives_parent`, also if its parent stops it.
@@ -208,21 +208,21 @@ class ExecutorConfig(ExecutorOptions):
     """Configuration of an executor.
 
     Attributes:
-        device: `cpu`, `cuda:0` and so on; empty: the best that the machine has.
-        network: addresses at which it listens for other machines; None: it does not.
+        device: name such as `cpu` or `cuda:0`; empty: the best device of the machine.
+        network: listen addresses for other machines; None: none.
         threads: torch threads; None: torch's default.
         plugins: the plugins to load.
-        hang_seconds: as `DeviceRuntime.hang_seconds`; None: that of the device.
-        compilers: names of those that compile hot templates, in the order in which they are asked.
-        graphs: True if hot templates of fixed shape are recorded as graphs.
-        operators: custom ops that clients may name: operator libraries and modules, as `--operators` has them.
-        batch_sessions: True if runs of one template by sessions with shared weights may be batched.
-        accounts: directory with the used device time of its tenant, which outlives this executor; None: not kept.
-        state: state folder of its server, which no client may read; None: its parent has none.
-        user: system user of the process, which owns the folders; None: the user of its parent.
-        tenants: True if a gateway sends clients; False: it belongs to its parent program, and trusts it.
+        hang_seconds: as `DeviceRuntime.hang_seconds`; None: the device's own value.
+        compilers: names of the compilers for templates that run often, in the order in which they are tried.
+        graphs: True if templates of fixed shape that run often are recorded as graphs, such as CUDA graphs.
+        operators: operator libraries and modules whose custom ops clients may call, in the form of `--operators`.
+        batch_sessions: True if sessions with shared weights may run one template as a batch.
+        accounts: directory of the file with the tenant's used device time; None: the time is not stored.
+        state: state folder of the server, which no client may read; None: the server has no state folder.
+        user: system user that runs the process and owns its folders; None: the parent's user.
+        tenants: True if a gateway sends clients; False: a program started the executor, which trusts the program.
         module: the Python module that the process runs; only tests change it.
-        unused_seconds: it ends if no session begins within this time; 0: no limit.
+        unused_seconds: the executor ends if no session begins within this time; 0: no limit.
     """
 
     device: str = ""
@@ -270,7 +270,7 @@ class ExecutorConfig(ExecutorOptions):
     unused_seconds: float = 0.0
 
     def with_settings(self, settings: Settings) -> ExecutorConfig:
-        """Return the configuration with settings for unset values."""
+        """Return a copy that takes unset values from the settings."""
         memory = attrs.evolve(self.memory, limit=self.memory.limit or bytes_of(settings.memory_gib))
         return attrs.evolve(
             self,
@@ -283,7 +283,7 @@ class ExecutorConfig(ExecutorOptions):
         )
 
     def as_user(self, user: SystemUser) -> ExecutorConfig:
-        """Return the configuration of an executor that runs as this user, with folders of the user in place of shared folders."""
+        """Return a copy for an executor that runs as a system user. Folders of this user replace the shared folders."""
         folder = user.folder
         return attrs.evolve(
             self,
@@ -296,7 +296,7 @@ class ExecutorConfig(ExecutorOptions):
 
     @property
     def strategies(self) -> Mapping[str, str]:
-        """Map the run strategies that the options ask for to these options."""
+        """Map each run strategy that an option requests to the flag of this option."""
         options = {
             "compiled": ("--compile", self.compilers),
             "graphs": ("--graphs", self.graphs),
@@ -306,12 +306,12 @@ class ExecutorConfig(ExecutorOptions):
 
     @property
     def recoverable(self) -> bool:
-        """True if journals let sessions outlive the executor."""
+        """True if journals let a new executor recover the sessions of this one."""
         return self.recovery.lease_seconds > 0 and self.recovery.journals is not None
 
     @property
     def tenant_folders(self) -> Mapping[str, Path]:
-        """Map flags of `djinn serve` to their folders with files of all tenants."""
+        """Map each flag of `djinn serve` that names a folder with files of all tenants to this folder."""
         named = {
             "--save-weights": self.models.saving,
             "--published": self.models.published,
@@ -321,7 +321,11 @@ class ExecutorConfig(ExecutorOptions):
         return {flag: folder for flag, folder in named.items() if folder is not None}
 
     def check_folders(self) -> None:
-        """Raise `ConfigurationError` if a folder that clients read overlaps a folder with files of all tenants."""
+        """Check that the folders that clients read are separate from the folders with files of all tenants.
+
+        Raises:
+            ConfigurationError: two of these folders overlap.
+        """
         tenant_folders = self.tenant_folders
         readable = [("--models", folder) for folder in self.models.folders]
         readable += [(flag, folder) for flag, folder in tenant_folders.items() if flag == "--save-weights"]
@@ -335,16 +339,16 @@ class ExecutorConfig(ExecutorOptions):
 
     @property
     def permissions(self) -> WeightPermissions:
-        """Permissions of clients before `save_in` adds the tenant's folder."""
+        """Return the permissions of clients, without the tenant's folder that `WeightReader.save_in` adds."""
         hidden = () if self.models.folders == ANYWHERE else tuple(self.tenant_folders.values())
         return attrs.evolve(self.models.permissions, hidden=hidden)
 
     def sendable(self) -> ExecutorConfig:
-        """Return the configuration with plugin settings as JSON values."""
+        """Return a copy whose plugin settings are JSON values."""
         return attrs.evolve(self, plugins=self.plugins.sendable())
 
     def encode(self) -> bytes:
-        """Return the configuration as JSON, for an engine on another machine; `decode_config` reads it."""
+        """Encode the configuration as JSON, for an executor on another machine. `decode_config` decodes it."""
         return msgspec.json.encode(self.sendable(), enc_hook=str)
 
 
@@ -352,7 +356,7 @@ def decode_config(data: bytes) -> ExecutorConfig:
     """Decode the configuration that `ExecutorConfig.encode` wrote.
 
     Raises:
-        StartupError: the configuration is not valid, because the machines run different versions of Djinn.
+        StartupError: the JSON is invalid, because the machines run different versions of Djinn.
     """
     try:
         return msgspec.json.decode(data, type=ExecutorConfig, dec_hook=lambda kind, text: kind(text))

@@ -1,4 +1,4 @@
-"""Flags of `djinn serve`, declared with the fields of configuration classes that they set."""
+"""Declare flags of `djinn serve` beside the fields of the configuration classes that they set."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ _T = TypeVar("_T")
 
 @attrs.frozen
 class Flag:
-    """A flag that sets the field whose metadata it is in.
+    """A command-line flag, in the metadata of the field that it sets.
 
     Attributes:
-        name: option name, such as `--store-gib`. help: its text in `--help`.
+        name: option name, such as `--store-gib`.
+        help: text in `--help`.
         least, above, most: bounds of a number.
-        serve_default: default with `djinn serve`, if it differs from the default of the field.
+        serve_default: default of `djinn serve`, if it differs from the default of the field.
         gib: True if the flag is in GiB; the field is in bytes.
-        file: True for a path of a file. exists: True for a path that must exist.
+        file: True if the value is the path of a file.
+        exists: True if the path must exist.
     """
 
     name: str
@@ -34,9 +36,9 @@ class Flag:
 
 
 def flagged(default: _T, name: str, help: str, **properties: Any) -> _T:  # noqa: A002 - as in `Flag`
-    """Declare a field of a configuration class with a default and a flag.
+    """Return an attrs field with a default and a flag of `djinn serve`.
 
-    `properties`: the other attributes of the `Flag`.
+    `properties`: further attributes of the `Flag`.
     """
     field: _T = attrs.field(default=default, metadata={FLAG: Flag(name, help, **properties)})
     return field

@@ -1,4 +1,4 @@
-"""Held executor: controls an executor of an engine through calls to the executor's holder."""
+"""Control an executor that an engine started, by calls to the executor's parent process (holder)."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _log = get_logger("djinn.launch")
 
 
 def checked_handle(returned: object, plugin: ExecutorEngine | ExecutorHandle, method: str) -> ExecutorHandle:
-    """Return what a method of an engine or a handle has returned.
+    """Return `returned` if it is an `ExecutorHandle`.
 
     Raises:
-        PluginError: it is no `ExecutorHandle`. The message names the plugin's class and what to do.
+        PluginError: it has another type. The message names the plugin's class, its method and a remedy.
     """
     if isinstance(returned, ExecutorHandle):
         return returned
@@ -44,14 +44,14 @@ def checked_handle(returned: object, plugin: ExecutorEngine | ExecutorHandle, me
 
 
 class HeldExecutor:
-    """An executor that an engine started, and the executors that replaced it.
+    """An executor that an engine started in another place.
 
-    Methods may be called from several threads. The executor ends when this object is closed, and when this process
-    ends. In a forked child the object is inert.
+    Methods may be called from several threads. The executor ends when this object is closed or this process ends. In a
+    forked child, the methods do nothing.
     """
 
     def __init__(self, handle: ExecutorHandle, *, follows: bool = False) -> None:
-        """`follows`: True if it replaces another executor and recovers its journals."""
+        """`follows`: True if the executor replaces another one and recovers its journals."""
         self._handle = handle
         self._follows = follows
         self._ready: Ready | None = None
@@ -78,7 +78,7 @@ class HeldExecutor:
 
     @property
     def tenant(self) -> str:
-        """The tenant of its latest ticket; empty before the first."""
+        """The tenant of the latest ticket; empty before the first ticket."""
         return self._tenant
 
     @property
@@ -98,12 +98,12 @@ class HeldExecutor:
         return self._ready
 
     def wait_ready(self, timeout: float) -> Ready:
-        """Wait until the executor listens; return its addresses and device. On failure, end it.
+        """Wait until the executor listens. Return its report, with its addresses and its device. If the start fails, end it.
 
-        `timeout`: seconds after the engine has placed it.
+        `timeout`: seconds, counted from the moment at which the engine has found a machine.
 
         Raises:
-            StartupError: it did not start, or the engine has no place; the message says why, and what to do.
+            StartupError: the executor did not start, or the engine found no machine. The message has the reason and a remedy.
         """
         with self._reading:
             if self._ready is None:
@@ -119,15 +119,17 @@ class HeldExecutor:
             return self._ready
 
     def wait(self) -> int:
-        """Wait until the executor has ended; return its exit status, negative for a signal."""
+        """Wait until the executor has ended. Return its exit status; a negative number is a signal."""
         return self._handle.wait()[0]
 
     def ending(self) -> str:
-        """Return how it ended, as the predicate of a sentence, such as `was killed by SIGKILL`."""
+        """Return how the executor ended, as the predicate of a sentence, such as `was killed by SIGKILL`."""
         return self._handle.wait()[1]
 
     def issue_ticket(self, client: str = "", lifetime: float = TICKET_SECONDS, badge: Badge = NO_TENANT) -> str:
-        """Return a ticket for one connection within `lifetime` seconds by the clock of the executor's machine.
+        """Return a ticket that admits one connection within `lifetime` seconds.
+
+        The executor's machine measures the time.
 
         Raises:
             StartupError: the executor's machine does not answer.
@@ -137,15 +139,18 @@ class HeldExecutor:
         return str(self._handle.call("issue_ticket", *arguments, timeout=_REPLY_SECONDS))
 
     def status(self, timeout: float = 5.0) -> Sessions:
-        """Return its sessions and its device's memory.
+        """Return the executor's report on its sessions and its device's memory.
 
         Raises:
-            StartupError: it has ended or does not answer within `timeout` seconds.
+            StartupError: the executor has ended or does not answer within `timeout` seconds.
         """
         return _sessions.decode(self._handle.call("status", timeout, timeout=timeout))
 
     def full(self) -> str:
-        """Return why it refuses all clients for now; empty: it accepts clients. Does not block: the result is up to a second old."""
+        """Return the reason why the executor refuses all clients now; empty if it accepts clients.
+
+        The call does not block, and its result may be a second old.
+        """
         now = time.monotonic()
         if now - self._full_asked_at > _FULL_SECONDS and not self._closed:
             self._full_asked_at = now
@@ -159,7 +164,7 @@ class HeldExecutor:
             _log.debug("an executor does not answer", reason=str(error))
 
     def notice(self) -> str:
-        """As `ExecutorHandle.notice`; empty after the end."""
+        """Return the engine's notice, as `ExecutorHandle.notice` does; empty if the executor has ended."""
         return self._handle.notice() if self.alive else ""
 
     def send(self, order: Order) -> None:
@@ -167,7 +172,7 @@ class HeldExecutor:
         self._handle.send("send", to_line(order))
 
     def close(self, drain_seconds: float = 5.0) -> None:
-        """End it: let its sessions end for at most `drain_seconds`, end the process, and return its place to the engine."""
+        """Let sessions end for at most `drain_seconds`, then end the executor and return its resources to the engine."""
         self._end(drain_seconds, for_good=True)
 
     def _end(self, drain_seconds: float, *, for_good: bool) -> None:
@@ -184,7 +189,7 @@ class HeldExecutor:
         The new executor finds the journals. After an error, the call may be repeated.
 
         Raises:
-            StartupError: it cannot be started.
+            StartupError: the replacement cannot be started.
             PluginError: the engine returned no `ExecutorHandle`.
         """
         if not self._closed:

@@ -1,4 +1,4 @@
-"""Listen addresses of a server: host and port for each transport, and the addresses that it advertises to clients."""
+"""Listen addresses of a server by transport, and the URLs that it tells its clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _ELSEWHERE = "192.0.2.1"  # an unused address (RFC 5737)
 
 @attrs.frozen
 class ListenAddress:
-    """An address and a port to listen at; empty host: the `host` of `ListenAddresses`; port 0: any free one."""
+    """A host and a port to listen at.
+
+    `host`: empty for the default of `ListenAddresses`. `port`: 0 for any free port.
+    """
 
     host: str = ""
     port: int = 0
@@ -30,7 +33,7 @@ class ListenAddress:
 
 @attrs.frozen
 class ListenAddresses:
-    """Listen addresses by transport, as the operator configured them.
+    """Listen addresses by transport, as the operator chose them.
 
     Attributes:
         host: address of transports without an entry in `given`.
@@ -44,18 +47,21 @@ class ListenAddresses:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """All addresses to listen at."""
+        """All hosts to listen at."""
         others = tuple(at.host for name, at in self.given.items() if at.host and name not in self.without)
         return (self.host, *others)
 
     def fixed(self) -> str:
-        """Return host and port of the first transport with a fixed port, as the name of a file; empty if every port is a free one."""
+        """Return host and port of the first transport with a fixed port, in the form of a file name.
+
+        Return an empty string if no port is fixed.
+        """
         names = sorted(self.given.keys() - self.without, key=lambda name: (name not in {"tcp", "tcps"}, name))
         found = ((self.given[name].host or self.host, self.given[name].port) for name in names)
         return next((f"{host.replace('/', '_')}-{port}" for host, port in found if port), "")
 
     def of(self, transport: Transport, others: Iterable[str] = ()) -> ListenAddress | None:
-        """Return the listen address of a transport; None if it does not listen.
+        """Return the address at which a transport listens, or None if it does not listen.
 
         `others`: further names of the transport.
         """
@@ -68,9 +74,9 @@ class ListenAddresses:
         return ListenAddress("127.0.0.1" if capabilities.same_host else given.host or self.host, given.port)
 
     def check_ports(self, operations: int | None) -> None:
-        """Check that the ports are free, before the slow start of executors.
+        """Check that the fixed ports are free. This is done before executors start, because their start is slow.
 
-        Checks the transports of `_OVER_TCP` and the port for `operations`; other transports raise an error when they listen.
+        Only transports in `_OVER_TCP` and the port for `operations` are checked. Other transports raise when they listen.
 
         Raises:
             ConfigurationError: two listeners are given the same port.
@@ -101,25 +107,26 @@ def _check_port(what: str, host: str, port: int) -> None:
 
 @attrs.frozen
 class ListeningTransport:
-    """A transport that listens, and its listen address."""
+    """A transport and the address at which it listens."""
 
     transport: Transport
     address: ListenAddress
 
     def url(self, port: int) -> str:
-        """Return the URL of the listener at that port."""
+        """Return the URL of a listener at this port."""
         return f"{self.transport.schemes[0]}://{network_location(self.address.host, port)}"
 
 
 def listening_transports(
     transports: Iterable[Transport], tls: TlsOptions | None, addresses: ListenAddresses
 ) -> tuple[ListeningTransport, ...]:
-    """Return the transports to listen on, under TLS if there is a certificate. Same-host transports need an explicit address.
+    """Return the transports that a server listens with. If there is a certificate, they use TLS.
 
-    A transport for this host needs no TLS, except to ask clients for certificates.
+    A transport for this host only listens if the operator named an address for it. It uses TLS only if clients must
+    show certificates.
 
     Raises:
-        ConfigurationError: a transport that is named has no TLS.
+        ConfigurationError: the operator named a transport that has no TLS.
     """
     found = []
     for plain in transports:
@@ -136,7 +143,7 @@ def listening_transports(
 
 
 def faster_transports(transports: Iterable[Transport], local: Transport) -> tuple[ListeningTransport, ...]:
-    """Return the transports for this host that are faster than `local` and enabled by default."""
+    """Return the transports for this host that are on by default and faster than `local`."""
     every = ((one, one.capabilities) for one in transports)
     return tuple(
         ListeningTransport(one, ListenAddress("127.0.0.1"))
@@ -148,10 +155,10 @@ def faster_transports(transports: Iterable[Transport], local: Transport) -> tupl
 def configured_transports(
     transports: Sequence[Transport], tls: TlsOptions | None, addresses: ListenAddresses
 ) -> tuple[ListeningTransport, ...]:
-    """Check the operator's addresses, and return `listening_transports`.
+    """Return the transports to listen with, as `listening_transports`, after a check of the operator's names.
 
     Raises:
-        ConfigurationError: `addresses` names a transport that is not installed or has no TLS.
+        ConfigurationError: the operator named a transport that is not installed or has no TLS.
         PluginError: no transport is left to listen with.
     """
     _check_names(addresses, transports, tls)
@@ -181,9 +188,9 @@ def _check_names(addresses: ListenAddresses, transports: Sequence[Transport], tl
 
 
 def own_address() -> str:
-    """Return this machine's address for other machines: of the default route, else of a network interface.
+    """Return the address at which other machines reach this machine: the default route's, else an interface's.
 
-    Without a network, return the host name.
+    Return the host name if there is no network.
     """
     try:
         return address_towards(_ELSEWHERE)

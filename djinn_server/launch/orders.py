@@ -1,4 +1,4 @@
-"""Messages between an executor process and its parent: JSON lines over two pipes.
+"""Messages between an executor process and its parent, as JSON lines over two pipes.
 
 Orders go to the executor's standard input. Reports come back on a separate pipe. Secrets travel in orders, because
 other users of the machine can read arguments and the environment. The end of the orders means that the parent is gone.
@@ -34,41 +34,41 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     config: ExecutorConfig
 
     def without_secrets(self) -> Start:
-        """Return a copy without the key and plugin settings, for the process to keep after startup."""
+        """Return a copy without the signing key and plugin settings, which the process stores after startup."""
         return msgspec.structs.replace(self, key=b"", config=attrs.evolve(self.config, plugins=Selection()))
 
     def __repr__(self) -> str:
-        """Return a text without the secrets: the key, and the settings of plugins."""
+        """Describe the order without its secrets: the key and the settings of plugins."""
         return f"Start(directory={self.directory!r}, device={self.config.device!r})"
 
 
 class ReportSessions(msgspec.Struct, frozen=True, tag="report"):
-    """Report the sessions: send a `Sessions` report with the same number."""
+    """Order: send a `Sessions` report with this number."""
 
     number: Count
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
-    """Begin no further session, wait at most `seconds` for running sessions, then end."""
+    """Order: admit no further session, wait at most `seconds` for running sessions, then end."""
 
     seconds: float
 
 
 class Evict(msgspec.Struct, frozen=True, tag="evict"):
-    """End the sessions that were opened with tokens of these ids, which are no longer valid."""
+    """Order: end the sessions that were opened with these tokens (ids), which are no longer valid."""
 
     tokens: tuple[str, ...]
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):
-    """End a session: stop its computation and tell its client the reason."""
+    """Order: end a session, stop its computation and tell its client the reason."""
 
     session: Name
     reason: str
 
 
 class AssignTenant(msgspec.Struct, frozen=True, tag="belong"):
-    """Work for a tenant. The executor recovers no other tenant's sessions, even for a client that has their secrets."""
+    """Order: work for this tenant, and recover sessions of no other tenant."""
 
     tenant: str
 
@@ -77,7 +77,7 @@ Order = Start | ReportSessions | Drain | Evict | End | AssignTenant
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The executor could not start, or its device is lost."""
+    """Report: the executor could not start, or its device is lost."""
 
     reason: str
 
@@ -86,9 +86,9 @@ FULL_SECONDS: Final = 5.0  # how long a `Full` report holds
 
 
 class Full(msgspec.Struct, frozen=True, tag="full"):
-    """Unsolicited report: the executor accepts no further session because of `reason`.
+    """Report: the executor accepts no further session because of `reason`. It is sent without a request.
 
-    An empty `reason` means that it accepts sessions again.
+    If `reason` is empty, the executor accepts sessions again.
     """
 
     reason: str
@@ -102,24 +102,24 @@ _reports: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
 
 
 def to_line(message: Order | Report) -> bytes:
-    """Encode the message as one line."""
+    """Encode an order or a report as one line."""
     return msgspec.json.encode(message, enc_hook=str) + b"\n"
 
 
 def read_order(line: bytes) -> Order:
-    """Decode a command line from the parent.
+    """Decode an order of the parent process.
 
     Raises:
-        StartupError: the command is invalid; parent and executor run different versions of Djinn.
+        StartupError: the line is invalid, because parent and executor run different versions of Djinn.
     """
     return _read(line, _orders, "an executor cannot read what its parent process ordered")
 
 
 def read_report(line: bytes) -> Report:
-    """Decode the report on a line.
+    """Decode a report of an executor.
 
     Raises:
-        StartupError: it is not valid; parent and executor run different versions of Djinn.
+        StartupError: the line is invalid, because parent and executor run different versions of Djinn.
     """
     return _read(line, _reports, "cannot read what an executor process reported")
 

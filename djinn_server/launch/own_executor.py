@@ -1,4 +1,4 @@
-"""Embedded executor of a program: its client starts it, and restarts it after a crash."""
+"""An executor that a client program owns: the client starts it, and restarts it after a crash."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = get_logger("djinn.launch")
 
 
 class OwnExecutor:
-    """An executor process and its replacements, with the same journals. Methods may be called from several threads.
+    """An executor of a client program, which is replaced if it dies. Methods may be called from several threads.
 
     Attributes:
         number: as in `LaunchRequest`.
@@ -37,14 +37,14 @@ class OwnExecutor:
         """Start the first process and return at once.
 
         Args:
-            config: its configuration.
-            engine: starts the processes.
-            request: launch request for the engine.
-            journals: the directory for session journals on this machine; None: no journals, or the engine stores them.
-                It is closed with this object.
+            config: configuration of the executor.
+            engine: starts the process and its replacements.
+            request: request to the engine.
+            journals: directory for session journals on this machine, which `close` removes; None: there are no
+                journals, or the engine stores them.
 
         Raises:
-            StartupError: it cannot be started.
+            StartupError: the executor cannot be started.
         """
         self._journals = journals
         if journals is not None:
@@ -61,7 +61,7 @@ class OwnExecutor:
 
     @property
     def lease_seconds(self) -> float:
-        """Seconds for which sessions wait for their client."""
+        """Seconds for which a session waits for a disconnected client."""
         return LEASE_SECONDS
 
     @property
@@ -71,17 +71,17 @@ class OwnExecutor:
 
     @property
     def alive(self) -> bool:
-        """True while a process runs."""
+        """True while the executor's process runs."""
         return self._process.alive
 
     @property
     def process_id(self) -> int:
-        """Process id of the present process."""
+        """Process id of the current process."""
         return self._process.process_id
 
     @property
     def ending(self) -> str:
-        """Description of how the present process has ended."""
+        """How the current process ended, as the predicate of a sentence."""
         return self._process.ending()
 
     def notice(self) -> str:
@@ -97,11 +97,11 @@ class OwnExecutor:
         return self._process.issue_ticket(client)
 
     def trusted(self, transports: tuple[Transport, ...]) -> tuple[Transport, ...]:
-        """Return the transports to the executor. If it has its own certificate, they accept no other."""
+        """Return the transports to the executor. If the executor has its own certificate, they accept only this certificate."""
         return trusting(transports, self._process.fingerprint)
 
     def start_again(self) -> None:
-        """Start a replacement for an ended process. Do nothing if the process runs.
+        """Start a replacement if the process has ended.
 
         Raises:
             StartupError: the process cannot be started, or this object was closed.
@@ -115,7 +115,7 @@ class OwnExecutor:
             self._process = self._process.restart()
 
     def close(self, drain_seconds: float = 5.0) -> None:
-        """End the process as `HeldExecutor.close` does, without a replacement."""
+        """End the process as `HeldExecutor.close` does, and start no replacement."""
         with self._lock:
             self._closed = True
             self._process.close(drain_seconds)

@@ -1,4 +1,4 @@
-"""Session journals of a program's own executors: a private directory, removed with the program."""
+"""Directory for the session journals of a client program's executors. It is removed with the program."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _log = get_logger("djinn.launch")
 
 
 def room_for_journals(directory: Path) -> int:
-    """Return the bytes for all journals in a directory, based on the free space of its disk."""
+    """Return how many bytes all journals in a directory may have, given the free space of its disk."""
     return shutil.disk_usage(directory).free // _DISK_PART
 
 
 class OwnJournals:
     """A directory for journals that only this user can enter.
 
-    It is removed when this object is closed or collected, and when the process ends. If the process is killed, the next
-    program removes it.
+    The directory is removed when this object is closed or garbage-collected, or when the process ends. If the process
+    is killed, the next program removes the directory.
     """
 
     def __init__(self, base: Path) -> None:
@@ -49,7 +49,7 @@ class OwnJournals:
 
     @property
     def empty(self) -> bool:
-        """True if no session has left a journal."""
+        """True if the directory has no journal."""
         return not any(self.path.glob("*.journal"))
 
     def close(self) -> None:
@@ -58,9 +58,9 @@ class OwnJournals:
 
 
 def own_journals() -> OwnJournals | None:
-    """Return a directory in the user's cache, or else in the temporary directory.
+    """Return a directory for journals in the user's cache, or else in the temporary directory.
 
-    If there is no space, log that and return None.
+    If both disks are full, log this and return None.
     """
     errors: list[str] = []
     for base in (cache_directory() / "own-journals", Path(tempfile.gettempdir()) / f"djinn-own-journals-{user_id()}"):

@@ -1,4 +1,4 @@
-"""Lines over a pipe, with time limits."""
+"""Read and write lines over a pipe, with timeouts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LineReader:
         """Return the next line without its end, or None at the end of the stream. An incomplete last line is dropped.
 
         Raises:
-            TimeoutError: no whole line came within `timeout` seconds; nothing is lost.
+            TimeoutError: no whole line arrived within `timeout` seconds. The next call continues with the received part.
             StartupError: the other process sent a line longer than `LONGEST_LINE`.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -39,7 +39,7 @@ class LineReader:
         return line
 
     def next_line(self) -> bytes | None:
-        """Return the next line that was already read, or None."""
+        """Return the next complete line in the buffer, or None."""
         end = self._buffer.find(b"\n", self._searched)
         if end < 0:
             self._searched = len(self._buffer)
@@ -50,7 +50,7 @@ class LineReader:
         return line
 
     def fill(self) -> bool:
-        """Read available bytes, at least one; return False at the end of the stream.
+        """Read the available bytes into the buffer, at least one. Return False at the end of the stream.
 
         Raises:
             StartupError: the other process sent a line longer than `LONGEST_LINE`.
@@ -66,7 +66,7 @@ class LineReader:
 
 
 def write_line(descriptor: int, line: bytes) -> None:
-    """Write all of a line.
+    """Write a whole line to a file descriptor.
 
     Raises:
         OSError: the other end of the pipe is closed.

@@ -1,4 +1,4 @@
-"""Handle of an executor process in its parent: start, status, tickets, drain and termination."""
+"""Start an executor process, and control it from its parent: status, tickets, drain, termination."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _TERMINATE_SECONDS = 2.0
 
 
 class ChildProcess(Protocol):
-    """Interface of an executor's process for its parent. `subprocess.Popen` implements it."""
+    """Process of an executor, as its parent uses it. `subprocess.Popen` implements this interface."""
 
     stdin: IO[bytes] | None
     pid: int
@@ -62,21 +62,22 @@ class ChildProcess(Protocol):
 
 
 class ForkServer(Protocol):
-    """Client of a process that forks executors, instead of starting a new interpreter for each."""
+    """Client of a fork server: a process that forks executors, which is faster than starting interpreters."""
 
     def fork(
         self, arguments: Sequence[str], environment: Mapping[str, str], given: Sequence[int]
     ) -> ChildProcess | None:
-        """Fork an executor. Return None if no fork server runs or answers."""
+        """Fork an executor. Return None if the fork server does not run or does not answer."""
 
     def start_server(self, environment: Mapping[str, str]) -> None:
-        """Start a fork server for later executors; return at once."""
+        """Start a fork server for later executors, and return at once."""
 
 
 class ExecutorProcess(LaunchedExecutor):
-    """One executor process. It ends when this object is closed or collected, and when this process ends in any way.
+    """An executor process, controlled by its parent.
 
-    Methods may be called from several threads. In a forked child the object is inert: `close` leaves the executor alone.
+    The process ends when this object is closed or garbage-collected, or when the parent process ends. Methods may be
+    called from several threads. In a forked child, the methods do nothing.
     """
 
     place = ""
@@ -88,9 +89,9 @@ class ExecutorProcess(LaunchedExecutor):
         """Start the process and return at once; `wait_ready` waits for it.
 
         Args:
-            config: its configuration.
+            config: configuration of the executor.
             without: environment variables to remove.
-            fork_server: forks the executor if it runs; otherwise a new process starts.
+            fork_server: forks the executor; None, or if it does not run: start a new interpreter.
 
         Raises:
             StartupError: the process cannot be started.
@@ -126,10 +127,10 @@ class ExecutorProcess(LaunchedExecutor):
         self.send(Start(self._directory, self._key, config.sendable()))  # `wait_ready` reports a dead process
 
     def wait_ready(self, timeout: float) -> Ready:
-        """Wait until the executor listens, and return its report. On failure, end the process.
+        """Wait until the executor listens, and return its report. If the start fails, end the process.
 
         Raises:
-            StartupError: it failed, died, or took longer than `timeout` seconds.
+            StartupError: the executor failed, died, or took longer than `timeout` seconds.
         """
         with self._reading:
             if self._ready is not None:
@@ -163,7 +164,7 @@ class ExecutorProcess(LaunchedExecutor):
 
     @property
     def tenant(self) -> str:
-        """The tenant of the executor; empty before the first client."""
+        """The tenant of the executor; empty before the first ticket for a tenant."""
         return self._tenant
 
     @property
@@ -172,24 +173,24 @@ class ExecutorProcess(LaunchedExecutor):
         return self._process.poll() is None
 
     def wait(self) -> int:
-        """Wait until the process has ended. Return its exit status, negative for a signal."""
+        """Wait until the process has ended. Return its exit status; a negative number is a signal."""
         return self._process.wait()
 
     def ending(self) -> str:
-        """Return a predicate about the process, such as "ended with exit status 1", with the reported reason."""
+        """Return how the process ended, such as "ended with exit status 1", with the reason that it reported."""
         ending = _ending(self._process)
         self.full()  # reads its last reports
         return f"{ending}: {self._failure}" if self._failure else ending
 
     def issue_ticket(self, client: str = "", lifetime: float = TICKET_SECONDS, badge: Badge = NO_TENANT) -> str:
-        """Return a ticket for one connection within `lifetime` seconds. `client`: name of the client, for messages."""
+        """Return a ticket that admits one connection within `lifetime` seconds. `client`: name of the client, for messages."""
         if badge.tenant != self._tenant:
             self._tenant = badge.tenant
             self.send(AssignTenant(badge.tenant))
         return issue_ticket(self._key, client, lifetime, badge)
 
     def status(self, timeout: float = 5.0) -> Sessions:
-        """Return the executor's report: its sessions, and the memory of its device.
+        """Return the executor's report on its sessions and its device's memory.
 
         Raises:
             StartupError: the process has ended or does not answer.
@@ -206,7 +207,7 @@ class ExecutorProcess(LaunchedExecutor):
             return report
 
     def full(self) -> str:
-        """Return why it refuses all clients for now, from its latest report; empty: it accepts clients. Does not block."""
+        """Return the reason of the latest report why the executor refuses all clients; empty if it accepts clients."""
         if self._reading.acquire(blocking=False):
             try:
                 with contextlib.suppress(TimeoutError):  # nothing more was said
@@ -226,7 +227,7 @@ class ExecutorProcess(LaunchedExecutor):
             self._full = report.reason, time.monotonic()
 
     def notice(self) -> str:
-        """Return an empty text: no engine takes this machine away."""
+        """Return an empty string: no engine takes this machine away."""
         return ""
 
     def send(self, order: Order) -> None:
@@ -235,7 +236,7 @@ class ExecutorProcess(LaunchedExecutor):
             self._order(order)
 
     def close(self, drain_seconds: float = 5.0) -> None:
-        """End the process: let its sessions end for at most `drain_seconds`, then terminate, then kill it."""
+        """Let sessions end for at most `drain_seconds`, then terminate the process, and kill it if necessary."""
         if self._end.alive and os.getpid() == self._owner:
             self.send(Drain(drain_seconds))
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -243,7 +244,7 @@ class ExecutorProcess(LaunchedExecutor):
         self._end()
 
     def restart(self) -> ExecutorProcess:
-        """Start a replacement for this process, which has ended.
+        """Start a replacement for this process, which must have ended.
 
         Raises:
             StartupError: the process cannot be started.
@@ -326,7 +327,7 @@ def _ending(process: ChildProcess) -> str:
 
 
 def how_ended(status: int) -> str:
-    """Return a predicate about a process that ended with an exit status, negative for a signal."""
+    """Return how a process with this exit status ended, as the predicate of a sentence. A negative status is a signal."""
     if status < 0:
         name = signal.Signals(-status).name if -status in {*signal.Signals} else f"signal {-status}"
         return f"was killed by {name}"
@@ -334,7 +335,7 @@ def how_ended(status: int) -> str:
 
 
 def _end(process: ChildProcess, reports: int, directory: str, owner: int) -> None:
-    """End the process, if necessary by SIGKILL; runs once, at the latest when the interpreter exits."""
+    """End the process, if necessary by SIGKILL. Runs once, at the latest when the interpreter exits."""
     if os.getpid() != owner:
         return
     if process.stdin is not None:

@@ -1,4 +1,4 @@
-"""Self-signed TLS certificate of a server. No authority has signed it, so clients check its fingerprint."""
+"""Create and load the self-signed TLS certificate of a server. Clients check its fingerprint, as no authority signs it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CertificateFiles:
 
 
 def self_signed(directory: Path, hosts: tuple[str, ...] = ()) -> CertificateFiles:
-    """Return the certificate in `directory`. Create it if it is missing or about to expire.
+    """Return the certificate in `directory`. Create one if there is none or if it is about to expire.
 
     Args:
         directory: directory for the certificate and its key, which only this user may enter.
@@ -74,7 +74,7 @@ def _library() -> Any:
 
 
 def _make(hosts: tuple[str, ...]) -> tuple[bytes, bytes]:
-    """Return certificate and key as PEM."""
+    """Create a certificate and a key, and return both as PEM."""
     x509 = _library().x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -1,4 +1,4 @@
-"""State folder of a server: the data with which a restarted server continues the sessions of the previous server."""
+"""State folder of a server: the files from which a restarted server continues its sessions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SHORT: Final = 64  # bytes of a file that holds a number or a token
 
 @attrs.frozen
 class ServerState:
-    """A state folder that this process has locked.
+    """A locked state folder.
 
     Attributes:
         folder: the folder. It has the subfolders `journals` and `accounts`, the file `token` and, unless the operator names another
@@ -51,9 +51,9 @@ def open_state(given: Path | None, addresses: ListenAddresses, tell: Callable[[s
     """Make and lock the state folder of a server.
 
     Args:
-        given: the operator's choice; None: a folder for the fixed port, or a temporary one if the server has no fixed port.
-        addresses: where the server listens.
-        tell: called with the reason why a restart will end all sessions.
+        given: the folder that the operator chose; None: a folder for the fixed port, or a temporary folder without a fixed port.
+        addresses: addresses at which the server listens.
+        tell: called with a message if sessions will end when the server restarts.
 
     Raises:
         ConfigurationError: another server has locked the folder, other users can enter it, or it cannot be made.
@@ -80,7 +80,7 @@ def open_state(given: Path | None, addresses: ListenAddresses, tell: Callable[[s
 
 
 def _lock(folder: Path) -> int:
-    """Lock a state folder, and return the locked descriptor. The kernel releases the lock when this process ends."""
+    """Lock a state folder, and return the file descriptor with the lock. The kernel releases the lock when the process ends."""
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | NOFOLLOW | CLOEXEC, 0o600)
     try:
         lock_file(lock)
@@ -100,10 +100,12 @@ def _lock(folder: Path) -> int:
 
 
 def _temporary() -> ServerState:
-    """Return a temporary folder. This process removes it, or the next server if this process is killed.
+    """Make and return a temporary state folder.
+
+    This process removes it. If the process is killed, the next server removes it.
 
     Raises:
-        ConfigurationError: there is no place for it.
+        ConfigurationError: no folder can be made.
     """
     try:
         made = OwnJournals(cache_directory() / "servers")
@@ -119,7 +121,7 @@ def _temporary() -> ServerState:
 
 
 def kept_token(folder: Path) -> str:
-    """Return the generated token in the state folder, or create one.
+    """Return the token in the state folder, or create one.
 
     Raises:
         ConfigurationError: the file is a link, belongs to another user, can be read by others, or cannot be written.

@@ -1,4 +1,4 @@
-"""System users of tenants: the executors of each tenant run as a user of its own, with folders that only this user can enter."""
+"""System users of tenants: each tenant's executors run as their own user, with folders that only this user can enter."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class SystemUser:
     """The system user of a tenant.
 
     Attributes:
-        name: its name, or its number if it has no name.
-        uid, gid: the user and the group of its processes. They get no further groups.
+        name: name of the user, or the user id if it has no name.
+        uid, gid: user id and group id of the processes, which have no further groups.
         folder: folder of the user's files, with mode 0700.
     """
 
@@ -42,13 +42,13 @@ class SystemUser:
     folder: Path
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return an executor's environment in which folders and names are this user's."""
+        """Return the environment variables of an executor, with this user's folders and name."""
         kept = {name: value for name, value in given.items() if name not in _LEFT_OUT}
         kept |= {name: str(self.folder / below) for name, below in _OWN_FOLDERS.items()}
         return kept | {"USER": self.name, "LOGNAME": self.name}
 
     def make_subfolders(self) -> None:
-        """Make the folders of libraries. The executor calls this as the user.
+        """Make the folders in which libraries store caches and settings. The process must run as this user.
 
         Raises:
             OSError: a folder cannot be made.
@@ -58,7 +58,7 @@ class SystemUser:
 
 
 def give_folder(folder: Path, user: SystemUser) -> None:
-    """Make a folder with mode 0700 for a user, or check that an existing folder is the user's.
+    """Make a folder that only a user can enter (mode 0700), or check that an existing folder is such a folder.
 
     Raises:
         OSError: the folder cannot be made.
@@ -82,16 +82,16 @@ def give_folder(folder: Path, user: SystemUser) -> None:
 
 
 def open_users(entries: Iterable[str], base: Path | None, shared: Sequence[Path] = ()) -> dict[str, SystemUser]:
-    """Return the system user of each tenant, from entries such as `alice=djinn-a` or `alice=70001`. Make the users' folders.
+    """Return the system user of each tenant, and make the users' folders.
 
     Args:
-        entries: values of `--tenant-user`.
+        entries: values of `--tenant-user`, such as `alice=djinn-a` or `alice=70001`.
         base: parent of the users' folders.
         shared: other folders that all users must be able to enter.
 
     Raises:
-        ConfigurationError: an entry is not valid, a user does not exist, is root or is named twice, `base` is missing, or this process
-            may not change users.
+        ConfigurationError: an entry is invalid, a user does not exist, is root or has two tenants, `base` is missing, or this
+            process may not change users.
         StartupError: a user cannot run this Python or enter a folder, or has no folder.
     """
     found: dict[str, SystemUser] = {}
@@ -153,7 +153,11 @@ def _check(users: Mapping[str, SystemUser]) -> None:
 
 
 def _check_reachable(user: SystemUser, shared: Sequence[Path]) -> None:
-    """Raise `StartupError` if the user cannot run this Python, or enter its own folder, a shared folder or the folder of temporary files."""
+    """Check that a user can run this Python and enter its own folder, the shared folders and the temporary folder.
+
+    Raises:
+        StartupError: a file or folder is out of reach.
+    """
     python = Path(sys.executable)
     entered = [folder / "any" for folder in (Path(tempfile.gettempdir()), *shared) if folder.exists()]
     reached = [user.folder, python, python.resolve(), *entered]

@@ -1,7 +1,7 @@
-"""One-time tickets, with which the parent of an executor admits a client.
+"""Issue and check one-time tickets, with which a client connects to an executor.
 
-A ticket is a grant (client, time of expiry, nonce) signed with a key that only the executor and its parent know. The parent issues
-one without asking the executor, which may be busy.
+A ticket is a grant (client, expiry time, nonce) that is signed with a key of the executor and its parent. The parent
+issues tickets without a call to the executor, which may be busy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TICKET_SECONDS: Final = 60.0  # a client tries several addresses, and each attem
 
 
 class Badge(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """Identity of an admitted client: its tenant, the id of its token, and the tenant's quota."""
+    """Identity of an admitted client: its tenant, the id of its token, and the quota of the tenant."""
 
     tenant: str = ""
     token: str = ""
@@ -37,7 +37,10 @@ NO_TENANT: Final = Badge()  # including the process that started the executor
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """Content of a ticket. `expires`: in seconds of the machine's monotonic clock, which its processes share."""
+    """Content of a ticket.
+
+    `expires`: time on the machine's monotonic clock in seconds, which is the same in all processes of the machine.
+    """
 
     client: str
     expires: float
@@ -50,7 +53,7 @@ _grants: msgspec.json.Decoder[Grant] = msgspec.json.Decoder(Grant)
 
 
 def new_key() -> bytes:
-    """A fresh signing key."""
+    """Return a random signing key."""
     return secrets.token_bytes(KEY_BYTES)
 
 
@@ -63,14 +66,17 @@ def issue_ticket(key: bytes, client: str, lifetime: float = TICKET_SECONDS, badg
 
 @attrs.define
 class TicketChecker:
-    """Accepts each valid ticket once. Methods may be called from several threads."""
+    """Check tickets, and accept each valid ticket once. Methods may be called from several threads."""
 
     _key: bytes = attrs.field(repr=False)
     _used: dict[str, float] = attrs.field(factory=dict, repr=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, repr=False)
 
     def redeem(self, ticket: str) -> Grant | None:
-        """Return the ticket's grant; None if it is forged, expired or used. Takes constant time for forged tickets."""
+        """Return the grant of a valid ticket. Return None if the ticket is forged, expired or used.
+
+        The signature is compared in constant time.
+        """
         grant = _verify(self._key, ticket)
         now = time.monotonic()
         if grant is None or grant.expires < now:

@@ -1,4 +1,4 @@
-"""Token table: the file with a server's access tokens, by tenant, with expiry times and quotas.
+"""Token table: a file with the access tokens of a server, by tenant, with expiry times and quotas.
 
 The table stores digests of tokens, so reading the file gives no access. Tokens are random and long, so a fast digest is
 as safe as a slow one.
@@ -29,7 +29,7 @@ _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 class TokenRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A token. Times are in seconds since 1970; `expires` 0: never. `monitor`: as for `create`."""
+    """One token of the table. Times are in seconds since 1970. `expires`: 0 for never. `monitor`: as in `create`."""
 
     id: str
     tenant: str
@@ -44,7 +44,7 @@ class TokenRow(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TokenTable(msgspec.Struct, frozen=True):
-    """Content of the file, as JSON."""
+    """The whole token table: tokens and quotas."""
 
     tokens: tuple[TokenRow, ...] = ()
     quotas: dict[str, Quota] = {}
@@ -55,7 +55,7 @@ _tables: msgspec.json.Decoder[TokenTable] = msgspec.json.Decoder(TokenTable)
 
 
 def digest_of(token: str) -> str:
-    """Return the digest of a token for the file."""
+    """Return the digest of a token that the file stores."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -74,13 +74,13 @@ def check_tenant(name: str) -> str:
 
 
 def create(table: TokenTable, tenant: str, seconds: float, monitor: bool = False) -> tuple[TokenTable, TokenRow, str]:
-    """Return the table with a new token, the token's row, and the token itself. The table has only its digest.
+    """Return a table with a new token, the row of this token, and the token's text. The table stores only a digest.
 
     Args:
-        table: the table without it.
-        tenant: its tenant.
-        seconds: how long it is valid; 0: for ever.
-        monitor: True if it is valid only for status, metrics and health.
+        table: the table without the token.
+        tenant: tenant of the token.
+        seconds: lifetime; 0: for ever.
+        monitor: True if the token gives access to status, metrics and health only.
     """
     token, now = PREFIX + secrets.token_urlsafe(32), time.time()
     row = TokenRow(
@@ -92,7 +92,7 @@ def create(table: TokenTable, tenant: str, seconds: float, monitor: bool = False
 def check_mode(path: Path, descriptor: int) -> None:
     """Check that no other user can read a file with secrets.
 
-    A file of root may be readable by its group: orchestrators mount secrets this way for other users.
+    If root owns the file, its group may read it, because orchestrators mount secrets in this way.
 
     Raises:
         ConfigurationError: another user can read or owns the file; the message says what to do.
@@ -121,12 +121,12 @@ def read_private(path: Path) -> bytes:
 
 
 def is_table(content: bytes) -> bool:
-    """Return True if a file has a table, not a single token as text."""
+    """Return True if the content is a token table, False if it is one token as text."""
     return content.lstrip().startswith(b"{")
 
 
 def parse_table(content: bytes, path: Path) -> TokenTable:
-    """Parse the table in a file. `path`: of the file, for the message of the error.
+    """Parse the token table in a file. `path`: path of the file, for error messages.
 
     Raises:
         ConfigurationError: the file has no token table, or a tenant name in it is invalid.
@@ -143,7 +143,7 @@ def parse_table(content: bytes, path: Path) -> TokenTable:
 
 
 def read_table(path: Path) -> TokenTable:
-    """Read the table in a file.
+    """Read and parse the token table in a file.
 
     Raises:
         ConfigurationError: it cannot be read, is not a token table, or others may read it.
@@ -156,14 +156,14 @@ def read_table(path: Path) -> TokenTable:
 
 @attrs.define
 class TableChange:
-    """A token table under edit. `change_table` writes `table` to the locked file when its `with` block exits."""
+    """A token table under edit. `change_table` writes its attribute `table` to the file at the end."""
 
     table: TokenTable
 
 
 @contextlib.contextmanager
 def change_table(path: Path) -> Iterator[TableChange]:
-    """Lock a file and give its table, empty if there is none. The table that the block sets is written at the end.
+    """Lock a file and yield its token table, or an empty one. At the end of the block, write the changed table.
 
     Raises:
         ConfigurationError: it cannot be read or written, or others may read it.

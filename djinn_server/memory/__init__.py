@@ -1,1 +1,1 @@
-"""Memory of an executor: the table of storages, eviction, spilling, and the values of idle sessions."""
+"""Memory of an executor's device: a table of all storages, eviction, spilling, and values of idle sessions."""

@@ -1,4 +1,4 @@
-"""The guard of a run where memory is short: before each step it restores the operands, and makes room for what the step allocates."""
+"""Guard of a run when memory is short. Before each step, it restores the operands and makes room for the results."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ LARGE: Final = 256 << 10  # bytes; the allocator is trimmed before larger alloca
 
 
 class MemoryGuard:
-    """Keeps one run of a template within the memory of its device.
+    """Keep one run of a template within the memory of its device.
 
     Attributes:
-        lock: held while a step is prepared and runs.
+        lock: lock to hold while a step is prepared and runs.
     """
 
     def __init__(
@@ -39,7 +39,10 @@ class MemoryGuard:
         memory: TemplateMemory,
         outputs: Sequence[int],
     ) -> None:
-        """`memory`: figures of the template; the run fills in missing ones. `outputs`: handles of its results."""
+        """Prepare the guard of a run.
+
+        `memory`: memory figures of the template. The run fills in missing figures. `outputs`: handles of the results.
+        """
         self.lock = ledger.lock
         self._ledger, self._session, self._memory, self._outputs = ledger, session, memory, outputs
         self._consumed = frozenset(template.consumed)
@@ -57,14 +60,14 @@ class MemoryGuard:
         self._before = self._bytes = self._peak = ledger.resident()
 
     def end(self, *, complete: bool) -> None:
-        """Record the memory use of a `complete` run (no step failed) for the next run."""
+        """Record the run's memory use for later runs, if the run is `complete`: no step failed."""
         if complete:
             self._memory.peak = max(0, self._peak - self._before)
         if not self._is_first:
             self._ledger.process.end_run(self._peak)
 
     def before(self, index: int, step: CompiledStep, env: Environment) -> None:
-        """Prepare a step.
+        """Restore the operands of a step, and make room for its results.
 
         Raises:
             torch.OutOfMemoryError: the step and its operands do not fit.
@@ -94,7 +97,7 @@ class MemoryGuard:
                 ledger.written(torch_private.storage_key(value))
 
     def after(self, index: int, step: CompiledStep, env: Environment) -> None:
-        """Count the results of a step, and the values released after it."""
+        """Count the memory of a step's results, and of the values that are released after it."""
         made = 0
         for _, place in step.makes:
             if has_memory(value := env[place]):
@@ -115,9 +118,9 @@ class MemoryGuard:
             self._unmeasured = 0
 
     def relieve(self, index: int, step: CompiledStep, env: Environment) -> bool:
-        """Evict all but the operands of a step that ran out of memory.
+        """Evict all values except the operands of a step that ran out of memory.
 
-        Return True if the step may be retried: it has written nothing.
+        Return True if the step may be retried, because it has written nothing.
         """
         if self._relieved == index:
             return False
@@ -144,7 +147,7 @@ class MemoryGuard:
         self._ledger.note(resident)
 
     def _begin(self, env: Environment) -> None:
-        """Count the values before the first step. The session holds inputs that are not consumed."""
+        """Count the values before the first step. The session keeps the inputs that the run does not consume."""
         self._begun = True
         for place in range(self._lifetimes.first_input, len(env)):
             if has_memory(value := env[place]):
@@ -153,7 +156,7 @@ class MemoryGuard:
                 self._freed[key] = 0 if is_input and place not in self._consumed else self._sizes[key]
 
     def _enter(self, place: int, value: torch.Tensor) -> int:
-        """Note that the value at a position looks into a storage. Return its key."""
+        """Note that the value at a place views a storage. Return the key of the storage."""
         key = torch_private.storage_key(value)
         if key not in self._sizes:
             self._freed[key] = self._sizes[key] = self._ledger.look({}, value).nbytes
@@ -162,7 +165,7 @@ class MemoryGuard:
         return key
 
     def _count(self, place: int, value: torch.Tensor) -> int:
-        """Count a value that a step has made. Return the bytes of its storage if that is new."""
+        """Count the storage of a value that a step has made. Return the bytes of the storage if it is new, else 0."""
         known = len(self._sizes)
         key = self._enter(place, value)
         new = self._sizes[key] if len(self._sizes) > known else 0
@@ -216,7 +219,7 @@ class MemoryGuard:
         return [holding for key, holding in holdings.items() if key not in keep]
 
     def _survey(self, env: Environment) -> Holdings:
-        """Return all storages of sessions and of this run."""
+        """Return all storages of sessions and of this run, by key."""
         holdings, outputs = self._ledger.survey(), self._lifetimes.outputs
         for place in range(self._lifetimes.first_input, len(env)):
             if has_memory(value := env[place]):
@@ -227,7 +230,7 @@ class MemoryGuard:
         return holdings
 
     def _run_uses(self, holding: Holding) -> tuple[int | None, int | None]:
-        """Return the clocks at which steps of this run have used a storage last, and will use it next; None if none does."""
+        """Return the clocks at which steps of this run last used a storage and will next use it; None for none."""
         lifetimes, places, step = self._lifetimes, holding.places, self._step
         last = max([lifetimes.last_use(place, step) for place in places], default=-1)
         ahead = min([lifetimes.next_use(place, step) for place in places], default=NEVER)

@@ -1,4 +1,7 @@
-"""The memory of one device: a table of storages, eviction of the storage whose next use is furthest away, and restoring."""
+"""Ledger of a device's memory: a table of storages, and eviction of the storage whose next use is furthest away.
+
+Evicted storages are restored when they are used.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +38,10 @@ _log = get_logger("djinn.server")
 
 
 class SourceBytes(Protocol):
-    """A copy of a storage's bytes off the device: in a spill space, or in the weight file that they came from."""
+    """A copy of a storage's bytes off the device: in a spill space, or in a weight file."""
 
     def unchanged(self) -> bool:
-        """Return True unless the copy is known to be unreadable."""
+        """Return False if the copy is known to have changed."""
 
     def read_into(self, buffer: memoryview) -> None:
         """Read the bytes into `buffer`.
@@ -49,25 +52,25 @@ class SourceBytes(Protocol):
 
 
 class CachedMemory(Protocol):
-    """Results that a cache holds."""
+    """Results in a cache that can be dropped to free memory."""
 
     def nbytes(self) -> int:
-        """Return their bytes."""
+        """Return the bytes of the cached results."""
 
     def drop(self) -> None:
-        """Free them."""
+        """Free the cached results."""
 
 
 @attrs.define(eq=False)
 class Entry:
-    """A storage in the table. A storage that is only on the device, and that only one session counts, has no entry.
+    """Entry of the table: a storage that is evicted, has a copy, or is used by several sessions. Other storages have none.
 
     Attributes:
         reference: weak reference to the storage.
-        nbytes: bytes of its contents, on or off the device.
-        resident: True if its bytes are on the device.
-        copy: valid copy of its bytes on the host, on disk, or in the file that they were read from; None without one.
-        sharers: sessions that count the storage, if it was read from a weight file.
+        nbytes: bytes of the contents, on or off the device.
+        resident: True if the bytes are on the device.
+        copy: valid copy of the bytes on the host, on disk, or in the weight file; None without a copy.
+        sharers: number of sessions that use the storage, if it was read from a weight file.
     """
 
     reference: StorageWeakRef
@@ -78,18 +81,21 @@ class Entry:
 
     @property
     def where(self) -> str:
-        """HOST or DISK if the storage is spilled there and not on the device; else empty."""
+        """HOST or DISK if the storage was spilled there and is not on the device; else empty."""
         return self.copy.space.where if not self.resident and isinstance(self.copy, SpillExtent) else ""
 
 
 @attrs.define(eq=False)
 class Holding:
-    """A storage, with the values that are views of it.
+    """A storage, with the values that view it.
 
     Attributes:
-        key: number of the storage. nbytes: bytes of its contents. resident: True if they are on the device.
-        pinned: True if it must stay on the device.
-        holders: handles of values, by session. places: positions in the environment of the running program.
+        key: number of the storage.
+        nbytes: bytes of the contents.
+        resident: True if the bytes are on the device.
+        pinned: True if the bytes must stay on the device.
+        holders: handles of the values, by session.
+        places: places of the values in the environment of the running program.
     """
 
     key: int
@@ -102,7 +108,7 @@ class Holding:
 
     @property
     def movable(self) -> bool:
-        """True if the memory may be freed, and can be restored."""
+        """True if the memory may be freed and can be restored."""
         return self.resident and not self.pinned and self.nbytes >= SMALLEST and self.storage.resizable()
 
 
@@ -112,16 +118,16 @@ RunUses = Callable[[Holding], tuple[int | None, int | None]]  # clocks of the la
 
 @attrs.define
 class Pressure:
-    """The level of memory pressure: none, a warning, or critical: values were evicted.
+    """Level of memory pressure: none, warning, or critical (values were evicted).
 
-    `entered`: number of entries into each level.
+    `entered`: how often each level was entered.
     """
 
     level: int = NONE
     entered: list[int] = attrs.field(factory=lambda: [0] * len(PRESSURE))
 
     def note(self, resident: int, away: int, budget: int) -> None:
-        """Note that `resident` bytes are on the device, and `away` bytes evicted for lack of memory."""
+        """Update the level: `resident` bytes are on the device, and `away` bytes were evicted."""
         share = (resident + away) / max(budget, 1)
         level = CRITICAL if away or share > _CRITICAL else WARNING if share > _WARNING else NONE
         if level != self.level:
@@ -133,13 +139,16 @@ class Pressure:
 
 @attrs.define
 class EvictionCounters:
-    """Counts of storages, and bytes.
+    """Counters of evictions.
 
     Attributes:
         evictions: storages whose memory was freed.
-        spills, restores: storages that were spilled, and read back. spilled, restored: bytes of these storages.
+        spills: storages that were written to a spill space.
+        restores: storages that were restored from a spill space.
+        spilled, restored: bytes of these storages.
         dropped: storages that were freed without a spill.
-        reread_bytes: bytes that were reread from weight files. refused: allocations without enough memory.
+        reread_bytes: bytes that were read again from weight files.
+        refused: allocations that failed for lack of memory.
     """
 
     evictions: int = 0
@@ -153,17 +162,17 @@ class EvictionCounters:
 
 
 class Ledger:
-    """The memory that the sessions of a device hold. Keeps it below `limit` bytes.
+    """Account of the memory that the sessions of a device use. It keeps this memory below `limit` bytes.
 
-    A thread that runs ops or changes the table holds `lock`.
+    A thread must hold `lock` to run ops or to change the table.
 
     Attributes:
         on_demand: True if eviction starts only after an op ran out of memory. Programs then run without `lock`, and
             inputs of the running program are not evicted.
-        clock: steps that programs have run.
-        delivered: storages that are being copied to the host and must stay, by key.
-        loading: thread that loads libraries; their memory belongs to no session.
-        cached: results that are cached, which are dropped before values are evicted; None without a cache.
+        clock: number of steps (ops) that programs have run.
+        delivered: keys of storages that are being copied to the host, so they must not be evicted.
+        loading: thread that loads libraries, whose memory belongs to no session.
+        cached: cached results, which are dropped before values are evicted; None without a cache.
     """
 
     def __init__(
@@ -196,12 +205,12 @@ class Ledger:
 
     @property
     def budget(self) -> int:
-        """Bytes that tensors may take: the limit minus the reserve for the workspace of ops."""
+        """Bytes that tensors may use: the limit, minus a reserve for temporary memory of ops."""
         return self.limit - self.process.reserve
 
     @property
     def comfort(self) -> int:
-        """Bytes up to which programs run without a guard: the allocator caches some freed memory."""
+        """Bytes up to which programs run without a guard. The rest is left to memory that the allocator caches."""
         return int(COMFORT * self.budget)
 
     @property
@@ -220,11 +229,11 @@ class Ledger:
         return sum(space.used for space in self.spaces)
 
     def allocated(self) -> int | None:
-        """Return the bytes that the device's allocator has given out; None on a host, whose allocator does not tell."""
+        """Return the bytes that the device's allocator has handed out; None on a host, where this is unknown."""
         return None if self._is_host else torch.accelerator.memory_allocated(self._device)
 
     def resident(self) -> int:
-        """Return the bytes on the device: on a host, bytes of values (shared ones once)."""
+        """Return the bytes in use on the device. On a host, return the bytes of values; shared storages count once."""
         self._sweep()
         if (allocated := self.allocated()) is not None:
             return allocated
@@ -250,7 +259,7 @@ class Ledger:
         return found
 
     def look(self, holdings: Holdings, tensor: torch.Tensor) -> Holding:
-        """Return the holding of a tensor's storage. Add it if it is new."""
+        """Return the `Holding` of a tensor's storage in `holdings`. Add it if it is new."""
         key = torch_private.storage_key(tensor)
         holding = holdings.get(key)
         if holding is None:
@@ -265,7 +274,7 @@ class Ledger:
         return bool(self._away) and self.is_away(torch_private.storage_key(tensor))
 
     def is_away(self, key: int) -> bool:
-        """Return True if the bytes of a storage are not on the device."""
+        """Return True if the bytes of the storage with this key are not on the device."""
         entry = self._table.get(key)
         return entry is not None and not entry.resident
 
@@ -276,14 +285,14 @@ class Ledger:
         return entry
 
     def share(self, key: int, storage: torch.UntypedStorage) -> None:
-        """Note that one more session counts a storage. An evicted storage was shared before."""
+        """Count one more session that uses a storage."""
         with self.lock:
             entry = self._entry(key, storage)
             self._counted_again += entry.nbytes if entry.sharers else 0
             entry.sharers += 1
 
     def unshare(self, key: int) -> None:
-        """Note that a session no longer counts a shared storage."""
+        """Note that a session no longer uses a shared storage."""
         with self.lock:
             entry = self._table[key]
             entry.sharers -= 1
@@ -291,17 +300,17 @@ class Ledger:
             self._drop_plain(key, entry)
 
     def shared_bytes(self) -> int:
-        """Return the bytes of storages that several sessions count; thread-safe."""
+        """Return the bytes of storages that several sessions use. Thread-safe."""
         return sum(entry.nbytes for entry in list(self._table.values()) if entry.sharers > 1)
 
     def reread_from(self, tensor: torch.Tensor, source: SourceBytes) -> None:
-        """Note that the bytes of a tensor's read-only storage can be reread from their file."""
+        """Note that the bytes of a tensor's read-only storage can be read again from `source`, a weight file."""
         entry = self._entry(torch_private.storage_key(tensor), tensor.untyped_storage())
         if entry.copy is None:
             entry.copy = source
 
     def written(self, key: int) -> None:
-        """Note that a storage on the device may be written into: its spilled bytes become invalid.
+        """Drop the spilled copy of a storage, because a program may write into the storage.
 
         Storages from weight files are shared; programs write into copies of them.
         """
@@ -321,12 +330,12 @@ class Ledger:
         entry.copy = None
 
     def _drop_plain(self, key: int, entry: Entry) -> None:
-        """Drop the entry of a storage that is only on the device."""
+        """Drop the entry of a storage that is on the device, has no copy, and is used by one session."""
         if entry.resident and entry.copy is None and not entry.sharers:
             del self._table[key]
 
     def _sweep(self) -> None:
-        """Drop entries of freed storages. Freed storages that a session still counts as shared have no bytes."""
+        """Drop the entries of freed storages. Those that sessions still count as shared stay, with 0 bytes."""
         for key, entry in list(self._table.items()):
             if entry.reference.expired():
                 self._free_copy(entry)
@@ -337,10 +346,10 @@ class Ledger:
     # --- eviction and restoring ---------------------------------------------------------------------------------
 
     def evict(self, holding: Holding) -> None:
-        """Free the memory of a storage. Spill its bytes first, unless a copy exists.
+        """Free the memory of a storage. Spill its bytes first, unless they have a copy.
 
         Raises:
-            OSError: no spill space takes them.
+            OSError: no spill space has room for the bytes.
         """
         self.drop_cached()
         entry = self._entry(holding.key, holding.storage)
@@ -374,7 +383,7 @@ class Ledger:
     def can_move(self, holding: Holding) -> bool:
         """Return True if a storage can be evicted.
 
-        If its memory cannot be freed (an upload), its values get a copy first.
+        If its memory cannot be freed, such as that of an upload, move its values to other memory first.
         """
         if (
             holding.movable
@@ -398,7 +407,7 @@ class Ledger:
         """Move the spilled bytes of a storage from the host to disk.
 
         Raises:
-            OSError: the disk does not take them.
+            OSError: the disk has no room for the bytes.
         """
         entry = self._table[holding.key]
         if entry.where == HOST and isinstance(entry.copy, SpillExtent) and entry.copy.block is not None:
@@ -407,11 +416,11 @@ class Ledger:
             entry.copy = moved
 
     def restore(self, holding: Holding) -> None:
-        """Restore the memory and bytes of a storage. Enough memory must be free.
+        """Restore the memory and the bytes of a storage. The caller has made room.
 
         Raises:
             OSError: the bytes cannot be read.
-            RuntimeError: the device has no memory after all.
+            RuntimeError: the device has no memory for the storage.
         """
         entry = self._table[holding.key]
         holding.storage.resize_(holding.nbytes)
@@ -426,7 +435,7 @@ class Ledger:
             self.written(holding.key)
 
     def _fill(self, storage: torch.UntypedStorage, entry: Entry) -> None:
-        """Put the bytes of an entry into a storage of the same size.
+        """Copy the bytes of an entry into a storage of the same size.
 
         Raises:
             OSError: the bytes cannot be read.
@@ -466,10 +475,10 @@ class Ledger:
             return made
 
     def steps_until_use(self, holding: Holding, now: int, run_uses: RunUses | None = None) -> int:
-        """Return the steps (ops) until the next use of a storage, by the rule of Belady.
+        """Return the predicted number of steps (ops) until the next use of a storage, for Belady's rule.
 
-        The running program tells its own uses (`run_uses`). Later uses are predicted: as many steps after the last use as the time
-        before, or 10,000 for the first time. If the next use is unknown, its distance is taken to equal that of the last use.
+        `run_uses` returns the uses by the running program. A later use is predicted after as many steps as last time, or after
+        10,000 steps the first time. If no use is predicted, the result is the number of steps since the last use.
         """
         uses = list(holding.holders.items())
         last, ahead = run_uses(holding) if run_uses is not None else (None, None)
@@ -483,9 +492,9 @@ class Ledger:
     def make_room(
         self, wanted: int, resident: int, holdings: Iterable[Holding], now: int, run_uses: RunUses | None = None
     ) -> int:
-        """Evict until `wanted` plus `resident` bytes fit, or nothing movable is left. Return the bytes that were freed.
+        """Evict until `wanted` more bytes fit beside `resident` bytes. Return the number of freed bytes.
 
-        Once a spill space is full, only storages with a copy are evicted.
+        After a spill space is full, only storages with a copy are evicted.
         """
         if resident + wanted <= self.budget:
             return 0
@@ -516,7 +525,7 @@ class Ledger:
     # --- outside of runs ----------------------------------------------------------------------------------------
 
     def admit(self, nbytes: int) -> None:
-        """Make room for a new value from outside of programs.
+        """Make room for a new value of `nbytes` bytes that no program computes, such as an upload.
 
         Raises:
             torch.OutOfMemoryError: there is not enough memory.
@@ -551,7 +560,7 @@ class Ledger:
             self.with_room(lambda: self.restore(holding))
 
     def with_room(self, allocate: Callable[[], _T]) -> _T:
-        """Return what `allocate` returns. If it runs out of memory, evict what can be evicted, and call it once more.
+        """Return the result of `allocate`. If it runs out of memory, evict all values and call it again.
 
         Raises:
             RuntimeError: there is not enough memory.
@@ -568,13 +577,13 @@ class Ledger:
             return allocate()
 
     def evict_everything(self, holdings: Collection[Holding], now: int) -> int:
-        """Evict all movable storages, and free the allocator's cache. Return the bytes that were freed."""
+        """Evict all movable storages, and free the allocator's cache. Return the number of freed bytes."""
         freed = self.make_room(self.budget, resident_bytes(holdings), holdings, now)
         self._runtime.relieve()
         return freed
 
     def refusal(self, wanted: int, resident: int) -> str:
-        """Return an out-of-memory message: the bytes requested, the bytes resident, and those of each session."""
+        """Return an out-of-memory message with the requested bytes, the resident bytes, and the bytes of each session."""
         shares = ", ".join(f"{session.values.held:,}" for session in self.sessions if session.values.held)
         return (
             f"{wanted:,} bytes do not fit: this executor may hold {self.limit:,} bytes, {self.process.reserve:,} of them are left to "
@@ -586,15 +595,15 @@ class Ledger:
     # --- figures ------------------------------------------------------------------------------------------------
 
     def note(self, resident: int) -> None:
-        """Note that `resident` bytes are on the device now."""
+        """Update the peak: `resident` bytes are on the device now."""
         self.peak = max(self.peak, resident)
 
     def relax(self) -> None:
-        """Update the pressure after a session has ended: the next program may come much later."""
+        """Update the pressure level after a session has ended."""
         self.pressure.note(self.resident(), self._away, self.budget)
 
     def measure(self, resident: int) -> None:
-        """Measure the process while tensors take `resident` bytes."""
+        """Update the figures of the process while tensors take `resident` bytes."""
         self.pressure.note(resident, self._away, self.budget)
         if self.loading is not None:
             self.loading.join()
@@ -606,7 +615,7 @@ class Ledger:
         self.peak = self.process.peak = 0
 
     def evicted_to(self, holdings: Iterable[Holding]) -> dict[str, int]:
-        """Return the bytes of evicted storages by place: HOST, or DISK, which includes rereadable storages."""
+        """Return the bytes of evicted storages by place: HOST, or DISK, which includes weight files."""
         found: Counter[str] = Counter()
         for holding in holdings:
             if not holding.resident:
@@ -615,7 +624,7 @@ class Ledger:
         return dict(found)
 
     def figures(self) -> dict[str, int]:
-        """Return bytes (limit, peak, present and evicted) and counts of evictions."""
+        """Return the limit, peak, present and evicted bytes, and the counts of evictions."""
         return {
             "memory_limit": 0 if self.on_demand else self.limit,
             "memory_reserve": self.process.reserve,
@@ -634,7 +643,7 @@ class Ledger:
 
 
 def _nothing() -> None:
-    """Free no graphs: none are recorded."""
+    """Do nothing: no recorded graphs exist."""
 
 
 def resident_bytes(holdings: Iterable[Holding]) -> int:

@@ -1,4 +1,7 @@
-"""Liveness analysis of a template before it runs: the steps at which each value is used and released."""
+"""Lifetimes of the values of a template: the steps at which each value is made, used and released.
+
+They are computed before the template runs.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,15 @@ NEVER: Final = 1 << 62  # later than any use
 
 @attrs.frozen(eq=False)
 class Lifetimes:
-    """Lifetimes of the values of a template, by position in the environment.
+    """Lifetimes of the values of a template, by place (index in the environment of a run).
 
     Attributes:
         steps: number of steps of the template.
-        first_input: position of the first input.
-        uses: the steps that use the value, in order.
-        released: the last step that needs the value; surviving values are absent.
-        outputs: number of the output, for output values.
-        made_by: the step that makes the value; inputs are absent.
+        first_input: place of the first input.
+        uses: numbers of the steps that use the value, in order.
+        released: the last step that needs the value; absent if the value survives the run.
+        outputs: number of the output; absent if the value is no output.
+        made_by: the step that makes the value; absent for inputs.
     """
 
     steps: int
@@ -33,7 +36,7 @@ class Lifetimes:
     made_by: dict[int, int]
 
     def next_use(self, place: int, step: int) -> int:
-        """Return the first step after `step` that uses the value, or NEVER."""
+        """Return the first step after `step` that uses the value at `place`, or NEVER."""
         found = self.uses.get(place)
         if not found:
             return NEVER
@@ -41,7 +44,7 @@ class Lifetimes:
         return found[at] if at < len(found) else NEVER
 
     def last_use(self, place: int, step: int) -> int:
-        """Return the last step up to `step` that made or used the value; -1 if there is none."""
+        """Return the last step, up to `step`, that made or used the value at `place`; -1 for none."""
         found = self.uses.get(place, ())
         at = bisect_right(found, step)
         return found[at - 1] if at else self.made_by.get(place, -1)

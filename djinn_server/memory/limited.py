@@ -1,4 +1,7 @@
-"""A device runtime with a memory limit: copies to the device make room first, and copies from it reload evicted tensors."""
+"""A device runtime with a memory limit.
+
+Copies to the device first make room, and copies from it first restore evicted tensors.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ from djinn_server.memory.spill import spill_spaces
 
 
 class LimitedRuntime(DeviceRuntime):
-    """A wrapper of a device runtime that uses at most `limit` bytes.
+    """Wrap a device runtime so that values use at most `limit` bytes.
 
-    Without a limit (0), the device's memory is the limit: values are evicted when it runs out, or while their sessions are idle.
+    With `limit` 0, values are evicted only if the device's memory runs out or their sessions are idle.
     """
 
     def __init__(self, runtime: DeviceRuntime, limit: int, disk: DiskQuota) -> None:
@@ -39,7 +42,7 @@ class LimitedRuntime(DeviceRuntime):
         self.ledger.loading.start()
 
     def receive(self, data: torch.Tensor) -> torch.Tensor:
-        """Receive a value into evictable memory: buffers of the wire and parts of other memory are not evictable.
+        """Copy data to evictable memory, unlike buffers of the network and parts of other memory.
 
         Raises:
             torch.OutOfMemoryError: there is not enough memory.
@@ -54,13 +57,19 @@ class LimitedRuntime(DeviceRuntime):
             return data if storage.resizable() and storage.nbytes() == data.nbytes else data.clone()
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """As `DeviceRuntime.allocate`. Under a limit it returns host memory: only a whole upload makes room on the device."""
+        """Return memory for an upload, as `DeviceRuntime.allocate` does.
+
+        With a limit it is host memory, because only a complete upload makes room on the device.
+        """
         if self.ledger.on_demand:
             return self.ledger.with_room(lambda: self._runtime.allocate(nbytes))
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def receive_buffer(self, nbytes: int) -> memoryview | None:
-        """Return a receive buffer; None under a limit: parts of an upload are then collected in host memory."""
+        """Return a receive buffer, as `DeviceRuntime.receive_buffer` does.
+
+        Return None with a limit, because parts of an upload are then collected in host memory.
+        """
         return self._runtime.receive_buffer(nbytes) if self.ledger.on_demand else None
 
     def write(self, target: torch.Tensor, start: int, data: torch.Tensor) -> None:
@@ -80,13 +89,13 @@ class LimitedRuntime(DeviceRuntime):
         return self._runtime.export(tensor)
 
     def open(self, description: bytes) -> torch.Tensor:
-        """Open exported memory. No eviction and retry: a description can be opened only once."""
+        """Open exported memory. There is no eviction and retry, as a description can be opened only once."""
         return self._runtime.open(description)
 
     def start_delivery(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Start a copy to the host.
+        """Start a copy to the host, as `DeviceRuntime.start_delivery` does.
 
-        If the tensor could be evicted during the send, the copy completes before this function returns.
+        If the tensor could be evicted meanwhile, the copy is complete when this method returns.
 
         Raises:
             torch.OutOfMemoryError: there is not enough memory.
@@ -115,19 +124,19 @@ class LimitedRuntime(DeviceRuntime):
         return deliver
 
     def is_lost(self, error: BaseException) -> bool:
-        """Return True if an error means a lost device."""
+        """Return True if the device is lost, as `DeviceRuntime.is_lost` does."""
         return self._runtime.is_lost(error)
 
     def waits_since(self) -> float:
-        """As `DeviceRuntime.waits_since`."""
+        """Return the start of the longest wait for a copy, as `DeviceRuntime.waits_since` does."""
         return self._runtime.waits_since()
 
     def mark(self, *, timing: bool = False) -> Any:
-        """As `DeviceRuntime.mark`."""
+        """Return an event, as `DeviceRuntime.mark` does."""
         return self._runtime.mark(timing=timing)
 
     def synchronize(self) -> None:
-        """As `DeviceRuntime.synchronize`."""
+        """Wait for all ops, as `DeviceRuntime.synchronize` does."""
         self._runtime.synchronize()
 
     def generator(self) -> torch.Generator:
@@ -135,7 +144,7 @@ class LimitedRuntime(DeviceRuntime):
         return self._runtime.generator()
 
     def memory(self) -> Mapping[str, int]:
-        """Return memory figures, bounded by the limit."""
+        """Return memory figures, with the limit as `total`."""
         found = dict(self._runtime.memory())
         if self.ledger.on_demand:
             return found
@@ -153,7 +162,7 @@ class LimitedRuntime(DeviceRuntime):
 
 @contextmanager
 def in_memory(tensor: torch.Tensor, runtime: DeviceRuntime) -> Iterator[None]:
-    """Keep a value's bytes in memory inside the block."""
+    """Restore a value if it was evicted, and keep it in memory inside the block."""
     ledger = ledger_of(runtime)
     if ledger is None:
         yield
@@ -164,12 +173,15 @@ def in_memory(tensor: torch.Tensor, runtime: DeviceRuntime) -> Iterator[None]:
 
 
 def ledger_of(runtime: DeviceRuntime) -> Ledger | None:
-    """Return the ledger of a device with a memory limit, else None."""
+    """Return the memory ledger of a device that evicts values, else None."""
     return runtime.ledger if isinstance(runtime, LimitedRuntime) else None
 
 
 def _load_lazy_modules() -> None:
-    """Import the modules that PyTorch imports at the first op on a tensor subclass and at the first meta kernel. They take a second."""
+    """Import modules that PyTorch loads late: at the first op on a tensor subclass and at the first meta kernel.
+
+    The imports take a second.
+    """
     if torch.distributed.is_available():
         importlib.import_module("torch.distributed.tensor")
     importlib.import_module("torch._dynamo")

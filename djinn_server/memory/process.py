@@ -1,4 +1,4 @@
-"""Memory of an executor's process on a host device: what tensors and ops take, and the return of freed memory to the system."""
+"""Memory of the executor process on a host device: measure what tensors and ops use, and return freed memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _log = get_logger("djinn.server")
 
 
 class ProcessMemory:
-    """Measures how much resident memory tensors and ops use. Keeps a reserve for the workspace of ops.
+    """Measure the resident memory of tensors and ops, and reserve memory for temporary memory of ops.
 
     Attributes:
-        reserve: bytes of the limit that tensors must leave free.
-        peak: the most bytes that tensors and ops took in a measured run.
+        reserve: bytes of the limit that tensors must not use.
+        peak: maximum bytes of tensors and ops in measured runs.
     """
 
     def __init__(
@@ -32,7 +32,11 @@ class ProcessMemory:
         trim: Callable[[], object] = lambda: None,
         reserve: int | None = None,
     ) -> None:
-        """`resident`: meter of resident memory; None if the system has none, and the reserve is then constant."""
+        """Create a meter.
+
+        `resident`: meter of resident memory; None if the system has none, and then the reserve is constant. `trim`: returns
+        freed memory to the system.
+        """
         self.limit = limit
         self.reserve = limit // RESERVE if reserve is None else reserve
         self.peak = 0
@@ -42,18 +46,18 @@ class ProcessMemory:
         self._resets = resident is not None and resident.tells_peak
 
     def taken(self) -> int:
-        """Return the bytes that tensors and ops take; before the first measurement, including memory of libraries."""
+        """Return the bytes of tensors and ops. Before the first measurement, libraries are included."""
         return 0 if self._resident is None else max(0, self._resident.now() - self._base)
 
     def trim_before(self, nbytes: int) -> None:
-        """Return the allocator's free memory to the system if it would exceed the limit with `nbytes` more."""
+        """Return freed memory to the system if the process would exceed the limit with `nbytes` more."""
         if self.taken() + nbytes > self.limit - self.reserve // 2:
             self._trim()
 
     def measure(self, held: int) -> None:
-        """Measure the process while tensors take `held` bytes.
+        """Update the reserve, while tensors use `held` bytes.
 
-        Bytes above `held` become the reserve if the process is full.
+        If the process is full, its bytes above `held` become the reserve.
         """
         if self._resident is None:
             return
@@ -66,7 +70,7 @@ class ProcessMemory:
             self._leave(self.taken() - held)
 
     def begin_run(self) -> None:
-        """Begin a run whose peak is measured."""
+        """Start to measure the peak of a run."""
         self._note_peak()
         if self._resets and self._resident is not None:
             try:
@@ -76,7 +80,7 @@ class ProcessMemory:
                 _log.info("the work space of ops is not known", error=str(error))
 
     def end_run(self, peak: int) -> None:
-        """End the run; its tensors took at most `peak` bytes. The reserve follows the additional memory of ops."""
+        """Update the reserve after a run whose tensors used at most `peak` bytes."""
         if (found := self._note_peak()) is None:
             return
         if found > FULL * self.limit:
@@ -96,7 +100,7 @@ class ProcessMemory:
 
 
 def process_memory(device: torch.device, limit: int) -> ProcessMemory:
-    """Return the meter of this process. On accelerators the allocator's figure is the limit, and nothing is reserved."""
+    """Return the meter of this process. Accelerators need none, so nothing is reserved."""
     if device.type != "cpu":
         return ProcessMemory(limit, None, reserve=0)
     try:

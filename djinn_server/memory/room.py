@@ -1,4 +1,4 @@
-"""Reports of the memory that a session can use on its device, given the memory of other sessions."""
+"""Tell a client how much memory its session can use on the device, given the memory of other sessions."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def is_shortage(failure: Failure) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if an allocation on a device or the host failed. Some allocators raise a plain RuntimeError."""
+    """Return True if an error means that an allocation failed. Some allocators raise a plain RuntimeError."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _ALLOCATORS)
 
 
 class RoomReport:
-    """Reports of one session: at most one a second if the memory has changed, and at once after a failed allocation.
+    """Reports for the client of one session: at most one per second, and at once after a failed allocation.
 
     Attributes:
-        next: before this time, only a failed allocation triggers a report.
+        next: time before which only a failed allocation triggers a report.
     """
 
     def __init__(self, runtime: DeviceRuntime, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -46,7 +46,10 @@ class RoomReport:
         self._told: int | None = None
 
     def due(self, held: int, failures: Sequence[Failure]) -> Room | None:
-        """Return the report after a submission; None without a change. `held`: bytes that the session holds."""
+        """Return a report after a submission, or None if the memory has hardly changed.
+
+        `held`: bytes that the session uses.
+        """
         short = bool(failures) and any(failure.kind in OUT_OF_MEMORY for failure in failures)
         now = self._clock()
         if now < self.next and not short:

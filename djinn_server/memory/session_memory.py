@@ -1,4 +1,4 @@
-"""Memory of one session on its device: the guard of its runs, its KV caches, and eviction while it is idle."""
+"""Memory of one session on its device: guards of its runs, its KV caches, and eviction while it is idle."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ Plain = Callable[[], RunOutcome]
 
 
 class SessionMemory:
-    """The storages of one session in the ledger, and the guard of its runs.
+    """The storages of one session in the memory ledger.
 
     Attributes:
-        uses: when its storages were used.
+        uses: when the session's storages were used.
     """
 
     def __init__(self, ledger: Ledger, values: ValueTable, kinds: ValueKinds) -> None:
@@ -68,12 +68,12 @@ class SessionMemory:
     # --- KV caches ----------------------------------------------------------------------------------------------
 
     def pins(self, handle: int) -> bool:
-        """Return True if the storage of a value must stay where it is."""
+        """Return True if the storage of a value must stay on the device."""
         storage = storage_of(handle)
         return storage in self._pinned or storage in self._used_now
 
     def caches(self, action: CacheAction, handles: Sequence[int]) -> CacheReply:
-        """Carry out a `CacheRequest` for these values; for all KV caches of the session if it names none."""
+        """Pin, unpin, evict or restore values, as a `CacheRequest` says. Without handles, all KV caches of the session."""
         ledger, refused = self._ledger, ""
         with ledger.lock:
             self._forget_pins()
@@ -105,7 +105,7 @@ class SessionMemory:
         self._pinned = {storage for storage in self._pinned if self.values.bytes_of(storage)}
 
     def _restore_pinned(self, outputs: Sequence[int]) -> None:
-        """Restore pinned results that a run had to evict before its end; if there is no room, the next run does."""
+        """Restore pinned results that a run evicted. If there is no room, the next run restores them."""
         away = [self.values[handle] for handle in outputs if self.pins(handle) and handle in self.values]
         with contextlib.suppress(OSError, torch.OutOfMemoryError):
             for value in away:
@@ -119,12 +119,12 @@ class SessionMemory:
         return {handle: value for handle, value in values.items() if has_memory(value)}
 
     def _holdings(self, values: Mapping[int, torch.Tensor]) -> Sequence[Holding]:
-        """Return the storages of these values. Storages in use by other sessions or copies to the host are marked as pinned."""
+        """Return the storages of these values. Storages that other sessions or copies use are marked as pinned."""
         keys = {storage_key(value) for value in values.values()}
         return [holding for key, holding in self._ledger.survey().items() if key in keys]
 
     def cache_bytes(self) -> tuple[int, int]:
-        """Return the bytes of its live KV caches, and of its pinned caches; thread-safe."""
+        """Return the bytes of the session's KV caches, and those of its pinned caches. Thread-safe."""
         storages = self._kinds.caches(), list(self._pinned)
         held, pinned = (sum(map(self.values.bytes_of, some)) for some in storages)
         return held, pinned
@@ -132,9 +132,9 @@ class SessionMemory:
     # --- idle sessions ------------------------------------------------------------------------------------------
 
     def move_away(self) -> dict[str, int]:
-        """Evict the values of the idle session from the device, and values on the host to disk. Return bytes by place.
+        """Evict the idle session's values from the device, and move values on the host to disk. Return bytes by place.
 
-        Each value is restored when it is used. Shared storages stay until the other sessions are idle.
+        Each value is restored at its next use. Shared storages stay until all sessions that use them are idle.
         """
         now, ledger = time.monotonic(), self._ledger
         with ledger.lock:
@@ -156,11 +156,11 @@ class SessionMemory:
 
     @property
     def moves_again(self) -> bool:
-        """True if values of the idle session are on the host and can move to disk."""
+        """True if values of the idle session are in host memory and could move to disk."""
         return bool(self.evicted_to().get(HOST))
 
     def restore_all(self) -> None:
-        """Restore all values.
+        """Restore all evicted values of the session.
 
         Raises:
             torch.OutOfMemoryError, OSError: a value cannot be restored.
@@ -172,7 +172,7 @@ class SessionMemory:
             self.values.forget_addresses()
 
     def evicted_to(self) -> dict[str, int]:
-        """Return the bytes of its values that are not on the device, by place; thread-safe."""
+        """Return the bytes of the session's evicted values by place. Thread-safe."""
         if self._ledger.all_resident:
             return {}
         holdings: Holdings = {}
@@ -184,11 +184,11 @@ class SessionMemory:
     # --- figures ------------------------------------------------------------------------------------------------
 
     def figures(self) -> dict[str, int]:
-        """Return the bytes of its pinned caches."""
+        """Return the bytes of the session's pinned caches."""
         return {"pinned_caches": self.cache_bytes()[1]}
 
     def close(self) -> None:
-        """End the session: free all its holdings."""
+        """Free all storages of the session, because it has ended."""
         with self._ledger.lock:
             self.values.clear()
             if self in self._ledger.sessions:
@@ -200,7 +200,7 @@ class SessionMemory:
     def run(
         self, digest: bytes, template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], plain: Plain
     ) -> RunOutcome:
-        """Run a template within the limit. `plain` runs it if an earlier run stayed far from the limit."""
+        """Run a template within the limit. `plain`: runs it without a guard, if earlier runs stayed far below the limit."""
         ledger = self._ledger
         with ledger.lock:
             self._used = time.monotonic()
@@ -228,7 +228,7 @@ class SessionMemory:
         self.uses.add(PastRun(digest, memory.lifetimes, self._ledger.clock, [*work.inputs], work.outputs))
 
     def _is_far(self, memory: TemplateMemory, work: RunRequest) -> bool:
-        """Return True if a run stays far from the limit, and its inputs are on the device."""
+        """Return True if a run will stay far below the limit, and its inputs are on the device."""
         ledger = self._ledger
         if memory.peak is None or self._any_evicted(work):
             return False
@@ -250,14 +250,14 @@ class SessionMemory:
         )
 
     def _forget_copies(self, work: RunRequest) -> None:
-        """Drop spilled copies of the inputs of a program that runs without a guard: it may write into them."""
+        """Drop the spilled copies of a program's inputs, because the program may write into the inputs."""
         if self._ledger.spilled:
             for value in map(self.values.table.get, work.inputs):
                 if has_memory(value):
                     self._ledger.written(storage_key(value))
 
     def _after_guarded(self, work: RunRequest) -> None:
-        """Count results that were evicted before the run ended, and restore those that are pinned."""
+        """Count results that were evicted before the run ended, and restore pinned results."""
         for handle in work.outputs:
             value = self.values[handle]
             if has_memory(value) and self._ledger.is_evicted(value):
@@ -276,9 +276,9 @@ class SessionMemory:
 
     @contextlib.contextmanager
     def on_demand(self, digest: bytes, template: CompiledTemplate, work: RunRequest) -> Iterator[MemoryGuard | None]:
-        """Run a program in the block without a guard until an op runs out of memory.
+        """Run a program in the block, first without a guard, until an op runs out of memory.
 
-        Gives a guard if an input was evicted: the program must start under it. Gives None otherwise.
+        Yield a guard if an input was evicted, because the program must then start with it. Otherwise yield None.
         """
         ledger, guards = self._ledger, list[MemoryGuard]()
         memory = self._memories.get(digest) or template_memory(template, 0, ())

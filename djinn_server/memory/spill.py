@@ -1,4 +1,4 @@
-"""Places for the bytes of evicted storages: host memory, for devices that are not the host, and an unlinked file."""
+"""Spill spaces: an unlinked file, and host memory for devices that are not the host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ DISK: Final = "disk"
 
 @attrs.frozen(eq=False)
 class SpillExtent:
-    """Spilled bytes. `start`: the first byte in the file. `block`: host memory that holds them; None in the file."""
+    """Spilled bytes.
+
+    `start`: position of the first byte in the file. `block`: host memory with the bytes; None if they are in the file.
+    """
 
     space: SpillSpace
     start: int
@@ -41,7 +44,7 @@ class SpillExtent:
 
 
 class SpillSpace(Protocol):
-    """Storage for evicted bytes. `where`: HOST or DISK. `used`: stored bytes."""
+    """A place for spilled bytes. `where`: HOST or DISK. `used`: number of bytes in it."""
 
     where: str
     used: int
@@ -64,19 +67,19 @@ class SpillSpace(Protocol):
         """Free an extent."""
 
     def room(self) -> int:
-        """Return the number of bytes that it can still take, approximately."""
+        """Return approximately how many more bytes fit."""
 
     def close(self) -> None:
-        """Free everything."""
+        """Free all spilled bytes."""
 
 
 def octets(storage: torch.UntypedStorage) -> memoryview:
-    """Return the bytes of a storage in host memory. Unlike numpy's view this leaves the storage resizable."""
+    """Return the bytes of a storage in host memory. Unlike a view by numpy, the result leaves the storage resizable."""
     return memoryview((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
 
 
 def bytes_on_device(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
-    """Return the bytes of a storage as a tensor over it."""
+    """Return a byte tensor that views a storage."""
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
@@ -84,10 +87,10 @@ def bytes_on_device(storage: torch.UntypedStorage, device: torch.device) -> torc
 class FreeExtents:
     """Free ranges of a file, which are reused before the file grows. Adjacent ranges are merged.
 
-    A range at the end is cut off.
+    A free range at the end of the file is cut off.
 
     Attributes:
-        end: the first byte after the last used range.
+        end: position after the last used range.
     """
 
     end: int = 0
@@ -95,7 +98,7 @@ class FreeExtents:
     _by_end: dict[int, int] = attrs.field(factory=dict)  # the first byte of each range, by its end
 
     def take(self, size: int) -> int:
-        """Allocate `size` bytes in the smallest free range that fits; return the first byte."""
+        """Allocate `size` bytes in the smallest free range that is large enough. Return the position of the first byte."""
         size = _in_pages(size)
         start = min(
             (at for at, free in self._free.items() if free >= size), key=self._free.__getitem__, default=self.end
@@ -107,7 +110,7 @@ class FreeExtents:
         return start
 
     def give(self, start: int, size: int) -> None:
-        """Free bytes."""
+        """Free a range of bytes."""
         size = _in_pages(size)
         if (before := self._by_end.get(start)) is not None:
             start, size = before, size + self._remove(before)
@@ -132,12 +135,15 @@ def _in_pages(size: int) -> int:
 
 
 class FileSpill:
-    """An unlinked file: no other process can open it, and the system removes it with this process, even after a crash."""
+    """Spill space in an unlinked file.
+
+    No other process can open the file. The system removes it when this process ends, even after a crash.
+    """
 
     where = DISK
 
     def __init__(self, disk: DiskQuota, directory: Path | None = None) -> None:
-        """`disk`: the tenant's disk quota. `directory`: of the file; None: the usual one for temporary files."""
+        """`disk`: the tenant's disk quota. `directory`: directory of the file; None: the system's temporary directory."""
         self._disk = disk
         self.used = 0
         self._directory = directory
@@ -163,7 +169,11 @@ class FileSpill:
         return SpillExtent(self, start, size)
 
     def _charge(self) -> None:
-        """Raises `OSError` if the file would become too large."""
+        """Charge the tenant's disk quota for the file.
+
+        Raises:
+            OSError: the file would become too large.
+        """
         if reason := self._disk.charge(self, self._extents.end, self._directory or tempfile.gettempdir()):
             raise OSError(errno.EDQUOT, reason)
         self._charged = self._extents.end
@@ -178,7 +188,7 @@ class FileSpill:
             buffer, start = buffer[count:], start + count
 
     def free(self, extent: SpillExtent) -> None:
-        """Free an extent, and return unused disk space at the end of the file."""
+        """Free an extent, and return unused space at the end of the file to the disk."""
         self._extents.give(extent.start, extent.size)
         self.used -= extent.size
         if self._file is not None and self._extents.end + STEP <= self._charged:
@@ -187,7 +197,7 @@ class FileSpill:
             self._charged = self._extents.end
 
     def room(self) -> int:
-        """Return the bytes that the disk and the quota still allow."""
+        """Return how many more bytes the disk and the quota allow."""
         return self._disk.headroom(self._directory or tempfile.gettempdir())
 
     def close(self) -> None:
@@ -205,14 +215,14 @@ class FileSpill:
 
 
 def _nameless(directory: Path | None) -> int:
-    """Create an unlinked file that only this user can read (0600)."""
+    """Create an unlinked file that only this user can read, and return its descriptor."""
     handle, name = tempfile.mkstemp(prefix="djinn-spill-", dir=directory)
     Path(name).unlink()
     return handle
 
 
 class HostSpill:
-    """Memory of the host, for devices that are not the host."""
+    """Spill space in host memory, for devices that are not the host."""
 
     where = HOST
 
@@ -220,7 +230,7 @@ class HostSpill:
         self.used = 0
 
     def write(self, data: torch.Tensor) -> SpillExtent:
-        """Store `data` without a copy."""
+        """Store `data` in host memory, without a copy."""
         if data.nbytes > self.room():
             raise OSError(
                 errno.ENOMEM,
@@ -230,7 +240,7 @@ class HostSpill:
         return SpillExtent(self, 0, data.nbytes, data)
 
     def read(self, extent: SpillExtent, buffer: memoryview) -> None:
-        """Return the stored bytes."""
+        """Copy the stored bytes into `buffer`."""
         assert extent.block is not None
         buffer[:] = octets(extent.block.untyped_storage())[: extent.size]
 
@@ -239,14 +249,14 @@ class HostSpill:
         self.used -= extent.size
 
     def room(self) -> int:
-        """Return half of the free host memory: other processes need memory too."""
+        """Return half of the free host memory, because other processes need memory too."""
         return free_bytes() // 2
 
     def close(self) -> None:
-        """Free everything."""
+        """Free all spilled bytes."""
         self.used = 0
 
 
 def spill_spaces(runtime: DeviceRuntime, disk: DiskQuota) -> tuple[SpillSpace, ...]:
-    """Return the spill spaces of an executor on that device, the first choice first."""
+    """Return the spill spaces of an executor, the preferred one first."""
     return (FileSpill(disk),) if runtime.device.type == "cpu" else (HostSpill(), FileSpill(disk))

@@ -1,4 +1,4 @@
-"""Memory that a template takes: measured in earlier runs; before the first run, estimated on the meta device."""
+"""Memory that a template needs: measured in earlier runs, or estimated on the meta device before the first run."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ _log = get_logger("djinn.server")
 
 @attrs.define(eq=False)
 class TemplateMemory:
-    """Memory that a template takes with inputs of a certain size.
+    """Memory that a template needs, for inputs of one size.
 
     Attributes:
-        lifetimes: of its values.
+        lifetimes: lifetimes of the template's values.
         allocates: bytes of new memory, by step; UNKNOWN until the step is about to run.
-        peak: peak bytes above the start of the run; None until a run under a guard.
-        input_bytes, slots: bytes of the inputs, and numbers in the slots.
+        peak: maximum bytes above the start of the run; None before a run under a guard.
+        input_bytes: bytes of the inputs.
+        slots: numbers that the run passes to the template.
     """
 
     lifetimes: Lifetimes
@@ -39,19 +40,19 @@ class TemplateMemory:
     peak: int | None = None
 
     def fits(self, input_bytes: int, slots: Sequence[Any]) -> bool:
-        """Return True if the figures hold for a run with inputs of that size and these slots."""
+        """Return True if the figures are valid for a run with these slots and inputs of `input_bytes` bytes."""
         if input_bytes > _GROWTH * self.input_bytes:
             return False
         return slots == self.slots or not any(_grown(now, then) for now, then in zip(slots, self.slots, strict=True))
 
 
 def template_memory(template: CompiledTemplate, input_bytes: int, slots: Sequence[Any]) -> TemplateMemory:
-    """Return the figures of a template that has not run."""
+    """Return the memory figures of a template before its first run."""
     return TemplateMemory(lifetimes_of(template), [UNKNOWN] * len(template.steps), input_bytes, [*slots])
 
 
 def bytes_of_inputs(values: Iterable[object]) -> int:
-    """Return the bytes of the strided tensors among the values; evicted tensors included."""
+    """Return the bytes of the strided tensors among the values, including evicted tensors."""
     return sum([v.nbytes for v in values if isinstance(v, torch.Tensor) and v.layout is torch.strided])
 
 
@@ -60,9 +61,10 @@ def _grown(now: Any, then: Any) -> bool:
 
 
 def bytes_of_step(step: CompiledStep, env: Environment) -> int:
-    """Run a step on the meta device. Return the bytes of new memory that it takes; its operands must be in memory.
+    """Run a step on the meta device. Return the bytes of new memory that it needs.
 
-    A PyTorch op with a data-dependent result counts the bytes that it reads. Djinn's own ops count 0.
+    The operands must be in memory. For a PyTorch op whose result size depends on data, return the bytes that it reads.
+    For Djinn's own ops, return 0.
     """
     if not step.op.startswith("aten::"):
         return 0
@@ -86,7 +88,7 @@ def bytes_of_step(step: CompiledStep, env: Environment) -> int:
 
 
 class _MetaEnvironment(dict[int, Any]):
-    """An environment of one step: operands on the meta device, and unchanged numbers."""
+    """The environment of one step, in which tensors are on the meta device and numbers are unchanged."""
 
     def __init__(self, env: Environment) -> None:
         super().__init__()
@@ -98,7 +100,7 @@ class _MetaEnvironment(dict[int, Any]):
 
 
 def _meta_like(value: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
-    """Return a meta tensor for `value`. Tensors that share memory also share it on the meta device."""
+    """Return a meta tensor like `value`. If tensors share memory, their meta tensors share it too."""
     key = torch_private.storage_key(value)
     if key not in storages:
         nbytes = value.untyped_storage().nbytes()

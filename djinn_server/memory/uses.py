@@ -1,6 +1,6 @@
-"""Uses of a session's storages: the last use, and the next use predicted from earlier programs.
+"""History of the uses of a session's storages: the last use, and the next use predicted from earlier programs.
 
-The clock is the number of steps (ops) that programs have run on the device.
+Time is the number of steps (ops) that programs have run on the device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNSEEN: Final = 10_000  # default distance, for a storage that no program has us
 
 @attrs.frozen
 class PastRun:
-    """A run of a template that began when the clock was at `began`."""
+    """A run of a template. `began`: clock at its beginning."""
 
     digest: bytes
     lifetimes: Lifetimes
@@ -34,10 +34,14 @@ class PastRun:
 
 @attrs.define
 class _Use:
-    """Uses of one storage.
+    """Uses of one storage. Times are clocks in steps.
 
-    `digest`: the template that used it last; empty: none. `last`: clock of the last use in the newest run that uses it,
-    `before`: of the last use before that run. `next`: expected clock of the use after `last`.
+    Attributes:
+        identity: identifies the storage across runs.
+        digest: digest of the template that used the storage last; empty for none.
+        last: last use in the newest run that uses the storage.
+        next: predicted next use after `last`.
+        before: last use before that run.
     """
 
     identity: Identity
@@ -48,9 +52,10 @@ class _Use:
 
 
 class UseHistory:
-    """Predicts that a storage is used again after as many steps as after its last use by the same template.
+    """Predict the next use of a storage.
 
-    Results are new storages in each run; the same output of the same template counts as the same storage.
+    A template's last use of a storage is followed by the next use after as many steps as the last time. Results are new
+    storages in each run, so the same output of a template counts as one storage.
     """
 
     def __init__(self) -> None:
@@ -62,18 +67,21 @@ class UseHistory:
         self._oldest = 0  # storages without a noted use were used before this
 
     def add(self, run: PastRun) -> None:
-        """Add a run that begins. Its uses are noted on demand: most runs are far from the limit."""
+        """Add a run that begins. Its uses are evaluated on demand, as most runs stay far below the limit."""
         if len(self._runs) == PAST_RUNS:
             self._oldest = self._runs[0].began
         self._runs.append(run)
 
     def last(self, handles: Iterable[int], now: int) -> int:
-        """Return the clock of the last use of a storage, given its views. A new upload counts as used now."""
+        """Return the clock of the last use of a storage. `handles`: its views. A new upload counts as used now."""
         uses = [self._of(storage_of(handle), now) for handle in handles]
         return max([use.last if use.last <= now else use.before for use in uses], default=now)
 
     def next(self, handles: Iterable[int], now: int) -> int | None:
-        """Return the expected clock of the next use of a storage; None if an expected use did not happen."""
+        """Return the predicted clock of the next use of a storage.
+
+        Return None if a predicted use did not happen. `handles`: views of the storage.
+        """
         uses = [self._of(storage_of(handle), now) for handle in handles]
         return min([use.next for use in uses if use.next >= now], default=None)
 
@@ -85,7 +93,7 @@ class UseHistory:
         return use
 
     def catch_up(self, alive: Iterable[int]) -> None:
-        """Note the uses of the runs that were added. `alive`: values that the session has now."""
+        """Evaluate the uses of the added runs. `alive`: handles of the session's present values."""
         while self._runs:
             self._note(self._runs.popleft())
         known = list(alive)

@@ -1,7 +1,8 @@
-"""Transfers between devices of one host: the receiver copies from the sender's device memory, and no bytes pass through the host.
+"""Transfers between devices of one host: the receiver copies directly from the sender's device memory.
 
-The sender copies a value on its device and exports the copy (`DeviceRuntime.export`). The copy lives until the receiver has acknowledged
-the transfer, or the route to the receiver is given up. Journaled sessions send bytes, because the journal needs these.
+The sender copies a value on its device and exports the copy (`DeviceRuntime.export`). The copy lives until the receiver
+acknowledges the transfer, or until the route to the receiver is given up. Sessions with a journal send bytes, because the
+journal stores them.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ _log = get_logger("djinn.server")
 
 @attrs.frozen
 class DeviceMemory:
-    """The device memory of an executor, for the threads that send and receive transfers. Each call is a turn on the device."""
+    """Open and read device memory for the threads that send and receive transfers. Each call uses one turn."""
 
     runtime: DeviceRuntime
     turns: FairShare
 
     def open(self, items: Sequence[Item]) -> list[torch.Tensor | memoryview] | None:
-        """Return copies of exported memory by item, or None if one of them cannot be opened."""
+        """Return copies of exported memory by item, or None if an item cannot be opened."""
         try:
             with self.turns.share(), torch.inference_mode():
                 return [self._open(item) if item.size else memoryview(b"") for item in items]
@@ -57,7 +58,7 @@ class DeviceMemory:
 
 
 def export_items(items: Sequence[Packed], runtime: DeviceRuntime) -> list[Packed]:
-    """Describe the memory of items to the receiver, if the transfer is large and can be exported. The caller holds the turn."""
+    """Replace the memory of items by descriptions for the receiver, if the transfer is large and exportable."""
     exported = []
     if sum(len(data) for _, data in items) >= SMALLEST:
         for item, data in items:
@@ -75,5 +76,5 @@ def without_exports(header: TransferHeader) -> TransferHeader:
 
 
 def are_exported(items: Iterable[Packed]) -> bool:
-    """True if the receiver opens the memory of these items."""
+    """Return True if the receiver must open the memory of these items."""
     return any(isinstance(data, torch.Tensor) for _, data in items)

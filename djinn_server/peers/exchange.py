@@ -1,14 +1,14 @@
-"""Peer-to-peer exchange of values between executors: connections, their tickets, and the transfers on their way.
+"""Exchange values between executors: connections, tickets and pending transfers.
 
-A client that uses several executors asks one for a ticket (`PeerTicketRequest`) and hands it to another (`ConnectPeer`), which connects and
-shows it (`PeerAttach`). From then on values travel on that connection in one direction, sent by a thread of their own, so that
-neither executor waits for the link before it has to. A sent transfer is kept until the receiver has acknowledged it
-(`server/peers/route.py`), and the receiver journals it first (`server/peers/inbox.py`): neither a broken connection nor the
-death of an executor loses a value.
+If a client uses several executors, it asks one for a ticket (`PeerTicketRequest`) and passes it to another
+(`ConnectPeer`), which connects and shows it (`PeerAttach`). Then values travel over that connection in one direction,
+sent by a separate thread, so no executor waits for the link before it must. The sender keeps a transfer until the
+receiver has acknowledged it (`server/peers/route.py`). The receiver journals the transfer first
+(`server/peers/inbox.py`). So neither a broken connection nor the death of an executor loses a value.
 
-A client has a control channel beside the connection of its session, over which executors are connected with each other again after one
-was recovered: it is another process then, with other addresses, and the tickets in its journal are used up. The session may be waiting
-for that executor, and reads no messages meanwhile.
+A client has a control channel beside the connection of its session. After a recovery, the executor is another process
+with other addresses, and the tickets in its journal are used. The control channel connects executors again. The session
+itself may be waiting for that executor, without reading messages.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ _log = get_logger("djinn.server")
 
 
 class PeerListener:
-    """Listener of an executor process for other executors, shared by its sessions."""
+    """Listener of an executor process for other executors. All its sessions share it."""
 
     def __init__(
         self, transports: Iterable[Transport] = (), tls: TlsOptions | None = None, patience: float = 0.0
     ) -> None:
         """`tls`: this executor's certificate; None: no TLS.
 
-        `patience`: seconds in which a disconnected peer may reconnect.
+        `patience`: seconds within which a disconnected executor may reconnect.
         """
         self._transports = tuple(transports)
         self._tls = tls or TlsOptions()
@@ -75,7 +75,7 @@ class PeerListener:
         self._known: dict[bytes, PeerConnection] = {}
 
     def issue_ticket(self, inbox: TransferInbox, source: int) -> PeerTicket:
-        """Return a ticket for executor `source`, valid once and for `JOIN_SECONDS`."""
+        """Return a ticket with which executor `source` can connect once, within `JOIN_SECONDS`."""
         ticket, now = secrets.token_urlsafe(32), time.monotonic()
         secret = secrets.token_urlsafe(32) if self.patience else ""
         with self._lock:
@@ -84,7 +84,7 @@ class PeerListener:
         return PeerTicket(ticket, self.urls, self._shown())
 
     def _shown(self) -> str:
-        """Return the fingerprint of the present certificate, which may have been renewed."""
+        """Return the fingerprint of the certificate in use, which may have been renewed."""
         if self._tls.certificate is not None:
             try:
                 self._fingerprint = fingerprint_of_file(self._tls.certificate)
@@ -93,13 +93,19 @@ class PeerListener:
         return self._fingerprint
 
     def ways_to(self, fingerprint: str) -> tuple[Transport, ...]:
-        """Return the transports to another executor. `fingerprint`: of the only certificate that they accept; empty: no TLS."""
+        """Return the transports that connect to another executor.
+
+        `fingerprint`: of the only certificate that they accept; empty: no TLS.
+        """
         if not fingerprint:
             return self._transports
         return with_tls(self._transports, attrs.evolve(self._tls, authority=None, fingerprints=(fingerprint,)))
 
     def redeem(self, ticket: str) -> PeerConnection | None:
-        """Admit a peer by its ticket, or by its secret if it reconnects. Return None if the ticket is forged, used or expired."""
+        """Admit an executor by its ticket, or by its secret if it reconnects.
+
+        Return None if the ticket is forged, used or expired.
+        """
         with self._lock:
             known = self._known.get(_key(ticket))
             if known is not None:
@@ -112,7 +118,7 @@ class PeerListener:
             return peer
 
     def forget(self, inbox: TransferInbox, source: int | None = None) -> None:
-        """Revoke the tickets and secrets for a session. `source`: only those of this executor."""
+        """Revoke tickets and secrets of a session. `source`: only those of this executor."""
 
         def stays(peer: PeerConnection) -> bool:
             return peer.inbox is not inbox or source not in {None, peer.source}
@@ -128,7 +134,7 @@ def _key(ticket: str) -> bytes:
 
 
 class PeerExchange:
-    """A session's connections to other executors: its inbox and its routes."""
+    """A session's connections to other executors: an inbox for incoming and routes for outgoing transfers."""
 
     def __init__(
         self,
@@ -136,7 +142,10 @@ class PeerExchange:
         memory: DeviceMemory | None = None,
         wakeup: Callable[[], None] = lambda: None,
     ) -> None:
-        """`memory`: exports device memory to executors of this host, and opens theirs. `wakeup`: ends a wait of the session."""
+        """`memory`: exports device memory to executors of this host, and opens theirs.
+
+        `wakeup`: ends a pause of the session.
+        """
         self._wakeup = wakeup
         self.sightings = LinkMeasurements()
         self.inbox = TransferInbox(self.sightings, peer_listener.patience, memory=memory, wakeup=wakeup)
@@ -154,7 +163,7 @@ class PeerExchange:
     # --- what is journaled --------------------------------------------------------------------------------------
 
     def begin(self, journal: Journal, counts: PoolCounts) -> None:
-        """Log transfers to `journal`, and restore those of an earlier process from its past and the `counts` of its snapshot."""
+        """Log transfers to `journal`. Restore earlier transfers from the journal and the `counts` of its snapshot."""
         self.number = counts.number
         self._journal = journal
         self.inbox.begin(journal, counts.arrived)
@@ -167,7 +176,7 @@ class PeerExchange:
         self.begun.set()
 
     def state(self) -> tuple[PoolCounts, list[Record]]:
-        """Return the counts of transfers and the records for a snapshot. The caller holds `inbox.writing`."""
+        """Return the numbers of transfers, and their records, for a snapshot. The caller holds `inbox.writing`."""
         arrived, waiting = self.inbox.state()
         memory = self._memory
         records = [
@@ -195,7 +204,7 @@ class PeerExchange:
         return self._peer_listener.issue_ticket(self.inbox, source)
 
     def connect(self, request: ConnectPeer) -> ConnectPeerReply:
-        """Connect to another executor, and return the reply, which has the reason of a failure."""
+        """Connect to another executor, and return the reply. If the connection fails, the reply has the reason."""
         if self._closed:
             return ConnectPeerReply(request.peer, error="the session has ended")
         self.number = request.me
@@ -223,7 +232,7 @@ class PeerExchange:
         return ConnectPeerReply(request.peer, error="; ".join(reasons) or "it has no listen address")
 
     def note_connected(self, request: ConnectPeer, reply: ConnectPeerReply) -> None:
-        """Restore the route of a logged connection. The client will request the connection again."""
+        """Restore the route of a logged connection. The client will ask for the connection again."""
         self.number = request.me
         if not reply.error:
             self._route(request.peer)
@@ -256,7 +265,9 @@ class PeerExchange:
     # --- values ------------------------------------------------------------------------------------------------
 
     def send(self, transfer: int, peer: int, pack: Callable[[], list[Packed]]) -> Iterator[Wait]:
-        """Wait for room in the queue, then queue the values that `pack` returns. Skip a transfer that the receiver has acknowledged before.
+        """Wait for room in the queue, then queue the values that `pack` returns.
+
+        Do nothing if the receiver acknowledged the transfer before a recovery.
 
         Raises:
             ProtocolError: there is no route to that executor.
@@ -275,13 +286,13 @@ class PeerExchange:
         return route is not None and route.opens
 
     def expect(self, transfer: int, source: int) -> Generator[Wait, None, list[Packed] | str]:
-        """Wait for a transfer, and return its items. If it cannot arrive, return the reason."""
+        """Wait for a transfer, and return its values. If it cannot arrive, return the reason."""
         while isinstance(found := self.inbox.take(transfer, source), Wait):
             yield found
         return found
 
     def drop(self, peer: int) -> None:
-        """Disconnect an executor that has left the pool, and revoke its credentials."""
+        """Disconnect an executor that has left the pool, and revoke its tickets and secrets."""
         self._peer_listener.forget(self.inbox, peer)
         self.inbox.forget(peer)
         with self._lock:
@@ -291,7 +302,7 @@ class PeerExchange:
             self._past = (self._past[0] + route.bytes_sent, self._past[1] + route.counts[0])
 
     def gauge(self, peer: int) -> None:
-        """Measure the link to an executor, if there is one and it is idle."""
+        """Measure the link to an executor, if they are connected and the link is idle."""
         if peer in self._routes:
             self._routes[peer].gauge()
 
@@ -308,7 +319,7 @@ class PeerExchange:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of unacknowledged transfers, which may have to be resent."""
+        """Bytes of unacknowledged transfers, which may have to be sent again."""
         return sum(route.kept_bytes for route in list(self._routes.values()))
 
     def close(self) -> None:
@@ -323,7 +334,7 @@ class PeerExchange:
 
 
 def close_routes(routes: Sequence[Route]) -> None:
-    """Close routes, within `CLOSING_SECONDS` for all of them."""
+    """Close routes, within `CLOSING_SECONDS` in total."""
     until = time.monotonic() + CLOSING_SECONDS
     for route in routes:
         route.finish()
@@ -335,7 +346,7 @@ CLOSING_SECONDS: Final = 5.0
 
 
 def _measured(connection: Connection) -> tuple[float, float]:
-    """Return the link's latency in seconds and its bandwidth in bytes per second."""
+    """Measure a link: return its latency in seconds and its bandwidth in bytes per second."""
     try:
         return measure(connection.send, connection.receive)
     except BaseException:

@@ -1,4 +1,4 @@
-"""Inbox of transfers from other executors: each is received exactly once, in order, and journaled before it is acknowledged."""
+"""Inbox of transfers from other executors. Each transfer is received once, in order, and logged before the acknowledgement."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ _SAID_BYTES: Final = 1 << 20
 
 
 class TransferInbox:
-    """Queue of transfers from other executors to a session.
+    """Queue of transfers from other executors to one session.
 
-    A full inbox stops reading, which slows the senders. It keeps reading from an executor that the session waits for.
+    If the inbox is full, it stops reading, which slows the senders down. It still reads from an executor for which the
+    session waits.
     """
 
     def __init__(
@@ -50,10 +51,10 @@ class TransferInbox:
 
         Args:
             sightings: records the bandwidth of transfers.
-            patience: seconds in which a disconnected sender may reconnect.
-            limit: bytes of queued transfers above which a further transfer is an error; 0: half of the machine's memory.
+            patience: seconds within which a disconnected sender may reconnect.
+            limit: maximum bytes of queued transfers; 0: half of the machine's memory.
             memory: opens device memory that other executors export.
-            wakeup: called when a transfer arrived or a source has left.
+            wakeup: called when a transfer has arrived or a sender has left.
         """
         self._wakeup = wakeup
         self._events = 0  # arrivals of transfers, and connections that ended
@@ -75,9 +76,9 @@ class TransferInbox:
         self.writing = threading.RLock()
 
     def begin(self, journal: Journal, counts: Mapping[int, int]) -> None:
-        """Log transfers to `journal`, beginning after those that an earlier process has received.
+        """Log transfers to `journal`, starting after the transfers that an earlier process has received.
 
-        `counts`: by executor, the number of transfers received at the snapshot with which the journal begins.
+        `counts`: number of transfers received before the journal's snapshot, by executor.
         """
         self._journal = journal
         for before in (counts, journal.past.arrived if journal.past is not None else {}):
@@ -86,7 +87,7 @@ class TransferInbox:
 
     @property
     def opens(self) -> bool:
-        """True if senders on this host may export device memory. A journal needs the bytes."""
+        """True if senders on this host may export device memory. False with a journal, which needs the bytes."""
         return self._memory is not None and self._memory.runtime.opens_memory and not self._journal.open
 
     @property
@@ -97,7 +98,7 @@ class TransferInbox:
     # --- from executors ----------------------------------------------------------------------------------------
 
     def join(self, source: int, connection: Connection) -> int:
-        """Register the connection of executor `source`, replacing an earlier one. Return how many of its transfers were received.
+        """Register the connection of executor `source`. Return how many of its transfers were received.
 
         Raises:
             TransportError: the executor has left the pool.
@@ -142,10 +143,10 @@ class TransferInbox:
                 return cast("int | None", end.value)
 
     def unloading(self, header: TransferHeader, source: int = 0) -> Generator[None, Frame, int | None]:
-        """Receive a transfer whose first frame has arrived. The others are sent to the generator.
+        """Receive a transfer whose header has arrived. The caller sends further frames to the generator.
 
-        `source`: the sending executor, if it is connected directly. Return how many of its transfers were then received.
-        Return None if its exported memory cannot be opened.
+        `source`: number of the sending executor; 0 if the client relays. Return how many transfers of this executor were
+            received. Return None if its exported memory cannot be opened.
 
         Raises:
             TransportError: the connection has ended.
@@ -188,7 +189,10 @@ class TransferInbox:
         return self._memory.open(header.items) if self._memory is not None and self.opens else None
 
     def _reserve(self, size: int, source: int) -> None:
-        """Wait until the inbox may receive `size` bytes. Do not wait for the client's transfers: the session itself reads these."""
+        """Wait until the inbox has room for `size` bytes.
+
+        Do not wait for transfers that the client relays, because the session itself reads them.
+        """
         with self._changed:
             if source:
                 self._changed.wait_for(lambda: self._may_receive(source))
@@ -209,7 +213,7 @@ class TransferInbox:
             self._changed.notify_all()
 
     def _take_in(self, arrival: LoggedTransfer, items: list[Packed]) -> tuple[int, bool]:
-        """Queue a transfer. Return the number of transfers received from its source, and False if it is a duplicate."""
+        """Queue a transfer. Return how many transfers its sender has delivered, and False if it is a duplicate."""
         source, number = arrival.peer, arrival.header.number
         count = self._counts.get(source, 0)
         if source and number != count + 1:
@@ -229,7 +233,10 @@ class TransferInbox:
     # --- to the session ----------------------------------------------------------------------------------------
 
     def take(self, transfer: int, source: int) -> list[Packed] | str | Wait:
-        """Take a transfer. Return its values, the reason why it cannot arrive, or the wait for it if it has not arrived yet."""
+        """Remove a transfer from the queue and return its values.
+
+        Return the reason if it cannot arrive, or a `Wait` if it has not arrived yet.
+        """
         past = self._journal.past
         if past is not None and (before := past.take_arrival(transfer)) is not None:
             return before
@@ -250,7 +257,7 @@ class TransferInbox:
             return Wait(((Cause.TRANSFER, transfer),), until, here=lambda _: self._events != events)
 
     def _notify(self) -> None:
-        """Wake the threads of other executors, and the session."""
+        """Wake up the session and the threads that receive from other executors."""
         self._events += 1
         self._changed.notify_all()
         self._wakeup()
@@ -264,7 +271,7 @@ class TransferInbox:
         return gone is not None and time.monotonic() >= gone[1]
 
     def state(self) -> tuple[dict[int, int], list[tuple[LoggedTransfer, list[Packed]]]]:
-        """Return the number of transfers by source, and the queued transfers. The caller holds `writing`."""
+        """Return the number of received transfers by sender, and the queued transfers. The caller holds `writing`."""
         with self._changed:
             waiting = self._journal.past.take_arrivals() if self._journal.past is not None else []
             self._arrived |= {arrival.header.transfer: (arrival, items) for arrival, items in waiting}
@@ -272,7 +279,7 @@ class TransferInbox:
             return dict(self._counts), list(self._arrived.values())
 
     def close(self) -> None:
-        """Disconnect all peers."""
+        """Disconnect all other executors."""
         with self._changed:
             connections = list(self._connections.values())
             self._closed = True
@@ -283,9 +290,12 @@ class TransferInbox:
 
 @attrs.frozen
 class PeerConnection:
-    """A connection of another executor that showed a valid ticket: it may deliver values to `inbox`, as number `source`.
+    """Permission of another executor, which showed a valid ticket, to deliver values to an inbox.
 
-    `secret`: its credential for reconnecting.
+    Attributes:
+        inbox: inbox of the session.
+        source: number of the other executor.
+        secret: credential with which it may reconnect.
     """
 
     inbox: TransferInbox
@@ -296,8 +306,8 @@ class PeerConnection:
         """Receive transfers until the connection ends.
 
         Raises:
-            TransportError: it has ended.
-            ProtocolError: it sent another message than a transfer.
+            TransportError: the connection has ended.
+            ProtocolError: the other executor sent a message other than a transfer.
         """
         reason = "the executor that it was on hung up"
         try:

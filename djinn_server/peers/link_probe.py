@@ -1,4 +1,4 @@
-"""Measurement of links between executors: at the beginning, while transfers arrive, and on request."""
+"""Measure links between executors: after connecting, while transfers arrive, and on request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Receive = Callable[[float], Frame]
 
 
 class LinkMeasurements:
-    """Measurements of links that were not reported to the client yet.
+    """Link measurements that were not reported to the client yet.
 
     Attributes:
         some: the measurements.
@@ -34,7 +34,7 @@ class LinkMeasurements:
         self._lock = threading.Lock()
 
     def arrived(self, source: int, nbytes: int, seconds: float) -> None:
-        """Record that a transfer of `nbytes` bytes from executor `source` took `seconds` from its header to its last byte."""
+        """Record that a transfer of `nbytes` bytes from executor `source` took `seconds` to arrive."""
         if nbytes >= WORTH:
             self.note(LinkMeasurement(source, True, nbytes, seconds))
 
@@ -44,7 +44,7 @@ class LinkMeasurements:
             self.some.append(seen)
 
     def take(self) -> list[LinkMeasurement]:
-        """Return the unreported measurements, and clear them."""
+        """Return the unreported measurements, and remove them."""
         with self._lock:
             seen = list(self.some)
             self.some.clear()

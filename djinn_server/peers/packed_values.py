@@ -1,4 +1,4 @@
-"""Serialization of values for transfer between executors: a copy of their present contents, with views and aliasing preserved."""
+"""Serialize values for a transfer between executors. Views and shared memory are preserved."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ Packed = tuple[Item, memoryview | torch.Tensor]  # the tensor has the bytes in d
 def pack_copies(
     handles: Sequence[int], values: ValueTable, runtime: DeviceRuntime, executor: int, *, on_device: bool = False
 ) -> list[Packed]:
-    """Return a packed copy of each value, with separate memory. `executor`: number of this executor, the origin of failures.
+    """Return a packed copy of each value, each with its own memory.
 
-    `on_device`: the copies stay in device memory if there is room.
+    `executor`: number of this executor, for the origin of failures. `on_device`: True to leave the copies in device memory if
+    there is room.
     """
     with torch.inference_mode():
         return [_pack_copy(handle, _found(values, handle), runtime, executor, on_device) for handle in handles]
@@ -44,7 +45,10 @@ def pack_copies(
 def pack_storages(
     handles: Sequence[int], values: ValueTable, runtime: DeviceRuntime, executor: int, *, on_device: bool = False
 ) -> list[Packed]:
-    """Copy the storages of values, and describe all views of each storage. `on_device`: as for `pack_copies`."""
+    """Return packed copies of the storages of values, each with descriptions of all its views.
+
+    `executor`, `on_device`: as in `pack_copies`.
+    """
     packed: list[Packed] = []
     with torch.inference_mode():
         for item, tensor in storages_of_values(handles, values, executor):
@@ -60,9 +64,9 @@ def pack_storages(
 def storages_of_values(
     handles: Sequence[int], values: ValueTable, executor: int
 ) -> Iterator[tuple[Item, torch.Tensor | None]]:
-    """Yield an item for each storage of `handles`, with all its views, and a tensor of that storage. Nothing is copied.
+    """Yield an item for each storage of these values, and a tensor with that storage. Nothing is copied.
 
-    The tensor is None for a value without memory. The item's size is the present size of the storage.
+    The item describes all views of the storage, and has its present size. The tensor is None for a value without memory.
     """
     storages = {storage_of(handle) for handle in handles}
     together: dict[int, list[int]] = {storage: [] for storage in storages}
@@ -127,7 +131,7 @@ def _copy_memory(tensor: torch.Tensor, runtime: DeviceRuntime, on_device: bool) 
 
 
 def host_memory(tensor: torch.Tensor, runtime: DeviceRuntime) -> memoryview:
-    """Return the storage of a tensor in host memory, without a copy if it is host memory."""
+    """Return the storage of a tensor in host memory. If it already is host memory, nothing is copied."""
     with torch.inference_mode():
         return bytes_of(runtime.deliver(_bytes_on_device(tensor)))
 
@@ -138,7 +142,7 @@ def _bytes_on_device(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def can_move(value: Stored) -> bool:
-    """Return True if a value can be serialized and restored unchanged."""
+    """Return True if a value can be serialized and restored without changes."""
     return _is_sendable(value) or isinstance(value, torch.Generator | Poison)
 
 
@@ -158,7 +162,10 @@ def _lacking(handles: Sequence[int], value: Stored, executor: int) -> Packed:
 
 
 def _snapshot(flat: torch.Tensor, runtime: DeviceRuntime, on_device: bool) -> memoryview | torch.Tensor:
-    """Return a copy of the bytes of a dense tensor, which later ops may write."""
+    """Return a copy of the bytes of a dense tensor, because later ops may write into it.
+
+    `on_device`: True to copy on the device.
+    """
     if not flat.numel():
         return memoryview(b"")
     if on_device:
@@ -176,7 +183,7 @@ def bytes_of(host: torch.Tensor) -> memoryview:
 
 
 def unpack_item(item: Item, data: memoryview | torch.Tensor, runtime: DeviceRuntime) -> Iterator[tuple[int, Stored]]:
-    """Yield the values of an item with their handles. The caller holds the turn on the device."""
+    """Yield the handles and values of an item. The caller has the device."""
     if item.failure is not None:
         for view in item.views:
             yield view.handle, Poison(item.failure)
@@ -213,7 +220,7 @@ def _generator(state: bytes, runtime: DeviceRuntime) -> Stored:
 
 
 def _laid_out(dense: torch.Tensor, view: View) -> Stored:
-    """Copy a dense tensor to the strides of `view`. Return poison if the copy fails, such as for lack of memory."""
+    """Copy a dense tensor to the strides of `view`. If the copy fails, for example for lack of memory, return poison."""
     try:
         return copy_with_strides(dense, view.stride)
     except RuntimeError as error:
@@ -224,10 +231,10 @@ def _laid_out(dense: torch.Tensor, view: View) -> Stored:
 
 
 def check_layout(item: Item) -> None:
-    """Check that an item has views, and that they lie within its memory.
+    """Check that an item has views, and that the views lie within its memory.
 
     Raises:
-        ProtocolError: they do not.
+        ProtocolError: the check failed.
     """
     if item.failure is None and (not item.views or ((item.dense or item.generator) and len(item.views) != 1)):
         raise ProtocolError("a transferred item has memory without a value")
@@ -235,10 +242,10 @@ def check_layout(item: Item) -> None:
 
 
 def room_for(item: Item) -> memoryview:
-    """Check an item's views, and return memory for its bytes.
+    """Check an item's views, and return host memory for its bytes.
 
     Raises:
-        ProtocolError: they do not.
+        ProtocolError: the check failed.
     """
     check_layout(item)
     try:
@@ -248,10 +255,10 @@ def room_for(item: Item) -> memoryview:
 
 
 def check_item(item: Item, nbytes: int) -> None:
-    """Check that the views of an item lie within its memory, of which `nbytes` bytes have arrived.
+    """Check that `nbytes` bytes have arrived for an item, and that its views lie within them.
 
     Raises:
-        ProtocolError: they do not.
+        ProtocolError: the check failed.
     """
     if item.size != nbytes:
         raise ProtocolError(f"a transferred item announced {item.size:,} bytes, but {nbytes:,} arrived")

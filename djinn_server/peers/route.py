@@ -1,4 +1,4 @@
-"""Route from a session to another executor: transfers are kept until acknowledged, and resent after a broken connection."""
+"""Route from a session to another executor. Transfers are kept until acknowledged, and resent over a new connection."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _UnacknowledgedTransfer:
 
 
 class Route:
-    """A route to another executor, with its sender thread and its thread for acknowledgements."""
+    """A route to another executor, with one thread that sends and one that receives acknowledgements."""
 
     def __init__(
         self,
@@ -59,9 +59,15 @@ class Route:
         memory: DeviceMemory | None = None,
         wakeup: Callable[[], None] = lambda: None,
     ) -> None:
-        """`patience`: seconds of reconnect attempts after a break. `note`: called with the number of acknowledged transfers.
+        """Create a route without a connection.
 
-        `memory`: copies exported memory to the host if the receiver cannot open it. `wakeup`: called when the queue may have room.
+        Args:
+            peer: number of the other executor.
+            sightings: records measurements of the link.
+            patience: seconds for which a broken connection is retried.
+            note: called with the number of acknowledged transfers.
+            memory: copies exported memory to the host if the receiver cannot open it.
+            wakeup: called when the queue may have room.
         """
         self._wakeup = wakeup
         self._peer, self._sightings, self._patience, self._note = peer, sightings, patience, note
@@ -89,7 +95,7 @@ class Route:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes sent over this route, without link probes."""
+        """Bytes that were sent over this route, without link probes."""
         now = self._connection.bytes_sent if self._connection is not None else 0
         return self._past_bytes + now - self._unpaid
 
@@ -105,12 +111,12 @@ class Route:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Numbers of sent and of acknowledged transfers."""
+        """Return how many transfers were sent, and how many of them were acknowledged."""
         with self._changed:
             return self._numbered, self._acknowledged
 
     def under_way(self) -> list[tuple[LoggedTransfer, list[Packed]]]:
-        """Return the unacknowledged transfers, with bytes in host memory."""
+        """Return the unacknowledged transfers, with their bytes in host memory."""
         with self._changed:
             every = tuple(self._kept)
         return [(LoggedTransfer(self._peer, kept.header), kept.items) for kept in map(self._with_bytes, every)]
@@ -119,13 +125,13 @@ class Route:
         return kept if self._memory is None else attrs.evolve(kept, items=self._memory.in_host_memory(kept.items))
 
     def restore(self, sent: int, acknowledged: int) -> None:
-        """Restore the counts of an earlier process: it had sent `sent` transfers, and `acknowledged` were acknowledged."""
+        """Restore the numbers of sent and acknowledged transfers of an earlier process."""
         with self._changed:
             self._numbered, self._next = sent, max(self._next, acknowledged + 1)
             self._accept(acknowledged)
 
     def restore_kept(self, header: TransferHeader, items: list[Packed]) -> None:
-        """Restore a transfer that an earlier process had sent and that was unacknowledged at its snapshot."""
+        """Restore a transfer that an earlier process had sent and the receiver had not acknowledged."""
         with self._changed:
             if header.number > self._acknowledged:
                 self._keep(header.number, header.transfer, items)
@@ -134,14 +140,14 @@ class Route:
     # --- the session's side -----------------------------------------------------------------------------------
 
     def number(self) -> int | None:
-        """Return the number of the next transfer; None if it is already acknowledged, or the route was given up."""
+        """Return the number of the next transfer; None if it is already acknowledged, or if the route was given up."""
         with self._changed:
             self._numbered += 1
             return None if self._numbered <= self._acknowledged or self._broken else self._numbered
 
     @property
     def has_room(self) -> bool:
-        """True if the queue has room for another transfer."""
+        """True if the queue has room for one more transfer."""
         return bool(self._broken) or (len(self._kept) < WAITING_LIMIT and self._kept_bytes <= KEPT_LIMIT)
 
     def send(self, number: int, transfer: int, items: list[Packed]) -> None:
@@ -157,20 +163,20 @@ class Route:
         self._kept_bytes += kept.nbytes
 
     def gauge(self) -> None:
-        """Measure the link if it is idle. Otherwise the receiver measures the transfers in progress."""
+        """Measure the link if it is idle. Otherwise the receiver measures the running transfers."""
         with self._changed:
             if self._connection is not None and self._waiting() is None:
                 self._gauges = True
                 self._changed.notify_all()
 
     def finish(self) -> None:
-        """Let the sender send the queue and then disconnect. Return at once."""
+        """Send the queue and then disconnect, in the sender thread. Return at once."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
 
     def close(self, until: float) -> None:
-        """Call `finish`, wait for it until `until` (`time.monotonic`), then disconnect in any case."""
+        """Call `finish` and wait at most until `until` (`time.monotonic`). Then disconnect in any case."""
         self.finish()
         self._sender.join(max(0.0, until - time.monotonic()))
         self._disconnect()
@@ -182,9 +188,9 @@ class Route:
     # --- connections ------------------------------------------------------------------------------------------
 
     def adopt(self, connection: Connection, acknowledged: int, dial: Dial, *, opens: bool | None = None) -> None:
-        """Continue over `connection`, whose receiver has `acknowledged` transfers. `dial`: opens the next connection.
+        """Continue over a connection whose receiver has `acknowledged` transfers. `dial`: opens a further connection.
 
-        `opens`: as the property; None: unchanged.
+        `opens`: new value of the property `opens`; None: unchanged.
         """
         with self._changed:
             if self._broken and acknowledged < self._numbered:
@@ -255,7 +261,7 @@ class Route:
             self._changed.notify_all()
 
     def _give_up(self, reason: str) -> None:
-        """Give up the route. The receiver notices by a timeout that its transfers do not arrive."""
+        """Give up the route for `reason`. The receiver notices this by a timeout."""
         if not self._closing:  # with the other end's session it ends as well
             tell = _log.warning if self._waiting() is not None else _log.info
             tell("the connection to another executor is lost", peer=self._peer, error=reason)
@@ -314,7 +320,7 @@ class Route:
                 self._next = kept.number + 1
 
     def _open_at_receiver(self, connection: Connection, kept: _UnacknowledgedTransfer) -> bool:
-        """Let the receiver open a transfer's memory. Return False if it wants bytes. Its answer or a new connection ends the wait."""
+        """Let the receiver open a transfer's memory. Return False if it wants bytes."""
         if self._opens:
             connection.send(Frame(encode(kept.header)))
             with self._changed:
@@ -330,7 +336,7 @@ class Route:
         return False
 
     def _dial_again(self, dial: Dial, pause: float) -> None:
-        """Try to connect again after a pause."""
+        """Try to reconnect after a pause."""
         with self._changed:
             if self._changed.wait_for(lambda: self._closing or self._connection is not None, pause):
                 return

@@ -1,4 +1,4 @@
-"""Transfers of a session's values to and from other executors and the client."""
+"""Handle a client's messages about transfers of values between executors, or to and from the client."""
 
 from __future__ import annotations
 
@@ -41,10 +41,11 @@ from djinn_server.weights.shared_weights import SessionShares
 
 @attrs.frozen(eq=False)
 class PeerValues:
-    """Handles a client's messages about transfers between executors.
+    """Handlers of a client's messages about transfers.
 
     Attributes:
-        next_frame: receives the client's next frame. every_value: waits for all offered uploads and pending weight reads.
+        next_frame: receives the client's next frame.
+        every_value: waits for all offered uploads and pending weight reads.
     """
 
     context: ExecutorContext
@@ -58,7 +59,9 @@ class PeerValues:
     def answer(
         self, message: Message, connection: ExecutorChannel, timings: Timings | None, submissions: int
     ) -> Iterator[Wait] | None:
-        """Handle `message`, and return the rest of its handler if that may wait. `submissions`: number of submissions before it.
+        """Handle a message. If the handler may wait, return the rest of it.
+
+        `submissions`: number of submissions before the message.
 
         Raises:
             ProtocolError: the message is not about transfers, or there is no route to the other executor.
@@ -88,7 +91,10 @@ class PeerValues:
                 steps.send((yield from self.next_frame()))
 
     def _connect_peer(self, request: ConnectPeer, before: bytes | None) -> bytes:
-        """Connect to another executor, and return the reply. `before`: the logged reply of an earlier process, which is repeated."""
+        """Connect to another executor, and return the encoded reply.
+
+        `before`: the reply that an earlier process logged, which is returned again.
+        """
         if before is None:
             return encode(self.exchange.connect(request))
         self.exchange.note_connected(request, expect(before, ConnectPeerReply))

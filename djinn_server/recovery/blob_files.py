@@ -1,8 +1,8 @@
-"""Blob files of a journal: weights that the journal refers to by digest, in files shared with the weight store by hard links.
+"""Blob files of a journal: weights that the journal names by digest, in files that are hard-linked with the weight store.
 
-An upload that the store wants is written once, here, as it arrives; then the store links the file under a name of its own. A
-blob that the store already has is linked here. Either of them can delete its link, and the other keeps the file. Files are named
-by digest; a complete file is never written again.
+An upload that the store wants is written once, here, while it arrives. Then the store makes a hard link to the file. A
+blob that is already in the store is linked here. Either link can be deleted without an effect on the other. Files are
+named by digest, and a complete file is never written again.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class _UnfinishedBlob:
 
 
 class BlobFiles:
-    """Blob files of one session's journal. Used by one thread at a time, except `prove`, which the store may call from any thread.
+    """Blob files of one session's journal. One thread at a time uses them; any thread may call `prove`.
 
     Attributes:
-        held: versions of weight files that the snapshot being written refers to. Their files are kept, too.
+        held: versions of weight files that the current snapshot uses. These files are kept, too.
     """
 
     def __init__(self, folder: Path) -> None:
-        """The folder is created with its first file."""
+        """`folder`: folder of the files, created with the first file."""
         self._folder = folder
         self._unfinished: dict[int, _UnfinishedBlob] = {}
         self._proven: set[bytes] = set()  # what has the digest that it is named by
@@ -65,9 +65,9 @@ class BlobFiles:
     # --- what comes in ----------------------------------------------------------------------------------------
 
     def expect(self, handle: int, digest: bytes, size: int, again: bool = False) -> bool:
-        """Start a blob file for an upload. Return False if the file exists or is being written.
+        """Start a blob file for an upload. Return False if the file exists or is already being written.
 
-        `again`: True if an earlier process expected the upload and may have written a part.
+        `again`: True if an earlier process may have written a part of the upload.
 
         Raises:
             OSError: the file cannot be created.
@@ -86,9 +86,9 @@ class BlobFiles:
         return True
 
     def take(self, frame: Frame) -> tuple[Frame, BlobFrame] | None:
-        """Write a chunk to its blob file. Return the decompressed frame and the journal's reference to it.
+        """Write a frame with a part of an upload to its blob file. Return the frame and the journal's reference to it.
 
-        Return None if the frame is not part of an expected upload.
+        The returned frame is decompressed. Return None if the frame is not part of an expected upload.
 
         Raises:
             OSError: it cannot be written.
@@ -122,12 +122,12 @@ class BlobFiles:
         return True
 
     def whole(self, handle: int) -> Path | None:
-        """End the upload `handle`. Return its complete file, or None."""
+        """Finish the upload of `handle`. Return the path of its complete file, or None if it is incomplete."""
         growing = self._unfinished.pop(handle, None)
         return self.path(growing.digest) if growing is not None and growing.written == growing.size else None
 
     def link(self, digest: bytes, file: Path) -> None:
-        """Link a file of the store, whose bytes have that digest. If it cannot be linked, the journal depends on the store."""
+        """Hard-link a file of the store with this digest. If this fails, the journal depends on the store."""
         try:
             with self._folder_for_writing():
                 os.link(file, self.path(digest), follow_symlinks=False)
@@ -139,13 +139,13 @@ class BlobFiles:
         self._proven.add(digest)
 
     def prove(self, digest: bytes) -> None:
-        """Mark the digest as verified. Thread-safe."""
+        """Mark a digest as verified. Thread-safe."""
         self._proven.add(digest)
 
     # --- what is there ----------------------------------------------------------------------------------------
 
     def find(self, digest: bytes, size: int) -> Path | None:
-        """Return the complete file with these bytes, or None."""
+        """Return the path of the complete file with this digest and size, or None."""
         path = self.path(digest)
         try:
             if path.stat().st_size != size or self._grows(digest):
@@ -168,9 +168,9 @@ class BlobFiles:
         return sizes
 
     def write_large(self, memory: Buffers, charge: Callable[[int], None]) -> dict[int, bytes]:
-        """Find or write a file for each large buffer of a snapshot, and return the digests by position. Each buffer is read once.
+        """Find or write a blob file for each large buffer of a snapshot. Return the digests by position.
 
-        `charge` is called with the bytes of all new files before each one is written.
+        Each buffer is read once. Before each new file is written, `charge` is called with the bytes of all new files.
 
         Raises:
             OSError: `charge` raised it, or a file cannot be written.
@@ -206,7 +206,11 @@ class BlobFiles:
 
     @contextlib.contextmanager
     def _folder_for_writing(self) -> Iterator[None]:
-        """Make the folder, and keep `end` from removing it meanwhile. Raise OSError if the session has ended."""
+        """Make the folder. Inside the block, `end` does not remove it.
+
+        Raises:
+            OSError: the session has ended, or the folder cannot be made.
+        """
         with self._writing:
             if self._ended:
                 raise OSError(errno.ESTALE, "the session has ended")
@@ -214,11 +218,14 @@ class BlobFiles:
             yield
 
     def digests(self) -> set[bytes]:
-        """Return the digests by which the files are named."""
+        """Return the digests of all blob files, which are their names."""
         return {bytes.fromhex(path.name) for path in self._files() if not path.suffix}
 
     def own_bytes(self, digests: set[bytes] | None = None) -> int:
-        """Return the bytes of files without another hard link. `digests`: count only files that `retain(digests)` keeps."""
+        """Return the bytes of files that have no other hard link.
+
+        `digests`: count only files that `retain(digests)` would keep.
+        """
         return own_bytes_of(self._folder, None if digests is None else self._names(digests))
 
     def retain(self, digests: set[bytes]) -> None:
@@ -241,14 +248,14 @@ class BlobFiles:
             remove_contents(self._folder)
 
     def path(self, digest: bytes) -> Path:
-        """Return the path of the file for that digest. The file may not exist."""
+        """Return the path of the file for a digest, which may not exist."""
         return self._folder / digest.hex()
 
     def _grows(self, digest: bytes) -> bool:
         return any(growing.digest == digest for growing in self._unfinished.values())
 
     def _files(self) -> list[Path]:
-        """Yield blob files and unfinished `.new` files, not the files that NFS creates for open deleted files."""
+        """Return blob files and unfinished `.new` files, but not those that NFS creates for deleted open files."""
         try:
             return [path for path in self._folder.iterdir() if not path.name.startswith(".")]
         except FileNotFoundError:
@@ -264,12 +271,12 @@ def _write_all(file: int, data: memoryview, start: int) -> int:
 
 
 def contents_folder(journal: Path) -> Path:
-    """Return the directory of the blob files of the journal at that path."""
+    """Return the folder of the blob files of a journal. `journal`: path of the journal."""
     return journal.with_suffix(".contents")
 
 
 def own_bytes_of(folder: Path, names: Collection[str] | None = None) -> int:
-    """Return the bytes of the files in a folder that have no other hard link. `names`: count these files only."""
+    """Return the bytes of the files in a folder that have no other hard link. `names`: count only these files."""
     total = 0
     with contextlib.suppress(FileNotFoundError):
         for path in folder.iterdir():
@@ -281,12 +288,12 @@ def own_bytes_of(folder: Path, names: Collection[str] | None = None) -> int:
 
 
 def remove_contents(folder: Path) -> None:
-    """Remove the blob files of a journal; another process may be removing them, too."""
+    """Remove the blob files of a journal. Another process may remove them at the same time."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_part(folder: Path, part: BlobFrame) -> Frame:
-    """Return the frame of a reference in a journal.
+    """Read the frame that a journal refers to from its blob file.
 
     Raises:
         SessionLost: the file has changed.
@@ -303,7 +310,7 @@ def read_part(folder: Path, part: BlobFrame) -> Frame:
 
 
 def mapped(folder: Path, digest: bytes) -> memoryview:
-    """Memory-map the blob with this digest copy-on-write.
+    """Memory-map the blob file with this digest copy-on-write, and return its bytes.
 
     Raises:
         SessionLost: the file cannot be read, or its contents have another digest.
@@ -317,7 +324,11 @@ def mapped(folder: Path, digest: bytes) -> memoryview:
 
 @contextlib.contextmanager
 def _opened(folder: Path, digest: bytes) -> Iterator[BufferedReader]:
-    """Open a blob file, which must be no link, and this user's alone. Raise SessionLost if it cannot be read."""
+    """Open a blob file. It must be a regular file of this user only.
+
+    Raises:
+        SessionLost: the file cannot be read.
+    """
     try:
         with open_private(folder / digest.hex()) as file:
             yield file

@@ -18,7 +18,9 @@ YES, NO = b"\1", b"\0"  # decisions
 
 
 class ExecutorChannel(SessionChannel):
-    """The executor's end of a session's channel. `receive` raises TimeoutError at once while the client may still come back.
+    """The executor's end of a session channel.
+
+    While a disconnected client may still reconnect, `receive` raises TimeoutError at once.
 
     Attributes:
         journal: the session's journal. Each frame is logged before `receive` returns it. Closed if nothing is logged.
@@ -28,16 +30,16 @@ class ExecutorChannel(SessionChannel):
 
     @property
     def away_until(self) -> float | None:
-        """Time until which a disconnected client may reconnect (`time.monotonic`); None if it is connected, or its lease expired."""
+        """Time (`time.monotonic`) until which a disconnected client may reconnect; None if it is connected or too late."""
         return None
 
     @property
     def is_full(self) -> bool:
-        """True while the client is disconnected and the unacknowledged bytes fill the send window."""
+        """True if the client is disconnected and unacknowledged bytes fill the send window."""
         return False
 
     def send_each(self, frames: Iterable[Frame]) -> Iterator[Wait]:
-        """Send frames, and wait while the channel `is_full`, because unacknowledged frames stay in memory."""
+        """Send frames. Wait while the channel `is_full`, because unacknowledged frames stay in memory."""
         for frame in frames:
             self.send(frame)
             if self.is_full:
@@ -45,11 +47,13 @@ class ExecutorChannel(SessionChannel):
 
     @abstractmethod
     def call_when_changed(self, changed: Callable[[], None]) -> None:
-        """Call `changed`, in any thread, when the client reconnects or sends `Goodbye`, or when the channel is closed."""
+        """Set a callback, called in any thread when the client reconnects, sends `Goodbye`, or when the channel is closed."""
 
     @abstractmethod
     def read_ahead(self, frames: int, nbytes: int) -> None:
-        """Read arrived frames into the queue of `receive`, up to `frames` and `nbytes` queued. Do nothing if another thread is reading.
+        """Read arrived frames into the queue of `receive`, up to `frames` frames and `nbytes` bytes in the queue.
+
+        Do nothing if another thread is reading.
 
         Raises:
             ProtocolError: the other end does not follow the protocol.
@@ -58,7 +62,7 @@ class ExecutorChannel(SessionChannel):
 
     @abstractmethod
     def queued(self) -> list[Frame]:
-        """Return the frames in the queue of `receive`, oldest first. Thread-safe."""
+        """Return the frames in the queue of `receive`, the oldest first. Thread-safe."""
 
     @abstractmethod
     def gone(self) -> bool:
@@ -70,20 +74,23 @@ class ExecutorChannel(SessionChannel):
 
     @contextmanager
     def at_rest(self) -> Iterator[Position | None]:
-        """Receive nothing inside the block. Give the position between two frames; None if frames wait in the queue of `receive`."""
+        """Receive nothing inside the block. Yield the position between two frames.
+
+        Yield None if frames wait in the queue of `receive`.
+        """
         yield None
 
     @abstractmethod
     def abandon_replay(self) -> None:
-        """End a failed replay, so that the next `send` reaches the client with the reason."""
+        """End a failed replay, so that the next `send` reaches the client."""
 
     @abstractmethod
     def resend(self) -> None:
-        """Resend the frames of an earlier process that the client has not received."""
+        """Resend frames of an earlier process that the client has not received."""
 
 
 class PlainExecutorChannel(PlainChannel, ExecutorChannel):
-    """Implements `ExecutorChannel` over a single connection: the session ends with it, and nothing is logged."""
+    """A session channel without a lease: the session ends with the connection, and nothing is logged."""
 
     def __init__(self, inner: Connection) -> None:
         super().__init__(inner)
@@ -103,7 +110,7 @@ class PlainExecutorChannel(PlainChannel, ExecutorChannel):
         self._changed()
 
     def send(self, frame: Frame) -> None:
-        """Send a frame, as `Connection.send` does; after `on_goodbye`, send nothing."""
+        """Send a frame, as `Connection.send` does. After `on_goodbye`, do nothing."""
         if not self._client_left:
             super().send(frame)
 

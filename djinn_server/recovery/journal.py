@@ -1,8 +1,8 @@
-"""Write-ahead journal of a session: the one durable log from which another executor process reaches the same state.
+"""Write-ahead journal of a session, from which another executor process recovers the session.
 
-A session is a deterministic state machine: its state follows from the frames and transfers that it received, and from the decisions
-that are logged with them (stop points, lack of memory, what the weight store had, values of replies as checksums). A record is
-written before it takes effect, by one `write` to the page cache: it survives the process, not the machine. An incomplete last record
+A session is a deterministic state machine. Its state follows from received frames and transfers, and from logged
+decisions: stop points, lack of memory, contents of the weight store, checksums of replies. A record is written before it
+takes effect, by one `write` to the page cache. So it survives the process, but not the machine. An incomplete last record
 is ignored. Snapshots replace the journal from time to time (`SnapshotSchedule`), which bounds the replay.
 """
 
@@ -47,7 +47,7 @@ TakeState = Callable[[], StateParts | None]
 
 
 class Position(NamedTuple):
-    """Numbers of frames that a session's channel has received and sent, and its unacknowledged replies."""
+    """How many frames a session's channel has received and sent, and its unacknowledged replies."""
 
     received: int
     sent: int
@@ -59,17 +59,17 @@ Rest = Callable[[], AbstractContextManager[Position | None]]
 
 
 class SnapshotTooLarge(OSError):  # noqa: N818 - a signal within this file
-    """Raised before a snapshot is written that would exceed the limit of its journal."""
+    """A snapshot would exceed the limit of its journal. Raised before it is written."""
 
 
 class Journal:
-    """The journal of a session: the log that this process writes, and the log of an earlier process to replay.
+    """The journal of a session: it logs records, and replays the log of an earlier process.
 
     Any thread may append to it. Only the session's thread replays and compacts it.
 
     Attributes:
-        past: the journal that an earlier process has left, until a snapshot replaces it; None if there is none.
-        is_half_full: True if it has reached half of its limit.
+        past: the log of an earlier process, until a snapshot replaces it; None without one.
+        is_half_full: True if the journal has reached half of its limit.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Journal:
         """Make a closed journal, which logs nothing. `begin` and `resume` return open ones.
 
         Args:
-            path: its file.
+            path: path of the journal's file.
             owner: identity of the session.
             limit: maximum size in bytes; a larger journal is abandoned.
             disk: the tenant's disk quota.
@@ -113,7 +113,7 @@ class Journal:
         """Create a journal.
 
         Raises:
-            OSError: it cannot be written, or another process has it.
+            OSError: the file cannot be written, or another process uses it.
         """
         journal = cls(path, owner, limit, disk, every)
         journal._open()
@@ -133,7 +133,7 @@ class Journal:
         """Open the journal of an earlier process, which `past` reads. Call `begin_replay` next.
 
         Raises:
-            OSError: it cannot be written, or another process has it.
+            OSError: the file cannot be written, or another process uses it.
         """
         journal = cls(path, past.owner, limit, disk, every)
         journal._open()
@@ -147,18 +147,18 @@ class Journal:
 
     @property
     def open(self) -> bool:
-        """True while the journal is written: another process can recover the session."""
+        """True while the journal is written, so that another process can recover the session."""
         return self._file >= 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the journal, and of blob files that only it links."""
+        """Bytes of the journal, and of its blob files that have no other hard link."""
         return self._records.size + self._beside
 
     # --- what is logged ---------------------------------------------------------------------------------------
 
     def frame(self, frame: Frame) -> Frame:
-        """Log an incoming frame. Return it, decompressed if its body went to a blob file."""
+        """Log a received frame, and return it. If its body went to a blob file, it is decompressed."""
         if not frame.body:
             self.append(records.FRAME, frame.head, ())
             return frame
@@ -174,7 +174,7 @@ class Journal:
         return found[0]
 
     def expect(self, handle: int, digest: bytes, size: int, again: bool) -> None:
-        """Prepare a blob file for the upload of `handle`, with this digest. `again`: as in `BlobFiles.expect`."""
+        """Start a blob file for the upload of `handle`, with this digest. `again`: as in `BlobFiles.expect`."""
         if not self.open:
             return
         try:
@@ -186,11 +186,14 @@ class Journal:
             self.give_up(f"an upload cannot be written: {error}")
 
     def stopped(self, submission: int, op: int, reason: str = "") -> None:
-        """Log that a submission was stopped before that op: cancelled, or by a device error, which is the reason."""
+        """Log that a submission stopped before op `op`.
+
+        `reason`: the device error; empty if the submission was cancelled.
+        """
         self.append(records.STOP, records.encode(records.StoppedAt(submission, op, reason)), ())
 
     def ran_out_of_memory(self, submission: int, op: int, reason: str) -> None:
-        """Log that an op ran out of memory, so that it fails in a replay, too."""
+        """Log that an op ran out of memory, so that it also fails in a replay."""
         self.append(records.SHORTAGE, records.encode(records.StoppedAt(submission, op, reason)), ())
 
     def acknowledged(self, peer: int, transfers: int) -> None:
@@ -198,7 +201,7 @@ class Journal:
         self.append(records.ACKNOWLEDGED, records.encode(records.TransfersAcknowledged(peer, transfers)), ())
 
     def checked(self, frame: Frame) -> Frame:
-        """Log the checksum of a reply's values, and return the reply. On replay, its values must have the logged checksum.
+        """Log the checksum of a reply's values, and return the reply. In a replay, compare the checksum.
 
         Raises:
             SessionLost: the checksum differs.
@@ -212,13 +215,13 @@ class Journal:
         return frame
 
     def rounded(self, frame: Frame) -> Frame:
-        """Log a reply without a checksum of its values, because a replay may round them differently."""
+        """Log a reply without a checksum of its values, because a replay may round them differently. Return the reply."""
         if frame.body and (self.open or self.past is not None):
             self.decide(lambda before: before or _ROUNDED)
         return frame
 
     def decide(self, decision: Callable[[bytes | None], bytes]) -> bytes:
-        """Make a decision and log it. `decision` gets the logged result on replay, or else None.
+        """Make a decision, log it and return it. `decision` gets the logged result in a replay, else None.
 
         Raises:
             SessionLost: the result differs on replay.
@@ -233,13 +236,13 @@ class Journal:
         return now
 
     def decided(self) -> bytes | None:
-        """Return the result of the next decision if an earlier process has logged it."""
+        """Return the result of the next decision if an earlier process has logged it, else None."""
         return self.past.decision if self.past is not None else None
 
     # --- the replay -------------------------------------------------------------------------------------------
 
     def begin_replay(self) -> None:
-        """Truncate a torn record, and log the start of a recovery attempt. `Leases` limits the attempts.
+        """Cut off an incomplete record, and log the start of a recovery attempt. `Leases` limits the attempts.
 
         Raises:
             OSError: the journal cannot be written.
@@ -262,7 +265,9 @@ class Journal:
     # --- snapshots --------------------------------------------------------------------------------------------
 
     def snapshot_if_due(self, rest: Rest, state: TakeState, still: AbstractContextManager[object]) -> bool:
-        """Between two frames: if a snapshot is due (`SnapshotSchedule`), replace the journal by it. Return True if replaced.
+        """Replace the journal by a snapshot, if one is due (`SnapshotSchedule`). Called between two frames.
+
+        Return True if the journal was replaced.
 
         Args:
             rest: `ExecutorChannel.at_rest`.
@@ -288,7 +293,7 @@ class Journal:
         return bool(done)
 
     def _snapshot(self, position: Position, state: TakeState, still: AbstractContextManager[object]) -> bool | None:
-        """Replace the journal by a snapshot, as `compact` does. Return None if the session's state cannot be saved now."""
+        """Replace the journal by a snapshot, as `compact` does. Return None if the state cannot be saved now."""
         with still:
             taken = state() if self.open else None
             if taken is None:
@@ -308,13 +313,13 @@ class Journal:
         kept: Sequence[Frame],
         transfers: Sequence[Record] = (),
     ) -> bool:
-        """Compact the journal to a snapshot: the session's state, its memory, and its unacknowledged replies.
+        """Replace the journal by a snapshot: the session's state, its memory, and its unacknowledged replies.
 
-        `transfers`: records of queued and unfinished transfers. Each buffer of the memory is read once, and one is held at a time: a
-        large one goes to a blob file, and is named by its digest if it is in one. If the process dies in this call, the old journal stays.
+        `transfers`: records of queued and unfinished transfers. Buffers of the memory are read one after the other. A
+            large buffer goes to a blob file, unless one has it. If the process dies in this call, the old journal stays.
 
-        Returns False if the journal is unchanged: the state exceeds the limit, the disk is full, or a value cannot be read. Sizes
-        are checked before anything is written.
+        Return False if the journal is unchanged, because the state exceeds the limit, the disk is full, or a value cannot
+        be read. Sizes are checked before anything is written.
         """
         if not self.open:
             return False
@@ -361,7 +366,11 @@ class Journal:
             return self._has_room(nbytes)
 
     def _charge(self, path: Path, nbytes: int) -> None:
-        """Raise OSError if limit, quota or disk do not allow `nbytes` bytes for the snapshot at `path`. Call this before writing them."""
+        """Charge the disk quota for a snapshot of `nbytes` bytes at `path`. Call this before writing it.
+
+        Raises:
+            OSError: the journal's limit, the quota or the disk does not allow the bytes.
+        """
         self._check_size(nbytes)
         if reason := self._disk.charge(path, nbytes, path.parent):
             raise OSError(errno.EDQUOT, reason)
@@ -371,7 +380,7 @@ class Journal:
             raise SnapshotTooLarge
 
     def _skip_snapshot(self, nbytes: int) -> None:
-        """Log the first time that a state is too large for a snapshot. Retry only with a state smaller than `nbytes`."""
+        """Note that a state of `nbytes` bytes is too large. Log this once, and retry only with a smaller state."""
         log = _log.warning if self._refused_bytes == math.inf else _log.debug
         self._refused_bytes = nbytes
         log(
@@ -384,7 +393,7 @@ class Journal:
         )
 
     def _replace(self, path: Path, content: Iterable[Record]) -> bool:
-        """Write `content` to `path`, which replaces the journal. Return False if its session has ended meanwhile.
+        """Write `content` to `path` and replace the journal by it. Return False if the session has ended meanwhile.
 
         Raises:
             OSError: it cannot be written.
@@ -407,7 +416,7 @@ class Journal:
             path.unlink(missing_ok=True)
 
     def give_up(self, reason: str) -> None:
-        """Abandon the journal: the session cannot be recovered from now on."""
+        """Abandon the journal: the session cannot be recovered any more."""
         if self.open:
             _log.warning(
                 "a session will not outlive its executor: it goes on, and is lost if its executor dies. Free disk space or raise "
@@ -418,7 +427,7 @@ class Journal:
             self.end()
 
     def end(self) -> None:
-        """Delete the journal of a session that has ended or will not be recovered."""
+        """Delete the journal, because the session has ended or will not be recovered."""
         if self.open:
             self.leave()
             self.path.unlink(missing_ok=True)
@@ -438,7 +447,7 @@ class Journal:
                 self.contents.end()
 
     def leave(self) -> None:
-        """Close without deleting, so that another process can continue the journal."""
+        """Close the journal without deleting it, so that another process can continue the session."""
         with self._lock:
             if self.open:
                 os.close(self._file)
@@ -446,7 +455,7 @@ class Journal:
                 self._disk.release(self.path)
 
     def append(self, kind: bytes, head: bytes, body: Buffers) -> None:
-        """Write a record. Do nothing if the journal is closed; close it if the record exceeds its limit."""
+        """Write a record, if the journal is open. Close the journal if the record exceeds its limit."""
         with self._lock:
             if self._file < 0:
                 return
@@ -460,14 +469,14 @@ class Journal:
                 self.give_up(f"its journal cannot be written: {error}")
 
     def shared(self, size: int) -> None:
-        """Note that `size` bytes are now shared with the weight store and no longer count here."""
+        """Note that the weight store shares `size` bytes, so they no longer count as the journal's."""
         self._beside = max(0, self._beside - size)
         self._check_at -= size
         if self.open:
             self._disk.set_usage(self.path, self._records.size + self._beside)
 
     def _has_room(self, nbytes: int) -> bool:
-        """Return True if the journal may have `nbytes` bytes of records. Otherwise give the journal up."""
+        """Return True if `nbytes` bytes of records are allowed. Otherwise abandon the journal."""
         half = self._limit // 2
         size = nbytes + self._beside
         self.is_half_full = nbytes > half
@@ -480,7 +489,7 @@ class Journal:
 
 
 def _open_locked(path: Path) -> int:
-    """Open or create the file of a journal, and lock it.
+    """Open or create the file of a journal and lock it. Return the descriptor.
 
     Raises:
         OSError: the file cannot be opened, or another process holds its lock.
@@ -496,6 +505,6 @@ def _open_locked(path: Path) -> int:
 
 
 def journal_path(directory: Path, session: str) -> Path | None:
-    """Return the path of a session's journal; None if `session` is not a valid name."""
+    """Return the path of a session's journal; None if the session's name is invalid."""
     plain = session.replace("-", "").replace("_", "")
     return directory / f"{session}.journal" if plain.isascii() and plain.isalnum() and len(session) <= 64 else None

@@ -1,4 +1,4 @@
-"""The contents of a session's journal, for the process that goes on with the session."""
+"""Reader of a session's journal, for the process that recovers the session."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _OWNER_LIMIT: Final = 1 << 16  # bytes
 
 
 class JournalReader:
-    """The contents of a journal. Used by one thread at a time.
+    """Contents of a journal. Used by one thread at a time.
 
     Attributes:
         owner: identity of the session.
-        end: offset behind the last complete record.
-        taken: number of frames taken.
-        base: the snapshot with which the journal begins; None: it begins with the session.
-        stops: by number of each stopped submission, the op before which it stopped, and the device error, if that was the reason.
-        shortages: the ops that ran out of memory, by submission and number, with the error.
-        arrived: number of transfers received directly from each other executor.
+        end: offset after the last complete record.
+        taken: number of frames that `next_frame` has returned.
+        base: snapshot with which the journal begins; None if it begins with the session.
+        stops: by number of a stopped submission, the op before which it stopped, and the device error; empty for none.
+        shortages: errors of ops that ran out of memory, by submission and number of the op.
+        arrived: number of transfers received directly from other executors, by executor.
         acknowledged: number of transfers that other executors have acknowledged, by executor.
-        tried: number of processes that died during a replay.
+        tried: number of processes that died during a replay of this journal.
     """
 
     def __init__(self, path: Path) -> None:
@@ -129,7 +129,7 @@ class JournalReader:
             raise ProtocolError(f"a journal has a record of unknown kind {kind!r}")
 
     def is_at(self, path: Path) -> bool:
-        """Return True if the file at a path is this journal, and has not grown since it was read."""
+        """Return True if the file at a path is this journal and has not grown since it was read."""
         status = path.stat()
         return os.path.samestat(status, os.fstat(self._file.fileno())) and status.st_size == self._size
 
@@ -137,41 +137,41 @@ class JournalReader:
 
     @property
     def over(self) -> bool:
-        """True if all frames were replayed: later ones come from the client."""
+        """True if all frames were replayed."""
         return not self._frames
 
     def next_frame(self) -> Frame:
-        """Return the next received frame."""
+        """Return the next frame of the journal."""
         return self._read_at(self._frames.popleft())
 
     def replies(self) -> list[Frame]:
-        """Unacknowledged replies at the snapshot, oldest first."""
+        """Return the replies that were unacknowledged at the snapshot, the oldest first."""
         return [self._read_at(start) for start in self._replies]
 
     @property
     def decision(self) -> bytes | None:
-        """The next logged decision, without consuming it; None if there is none."""
+        """Return the next logged decision without consuming it; None if there is none."""
         return self._decisions[0] if self._decisions else None
 
     def next_decision(self) -> bytes | None:
-        """Return the next logged decision; None if the process ended before it was made."""
+        """Return the next logged decision; None if the process ended before it made the decision."""
         return self._decisions.popleft() if self._decisions else None
 
     # --- transfers --------------------------------------------------------------------------------------------
 
     def take_arrival(self, transfer: int) -> list[Packed] | None:
-        """Return the values of a received transfer, once; None if it is not in the journal."""
+        """Return the values of a received transfer, once. Return None if the journal lacks it."""
         start = self._arrivals.pop(transfer, None)
         return None if start is None else self._transfer(start)[1]
 
     def take_arrivals(self) -> list[tuple[LoggedTransfer, list[Packed]]]:
-        """Return all transfers that arrived and that `take_arrival` has not returned, once."""
+        """Return all received transfers that `take_arrival` has not returned, once."""
         found = [self._transfer(start) for start in self._arrivals.values()]
         self._arrivals.clear()
         return found
 
     def under_way(self) -> list[tuple[LoggedTransfer, list[Packed]]]:
-        """Return the transfers that were sent before the snapshot and not acknowledged by then."""
+        """Return the transfers that were sent and unacknowledged at the snapshot."""
         return [self._transfer(start) for start in self._under_way]
 
     def _transfer(self, start: int) -> tuple[LoggedTransfer, list[Packed]]:
@@ -182,14 +182,14 @@ class JournalReader:
     # --- the snapshot -----------------------------------------------------------------------------------------
 
     def memory(self) -> Sequence[memoryview]:
-        """Return the memory of the snapshot."""
+        """Return the buffers of the snapshot's memory."""
         memory = [memoryview(buffer) for buffer in self._read_at(self._base_at).body]
         for position, part in self.map_files():
             memory.insert(position, part)
         return memory
 
     def map_files(self) -> Sequence[tuple[int, memoryview]]:
-        """Map the parts of the snapshot's memory that are in blob files, by position. The mappings outlive the files.
+        """Map the buffers of the snapshot that are in blob files, by position. The mappings outlive the files.
 
         Raises:
             SessionLost: a file cannot be read, or its contents have another digest.
@@ -224,7 +224,7 @@ def _unreadable(what: str) -> Iterator[None]:
 
 
 def owner_of(path: Path) -> SessionIdentity:
-    """Return the identity of a journal's session, from its first record.
+    """Return the identity of a journal's session from its first record.
 
     Raises:
         SessionLost: there is no journal, or it is not valid.

@@ -1,4 +1,4 @@
-"""Versions of Djinn and torch that wrote a journal. Only a server with the same versions can replay the session."""
+"""Check the versions of Djinn and torch that wrote a journal: only the same versions can replay it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ JOURNAL_VERSION: Final = 4  # of records and snapshots; raise it when either cha
 
 
 class JournalVersions(msgspec.Struct, frozen=True):
-    """Versions of a journal. `djinn` is for messages. Another torch computes other bits, so its version has to match."""
+    """Versions that wrote a journal.
+
+    The version of torch must match, because another one may compute other bits. `djinn` is used in messages.
+    """
 
     journal: int
     protocol: int
@@ -31,7 +34,11 @@ def present_versions() -> JournalVersions:
 
 
 def check_versions(written: JournalVersions) -> None:
-    """Raise `SessionLost` if this process cannot replay a journal of these versions; the message says what to do."""
+    """Check that this process can replay a journal of these versions.
+
+    Raises:
+        SessionLost: a version differs. The message has a remedy.
+    """
     mine = present_versions()
     names = {"journal": "journal format", "protocol": "protocol version", "torch": "torch"}
     differing = [
@@ -48,7 +55,11 @@ def check_versions(written: JournalVersions) -> None:
 
 
 def check_magic(found: bytes, name: str) -> None:
-    """Raise `SessionLost` if the first bytes of the file `name` are not those of a journal of this version."""
+    """Check that the first bytes of a file are those of a journal of this version.
+
+    Raises:
+        SessionLost: the bytes differ.
+    """
     if found == MAGIC:
         return
     if found.startswith(MAGIC[:-1]):

@@ -1,4 +1,4 @@
-"""Leased connection of a session: if it breaks, the session waits for its client until the lease expires."""
+"""Connection of a session with a lease: if it breaks, the session waits for its client until the lease expires."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = get_logger("djinn.server")
 
 
 class LeasedConnection(ReliableConnection, ExecutorChannel):
-    """Implements `ExecutorChannel` for a client that may reconnect with the session's secret."""
+    """A session channel whose client may reconnect with the session's secret."""
 
     def __init__(
         self,
@@ -35,7 +35,15 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
         secret: str = "",
         journal: Journal | None = None,
     ) -> None:
-        """`seconds`: lease duration after a disconnect. `usage`: counts reconnects. `journal`: logs received frames."""
+        """Wrap a connection.
+
+        Args:
+            inner: connection to the client.
+            seconds: duration of the lease after a disconnect.
+            usage: counter of reconnects.
+            secret: secret that the client must show to reconnect.
+            journal: log of received frames.
+        """
         super().__init__(inner)
         self.journal = journal or Journal()
         self._accept = self.journal.frame if self.journal.open else None
@@ -49,7 +57,7 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
         self._missed_at = 0.0
 
     def replay(self, received: int) -> None:
-        """Replay the journal of an earlier process. `received`: number of its replies that the client has received."""
+        """Replay the journal of an earlier process. `received`: number of replies that the client has received."""
         self._replay = past = self.journal.past
         assert past is not None
         self._inbox.take(past.taken)
@@ -101,12 +109,12 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
             )
 
     def gone(self) -> bool:
-        """Return True if the lease has expired. It begins when this end notices the disconnect."""
+        """Return True if the lease has expired. The lease begins when the executor notices the disconnect."""
         left = self.lease_seconds_left()
         return left is not None and left < 0.0
 
     def _note_break(self, broken: Connection, error: TransportError) -> None:
-        """Begin the lease, unless `broken` is an earlier connection or has begun it before."""
+        """Begin the lease, unless `broken` is an old connection or the lease has already begun."""
         with self._lock:
             if self._inner is not broken or self._missed is broken:
                 return
@@ -115,7 +123,7 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
             _log.info("a client's connection broke: its session waits", seconds=self._seconds, reason=str(error))
 
     def lease_seconds_left(self) -> float | None:
-        """Return the seconds until the lease of a disconnected client ends; None while the client is connected. Thread-safe."""
+        """Return the seconds until the lease ends; None while the client is connected. Thread-safe."""
         with self._lock:
             return self._missed_at + self._seconds - time.monotonic() if self._missed is self._inner else None
 
@@ -124,7 +132,7 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
         self._changed = changed
 
     def on_goodbye(self) -> None:
-        """Discard all further replies. A session that waits for its client to reconnect continues with the received frames."""
+        """Discard all further replies. If the session waits for its client, it continues with received frames."""
         self._client_left = True
         self._changed()
 
@@ -172,7 +180,9 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
             self.on_goodbye()
 
     def resume(self, inner: Connection, taken: int, resumed: Callable[[], None] = lambda: None) -> None:
-        """Continue over connection `inner`. `taken`: number of frames that the client has received. `resumed`: called on success.
+        """Continue over another connection.
+
+        `inner`: the new connection. `taken`: number of frames that the client has received. `resumed`: called on success.
 
         Raises:
             ProtocolError: fewer frames were sent than the client claims to have received.

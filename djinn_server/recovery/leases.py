@@ -1,4 +1,4 @@
-"""Session leases of an executor: sessions to which clients may reconnect, and sessions that are recovered from a journal."""
+"""Leases of an executor's sessions: reconnection of clients, and recovery of sessions from journals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CrashLoop(SessionLost):
 
 
 class Leases:
-    """Sessions to which their clients may reconnect, by name."""
+    """Sessions to which disconnected clients may reconnect, by name."""
 
     def __init__(self, config: RecoveryConfig, usage: UsageMetrics, disk: DiskQuota) -> None:
         self._config = config
@@ -52,17 +52,17 @@ class Leases:
 
     @property
     def seconds(self) -> float:
-        """Seconds for which a session waits for its client; 0.0: it ends with its connection."""
+        """Seconds for which a session waits for its client; 0.0: the session ends with its connection."""
         return self._config.lease_seconds
 
     @property
     def patience(self) -> float:
-        """Seconds for which peers may wait for this executor, including a restart."""
+        """Seconds for which other executors may wait for this executor, including a restart."""
         return self.seconds + (STARTING_SECONDS if self.recoverable else 0.0) if self.seconds else 0.0
 
     @property
     def recoverable(self) -> bool:
-        """True if sessions can be recovered after the process has died."""
+        """True if another process can recover the sessions of this process."""
         return self._config.journals is not None
 
     def journaled(self) -> tuple[int, int]:
@@ -79,7 +79,7 @@ class Leases:
         return min((left for one in leased if (left := one.lease_seconds_left()) is not None), default=None)
 
     def lease(self, owner: SessionIdentity, connection: Connection) -> LeasedConnection:
-        """Register a lease, so that the client may reconnect. Return the session's channel."""
+        """Register a session whose client may reconnect. Return the session's channel."""
         journal = None
         path = journal_path(self._config.journals, owner.session) if self._config.journals is not None else None
         if path is not None:
@@ -96,26 +96,26 @@ class Leases:
         return leased
 
     def tick(self) -> None:
-        """Remove unclaimed journals whose lease has expired. Call it about once a second."""
+        """Remove journals that no client claimed within the lease. Call this about once a second."""
         if self._unclaimed is not None:
             self._unclaimed.scan_if_due()
 
     def assign_tenant(self, tenant: str) -> None:
-        """Assign this executor to `tenant`. The tenant's unclaimed journals then count towards the tenant's disk quota."""
+        """Assign this executor to a tenant. The tenant's unclaimed journals then count towards its disk quota."""
         if self._unclaimed is not None:
             self._unclaimed.count_for(tenant)
 
     def recover(
         self, connection: Connection, asked: Resume, assign: Callable[[Badge], str] = lambda _: ""
     ) -> tuple[SessionIdentity, LeasedConnection, int] | None:
-        """Recover a session from a dead executor's journal. Return its identity, its channel and its number of received frames.
+        """Recover a session of a dead executor from its journal. Return its identity, channel and number of frames.
 
-        Return None if there is no journal, or the secret is wrong. `assign` assigns the executor to the tenant and returns why recovery is
-        not allowed now, or ""; the journal is kept in that case.
+        Return None if there is no journal, or the secret is wrong. `assign` assigns the executor to the tenant. It returns
+        "" or the reason why recovery is not allowed now; the journal is then kept.
 
         Raises:
             SessionLost: the journal cannot be read.
-            OSError: the journal cannot be opened, or another executor has it.
+            OSError: the journal cannot be opened, or another executor uses it.
             QuotaExceeded: `assign` refused the recovery.
         """
         path = journal_path(self._config.journals, asked.session) if self._config.journals is not None else None
@@ -138,7 +138,7 @@ class Leases:
         return past.owner, leased, past.taken
 
     def _continue(self, connection: Connection, path: Path, past: JournalReader, taken: int) -> LeasedConnection:
-        """Return the channel that replays a journal. `taken`: number of its replies that the client has received."""
+        """Return the channel that replays a journal. `taken`: number of replies that the client has received."""
         # from here on no other process uses it
         config = self._config
         journal = Journal.resume(path, past, config.journal_limit, self._disk, config.snapshot_seconds)
@@ -170,7 +170,7 @@ class Leases:
             leased.close()
 
     def serve(self, connection: Connection, asked: Resume, resumed: Callable[[], None] = lambda: None) -> bool:
-        """Resume a session over `connection`. A wrong secret is answered like an unknown session.
+        """Resume a session over a connection. A wrong secret gets the same answer as an unknown session.
 
         `resumed`: called on success. Return True if the session has taken the connection over.
         """
@@ -192,11 +192,11 @@ class Leases:
         return False
 
     def knows(self, session: str, secret: str) -> bool:
-        """Return True if this executor has the session and `secret` is its secret."""
+        """Return True if this executor has the session and the secret is right."""
         return self._with_secret(session, secret) is not None
 
     def _with_secret(self, session: str, secret: str) -> LeasedConnection | None:
-        """Return the session if this is its secret. An unknown session takes as long as a wrong secret."""
+        """Return the session if the secret is right, else None. The time does not tell whether the session exists."""
         with self._lock:
             leased = self._leased.get(session)
         expected = leased.secret if leased is not None else secrets.token_urlsafe(32)

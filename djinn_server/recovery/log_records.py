@@ -1,4 +1,4 @@
-"""Records of a session's journal: kinds, contents and encodings."""
+"""Records of a session's journal: their kinds, contents and encoding."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Record = tuple[bytes, bytes, Buffers]  # kind, head and body
 
 
 class SessionIdentity(msgspec.Struct, frozen=True):
-    """Identity of a journal's session: the client's name for itself, its badge, and the secret with which it reconnects."""
+    """Identity of a session: the client's name, its badge, and the secret with which it reconnects."""
 
     session: str
     client: str
@@ -42,12 +42,12 @@ class SessionIdentity(msgspec.Struct, frozen=True):
     badge: Badge
 
     def __repr__(self) -> str:
-        """Return a text without the secret."""
+        """Describe the identity without the secret."""
         return f"SessionIdentity(session={self.session!r}, client={self.client!r})"
 
 
 class JournalHeader(msgspec.Struct, frozen=True):
-    """First record of a journal. `owner` is an encoded `SessionIdentity`, which other versions may encode in another way."""
+    """First record of a journal. `owner`: encoded `SessionIdentity`, whose encoding depends on the version."""
 
     versions: JournalVersions
     owner: bytes
@@ -57,9 +57,10 @@ NO_SESSION: Final = SessionIdentity("", "", "", NO_TENANT)
 
 
 class SnapshotHeader(msgspec.Struct, frozen=True):
-    """Position of a session at a snapshot: frames received and sent since its beginning, modulo 2^32, and its state.
+    """Position and state of a session at a snapshot.
 
-    `elsewhere`: position and digest of the parts of its memory that are in blob files.
+    The position is the number of received and sent frames, modulo 2^32. `elsewhere`: position and digest of the parts of the
+    memory that are in blob files.
     """
 
     taken: int
@@ -69,7 +70,7 @@ class SnapshotHeader(msgspec.Struct, frozen=True):
 
 
 class BlobFrame(msgspec.Struct, frozen=True):
-    """A frame of an upload whose body is in a blob file: its head, and the location and checksum of its body."""
+    """Frame of an upload whose body is in a blob file: its head, and the location and checksum of the body."""
 
     head: bytes
     digest: bytes
@@ -79,7 +80,7 @@ class BlobFrame(msgspec.Struct, frozen=True):
 
 
 class StoppedAt(msgspec.Struct, frozen=True):
-    """The op at which a submission was stopped or ran out of memory, with the error of the device, if that was the reason."""
+    """Op at which a submission stopped or ran out of memory, with the device error if that was the reason."""
 
     submission: int
     op: int
@@ -87,17 +88,17 @@ class StoppedAt(msgspec.Struct, frozen=True):
 
 
 class LoggedTransfer(msgspec.Struct, frozen=True):
-    """A transfer from or to executor `peer`; 0: through the client."""
+    """A transfer from or to executor `peer`; 0: the values passed through the client."""
 
     peer: int
     header: TransferHeader
 
     def record(self, kind: bytes, items: Iterable[Packed]) -> Record:
-        """Return the record of this transfer. `kind`: ARRIVAL or UNDER_WAY."""
+        """Encode the transfer as a record of `kind` ARRIVAL or UNDER_WAY."""
         return kind, encode(self), [data for _, data in items if isinstance(data, memoryview) and len(data)]
 
     def items(self, frame: Frame) -> list[Packed]:
-        """Return the values from the record of this transfer.
+        """Decode the values of the transfer from its record.
 
         Raises:
             SessionLost: its buffers do not have the sizes of its items.
@@ -110,17 +111,20 @@ class LoggedTransfer(msgspec.Struct, frozen=True):
 
 
 class TransfersAcknowledged(msgspec.Struct, frozen=True):
-    """Number of transfers that executor `peer` has acknowledged: a process that replays the journal need not send them."""
+    """Number of transfers that executor `peer` has acknowledged, so that a replay need not send them."""
 
     peer: int
     transfers: int
 
 
 class PoolCounts(msgspec.Struct, frozen=True):
-    """Counts of transfers of a session in a pool at a snapshot.
+    """Numbers of transfers of a session in a pool at a snapshot.
 
-    `number` is this executor's number in the pool. By number of the other executor: transfers `sent` to it, the number of them that
-    it has acknowledged (`taken`), and transfers that `arrived` from it.
+    Attributes:
+        number: number of this executor in the pool.
+        sent: transfers sent to each other executor.
+        taken: transfers that the other executor has acknowledged.
+        arrived: transfers received from the other executor.
     """
 
     number: int = 0
@@ -141,12 +145,12 @@ acknowledgements: Final = msgspec.msgpack.Decoder(TransfersAcknowledged)
 
 
 def encode_header(owner: SessionIdentity) -> bytes:
-    """Encode the first record of a journal of this process."""
+    """Encode the first record of a new journal."""
     return encode(JournalHeader(present_versions(), encode(owner)))
 
 
 def read_header(data: bytes) -> SessionIdentity:
-    """Return the owner of a journal, by its first record.
+    """Decode the first record of a journal, and return the identity of its session.
 
     Raises:
         SessionLost: the journal has other versions than this process.

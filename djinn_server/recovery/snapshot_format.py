@@ -1,4 +1,7 @@
-"""Snapshots: the serialized state of a session. A journal is compacted to it every `--snapshot-seconds`, sooner if it is large."""
+"""Format of snapshots: the serialized state of a session.
+
+A journal is replaced by a snapshot every `--snapshot-seconds`, or earlier if it is large.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +39,9 @@ class KnownTemplate(msgspec.Struct, frozen=True):
 
 
 class StoredValue(msgspec.Struct, frozen=True):
-    """A value that views `size` unwritten bytes of a tensor in a weight file.
+    """A value that views unwritten bytes of a tensor in a weight file.
 
-    `offset` is in elements of its dtype, from the first of these bytes.
+    `size`: number of bytes. `offset`: distance of the value's first element from the first of these bytes, in elements.
     """
 
     handle: int
@@ -56,11 +59,15 @@ class StoredValue(msgspec.Struct, frozen=True):
 class Snapshot(msgspec.Struct, frozen=True):
     """State of a session between two frames. The bytes of `items` are separate buffers, in the same order.
 
-    `numbers` are values that are no tensors, as pairs of handle and number; complex ones are pairs themselves. `generators` are random generators by
-    handle, `random` is the session's own random state. `pool`: counts of transfers, whose records follow the snapshot.
-    `numeric_settings`: None if the client sent none. `stored`: values that are reread from weight files. `timings`: the last
-    request for times that is in force; None if there is none. `promised`: digests and sizes of blobs that a reply to
-    `BlobQuery` reported as present and that the client has not offered yet.
+    Attributes:
+        numbers: values that are numbers, as pairs of handle and number. A complex number is a pair itself.
+        generators: random generators by handle.
+        random: the session's own random state.
+        pool: numbers of transfers. Records of transfers follow the snapshot.
+        numeric_settings: PyTorch's numeric settings; None if the client sent none.
+        stored: values that are read again from weight files.
+        timings: the client's last request for times; None without a request.
+        promised: digests and sizes of blobs that a reply to `BlobQuery` reported as present and the client has not offered.
     """
 
     submissions: int
@@ -83,9 +90,10 @@ _snapshots: msgspec.msgpack.Decoder[Snapshot] = msgspec.msgpack.Decoder(Snapshot
 def take_values(
     values: ValueTable, read: Callable[[torch.Tensor], memoryview], left_out: Container[int] = ()
 ) -> tuple[dict[str, Any], LazyBuffers] | None:
-    """Return the snapshot fields of all values, and their memory as lazy buffers. Return None if a value cannot be serialized.
+    """Return the snapshot fields of all values, and their memory as lazy buffers, or None.
 
-    `read`: returns the memory of a tensor; called when the buffer is accessed. `left_out`: handles to skip.
+    Return None if a value cannot be serialized. `read`: returns the memory of a tensor, when a buffer is accessed.
+        `left_out`: handles to skip.
     """
     tensors: list[int] = []
     numbers: list[tuple[int, Number]] = []
@@ -120,7 +128,7 @@ def put_values(snapshot: Snapshot, body: Sequence[memoryview], values: ValueTabl
     """Restore the values of a snapshot.
 
     Raises:
-        SessionLost: its fields contradict each other.
+        SessionLost: the fields of the snapshot contradict each other.
     """
     try:
         for handle, value in _values(snapshot, body, runtime):

@@ -1,4 +1,4 @@
-"""Transfer of a session's state to its client, and from a client whose server is lost to a new session."""
+"""Send a session's state to its client, and restore a session of a lost server from such a state."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ _PIECE_HEAD = encode(StateChunk())
 
 
 def state_frames(take: TakeState, held: int, limit: int) -> Iterator[Frame]:
-    """Yield the frames of the state that `take` returns, or of the reason if it exceeds `limit` bytes.
+    """Yield the frames with the state that `take` returns, or with the reason why there is none.
 
-    `held`: bytes of the session's values.
+    Args:
+        take: returns the state; None if it cannot be taken now.
+        held: bytes of the session's values.
+        limit: maximum bytes of a state.
     """
     found = take() if held <= limit else None
     if found is None:
@@ -52,10 +55,10 @@ Receive = Callable[[], Generator[Wait, None, Frame]]
 
 
 def take_in(state: StateHeader, receive: Receive) -> Generator[Wait, None, tuple[Snapshot, list[memoryview]]]:
-    """Receive a state from a client, and check that its parts fit together.
+    """Receive a session state from a client, and check that its parts fit together.
 
     Raises:
-        ProtocolError: they do not fit.
+        ProtocolError: the parts do not fit together.
     """
     if not state.lengths:
         raise ProtocolError("the client sent a session state without parts")
@@ -79,7 +82,7 @@ def take_in(state: StateHeader, receive: Receive) -> Generator[Wait, None, tuple
 def restored(
     restore: Callable[[Snapshot, list[memoryview]], None], snapshot: Snapshot, memory: list[memoryview]
 ) -> None:
-    """Begin a session with a state that a client has sent.
+    """Continue a session from a state that a client has sent.
 
     Raises:
         ProtocolError: the state is invalid, or contains ops that are not allowed.
@@ -99,7 +102,7 @@ def _parts(lengths: Sequence[int], receive: Receive) -> Generator[Wait, None, li
 
 
 def _part(length: int, receive: Receive) -> Generator[Wait, None, memoryview]:
-    """Receive one part incrementally; the announced length is not trusted for allocation."""
+    """Receive one part of a state. Memory grows with the received bytes, because the announced length is not trusted."""
     pieces: list[bytes | bytearray | memoryview] = []
     left = length
     while left:

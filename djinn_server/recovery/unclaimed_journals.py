@@ -1,4 +1,4 @@
-"""Unclaimed journals: those of sessions without an executor, whose clients have not come back yet."""
+"""Journals of sessions that have no executor, because their clients have not reconnected yet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = get_logger("djinn.server")
 
 
 class UnclaimedJournals:
-    """Removes journals without an executor after a timeout. Until then they count towards their tenant's disk quota.
+    """Remove unclaimed journals after a timeout. Until then they count towards the tenant's disk quota.
 
     Several executors may scan the same folder. Thread-safe.
     """
@@ -30,7 +30,10 @@ class UnclaimedJournals:
     def __init__(
         self, folder: Path, seconds: float, disk: DiskQuota, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`seconds`: how long a journal waits for its client. The time starts when it is first found without an executor."""
+        """`seconds`: lifetime of an unclaimed journal.
+
+        The time starts when this process first finds the journal without an executor.
+        """
         self._folder = folder
         self._seconds = seconds
         self._disk = disk
@@ -41,13 +44,13 @@ class UnclaimedJournals:
         self._lock = threading.Lock()
 
     def count_for(self, tenant: str) -> None:
-        """Count the journals of this tenant towards the quota from now on."""
+        """Count the journals of a tenant towards its quota from now on."""
         with self._lock:
             self._tenant = tenant
             self._scan(self._clock())
 
     def claim(self, journal: Path) -> None:
-        """Remove a journal from the unclaimed ones, because this executor resumes its session and accounts for its disk space."""
+        """Remove a journal from the unclaimed ones, because this executor recovers its session."""
         with self._lock:
             self._since.pop(journal, None)
             self._disk.release(("unclaimed", journal))
@@ -77,7 +80,7 @@ class UnclaimedJournals:
                 remove_contents(folder)
 
     def _is_unclaimed(self, path: Path, *, remove: bool) -> bool:
-        """Return True if no executor has a journal. `remove`: remove such a journal, and return False."""
+        """Return True if no executor uses a journal. With `remove`, remove such a journal and return False."""
         file = os.open(path, os.O_RDWR | NOFOLLOW | CLOEXEC)
         try:
             size = os.fstat(file).st_size

@@ -1,6 +1,7 @@
-"""The arbiter of a device: decides for each run of a template which strategy runs it, and times them.
+"""Arbiter: decide for each run of a template which run strategy executes it.
 
-A trial compares an offer's results with those of the ops and times both in turns. The offer that takes the least device time is used.
+Each strategy makes an offer for a template. In a trial, the arbiter compares the offer's results with those of the
+ops, and times both in turns. Afterwards it uses the offer with the least device time.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _log = get_logger("djinn.server")
 
 
 class UnfitRun(Exception):  # noqa: N818 - ends an offer's part in a run
-    """A run does not fit a strategy. The next run may fit."""
+    """A strategy cannot be used for this run, but perhaps for the next one."""
 
 
 @attrs.frozen
@@ -57,11 +58,12 @@ class TrialLimits:
     """Limits of a trial.
 
     Attributes:
-        checks: runs whose results must have been equal.
-        timed: runs of each way that are timed. gain: the largest share of the time op by op that the offer may take.
-        plain: runs of each way that suffice if all runs of the offer are faster than all others.
-        compared: runs of a concurrent offer that are compared and timed op for op, because its templates may vary in size.
-        fruitless: consecutive runs in which the offer replaced nothing, after which it is not used.
+        checks: number of runs whose results must have been equal.
+        timed: number of runs to time, with the ops and with the offer.
+        plain: number of timed runs that suffice if each run of the offer is faster than each run of the ops.
+        gain: an offer is used if its time is at most this share of the time op by op.
+        compared: number of runs in which a concurrent offer is compared and timed op by op, as its templates vary in size.
+        fruitless: consecutive runs without a replacement after which an offer is not used.
     """
 
     checks: int = 2
@@ -74,7 +76,7 @@ class TrialLimits:
     def ratio(self, before: Sequence[float], offered: Sequence[float]) -> float | None:
         """Return the ratio of the offer's time to the time op by op; None while more runs are needed.
 
-        Only the fastest runs of each way count: on a busy machine, slow runs include preemption.
+        Only the fastest run of each counts, because slow runs on a busy machine include preemption.
         """
         plainly = len(offered) >= self.plain and max(offered) < self.gain * min(before)
         return min(offered) / max(min(before), 1e-9) if plainly or len(offered) >= self.timed else None
@@ -82,12 +84,17 @@ class TrialLimits:
 
 @attrs.define(eq=False)
 class Candidate:
-    """An offer for a template, with the measurements of its trial.
+    """A strategy's offer for a template, with the measurements of its trial.
 
     Attributes:
-        checked: number of runs whose results were compared. given: their result storages. fruitless: consecutive runs without a replacement.
-        before, offered: device seconds of runs in a trial, op by op and by the offer. For a concurrent offer, only of the replaced ops.
-        ratio: as in `RunOffer.decided`; 1.0 without a trial. used: None until decided. reason: why it is not used.
+        checked: number of runs whose results were compared.
+        given: storages of the compared results.
+        fruitless: consecutive runs in which the offer replaced nothing.
+        before: device seconds of trial runs op by op; with a concurrent offer, of the replaced ops only.
+        offered: device seconds of the offer in trial runs.
+        ratio: time of the offer divided by the time op by op; 1.0 before a trial.
+        used: True if the offer is used; None while this is not decided.
+        reason: why the offer is not used.
     """
 
     strategy: RunStrategy
@@ -103,14 +110,14 @@ class Candidate:
     failed: bool = False
 
     def reset(self) -> None:
-        """Reset the trial: the offer was replaced or withdrawn."""
+        """Discard the measurements, because the offer was replaced or withdrawn."""
         self.checked, self.fruitless, self.used, self.ratio = 0, 0, None, 1.0
         self.given, self.before, self.offered = {}, [], []
 
 
 @attrs.frozen
 class ServedFacts(TemplateFacts):
-    """Implements `TemplateFacts`, with the compiled template."""
+    """The facts about a template that strategies receive, with the compiled template."""
 
     template: CompiledTemplate = attrs.field(kw_only=True)
     digest: bytes = attrs.field(kw_only=True)
@@ -118,13 +125,15 @@ class ServedFacts(TemplateFacts):
 
 
 class TemplateChoice:
-    """A template on a device, with its candidates.
+    """A template on a device, with the offers that can run it.
 
     Attributes:
-        facts: the template. candidates: in the order of their trials. caches: offers that give results of earlier runs.
-        joint: the candidate that runs the template for several sessions at once.
+        facts: facts about the template.
+        candidates: offers in the order of their trials.
+        caches: offers that reuse results of earlier runs.
+        joint: the offer that runs the template for several sessions at once.
         has_exact: True if an offer may run the template for sessions that need bitwise equal results.
-        concurrent: True if the offers of all candidates are `concurrent`.
+        concurrent: True if all offers are `concurrent`.
     """
 
     def __init__(self, facts: ServedFacts, candidates: Sequence[Candidate], timer: DeviceTimer) -> None:
@@ -138,12 +147,12 @@ class TemplateChoice:
         self.concurrent = all(candidate.offer.concurrent for candidate in self.candidates)
 
     def cache(self, *, exact: bool) -> Candidate | None:
-        """Return the offer that may give results of an earlier run."""
+        """Return the offer that may reuse results of an earlier run; None if there is none."""
         usable = (one for one in self.caches if self.stage(one) == "ready" and (one.strategy.exact or not exact))
         return next(usable, None)
 
     def next(self, *, exact: bool) -> Candidate | None:
-        """Return the candidate for the next run: a candidate in trial, else the fastest one; None: op by op."""
+        """Return the offer for the next run: one in trial, else the fastest one. None: run op by op."""
         best = None
         for candidate in self.candidates:
             if candidate.failed or (exact and not candidate.strategy.exact):
@@ -159,18 +168,18 @@ class TemplateChoice:
         return best
 
     def is_settled(self, *, exact: bool) -> bool:
-        """Return True if the next runs may be concurrent: none is part of a trial."""
+        """Return True if no run of the template is part of a trial, so that the next runs may be concurrent."""
         if self.caches and self.cache(exact=exact) is not None:
             return False
         candidate = self.next(exact=exact)
         return candidate is None or (candidate.used is True and candidate.offer.concurrent)
 
     def stage(self, candidate: Candidate) -> Stage:
-        """As `RunOffer.stage`; `idle` once the offer has failed."""
+        """Return the stage of an offer, as `RunOffer.stage`; `idle` if the offer has failed."""
         return "idle" if candidate.failed else self._call_offer(candidate, candidate.offer.stage) or "idle"
 
     def _call_offer(self, candidate: Candidate, call: Callable[[], _T]) -> _T | None:
-        """Call an offer outside of a run. If it raises, it is not used any more."""
+        """Call a method of an offer outside of a run. If it raises, return None and do not use the offer again."""
         try:
             return call()
         except Exception as error:
@@ -178,7 +187,7 @@ class TemplateChoice:
             return None
 
     def failed(self, candidate: Candidate, error: Exception) -> None:
-        """Use a candidate no more, because its offer raised."""
+        """Do not use a candidate again, because its offer raised an error."""
         if not candidate.failed:
             candidate.failed = True
             self.refuse(candidate, f"it raised {type(error).__name__}: {error}")
@@ -188,7 +197,7 @@ class TemplateChoice:
         return any(candidate.used for candidate in self.candidates)
 
     def ran(self, seconds: float) -> None:
-        """Note the device time of the template since the last call."""
+        """Add device seconds that the template took since the last call."""
         for candidate in self.candidates:
             if not candidate.failed:
                 self._call_offer(candidate, functools.partial(candidate.offer.ran, seconds))
@@ -201,22 +210,28 @@ class TemplateChoice:
         self.decided(candidate, reason)
 
     def decided(self, candidate: Candidate, reason: str = "") -> None:
-        """Notify an offer that its trial has ended."""
+        """Tell an offer the result of its trial."""
         used = candidate.used is True
         self._call_offer(candidate, lambda: candidate.offer.decided(candidate.ratio, used=used, reason=reason))
 
 
 class ServedRun(StrategyRun):
-    """A run of a template, as strategies see it.
+    """A run of a template, in the interface that strategies use.
 
     Attributes:
-        run: the run. slots: its numbers. paused: True if the session paused in the middle.
-        offered: True if a strategy runs it. replaced: True if the strategy has replaced ops.
-        compares: True if replaced ops run as well, for comparison. exact: True if results must be bitwise equal.
+        run: the run.
+        slots: numbers that this run passes to the template.
+        paused: True if the session paused in the middle of the run.
+        offered: True if a strategy runs the template.
+        replaced: True if the strategy has replaced ops.
+        compares: True if replaced ops run as well, for comparison.
+        exact: True if results must be bitwise equal.
         by_ops, by_offer: seconds of the ops and of the offer, if both ran.
-        given: storages of earlier results of the offer, by key. generator: the random generator of the ops, in a trial.
-        difference: between the results; empty: none.
-        cacheable: the part of the run with cacheable results. rest: runs all ops by the other strategies; None once it has been called.
+        given: storages of earlier results of the offer, by key.
+        generator: the random generator of the ops, in a trial.
+        difference: difference between the results of both; empty if they are equal.
+        cacheable: the part of the run whose results can be cached.
+        rest: runs all ops by the other strategies; None after it was called.
     """
 
     def __init__(
@@ -227,7 +242,7 @@ class ServedRun(StrategyRun):
         pause: Callable[[], Steps],
         cacheable: CacheableRun | None = None,
     ) -> None:
-        """`pause`: lets other sessions compute."""
+        """`pause`: yields the device to other sessions."""
         self.facts, self.run, self.slots = facts, run, slots
         self.cacheable = cacheable
         self.rest: Callable[[], Iterator[None]] | None = None
@@ -255,12 +270,12 @@ class ServedRun(StrategyRun):
         self._advanced = time.perf_counter()
 
     def take_rest(self) -> Callable[[], Iterator[None]] | None:
-        """Return `rest` for its one call, and clear it."""
+        """Return `rest` and set it to None, because it may be called once."""
         rest, self.rest = self.rest, None
         return rest
 
     def note_draws(self) -> None:
-        """Save the random state after the ops."""
+        """Save the random state after the ops ran."""
         self._drawn = self.generator.get_state() if self.generator is not None else None
 
     def undo_draws(self) -> None:
@@ -280,7 +295,7 @@ class ServedRun(StrategyRun):
         return step.given(env)
 
     def replace(self, stop: int, made: Mapping[int, torch.Tensor]) -> Iterator[None]:
-        """Replace instructions by given results, as `StrategyRun.replace` does."""
+        """Replace instructions by results of a strategy, as `StrategyRun.replace` does."""
         run = self.run
         if run.outcome.stopped_at is not None:
             raise UnfitRun
@@ -342,7 +357,7 @@ class ServedRun(StrategyRun):
         return self.run.replaceable and not self.run.outcome.halt.value
 
     def passed(self, stop: int) -> None:
-        """Skip the instructions before `stop`. Their results are in the environment."""
+        """Skip the instructions before `stop`, because their results are available."""
         run = self.run
         numbers_of(run.outcome, stop - 1, stop)  # its last op is the one that is issued
         run.pass_steps(stop, [place for step in run.template.steps[run.step : stop] for place in step.release], {})
@@ -350,13 +365,15 @@ class ServedRun(StrategyRun):
 
 
 class Arbiter:
-    """Chooses strategies for the templates of a device.
+    """Choose run strategies for the templates of a device.
 
-    All methods but `choice` are called by the session whose turn it is.
+    Only the session that has the device calls the methods, except `choice`.
 
     Attributes:
-        strategies: the registered ones that are not switched off. told_of_writes: those with `before_write`.
-        caches_results: True if a strategy gives results of earlier runs. joins_sessions: True if a strategy runs several sessions at once.
+        strategies: registered strategies that have not failed.
+        told_of_writes: strategies that override `before_write`.
+        caches_results: True if a strategy reuses results of earlier runs.
+        joins_sessions: True if a strategy runs templates for several sessions at once.
     """
 
     def __init__(self, device: torch.device, timer: DeviceTimer, limits: TrialLimits | None = None) -> None:
@@ -370,7 +387,7 @@ class Arbiter:
         self.caches_results = self.joins_sessions = False
 
     def register(self, strategy: RunStrategy) -> None:
-        """Ask a strategy about each template from now on, after earlier strategies."""
+        """Ask a strategy for an offer for each template from now on, after earlier strategies."""
         self.strategies.append(strategy)
         self.caches_results |= strategy.caches_results
         self.joins_sessions |= strategy.joins_sessions
@@ -378,12 +395,12 @@ class Arbiter:
             self.told_of_writes.append(strategy)
 
     def free(self, *, dead: bool = False) -> None:
-        """Have all strategies free device memory, as `RunStrategy.free` does."""
+        """Let all strategies free device memory, as `RunStrategy.free` does."""
         for strategy in self.strategies:
             self.tell(strategy, functools.partial(strategy.free, dead=dead))
 
     def before_write(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Tell strategies of writes, as `RunStrategy.before_write`."""
+        """Announce a write to all strategies, as `RunStrategy.before_write` does."""
         for strategy in self.told_of_writes:
             self.tell(strategy, functools.partial(strategy.before_write, tensors))
 
@@ -393,7 +410,7 @@ class Arbiter:
         return {name: value for figures in each if figures is not None for name, value in figures.items()}
 
     def tell(self, strategy: RunStrategy, call: Callable[[], _T]) -> _T | None:
-        """Call a strategy outside of a run. If it raises, return None and use it no more for any template."""
+        """Call a method of a strategy outside of a run. If it raises, return None and drop the strategy."""
         try:
             return call()
         except Exception as error:
@@ -411,7 +428,7 @@ class Arbiter:
         _log.warning("a run strategy is switched off", strategy=strategy.name, error=repr(error))
 
     def choice(self, digest: bytes, template: CompiledTemplate) -> TemplateChoice | None:
-        """Return the record of a template, which all sessions share; None without strategies."""
+        """Return the offers for a template, which all sessions share. Return None if there are no strategies."""
         if not self.strategies:
             return None
         with self._lock:
@@ -442,7 +459,7 @@ class Arbiter:
         return candidates
 
     def run(self, choice: TemplateChoice, run: ServedRun, *, exact: bool) -> Iterator[None]:
-        """Run a template to its last op, or give the results of an earlier run."""
+        """Run a template to its last op, or reuse the results of an earlier run."""
         found, cache = run.cacheable, choice.cache(exact=exact) if choice.caches else None
         if found is None or cache is None:
             yield from self._compute(choice, run, exact=exact)
@@ -458,7 +475,7 @@ class Arbiter:
             yield from run.advance()
 
     def _compute(self, choice: TemplateChoice, run: ServedRun, *, exact: bool) -> Iterator[None]:
-        """Run a template to its last op."""
+        """Run a template to its last op, by an offer or op by op."""
         run.rest = None
         if not choice.candidates:
             yield from run.advance()
@@ -490,7 +507,7 @@ class Arbiter:
         self.ran(choice, tried, run, choice.spans.take())
 
     def run_settled(self, choice: TemplateChoice, run: ServedRun, *, exact: bool) -> Iterator[None]:
-        """Run a template whose choice is settled. Several threads may do so at the same time."""
+        """Run a template for which no trial is left. Several threads may call this at the same time."""
         candidate = choice.next(exact=exact)
         if candidate is not None and candidate.used and run.is_replaceable():
             run.offered, run.exact = True, candidate.strategy.exact
@@ -514,7 +531,10 @@ class Arbiter:
                 choice.failed(candidate, error)
 
     def ran(self, choice: TemplateChoice, tried: Candidate | None, run: ServedRun, seconds: float) -> None:
-        """Note an issued run. `tried`: the candidate in trial. `seconds`: times of runs that the device has completed."""
+        """Note a run whose ops were issued.
+
+        `tried`: the offer in trial. `seconds`: device time of runs that the device has completed.
+        """
         choice.ran(seconds)
         if tried is None or tried.failed or choice.stage(tried) != "ready":
             return

@@ -1,4 +1,4 @@
-"""Cache of a session's templates by digest, with the bindings of their last runs."""
+"""Compiled templates by digest, and the bindings (slots and inputs) of each template's last run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from djinn_server.running.template_compiler import CompiledTemplate
 
 
 class CompiledTemplates:
-    """Compiled templates of this process by digest: a reconnecting client finds its templates compiled."""
+    """Cache of the compiled templates of this process, by digest.
+
+    If a client reconnects, its templates are still compiled.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -33,7 +36,7 @@ class CompiledTemplates:
             return self._kept.get(digest)
 
     def keep(self, digest: bytes, compiled: CompiledTemplate) -> CompiledTemplate:
-        """Store a template under its digest. Return the template to use: another session's if it was stored first."""
+        """Cache a template. Return the cached one, which may be from a session that was faster."""
         with self._lock:
             found = self._kept.get(digest)
             if found is None:
@@ -43,11 +46,14 @@ class CompiledTemplates:
 
 @attrs.define
 class BoundTemplate:
-    """A template that the client may name by its digest, and the bindings of its last run.
+    """A template that the client may name by its digest, with the bindings (slots and inputs) of its last run.
 
-    `choice`: its record on the device, if a strategy may run it. `joint`: the candidate that may run it for several sessions at once.
-    `runs_ahead`: number of leading instructions that may run ahead (except random draws); None: not known
-    yet. `workload`: its workload, if known from its client. `seconds`: durations of its last runs.
+    Attributes:
+        choice: the offers of run strategies for the template; None if no strategy may run it.
+        joint: the offer that may run the template for several sessions at once.
+        runs_ahead: number of leading instructions that may run before the submission, except random draws; None: unknown.
+        workload: kind of the client's work, such as decoding; None: unknown.
+        seconds: durations of the last runs.
     """
 
     template: CompiledTemplate
@@ -64,25 +70,25 @@ class BoundTemplate:
 
     @property
     def draws(self) -> Draws:
-        """Result of `draws_of`, cached."""
+        """The random draws of the template, as `draws_of` finds them. Cached."""
         if self._draws is None:
             self._draws = draws_of(self.template)
         return self._draws
 
     def consumed(self, inputs: Sequence[int]) -> list[int]:
-        """Return those of the inputs that a run consumes."""
+        """Return the inputs that a run consumes: their values are freed when it ends."""
         first = len(self.template.constants) + self.template.slots
         return [inputs[place - first] for place in self.template.consumed]
 
     def input_aliases(self, own: Container[str]) -> InputAliases:
-        """Result of `aliases_of`, cached."""
+        """The aliases of the template's inputs, as `aliases_of` finds them. Cached."""
         if self._aliases is None:
             self._aliases = aliases_of(self.template, own)
         return self._aliases
 
 
 def begin(known: BoundTemplate, slots: Sequence[Any], inputs: Sequence[int]) -> None:
-    """Bind a template for its first run.
+    """Set the bindings (slots and inputs) of a template for its first run.
 
     Raises:
         ProtocolError: the bindings do not fit the template.
@@ -96,7 +102,7 @@ def begin(known: BoundTemplate, slots: Sequence[Any], inputs: Sequence[int]) -> 
 
 
 def bind(known: BoundTemplate, submit: Submit, work: RunRequest) -> None:
-    """Bring slots and inputs up to date, and check that the submission fits its template.
+    """Update the bindings of a template from a submission, and check that they fit.
 
     Raises:
         ProtocolError: the submission does not fit.
@@ -113,9 +119,9 @@ def bind(known: BoundTemplate, submit: Submit, work: RunRequest) -> None:
 
 
 def bind_copy(known: BoundTemplate | None, submit: Submit) -> tuple[BoundTemplate | None, RunRequest] | None:
-    """Bind a submission that only changes the last bindings to a copy of them. Return None if it has more, or does not fit.
+    """Copy the last bindings with a submission's changes. Return None if the submission has more, or does not fit.
 
-    `known`: its template; None if it has none or the template is unknown.
+    `known`: template of the submission; None if it has none or the template is unknown.
     """
     work = unpack(submit)
     if submit.refused or submit.first is not None or work.unreadable:

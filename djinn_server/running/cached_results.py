@@ -1,6 +1,7 @@
-"""Results of earlier runs: which ops of a template they may replace, the key of a run, and memory that is copied before a write.
+"""Cached results of earlier runs: the ops that they replace, the key of a run, and copies before a write.
 
-A template's cacheable ops are the longest sequence whose results depend on its inputs, numbers and the numeric settings alone.
+The cacheable ops of a template are its longest sequence of ops whose results depend only on inputs, numbers and the
+numeric settings.
 """
 
 from __future__ import annotations
@@ -51,13 +52,17 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 @attrs.frozen
 class CacheableOps:
-    """Ops of a template whose results may be cached.
+    """Ops of a template whose results can be cached. A place is an index in the environment, the list of a run's values.
 
     Attributes:
-        start, stop: the first op, and the op after the last one. digest: of the ops; equal in other templates with these ops.
-        inputs: places of values from before `start`. released: numbers of the inputs that the ops release.
-        slots: first and last place of the numbers. draws: places of numbers that must be 0, or random numbers are drawn.
-        made: places of the results. written: places from before `start`, other than inputs, whose memory later ops may write.
+        start, stop: number of the first op, and of the op after the last one.
+        digest: digest of the ops, which is equal in other templates with these ops.
+        inputs: places of values that earlier ops, or no ops, computed.
+        released: positions in `inputs` of the values that the ops release.
+        slots: range of the places of the numbers.
+        draws: places of numbers that must be 0, because the ops draw random numbers otherwise.
+        made: places of the results.
+        written: places of other earlier values whose memory later ops may write.
     """
 
     start: int
@@ -72,7 +77,7 @@ class CacheableOps:
 
 
 def cacheable_ops(template: CompiledTemplate) -> CacheableOps | None:
-    """Find the cacheable ops of a template; None without results that outlive the run."""
+    """Find the cacheable ops of a template. Return None if they have no results that outlive the run."""
     steps, source = template.steps, template.source
     if not steps:
         return None
@@ -127,7 +132,10 @@ def cacheable_ops(template: CompiledTemplate) -> CacheableOps | None:
 
 
 def _written_from(template: CompiledTemplate, start: int, stop: int) -> set[int]:
-    """Return places whose memory an op from `stop` on may write. A view made from `start` on is replaced by its base."""
+    """Return the places whose memory ops from `stop` on may write.
+
+    A view that ops from `start` on make is replaced by its base.
+    """
     roots, written = dict[int, frozenset[int]](), set[int]()
     for at, step in enumerate(template.steps[start:], start):
         own = not step.op.startswith("aten::")
@@ -142,7 +150,7 @@ def _written_from(template: CompiledTemplate, start: int, stop: int) -> set[int]
 
 @attrs.frozen
 class InputView:
-    """A result that is a view of an input. `number`: of the input."""
+    """A result that is a view of an input. `number`: position of the input."""
 
     number: int
     dtype: torch.dtype
@@ -151,18 +159,18 @@ class InputView:
     stride: tuple[int, ...]
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return this view of another run's input."""
+        """Return the same view of an input of another run."""
         made = torch.empty(0, dtype=self.dtype, device=tensor.device)
         return made.set_(tensor.untyped_storage(), self.offset, self.shape, self.stride)
 
 
 @attrs.define(eq=False)
 class CachedResults(RunResults):
-    """Results of cacheable ops.
+    """Cached results of the cacheable ops of a run.
 
     Attributes:
-        values: None once they are dropped.
-        given: inputs of the ops; None if no later run may use the first rows.
+        values: the results; None after they were dropped.
+        given: inputs of the ops; None if later runs may not reuse the first rows.
     """
 
     nbytes: int
@@ -183,8 +191,8 @@ class CachedResultsTable:
     """All cached results of a device. Thread-safe.
 
     Attributes:
-        fulfilled: predicted layouts that runs have produced, by the digest of everything that determines layouts.
-        unfit: consecutive runs that could not use the first rows of an earlier run, by the digest of their ops.
+        fulfilled: predicted layouts that runs have confirmed, by a digest of all facts that determine layouts.
+        unfit: number of consecutive runs that could not reuse the first rows of an earlier run, by digest of the ops.
     """
 
     def __init__(self) -> None:
@@ -199,23 +207,24 @@ class CachedResultsTable:
             self._results.add(results)
 
     def nbytes(self) -> int:
-        """Return the bytes of all results. Memory that sessions hold as well is counted."""
+        """Return the bytes of all results, including memory that sessions share."""
         with self._lock:
             return sum([results.nbytes for results in self._results if results.held])
 
     def drop(self) -> None:
-        """Free all results: the device has no memory left."""
+        """Free all results, because the device has no memory left."""
         with self._lock:
             for results in self._results:
                 results.drop()
 
 
 class CacheableRun:
-    """A run of a template with cacheable ops: its key, and its results.
+    """A run of a template with cacheable ops. It computes the key and stores or reuses results.
 
     Attributes:
-        ops: the cacheable ops. reused: True if results of an earlier run have replaced them.
-        shared: storages of results that the cache and sessions share, by key.
+        ops: the cacheable ops.
+        reused: True if results of an earlier run replaced the ops.
+        shared: storages of results that both the cache and sessions use, by key.
     """
 
     def __init__(
@@ -239,7 +248,10 @@ class CacheableRun:
         self._rounds = settings is not None and not settings.exact
 
     def begin(self) -> bool:
-        """Note the inputs, before the cacheable ops. Return False if the run does not fit: it is cancelled, or its single ops matter."""
+        """Save the inputs before the cacheable ops run.
+
+        Return False if results cannot be cached: the run is cancelled, or the client observes single ops.
+        """
         ops, run = self.ops, self._run
         if run.step != ops.start or not run.whole or run.outcome.halt.value or run.outcome.failures:
             return False
@@ -283,7 +295,7 @@ class CacheableRun:
         return self._digest
 
     def _part(self, number: int, allowance: ReadAllowance) -> tuple[bytes, bytes] | None:
-        """Return the name and the layout of an input; None if its contents cannot be named."""
+        """Return the name and the layout of an input as bytes of the key. Return None if its contents have no name."""
         value = self._inputs[number]
         if number in self._known:
             return self._known[number]
@@ -357,7 +369,7 @@ class CacheableRun:
     def reuse_prefix(
         self, candidates: Iterable[RunResults], pause: Callable[[], Iterator[None]]
     ) -> Generator[None, None, bool]:
-        """Compute the rows that no earlier run has, as `StrategyRun.reuse_prefix` does. `pause`: lets other sessions compute."""
+        """Reuse leading rows of an earlier run, as `StrategyRun.reuse_prefix` does. `pause`: yields the device."""
         run, ops, work, unfit = self._run, self.ops, self._run.work, self._table.unfit
         if not self._rounds or self._digest is None or self._claims or run.step != ops.start:
             return False
@@ -384,7 +396,7 @@ class CacheableRun:
         return True
 
     def _prefix_run(self, candidates: Iterable[RunResults]) -> PrefixRun | None:
-        """Return a run after the candidate with the most rows; None if no candidate has enough."""
+        """Return a run that reuses the candidate with the most common rows. Return None if none has enough."""
         run, ops, best = self._run, self.ops, None
         for one in candidates:
             assert isinstance(one, CachedResults)
@@ -408,7 +420,7 @@ class CacheableRun:
         return PrefixRun(run.template.steps[ops.start : ops.stop], env, before, results, *attrs.astuple(extent))
 
     def _pass_ops(self) -> None:
-        """Skip the ops, because their results are in the environment."""
+        """Skip the cacheable ops, because their results are available."""
         released = {
             place for step in self._run.template.steps[self.ops.start : self.ops.stop] for place in step.release
         }
@@ -416,7 +428,7 @@ class CacheableRun:
         self.reused = True
 
     def shared_outputs(self, handles: Iterable[int]) -> list[int]:
-        """Return the handles of the outputs whose memory the cache shares."""
+        """Return the handles among `handles` whose memory the cache shares."""
         if not self.shared:
             return []
         values = [self._run.env[place] for place in self._run.template.outputs]
@@ -425,7 +437,7 @@ class CacheableRun:
 
 
 class _Large:
-    """Placeholder of an input whose memory the run may free."""
+    """Placeholder for a large input, whose memory the run may free."""
 
 
 def _is_strided(value: object) -> TypeGuard[torch.Tensor]:

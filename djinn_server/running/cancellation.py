@@ -1,10 +1,10 @@
-"""Cancellation of submissions between two ops: at the client's deadline, or after its session has ended.
+"""Cancel submissions between two ops: at the client's deadline, or after the session has ended.
 
 A long submission also yields the device between two ops while another session waits.
 
-A session that computes does not read its connection. Another thread reads the connections of sessions that have been busy with one
-message for `LOOK_SECONDS` (`session_threads.py`). It handles `CancelSubmissions`, `Goodbye` and broken connections. It reads at most `AHEAD_BYTES`, because a
-client that sends faster than its programs run would otherwise fill the memory.
+A session that computes does not read its connection. If it has been busy with one message for `LOOK_SECONDS`, another
+thread (`session_threads.py`) reads the connection and handles `CancelSubmissions`, `Goodbye` and a broken connection.
+It reads at most `AHEAD_BYTES`, because a client that sends faster than its programs run would fill the memory.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class ClientLeft(TransportError):  # noqa: N818 - says what happened
 
 
 class CancellationState:
-    """The cancelled submissions of a session. The session begins and ends submissions, any thread may cancel them.
+    """Cancelled submissions of a session. Any thread may cancel; the session begins and ends submissions.
 
     Attributes:
         busy_since: time at which the session began to handle the present message (`time.perf_counter`); 0.0 while idle.
         wakeup: ends a pause of the session.
         client_left: set by a `Goodbye` without `finish`.
-        repeated: how another executor ran the next submission, if the client has sent that.
-        journal: logs cancellations, and has those of an earlier process, which a replay repeats at the same ops.
+        repeated: outcome of the next submission on another executor, if the client has sent it.
+        journal: log of cancellations. A replay repeats those of an earlier process at the same ops.
     """
 
     def __init__(self, turn: Share, usage: UsageMetrics, wakeup: Callable[[], None] = lambda: None) -> None:
@@ -71,11 +71,11 @@ class CancellationState:
         return self.journal.replaying
 
     def stop_before(self, submission: int, op: int, reason: str) -> None:
-        """Log a device error, so that a recovery of the session stops the submission before that op. Thread-safe."""
+        """Log a device error. A recovery of the session then stops the submission before that op. Thread-safe."""
         self.journal.stopped(submission, op, reason)
 
     def begin(self, work: RunRequest) -> None:
-        """Begin a submission."""
+        """Note that a submission begins to run."""
         repeated, self.repeated = self.repeated, None
         if repeated is not None and repeated.submission == work.sequence:
             work.stop_at, work.short = repeated.stopped_at, dict.fromkeys(repeated.shortages, SHORTAGE)
@@ -89,7 +89,7 @@ class CancellationState:
                 work.halt.value |= CANCEL
 
     def end(self, work: RunRequest, run: RunOutcome) -> None:
-        """End a submission that has run or was cancelled."""
+        """Note that a submission has run or was cancelled."""
         self._running.pop(work.sequence, None)
         if run.failures and self.journal.open:
             for failure in run.failures:
@@ -106,12 +106,12 @@ class CancellationState:
             self.journal.stopped(work.sequence, run.stopped_at)
 
     def stop(self, submissions: Iterable[int]) -> None:
-        """Cancel these submissions, and count the request."""
+        """Cancel these submissions on request of the client, and count the request."""
         self._usage.count("cancel_requests")
         self.cancel(submissions)
 
     def cancel(self, submissions: Iterable[int]) -> None:
-        """Cancel these submissions. Idempotent."""
+        """Cancel these submissions. Repeated calls do nothing."""
         with self._lock:
             self._unwanted.update(submissions)
             if len(self._unwanted) > limits.STOPS:
@@ -125,7 +125,7 @@ class CancellationState:
         return list(self._running.values())  # at once: the session changes them meanwhile
 
     def stop_all(self) -> bool:
-        """Cancel all submissions, because the client is gone. Return False if a former call cancelled them."""
+        """Cancel all submissions, because the client is gone. Return False if an earlier call has done this."""
         with self._lock:
             first, self._nothing = not self._nothing, True
             for work in self._all_running() if first else ():
@@ -139,7 +139,7 @@ class CancellationState:
         self.stop_all()
 
     def pause(self, seconds: float) -> None:
-        """Sleep for `seconds`.
+        """Sleep for `seconds`. Raise an error if the client sends `Goodbye`.
 
         Raises:
             ClientLeft: the client sent `Goodbye` before the time was over.
@@ -148,14 +148,14 @@ class CancellationState:
             raise ClientLeft
 
     def give_way(self) -> None:
-        """Yield the device before the next op, if the session has it and another one waits."""
+        """Yield the device before the next op, if the session has the device and another session waits."""
         with self._lock:
             for work in self._all_running() if self.turn.turns.waiting else ():
                 if work.rest is not None and not work.halt.value:
                     work.halt.value |= YIELD
 
     def pauses(self, work: RunRequest) -> bool:
-        """True if a submission that was halted only yields the device; False if it was cancelled."""
+        """Return True if a halted submission only yields the device, False if it was cancelled."""
         with self._lock:
             if work.halt.value & CANCEL:
                 return False
@@ -170,7 +170,7 @@ class CancellationState:
 
 
 def poll_connection(wanted: CancellationState, connection: ExecutorChannel) -> None:
-    """Read the frames that arrived while a session is busy, and detect a disconnected client."""
+    """Read frames that arrived while a session is busy, and detect that its client is gone."""
     broken: TransportError | None = None
     is_readable = True
     try:

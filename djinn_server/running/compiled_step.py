@@ -1,4 +1,7 @@
-"""One instruction of a compiled template: the op, and where its arguments lie in the environment of a run."""
+"""One instruction of a compiled template: the op, and the places of its arguments.
+
+A place is an index in the environment, the list of all values of a run.
+"""
 
 from __future__ import annotations
 
@@ -13,36 +16,36 @@ Environment = list[Any]  # all values of a run: constants, slots, inputs, then t
 
 @attrs.frozen
 class ListSource:
-    """A list argument. `items`: where its elements come from."""
+    """Source of a list argument. `items`: sources of its elements."""
 
     items: tuple[Source, ...]
 
     def __call__(self, env: Environment) -> list[Any]:
-        """Return the list."""
+        """Return the list, from values of the run."""
         return [env[item] if type(item) is int else item(env) for item in self.items]  # type: ignore[operator]
 
 
 @attrs.frozen
 class ComplexSource:
-    """A complex number. `real`, `imaginary`: places of its parts."""
+    """Source of a complex argument. `real`, `imaginary`: places of its parts."""
 
     real: int
     imaginary: int
 
     def __call__(self, env: Environment) -> complex:
-        """Return the number."""
+        """Return the complex number, from values of the run."""
         return complex(env[self.real], env[self.imaginary])
 
 
 @attrs.frozen
 class ScalarTensorSource:
-    """A 0-dim CPU tensor of `dtype`. `number`: the number in it."""
+    """Source of an argument that is a 0-dim CPU tensor of `dtype`. `number`: place of its number."""
 
     dtype: torch.dtype
     number: int | ComplexSource
 
     def __call__(self, env: Environment) -> torch.Tensor:
-        """Return a new tensor."""
+        """Return a new tensor with the number."""
         number = self.number
         return torch.tensor(env[number] if isinstance(number, int) else number(env), dtype=self.dtype)
 
@@ -53,16 +56,19 @@ Source = int | ListSource | ComplexSource | ScalarTensorSource
 
 @attrs.frozen
 class CompiledStep:
-    """One instruction.
+    """One instruction of a compiled template.
 
     Attributes:
-        op: its overload name. function: computes it.
-        arguments, keywords: where its arguments come from.
-        reads: places of its operands. makes: places of its new values, by result. sequence: True if it returns several
-            results.
-        writes: places of its written operands. release: places that are free after it.
-        moves: True if it may reallocate a written operand.
-        plain: True if `function` is an unwrapped PyTorch kernel.
+        op: name of the overload.
+        function: function that computes the op.
+        arguments, keywords: sources of the arguments.
+        reads: places of the operands.
+        makes: places of the new values, by number of the result.
+        sequence: True if the op returns several results.
+        writes: places of the operands that the op writes into.
+        release: places of values that no later step needs.
+        moves: True if the op may reallocate an operand that it writes into.
+        plain: True if `function` is a kernel of PyTorch without a wrapper.
     """
 
     op: str
@@ -78,19 +84,19 @@ class CompiledStep:
     plain: bool
 
     def run(self, env: Environment) -> None:
-        """Run on an environment, and release unneeded values."""
+        """Run the instruction on an environment, and release values that no later step needs."""
         self.store(env)
         for place in self.release:
             env[place] = None
 
     def given(self, env: Environment) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the positional and keyword arguments."""
+        """Return the positional and keyword arguments of the op."""
         named = [("", source) for source in self.arguments] + [*self.keywords]
         found = [(name, env[source] if isinstance(source, int) else source(env)) for name, source in named]
         return tuple([value for name, value in found if not name]), {name: value for name, value in found if name}
 
     def store(self, env: Environment) -> None:
-        """Run on an environment, without releasing values."""
+        """Run the instruction on an environment, without releasing values."""
         given = [env[source] if type(source) is int else source(env) for source in self.arguments]  # type: ignore[operator]
         if self.keywords:
             named = {name: env[source] if type(source) is int else source(env) for name, source in self.keywords}  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""The clock of a device: seconds in which ops run, as opposed to seconds in which they are issued."""
+"""Clock of a device: measures the seconds in which ops run, not those in which they are issued."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from djinn_server.hookspecs.devices import DeviceRuntime
 
 
 class DeviceTimer:
-    """Moments between the ops of a device, and the seconds from one to another.
+    """Mark moments between the ops of a device, and measure the seconds between moments.
 
     On a CPU a moment is a reading of `time.perf_counter`. On an accelerator it is an event, which the device reaches later.
 
@@ -31,7 +31,7 @@ class DeviceTimer:
         return not self.runs_late or bool(moment.query())
 
     def wait(self, moment: Any) -> None:
-        """Wait until the device has reached a moment."""
+        """Wait until the device reaches a moment."""
         if self.runs_late:
             moment.synchronize()
 
@@ -43,18 +43,18 @@ class DeviceTimer:
 
 
 class TimedSpans:
-    """Time spans between two moments that the device may not have reached yet."""
+    """Time spans between moments, which the device may not have reached yet."""
 
     def __init__(self, timer: DeviceTimer) -> None:
         self._timer = timer
         self._spans: deque[tuple[Any, Any]] = deque()
 
     def add(self, begun: Any, ended: Any) -> None:
-        """Add a span after the others."""
+        """Append a span."""
         self._spans.append((begun, ended))
 
     def take(self) -> float:
-        """Return the seconds of the spans that have ended since the last call."""
+        """Return the total seconds of the spans that ended since the last call."""
         seconds = 0.0
         while self._spans and self._timer.passed(self._spans[0][1]):
             seconds += self._timer.seconds(*self._spans.popleft())

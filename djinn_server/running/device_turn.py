@@ -1,4 +1,4 @@
-"""The turn of a submission on the device."""
+"""State of a submission while its session has the device."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ from djinn_server.running.run_request import RunRequest
 
 @attrs.define(eq=False)
 class DeviceTurn:
-    """Work of a submission during its session's turn, with its results.
+    """A submission that runs while its session has the device, and its results.
 
     Attributes:
-        slots: its numbers. started, decoded, waited: times at which its message was received, was decoded, and had all operands.
-        begun: time of its first turn; 0.0 before that. executed: time at which its last op had run or was issued.
-        freed: handles that were freed before it ran.
+        slots: numbers that the submission passes to its template.
+        started: time at which its message was received.
+        decoded: time at which its message was decoded.
+        waited: time at which all operands were available.
+        begun: time at which the session first had the device; 0.0 before that.
+        executed: time at which the last op had run or was issued.
+        freed: handles that were freed before the submission ran.
     """
 
     known: BoundTemplate | None

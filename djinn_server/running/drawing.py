@@ -1,4 +1,7 @@
-"""Which calls of a form draw random numbers. Attention without dropout draws none, although its op may."""
+"""Find the ops of a template that draw random numbers.
+
+Attention without dropout draws none, although the op can.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,23 @@ ALWAYS: Final = -1  # in place of a slot
 
 @attrs.frozen
 class Draws:
-    """Random draws of a template. `calls`: drawing instructions, each with the slot that must be nonzero, or `ALWAYS`."""
+    """Instructions of a template that draw random numbers.
+
+    `calls`: for each instruction, the slot whose number must be nonzero for a draw, or `ALWAYS`.
+    """
 
     calls: tuple[tuple[int, int], ...]
 
     def first(self, slots: Sequence[int | float]) -> int | None:
-        """Return the first instruction that draws a random number in a run with these slots."""
+        """Return the first instruction that draws a random number in a run with these slots; None if none does."""
         return next((at for at, chance in self.calls if chance == ALWAYS or slots[chance] != 0), None)
 
 
 def chance_of(form: Form) -> int | None:
-    """Return the position of the slot that enables random draws if nonzero; `ALWAYS`: it always draws; None: never."""
+    """Return the position of the slot that enables random draws of an op if its number is nonzero.
+
+    Return `ALWAYS` if the op always draws, None if it never does.
+    """
     if form.op in OWN_OPERATORS:
         return ALWAYS
     overload = resolve(form.op)

@@ -1,8 +1,8 @@
-"""Prediction of a session's next submissions from those before: which template, and where its inputs and slots come from.
+"""Predict a session's next submissions from earlier ones: the template, and the sources of its inputs and slots.
 
-A loop repeats the templates of one step. Its inputs are the same handles each time (weights), or outputs of submissions that came
-a fixed number of submissions before (activations, a growing cache). Its slots stay the same, or grow by the same number (a length).
-Nothing is computed here, and what a prediction costs a session without a loop is a comparison for each submission.
+A loop repeats the templates of one step. An input is the same handle each time (a weight), or an output of a submission
+a fixed number of submissions earlier (an activation, a growing cache). A slot stays equal, or grows by a constant (a
+length). A prediction computes no values. A session without a loop pays one comparison for each submission.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class PastSubmission(msgspec.Struct):
     """A submission that was run.
 
     Attributes:
-        outputs: handles. seconds: how long it ran. awaited: True if its client waits for the values that it fetches.
+        outputs: handles of the outputs.
+        seconds: duration of the run.
+        awaited: True if the client waits for fetched values.
     """
 
     digest: bytes
@@ -41,12 +43,15 @@ class PastSubmission(msgspec.Struct):
 
 
 class BindingRelation(msgspec.Struct):
-    """A relation of a template's inputs and slots to earlier submissions, given the preceding template.
+    """How inputs and slots of a template follow from earlier submissions, given the preceding template.
 
     Attributes:
-        positions: varying inputs. sources: sources of varying inputs; None: not from a recent submission.
-        slots: the latest changes of slots. steps: increment of each slot; None: no rule.
-        held: number of confirmations. changed: number of changes.
+        positions: positions of inputs that vary.
+        sources: earlier outputs from which these inputs come; None: not from a recent submission.
+        slots: latest changes of slots.
+        steps: increment of each slot; None: no constant increment.
+        held: number of times that the relation was right.
+        changed: number of times that the relation changed.
     """
 
     positions: tuple[int, ...] = ()
@@ -58,12 +63,12 @@ class BindingRelation(msgspec.Struct):
 
     @property
     def reliable(self) -> bool:
-        """True if the relation is reliable."""
+        """True if the relation was right often enough for a prediction."""
         return self.held >= _HELD and self.steps is not None and None not in self.sources
 
 
 class ExpectedSubmission(msgspec.Struct):
-    """An expected submission. `seconds`, `awaited`: values of the same submission one step earlier."""
+    """A predicted submission. `seconds`, `awaited`: values of the corresponding submission one step earlier."""
 
     digest: bytes
     relation: BindingRelation
@@ -71,7 +76,7 @@ class ExpectedSubmission(msgspec.Struct):
     awaited: bool
 
     def slots(self, before: Sequence[Slot]) -> list[Slot]:
-        """Return the expected slots. `before`: slots of its template's last run."""
+        """Return the predicted slots. `before`: slots of the template's last run."""
         slots, relation = list(before), self.relation
         assert relation.steps is not None
         for (slot, distances), step in zip(relation.slots, relation.steps, strict=True):
@@ -84,7 +89,7 @@ class SubmissionPredictor:
     """Predicts the next submissions of one session.
 
     Attributes:
-        repeats: True if its last submissions have repeated long enough and are worth predicting.
+        repeats: True if the last submissions repeated long enough, and take long enough for predictions.
     """
 
     def __init__(self) -> None:
@@ -119,7 +124,7 @@ class SubmissionPredictor:
         self.repeats = self._worth and 0 < step <= self._repeated >= self._wanted
 
     def _find_step(self, digest: bytes) -> None:
-        """Search for a new step: the last submissions do not repeat the present one."""
+        """Search for a new length of the loop's step, because the last submissions do not repeat the current step."""
         if len(self._latest) > 4 * LONGEST_STEP:
             least = self._number - LONGEST_STEP
             self._latest = {digest: number for digest, number in self._latest.items() if number > least}
@@ -129,13 +134,13 @@ class SubmissionPredictor:
             self._begin_step(step, 1 + self._repetitions(step))
 
     def _find_shorter_step(self, digest: bytes) -> None:
-        """Search for a shorter step in the last submissions, such as that of an inner loop."""
+        """Search for a shorter step, such as the step of an inner loop."""
         step = self._number + 1 - self._latest[digest]
         if step < self._step and (found := self._repetitions(step)) >= step:
             self._begin_step(step, 1 + found)
 
     def _repetitions(self, step: int) -> int:
-        """Return how many consecutive last submissions repeat those `step` submissions earlier."""
+        """Return how many of the last submissions, in a row, equal the submission `step` earlier."""
         past = self._past
         for back in range(1, len(past) - step + 1):
             if past[-back].digest != past[-back - step].digest:
@@ -176,7 +181,7 @@ class SubmissionPredictor:
         return None
 
     def expected(self, number: int) -> ExpectedSubmission | None:
-        """Return the expected submission after `number` - 1 further ones; None if it is not predictable."""
+        """Predict the submission that follows after `number` - 1 further ones. Return None if it is not predictable."""
         past, step = self._past, self._step
         at = (number - 1) % step - step
         found = past[at]
@@ -187,17 +192,17 @@ class SubmissionPredictor:
         return ExpectedSubmission(found.digest, relation, found.seconds, found.awaited)
 
     def output(self, source: Source) -> int:
-        """Return the handle of an output of an earlier submission, given its distance and the output's number."""
+        """Return the handle of an output of an earlier submission. `source`: distance and number of the output."""
         back, number = source
         return self._past[-back].outputs[number]
 
     def held(self, expected: ExpectedSubmission) -> None:
-        """Note that a prediction held."""
+        """Note that a prediction was right."""
         expected.relation.changed = 0
         self._wanted //= 2
 
     def missed(self, expected: ExpectedSubmission, *, same_template: bool) -> None:
-        """Note that a prediction did not hold: more repetitions are required before the next prediction.
+        """Note that a prediction was wrong. The next one needs more repetitions.
 
         `same_template`: True if the expected template arrived with other inputs or slots.
         """
@@ -210,7 +215,7 @@ class SubmissionPredictor:
 
 
 def _steps(before: SlotChanges, now: SlotChanges) -> tuple[int, ...] | None:
-    """Return the differences of the changing slots; None if other slots change, or a slot is not an integer."""
+    """Return the increments of the changed slots. Return None if other slots changed, or if one is not an integer."""
     if len(before) != len(now):
         return None
     steps: list[int] = []

@@ -1,9 +1,9 @@
-"""Turns of sessions on a device, in the order of `turn_queue.py`.
+"""Let sessions use a device in turns, in the order of `turn_queue.py`.
 
-The ops of all sessions are issued by one thread, the device thread. A session hands it the steps of a submission and
-waits for them. On a CPU, the session's own thread takes the steps if no other session has or wants the device: a
-hand-over would take longer than a small submission. Sessions that move values without computing hold the device in
-their own threads (`with share:`).
+One thread, the device thread, issues the ops of all sessions. A session passes the steps of a submission to it and
+waits. On a CPU, the session's own thread runs the steps if no other session uses or wants the device, because passing
+them takes longer than a small submission. Sessions that only move values use the device in their own threads
+(`with share:`).
 """
 
 from __future__ import annotations
@@ -29,22 +29,26 @@ Steps = Iterator[None]  # of a submission; each `None` yields the device to wait
 
 @attrs.define(eq=False)
 class Share(Account):
-    """One session's share of a device; as a context manager, one turn.
+    """One session's share of a device. Used as a context manager, it is one turn on the device.
 
     Attributes:
-        turns: the device's queue.
-        charge: called with used device time.
-        is_brief: True if its turns are short. before_wait: called before a thread waits for a turn for long.
-        seconds: device time that `FairShare.take_seconds` has not returned.
-        began: when its turn began, on the clock `time.perf_counter`. begun: the event before its ops; None on a CPU.
-        reached: the event after the ops of its last turn.
-        steps: its steps on the device thread; None: the session's own thread computes. ended: True once the steps have
-            ended. error: the exception that ended them. context: of the session's thread.
-        pending: work that another session may take over in its own turn, until the steps begin.
-        joined: sessions whose work this one does, too. Its turns are charged to all in equal parts. released: True once
-            the joined work is done.
-        group: the sessions of the last joint turn.
-        woken: notified when the steps have ended, or the turn of the session's own thread begins.
+        turns: the queue of the device.
+        charge: called with used device seconds.
+        before_wait: called before a thread waits long for a turn.
+        is_brief: True if the session's turns are short.
+        seconds: device time that `FairShare.take_seconds` has not returned yet.
+        began: time (`time.perf_counter`) at which the current turn began.
+        begun: event before the turn's ops; None on a CPU.
+        reached: event after the ops of the last turn.
+        steps: steps that the device thread runs; None: the session's own thread computes.
+        ended: True after the steps have ended.
+        error: exception that ended the steps.
+        context: context variables of the session's thread.
+        pending: work that another session may do in its own turn, until the steps begin.
+        joined: sessions whose work this session does in its turn. The turn is charged to all in equal parts.
+        released: True after the joined work is done.
+        group: sessions of the last joint turn.
+        woken: notified when the steps have ended, or when a turn of the session's own thread begins.
     """
 
     turns: FairShare = attrs.field(kw_only=True)
@@ -77,7 +81,7 @@ class Share(Account):
 
 
 class FairShare:
-    """The queue of a device, and the thread that issues its ops."""
+    """Queue of sessions for a device, and the thread that issues the device's ops."""
 
     def __init__(
         self,
@@ -86,9 +90,12 @@ class FairShare:
         moment: float = MOMENT_SECONDS,
         simulated: Callable[[], float] | None = None,
     ) -> None:
-        """`issued`: the turns of an accelerator; None: ops have run when their calls return.
+        """Create the queue of a device.
 
-        `moment`: as in `TurnQueue`. `simulated`: returns the seconds of a turn on a device with simulated time.
+        Args:
+            issued: turns that an accelerator has not completed; None: ops are complete when their calls return.
+            moment: as in `TurnQueue`.
+            simulated: returns the seconds of a turn on a device with simulated time.
         """
         self._issued, self._simulated = issued, simulated
         self._used = self._reported = 0.0
@@ -102,18 +109,18 @@ class FairShare:
     def share(
         self, charge: Callable[[float], None] | None = None, before_wait: Callable[[], None] = lambda: None
     ) -> Share:
-        """Return the share of a new session. Arguments: as the attributes."""
+        """Return the share of a new session. The arguments are attributes of `Share`."""
         return Share(turns=self, charge=charge, before_wait=before_wait)
 
     def device_seconds(self) -> float:
-        """Device time of all sessions so far. It grows while a turn runs."""
+        """Device seconds of all sessions so far, including the running turn."""
         self.settle()
         with self._lock:
             self._reported = max(self._reported, self._used + self._running_seconds())
             return self._reported
 
     def running_seconds(self) -> float:
-        """Return the seconds since the present turn began on the device."""
+        """Return the seconds since the current turn began on the device; 0.0 without a turn."""
         self.settle()
         with self._lock:
             return self._running_seconds()
@@ -128,14 +135,14 @@ class FairShare:
         return max(time.perf_counter() - (running.began if since is None else since), 0.0)
 
     def take_seconds(self, share: Share) -> float:
-        """Return the device time of `share` since the last call. On a CPU this covers all turns so far."""
+        """Return the device seconds of `share` since the last call. On a CPU, all past turns are included."""
         self.settle()
         with self._lock:
             seconds, share.seconds = share.seconds, 0.0
         return seconds
 
     def settle(self) -> None:
-        """Charge turns that an accelerator has completed."""
+        """Charge the turns that an accelerator has completed."""
         if self._issued is not None:
             for shares, seconds in self._issued.settle():
                 with self._lock:
@@ -149,12 +156,12 @@ class FairShare:
             share.seconds += seconds / len(shares)
 
     def condition(self) -> threading.Condition:
-        """Return a condition on the queue's lock."""
+        """Return a new condition variable with the queue's lock."""
         return threading.Condition(self._lock)
 
     @property
     def busy(self) -> bool:
-        """True if a session has its turn, or waits for one."""
+        """True if a session has a turn or waits for one."""
         return self._queue.running is not None or self._queue.waiting > 0
 
     @property
@@ -169,7 +176,7 @@ class FairShare:
             return self._queue.longest_wait(time.perf_counter())
 
     def run(self, share: Share, steps: Steps, pending: object | None = None) -> None:
-        """Run steps in turns of the device until they end. `pending`: as `Share.pending`."""
+        """Run steps in turns on the device until they end. `pending`: as in `Share`."""
         share.steps, share.pending, share.ended, share.error = steps, pending, False, None
         share.context = contextvars.copy_context()
         try:
@@ -190,7 +197,7 @@ class FairShare:
         _raise_error(share)
 
     def begin(self, share: Share) -> None:
-        """Wait for a turn of the calling thread."""
+        """Wait for a turn in the calling thread."""
         if not self._start(share):
             share.before_wait()
             with self._lock:
@@ -200,7 +207,7 @@ class FairShare:
             self._begin(share)
 
     def begin_if_free(self, share: Share) -> bool:
-        """Begin a turn if no other session has or waits for one; return False otherwise."""
+        """Begin a turn if the device is free and no session waits. Return False otherwise."""
         return not self._queue.waiting and self._start(share)
 
     def _start(self, share: Share) -> bool:
@@ -216,7 +223,7 @@ class FairShare:
             share.begun = self._issued.begin()
 
     def leave(self, share: Share, *, again: bool = False, returns: bool = True) -> None:
-        """End a turn. `again`: the session asks for another one. `returns`: as in `TurnQueue.end`."""
+        """End a turn. `again`: True to queue for another turn. `returns`: as in `TurnQueue.end`."""
         shares = (share, *share.joined)
         if self._issued is not None:
             share.reached = self._issued.end(shares, share.begun, share.began)
@@ -247,7 +254,7 @@ class FairShare:
         self._changed.notify()
 
     def _take(self, share: Share, steps: Steps) -> bool:
-        """Run steps of the session whose turn it is until the next yield, then end the turn.
+        """Run steps of the session that has the device until they yield, then end the turn.
 
         Return False if steps remain.
         """
@@ -276,9 +283,9 @@ class FairShare:
                 self._end_steps(share)
 
     def _next(self) -> Share | None:
-        """Wait for a turn of the device thread, and wake other sessions' threads for theirs.
+        """Wait for the next turn of the device thread. Wake the threads of other sessions for their turns.
 
-        Return None to end the thread.
+        Return None if the thread must end.
         """
         while True:
             with self._lock:
@@ -314,10 +321,16 @@ class FairShare:
             share.woken.notify()
 
     def gather(self, share: Share, wanted: Callable[[object], bool], patience: float, others: range) -> Sequence[Share]:
-        """Let waiting sessions with a wanted `pending` join `share`. `others`: minimum and maximum number.
+        """Let waiting sessions join a turn of `share`. Return the sessions that joined.
 
-        It waits for sessions of `share`'s group that are not queued yet: as long as another one arrives within `patience`
-        seconds, and at most four times `patience`.
+        The call also waits for sessions of the last joint turn that have not queued yet: until none arrives within `patience`
+        seconds, and at most `4 * patience`.
+
+        Args:
+            share: the session that has the device.
+            wanted: returns True if a session's `pending` work can join.
+            patience: seconds to wait for a further session.
+            others: minimum and maximum number of sessions that join.
         """
         with self._lock:
             until = time.perf_counter() + 4 * patience
@@ -337,7 +350,10 @@ class FairShare:
         return [account for account in self._queue.accounts() if isinstance(account, Share)]
 
     def _comes(self, share: Share, patience: float) -> bool:
-        """Wait for a session of `share`'s group that is not queued yet. Return False if none arrives in time."""
+        """Wait for a session of `share`'s last joint turn that has not queued yet.
+
+        Return False if none arrives within `patience` seconds.
+        """
         if patience <= 0.0 or all(other is share or other.asked is not None for other in share.group):
             return False
         self._gathering, count = True, self._queue.waiting
@@ -347,7 +363,7 @@ class FairShare:
             self._gathering = False
 
     def release(self, share: Share) -> None:
-        """Exhaust the steps of the sessions that joined `share`: it has done their work. They continue after its turn."""
+        """Finish the steps of the sessions that joined `share`, after it has done their work."""
         share.released = True
         for other in share.joined:
             assert other.context is not None

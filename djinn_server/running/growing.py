@@ -1,7 +1,8 @@
-"""Growth in place: a `cat` that appends to an input of its template, such as a KV cache, writes only the new entries.
+"""In-place growth: a `cat` that appends to an input of its template, such as a KV cache, writes only the new entries.
 
-The library in `csrc` keeps growing tensors in buffers with spare capacity. The strides of such a tensor
-differ from those that the client predicts. Only the instructions named here read it, because they compute the same bits from it. Every other reader gets a dense copy (`ValueTable`).
+The library in `csrc` stores a growing tensor in a buffer with spare capacity, so its strides differ from those that the
+client predicts. Only the instructions named here read such a tensor directly, because they compute the same bits from it.
+All other readers get a dense copy (`ValueTable`).
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ class Growth:
     """The steps of a template that appends in place.
 
     Attributes:
-        steps: the template's steps, with library ops for the appends and their readers.
-        appends: positions of the inputs that grow, with the places of the results. dense: positions of all other inputs.
+        steps: steps of the template, with library ops for the appends and their readers.
+        appends: positions of the inputs that grow, with the places of the results.
+        dense: positions of all other inputs.
         outputs: numbers of the outputs that may grow.
-        made: number of growing results so far. copied: how many of them were copied to a dense tensor for another reader.
+        made: number of growing results so far.
+        copied: number of growing results that were copied to a dense tensor for another reader.
     """
 
     steps: tuple[CompiledStep, ...]
@@ -52,13 +55,16 @@ class Growth:
         return self._replay.native(self.steps, constants, slots, values)
 
     def undo(self, inputs: Sequence[torch.Tensor], env: Environment) -> None:
-        """Undo the appends of a run whose results are dropped."""
+        """Undo the appends of a run, because its results are dropped."""
         for position, made in self.appends:
             if isinstance(result := env[made], torch.Tensor):
                 torch.ops.djinn_replay.undo_append(inputs[position], result)
 
     def growing_outputs(self, handles: Sequence[int], places: Sequence[int], env: Environment) -> list[int]:
-        """Return the outputs that are growing tensors now. `handles`, `places`: handles and environment positions of all outputs."""
+        """Return the handles of outputs that are growing tensors now.
+
+        `handles`, `places`: handles and places of all outputs.
+        """
         found = {handles[number]: env[places[number]] for number in self.outputs}
         made = {handle: value for handle, value in found.items() if isinstance(value, torch.Tensor)}
         growing = [*compress(made, torch.ops.djinn_replay.are_growing([*made.values()]))]
@@ -67,12 +73,12 @@ class Growth:
 
     @property
     def is_worthwhile(self) -> bool:
-        """True unless many results are read as dense tensors, such as by a fetch at each step: growth then copies more than `cat`."""
+        """False if many results are read as dense tensors, because growth then copies more bytes than `cat`."""
         return self.copied <= _COPIES + self.made // 4
 
 
 class GrowthState:
-    """The growth of a template, searched for once the library is loaded."""
+    """The in-place growth of a template. It is determined after the library was loaded."""
 
     __slots__ = ("_found", "_looked")
 
@@ -83,7 +89,10 @@ class GrowthState:
     def growth(
         self, steps: Sequence[CompiledStep], constants: Sequence[Any], inputs: range, outputs: Sequence[int]
     ) -> Growth | None:
-        """Return the growth, as `find_growth` does; None if the library is not loaded, or if growth copies more than `cat`."""
+        """Return the growth of a template, as `find_growth` does.
+
+        Return None if the library is not loaded, or if growth copies more bytes than `cat`.
+        """
         if not self._looked and library_is_loaded():
             self._found, self._looked = find_growth(steps, constants, inputs, outputs), True
         elif self._found is not None and not self._found.is_worthwhile:
@@ -94,12 +103,16 @@ class GrowthState:
 def find_growth(
     steps: Sequence[CompiledStep], constants: Sequence[Any], inputs: range, outputs: Sequence[int]
 ) -> Growth | None:
-    """Find the appends to inputs that can be done in place; None if there are none.
+    """Find the appends of a template that can be done in place. Return None if there are none.
 
-    `inputs`: places of the inputs. `outputs`: places of the outputs.
+    An append qualifies if only the ops named above, and further appends, read the input, the result and their views, and if
+    the template returns none of these except the result, once. Then no instruction writes into them or shows their strides.
 
-    An append is one if the template reads the input, the result and views of them with nothing but the ops named above and further appends, and
-    returns of them nothing but the result, once. Then no instruction writes into them, and none shows their strides.
+    Args:
+        steps: steps of the template.
+        constants: constants of the template.
+        inputs: places of the inputs.
+        outputs: places of the outputs.
     """
     appends = {at: pair for at, step in enumerate(steps) if (pair := _append(step)) is not None}
     while appends:
@@ -120,7 +133,7 @@ def find_growth(
 
 
 def _append(step: CompiledStep) -> tuple[int, int] | None:
-    """Return the places of the growing tensor and of the result if the step may be an append, else None."""
+    """Return the places of the growing tensor and of the result if a step may be an append, else None."""
     if step.op != "aten::cat" or not step.plain or step.keywords or len(step.arguments) != 2 or len(step.makes) != 1:
         return None
     tensors, dim = step.arguments
@@ -190,7 +203,7 @@ def _with_op(step: CompiledStep, op: str, arguments: tuple[Source, ...]) -> Comp
 
 
 def are_dense(inputs: Sequence[torch.Tensor], growth: Growth | None) -> bool:
-    """Return True if all inputs are dense, except those that `growth` accepts with spare capacity."""
+    """Return True if all inputs are dense, except inputs for which `growth` accepts spare capacity."""
     needed = inputs if growth is None else [inputs[position] for position in growth.dense]
     return not any(torch.ops.djinn_replay.are_growing(needed))
 

@@ -1,7 +1,7 @@
-"""Aliases of a template's inputs: those that its ops may write into, and outputs that may share memory with inputs.
+"""Aliases of a template's inputs: inputs that ops may write into, and outputs that may share memory with inputs.
 
-Both are upper bounds. Composite ops, and the kernels listed here, may return or write an operand without their schemas saying so, and
-Djinn's own ops may do anything with theirs.
+The result is an upper bound. Composite ops and the kernels listed here may return or write an operand without a note in
+their schemas. Djinn's own ops may write or return any operand.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ _NONE: Final[frozenset[int]] = frozenset()
 
 @attrs.frozen
 class InputAliases:
-    """Aliases of a template's inputs.
+    """Inputs of a template that may be written, and outputs that may share memory with inputs.
 
     Attributes:
         written: positions of the inputs whose memory may be written, sorted.
-        outputs: pairs of an output's position and the positions of inputs that it may share memory with.
-        unwritten: number of the first instructions that write no input.
+        outputs: pairs of an output's position and the positions of inputs with which it may share memory.
+        unwritten: number of leading instructions that write no input.
     """
 
     written: tuple[int, ...]
@@ -67,7 +67,7 @@ class InputAliases:
 
 
 def aliases_of(template: CompiledTemplate, own: Container[str]) -> InputAliases:
-    """Find the aliases. `own`: names of Djinn's own ops."""
+    """Find the aliases of a template's inputs. `own`: names of Djinn's own ops."""
     first = len(template.constants) + template.slots
     roots = {first + position: frozenset({position}) for position in range(template.inputs)}
     written: set[int] = set()
@@ -87,13 +87,13 @@ def aliases_of(template: CompiledTemplate, own: Container[str]) -> InputAliases:
 
 
 def written_places(step: CompiledStep) -> tuple[int, ...]:
-    """Return the places of the operands that a step of one of PyTorch's ops may write into."""
+    """Return the places of operands that a step with an op of PyTorch may write into."""
     return step.reads if split_name(step.op)[0] in _WRITES else step.writes
 
 
 @functools.lru_cache(4096)
 def may_return_operand(op: str) -> bool:
-    """Return True if a result of one of PyTorch's ops may be an operand or a view of one."""
+    """Return True if a result of an op of PyTorch may be an operand or a view of an operand."""
     if op in _COMPUTES:
         return False
     if split_name(op)[0] in _RETURNS:

@@ -1,4 +1,7 @@
-"""Turns whose ops a device has not run yet: they bound the work that is issued ahead, and their events measure device time."""
+"""Turns of an accelerator that are issued but not complete.
+
+They limit how much work is issued ahead, and their events measure device time.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ T = TypeVar("T")
 
 @attrs.frozen
 class IssuedTurn(Generic[T]):
-    """A turn whose ops are issued.
+    """A turn whose ops were issued.
 
     Attributes:
-        shares: the shares of its sessions.
-        begun, reached: events before and after its ops.
-        began, issued: when it began, and when its last op was issued, on the clock `time.perf_counter`.
+        shares: shares of the sessions in the turn.
+        begun, reached: events before and after the ops.
+        began, issued: times (`time.perf_counter`) at which the turn began and at which its last op was issued.
     """
 
     shares: Sequence[T]
@@ -34,7 +37,10 @@ class IssuedTurn(Generic[T]):
 
 
 class IssuedTurns(Generic[T]):
-    """The turns of one accelerator in the order in which it completes them. The session whose turn it is calls `begin` and `end`."""
+    """The issued turns of one accelerator, in the order in which it completes them.
+
+    Only the session that has the device calls `begin` and `end`.
+    """
 
     def __init__(self, runtime: DeviceRuntime) -> None:
         self._runtime, self._timer = runtime, DeviceTimer(runtime)
@@ -43,28 +49,31 @@ class IssuedTurns(Generic[T]):
         self._settled_at = 0.0
 
     def begin(self) -> Any:
-        """Return an event before the ops of a turn; None if the device has failed."""
+        """Return an event before the ops of a new turn; None if the device has failed."""
         try:
             return self._timer.mark()
         except RuntimeError:  # which the session's own calls report
             return None
 
     def end(self, shares: Sequence[T], begun: Any, began: float) -> Any:
-        """Note a turn whose ops are issued. Return the event after them; None if its device time cannot be measured."""
+        """Add a turn whose ops were issued. Return the event after the ops; None if its time cannot be measured."""
         reached = self.begin() if begun is not None else None
         if reached is not None:
             self._issued.append(IssuedTurn(shares, begun, reached, began, time.perf_counter()))
         return reached
 
     def late(self) -> Any:
-        """Return the event of a turn that was issued more than `ahead_seconds` ago, and that the device may not have run."""
+        """Return the event of the newest turn that was issued more than `ahead_seconds` ago and may be incomplete.
+
+        Return None if there is no such turn.
+        """
         with self._lock:
             oldest = self._issued[0] if self._issued else None
         is_late = oldest is not None and time.perf_counter() - oldest.issued > self._runtime.ahead_seconds
         return oldest.reached if is_late and oldest is not None else None
 
     def settle(self) -> Sequence[tuple[Sequence[T], float]]:
-        """Return the turns that the device has run since the last call, and the device time of each."""
+        """Remove and return the turns that the device has completed, each with its device time."""
         found: list[tuple[Sequence[T], float]] = []
         with self._lock:
             try:
@@ -77,6 +86,6 @@ class IssuedTurns(Generic[T]):
         return found
 
     def running_since(self) -> float | None:
-        """Return since when the device runs the oldest turn (`time.perf_counter`); None if it has run all of them."""
+        """Return the time (`time.perf_counter`) since which the device runs the oldest turn; None if all are complete."""
         with self._lock:
             return max(self._issued[0].began, self._settled_at) if self._issued else None

@@ -1,4 +1,4 @@
-"""Submissions that several sessions may run together, for run strategies with `joins_sessions`."""
+"""Submissions that can run together with those of other sessions, by strategies with `joins_sessions`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,17 @@ from djinn_server.weights.shared_weights import SessionShares
 
 @attrs.frozen(eq=False)
 class JoinableSubmission:
-    """A submission and the parts of its session that a joint run needs.
+    """A submission, with the parts of its session that a joint run needs.
 
     Attributes:
-        work, slots, aliases: the submission, its numbers, and the aliases of its inputs.
-        values, shares, randomness, settings: the session's. share: its share of the device.
+        work: the submission.
+        slots: numbers that it passes to its template.
+        aliases: aliases of the template's inputs.
+        values: the session's values.
+        shares: the session's shared weights.
+        randomness: the session's random state.
+        settings: the session's numeric settings.
+        share: the session's share of the device.
     """
 
     work: RunRequest

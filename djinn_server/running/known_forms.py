@@ -1,4 +1,7 @@
-"""Cache of facts about forms: a new template mostly consists of forms of earlier templates."""
+"""Cache of facts about forms. A form is an op call without its operands and numbers.
+
+A new template mostly consists of forms of earlier templates.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _decoder: Final = msgspec.msgpack.Decoder(Form)
 
 
 def kept_by_form(find: Callable[[Form], T]) -> Callable[[Form], T]:
-    """Decorate `find` with a cache for short forms."""
+    """Decorate a function of a form with a cache for short forms."""
 
     @functools.lru_cache(maxsize=FORMS_LIMIT)
     def kept(content: bytes) -> T:

@@ -1,6 +1,6 @@
-"""Lanes of a CPU: submissions of one session that do not depend on each other run at the same time, each in a thread.
+"""Lanes of a CPU: threads in which independent submissions of one session run at the same time.
 
-A lane has as many of PyTorch's threads as the executor, so an op computes the same bits in each.
+Each lane uses as many threads of PyTorch as the executor, so an op computes the same bits in each lane.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ OP_SECONDS: Final = 2e-4  # mean time of an op from which lanes pay: below it, t
 
 
 class Lanes:
-    """The lanes of a device, for the session whose turn it is.
+    """Run independent submissions of the session that has the device.
 
     Attributes:
-        count: number of lanes. 1: submissions run one after another.
+        count: number of lanes; 1: submissions run one after another.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -33,11 +33,11 @@ class Lanes:
         self._pool = ThreadPoolExecutor(self.count, "djinn-lane", _use_process_threads)
 
     def pay_for(self, known: BoundTemplate) -> bool:
-        """Return True if the template's ops take long enough to run beside those of other submissions."""
+        """Return True if the template's ops take long enough for concurrent runs to be faster."""
         return self.count > 1 and known.seconds >= OP_SECONDS * known.template.count
 
     def run(self, calls: Sequence[Callable[[], bool]]) -> Sequence[bool | Exception]:
-        """Make the calls, at most `count` at a time. Once all have ended, return their results, or the error of a call that raised."""
+        """Make the calls, at most `count` at a time. Return their results in order, or the error of a call that raised."""
         return [*self._pool.map(_result_of, calls)]
 
 
@@ -55,24 +55,30 @@ def _use_process_threads() -> None:
 
 @attrs.frozen
 class Access:
-    """The storages that a submission reads, fetches, and changes (writes, makes or consumes)."""
+    """Storages that a submission reads, fetches, and changes: those that it writes, makes or consumes."""
 
     reads: frozenset[int]
     fetches: frozenset[int]
     writes: frozenset[int]
 
     def may_join(self, earlier: Access) -> bool:
-        """Return True if running concurrently with `earlier`, and fetching after both, gives the same values as running after it."""
+        """Return True if a submission may run concurrently with `earlier`.
+
+        All values, including fetched ones, must be the same as after a run one after the other.
+        """
         used = earlier.reads | earlier.fetches | earlier.writes
         return self.reads.isdisjoint(earlier.writes) and self.writes.isdisjoint(used)
 
     def joined(self, other: Access) -> Access:
-        """Return the combined access of both submissions."""
+        """Return the union of the accesses of both submissions."""
         return Access(self.reads | other.reads, self.fetches | other.fetches, self.writes | other.writes)
 
 
 def access_of(known: BoundTemplate | None, work: RunRequest, own: Container[str], grown: Sequence[int]) -> Access:
-    """Return the access of a bound submission. `own`: names of Djinn's own ops. `grown`: positions of inputs that may grow in place."""
+    """Return the storages that a submission with bindings uses.
+
+    `own`: names of Djinn's own ops. `grown`: positions of inputs that may grow in place.
+    """
     fetches = frozenset(storages_of(chain(work.fetch, work.describe)))
     if known is None:
         return Access(frozenset(), fetches, frozenset())

@@ -1,8 +1,8 @@
-"""Replay of a template's steps by the library in `csrc`: a loop over the boxed dispatcher without the interpreter's lock.
+"""Replay the steps of a template in C++ (`csrc`): a loop over PyTorch's boxed dispatcher without the interpreter's lock.
 
-The library runs steps of PyTorch's own kernels. Python runs Djinn's own ops, ops whose arguments are
-checked, and ops that may leave memory unwritten. Between two runs all values are in the environment, so a step fails, is poisoned, cancelled
-or retried as in the Python loop.
+The library runs ops of PyTorch. Python runs Djinn's own ops, ops whose arguments are checked, and ops that may leave
+memory unwritten. Between two calls all values are in the environment. So a step can fail, be poisoned, cancelled or
+retried as in the Python loop.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _lock = threading.Lock()
 
 
 def load_library() -> bool:
-    """Load the library if it is compiled, else compile it in the background. Return True if it is loaded."""
+    """Return True if the library is loaded. If it is not compiled, start to compile it in the background."""
     global _loaded, _asked
     with _lock:
         if _loaded is None:
@@ -84,28 +84,28 @@ def library_is_loaded() -> bool:
 
 
 def _build_in_background() -> None:
-    """Start a process that compiles the library, and does not end with this one: executors may live shorter than a compiler."""
+    """Start a process that compiles the library and may outlive this process."""
     nothing = subprocess.DEVNULL
     command = [sys.executable, "-m", __name__]
     subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
 
 
 def main() -> None:
-    """Compile the library, unless another process does so or no compiler is installed."""
+    """Compile the library, unless another process does this or no compiler is installed."""
     lower_priority(19)
     with contextlib.suppress(BlockingIOError, StartupError):
         LIBRARY.build(wait=False)
 
 
 class NativeReplay:
-    """The steps of one template that the library runs. Used under the device's turn, by one thread or several lanes.
+    """The steps of a template that the library runs. Used by one thread, or several lanes, of the active session.
 
     Attributes:
-        ends: for each step, the end of the steps from it on that the library can run one after another; the step itself if it cannot.
+        ends: for each step, the number of the next step that Python must run: the step itself, or a later one.
     """
 
     def __init__(self, steps: Sequence[CompiledStep], constants: Sequence[Any], slots: int, values: int) -> None:
-        """`slots`, `values`: number of slots and of values in the environment after the constants."""
+        """`slots`, `values`: number of slots and of other values in the environment, after the constants."""
         ops = list(dict.fromkeys([step.op for step in steps if step.plain]))
         numbers = [int(torch_private.takes_numbers_for_tensors(split_name(op)[0])) for op in ops]
         index = {op: number for number, op in enumerate(ops)}
@@ -127,10 +127,10 @@ class NativeReplay:
         progress: ctypes.c_int | None = None,
         seconds: float = 0.0,
     ) -> tuple[int, Exception | None]:
-        """Run the steps from `start` to before `stop` in the library, which writes the number of each step to `progress`.
+        """Run the steps from `start` to before `stop` in the library. Return the next step, and its error if it raised.
 
-        Return the next step, and the error of that step if it raised. Without an error, a next step before `stop` means that `halt` is set,
-        that the run took `seconds`, or that Python has to run this step.
+        Without an error, a next step before `stop` means that `halt` is set, that the run took `seconds`, or that Python
+        must run this step. The library writes the number of each step to `progress`.
         """
         with self._loading:
             found = self._ranges.use((start, stop))
@@ -154,11 +154,11 @@ def _address(number: ctypes.c_int | None) -> int:
 
 
 class _Range:
-    """Steps that one call of the library runs.
+    """Consecutive steps that one call of the library runs.
 
     Attributes:
-        leaves: places of its results that later steps need.
-        run, left: as `Range` in replay.cpp.
+        leaves: places of the results that later steps need.
+        run, left: as in `Range` of replay.cpp.
     """
 
     def __init__(self, native: Any) -> None:
@@ -173,7 +173,7 @@ class _Range:
         self._sent: list[Any] = [_NEVER] * (self._slots.stop - self._slots.start)  # slots that the library has
 
     def load(self, env: Environment) -> bool:
-        """Load the operands of the steps. Return False if the library does not support one, such as poison."""
+        """Load the operands of the steps. Return False if the library does not support an operand, such as poison."""
         values = self._get(env)
         if not _PLAIN.issuperset(map(type, values)):
             return False
@@ -200,7 +200,7 @@ class _Range:
 
 
 class ReplayState:
-    """Counts the runs of a template, and builds the native program after `BUILT_AT` runs, once the library is loaded."""
+    """Count the runs of a template. After `BUILT_AT` runs, build its native program if the library is loaded."""
 
     __slots__ = ("_native", "_runs", "_tried_at")
 
@@ -211,7 +211,7 @@ class ReplayState:
     def native(
         self, steps: Sequence[CompiledStep], constants: Sequence[Any], slots: int, values: int
     ) -> NativeReplay | None:
-        """Count a run, and return the native program; None without the library or for a new template. Arguments as in `NativeReplay`."""
+        """Count a run, and return the native program; None if the template is new or the library is not loaded."""
         self._runs += 1
         if self._runs == self._tried_at and len(steps) >= LEAST_STEPS:
             if not load_library():
@@ -244,7 +244,7 @@ def _step_code(step: CompiledStep, index: dict[str, int]) -> list[int]:
 
 @functools.cache
 def overload_called(op: str) -> Any:
-    """Return the overload of an op of a step, which may be one of the library's own."""
+    """Return the overload with this name: an op of PyTorch or of the library."""
     return torch_private.overload_called(op) if op.startswith("djinn_replay::") else resolve(op)
 
 

@@ -1,4 +1,4 @@
-"""Implementations of Djinn's own ops on an executor: random state, generators, device events."""
+"""Djinn's own ops on an executor: random state, generators and device events."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OwnOperators = Mapping[str, Callable[..., Any]]
 def own_operators(
     runtime: DeviceRuntime, timer: DeviceTimer, randomness: DeviceRandomness, libraries: Sequence[OperatorLibrary] = ()
 ) -> OwnOperators:
-    """Return the functions by op name, for executors on that device. `libraries`: implement the ops of plugins."""
+    """Return the functions of Djinn's own ops by name. `libraries`: implement the ops of plugins."""
     marks = _DeviceEvents(timer)
     return {
         MANUAL_SEED: randomness.manual_seed,
@@ -71,7 +71,7 @@ def _restored(generator: torch.Generator, state: torch.Tensor) -> torch.Generato
 
 
 def _type_checked(kind: type[T], function: Callable[[T], R]) -> Callable[[Any], R]:
-    """Wrap `function` with a type check: it raises TypeError if the client's argument is not a `kind`."""
+    """Wrap `function` in a check that its argument, which a client sent, is a `kind`. Raise TypeError if not."""
 
     def checked(value: Any) -> R:
         if not isinstance(value, kind):
@@ -82,7 +82,7 @@ def _type_checked(kind: type[T], function: Callable[[T], R]) -> Callable[[Any], 
 
 
 class _DeviceEvents:
-    """Timing events: moments of the device's clock."""
+    """Implement timing events by the device's clock."""
 
     def __init__(self, timer: DeviceTimer) -> None:
         self._timer = timer
@@ -92,10 +92,10 @@ class _DeviceEvents:
         return self._timer.mark()
 
     def has_passed(self, mark: Any) -> torch.Tensor:
-        """Return a tensor with True if the device has reached the event."""
+        """Return a tensor that is True if the device has reached the event."""
         return torch.tensor(self._timer.passed(mark))
 
     def elapsed_time(self, start: Any, end: Any) -> torch.Tensor:
-        """Wait for both events, and return the milliseconds between them."""
+        """Wait for both events, and return the milliseconds between them as a tensor."""
         self._timer.wait(end)
         return torch.tensor(self._timer.seconds(start, end) * 1e3, dtype=torch.float64)

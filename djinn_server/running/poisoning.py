@@ -1,4 +1,7 @@
-"""Poison: replaces the values that a failed op would have made or written, and the values that share memory with them."""
+"""Poison values after a failed op: its results, the operands that it writes, and all values that share memory with these.
+
+A poisoned value has no contents. A fetch of the value raises the error of the op.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,9 @@ NO_HANDLE: Final = -1  # looks into no storage
 
 
 class MemorySharing:
-    """The values of a run and of its session by the address of their memory, and their poisoning. Made at the first failure.
+    """Index of the values of a run and of its session by memory address, made at the first failure.
 
-    It is an index: otherwise each of ten thousand failing ops would search all values for aliases. The session's part is kept
+    Without the index, each of ten thousand failing ops would search all values for aliases. The session's part is kept
     from run to run.
     """
 
@@ -43,24 +46,24 @@ class MemorySharing:
         self._memory: dict[int, int] = {}  # by place
 
     def places(self, address: int, step: int) -> Sequence[int]:
-        """Return the places of values with memory at `address`. The run is at `step`."""
+        """Return the places of values with memory at `address`. `step`: the current step of the run."""
         self.follow(step)
         return tuple(self._places.get(address, ()))
 
     def handles(self, handle: int, address: int, step: int) -> list[int]:
-        """Return the session's values that view the storage of `handle` or have memory at `address`."""
+        """Return the handles of the session's values that view the storage of `handle` or have memory at `address`."""
         self.follow(step)
         return self._values.sharing_memory(storage_of(handle), address)
 
     def moved(self, place: int) -> None:
-        """Note that the storage of the value at `place` may have new memory."""
+        """Note that the value at `place` may have been reallocated."""
         before = self._memory.get(place, 0)
         for other in (place, *self._places.pop(before, ())):
             self._add(other)
         self._values.moved(before)
 
     def follow(self, step: int) -> None:
-        """Index the values that steps before `step` made or moved."""
+        """Index the values that steps before `step` made or reallocated."""
         if not self._memory:
             for place in range(len(self._env)):
                 self._add(place)
@@ -93,7 +96,7 @@ class MemorySharing:
             env[place] = None
 
     def poison_from(self, first: int, failure: Failure) -> None:
-        """Poison results and written operands of the steps from `first` on, which did not run.
+        """Poison results and written operands of all steps from `first` on, which did not run.
 
         A view that a skipped step would have made does not exist, so writes through it are traced to its base.
         """
@@ -119,7 +122,7 @@ class MemorySharing:
         return [failure]
 
     def _poison_memory(self, at: int, written: int, address: int, poison: Poison) -> None:
-        """Poison the value at `written` and all values that share its memory, inside and outside of the run.
+        """Poison the value at place `written`, and all values of the run and the session that share its memory.
 
         The steps before `at` have run.
         """
@@ -141,9 +144,9 @@ def _shares(op: str) -> bool:
 
 
 def _poison_written(env: Environment, written: int, address: int, poison: Poison, sharing: Sequence[int]) -> list[int]:
-    """Poison the value at `written`, which may be half written, and every other value of the run with memory at `address`.
+    """Poison the value at place `written`, which may be half written, and all values of the run with memory at `address`.
 
-    Return their places, which are among `sharing`.
+    Return the places of the poisoned values. `sharing`: places that may share the memory.
     """
     places = [written, *[p for p in sharing if isinstance(env[p], torch.Tensor) and address_of(env[p]) == address]]
     for place in places:

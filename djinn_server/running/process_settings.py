@@ -1,4 +1,4 @@
-"""PyTorch's numeric settings of an executor process, switched between sessions with different settings."""
+"""PyTorch's numeric settings are global to a process. Switch them between sessions with different settings."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from djinn_core.wire.numeric_messages import NumericSettings
 
 
 class ProcessNumericSettings:
-    """The numeric settings of this process: those of the session that runs. Sessions without settings use those at startup.
+    """The numeric settings of this process, which follow the session that runs.
+
+    Sessions without settings use those at startup.
 
     Attributes:
-        now: the session's settings that are in force.
+        now: the session settings in force.
     """
 
     def __init__(self) -> None:
@@ -20,7 +22,7 @@ class ProcessNumericSettings:
         self.now: NumericSettings | None = None
 
     def compute_under(self, settings: NumericSettings | None) -> None:
-        """Apply a session's settings to the process. Called under the device's lock."""
+        """Apply a session's settings to the process. Only the session that has the device calls this."""
         if settings is self.now or settings == self.now:
             return
         if self._first is None:

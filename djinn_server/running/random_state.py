@@ -1,4 +1,4 @@
-"""Random state by session, although PyTorch has one default generator per device and process."""
+"""Random state of each session, although PyTorch has one default generator per device and process."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 
 def set_state(generator: torch.Generator, state: torch.Tensor) -> None:
-    """Set the state of `generator` to `state`, which an untrusted client may have forged.
+    """Set the state of a generator. An untrusted client may have forged `state`.
 
-    PyTorch checks the two counters of a Mersenne twister separately. Together they could make it read beyond its words,
-    and return the memory there as random numbers.
+    PyTorch checks the two counters of a Mersenne twister separately. Together, they could make the generator read beyond
+    its words and return that memory as random numbers.
 
     Raises:
-        RuntimeError: `state` is no valid state.
+        RuntimeError: `state` is not a valid state.
     """
     state = state.cpu()
     if generator.device.type == "cpu" and state.dtype == torch.uint8 and state.numel() >= _COUNTERS.size:
@@ -49,14 +49,14 @@ def tensor_of(octets: bytes) -> torch.Tensor:
 
 
 class DeviceRandomness:
-    """The default generator of a device, and the session whose state it holds."""
+    """The default generator of a device. It holds the state of one session at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._generator = default_generator(device)
         self._holder: SessionRandomness | None = None
 
     def hand_to(self, session: SessionRandomness) -> None:
-        """Put `session`'s state into the generator. Called under the device's lock."""
+        """Load a session's random state into the generator. Only the session that has the device calls this."""
         if self._holder is session:
             return
         if self._holder is not None:
@@ -65,31 +65,31 @@ class DeviceRandomness:
         self._holder = session
 
     def forget(self, session: SessionRandomness) -> None:
-        """Drop the random state of a session that has ended."""
+        """Drop the random state of a session, because the session has ended."""
         if self._holder is session:
             self._holder = None
 
     def manual_seed(self, seed: int) -> None:
-        """Restart from `seed`, as `torch.manual_seed` would."""
+        """Reseed the generator, as `torch.manual_seed` does."""
         self._generator.manual_seed(seed)
 
     def get_state(self) -> torch.Tensor:
-        """Return the present state as bytes."""
+        """Return the state of the generator as a tensor of bytes."""
         return self._generator.get_state()
 
     def set_state(self, state: torch.Tensor) -> None:
-        """Set the state to `state`."""
+        """Set the state of the generator."""
         set_state(self._generator, state)
 
     def exchange(self, other: torch.Generator) -> None:
-        """Exchange states with the generator `other`."""
+        """Swap states with the generator `other`."""
         before = self._generator.get_state()
         self._generator.set_state(other.get_state())
         other.set_state(before)
 
 
 class SessionRandomness:
-    """A session's random state while another session's is in the generator."""
+    """Saved random state of a session, while the generator holds the state of another session."""
 
     def __init__(self, device: torch.device) -> None:
         self.state = torch.Generator(device=device).manual_seed(DEFAULT_SEED).get_state()

@@ -1,4 +1,4 @@
-"""Responses to submissions: serialization of the requested values."""
+"""Reply to a submission: copy and serialize the values that the client fetches."""
 
 from __future__ import annotations
 
@@ -26,10 +26,14 @@ from djinn_server.session_metrics import SessionCounters
 
 @attrs.define(eq=False)
 class Responses:
-    """Pending copies of the values that a submission requests. `start` needs the session's turn on the device, `finish` does not.
+    """Copies to the host of the values that a submission fetches.
+
+    `start` needs the device, `finish` does not.
 
     Attributes:
-        results, body, described: headers, bytes and descriptions, or the failure of a value. Complete after `finish`.
+        results: headers of the values, or their failures.
+        body: bytes of the values.
+        described: descriptions of values whose metadata the client requested.
     """
 
     results: list[TensorHeader | Failure] = attrs.field(factory=list)
@@ -44,7 +48,10 @@ class Responses:
     def start(
         cls, work: RunRequest, values: ValueTable, runtime: DeviceRuntime, limit: int, counts: SessionCounters
     ) -> Responses:
-        """Start the device-to-host copies of `work.fetch`, and describe `work.describe`. `limit`: most bytes of a reply. `counts`: the session's counters."""
+        """Start the copies of `work.fetch` to the host, and describe `work.describe`.
+
+        `limit`: maximum size of a reply in bytes. `counts`: counters of the session.
+        """
         if not work.fetch and not work.describe:
             return _NOTHING
         made, table = cls(work=work, counts=counts, limit=limit), values.table
@@ -62,7 +69,7 @@ class Responses:
         return made
 
     def finish(self) -> None:
-        """Wait for the copies. Copy small values once more, which is cheaper than lending their buffers."""
+        """Wait for the copies. Small values are copied once more, which is cheaper than lending their buffers."""
         work, counts, limit = self._work, self._counts, self._limit
         if work is None or counts is None:
             return
@@ -88,7 +95,7 @@ _NOTHING: Final = Responses()
 
 
 class FailureTexts:
-    """Truncates the messages of failures, so that all failures of one reply fit into the limit of a reply."""
+    """Truncate the messages of failures so that all failures of a reply fit into it."""
 
     def __init__(self) -> None:
         self._characters = 0
@@ -135,7 +142,7 @@ def _finish(
 
 
 def _too_large(tensor: torch.Tensor, room: int) -> str | None:
-    """Return the error message for a tensor that exceeds `room` bytes of a reply; None if it fits."""
+    """Return an error message if a tensor exceeds `room` bytes of a reply, else None."""
     if tensor.nbytes <= room or tensor.untyped_storage().nbytes() <= room:  # expanded ones take less than they have
         return None
     return f"{tensor.nbytes:,} bytes do not fit into one answer, which has room for {room:,}; fetch it in parts"

@@ -40,7 +40,7 @@ _OVERWRITES = frozenset({
 
 
 class RunOutcome(msgspec.Struct):
-    """Record of a submission's run: its failures, and the op at which it was cancelled."""
+    """Outcome of a submission: its failures, and the op at which it was cancelled."""
 
     failures: list[Failure] = msgspec.field(default_factory=list)
     layout_mismatches: list[LayoutMismatch] = msgspec.field(default_factory=list)
@@ -58,7 +58,7 @@ Advance = Callable[[Sequence[CompiledStep], int, int, Environment, Mapping[int, 
 
 
 class StepGuard(Protocol):
-    """Called before and after each step of a run. `lock`: held during the step."""
+    """Hooks before and after each step of a run. `lock`: held while the step runs."""
 
     @property
     def lock(self) -> AbstractContextManager[object]:
@@ -68,21 +68,23 @@ class StepGuard(Protocol):
         """Prepare a step. An exception counts as the step's error."""
 
     def after(self, index: int, step: CompiledStep, env: Environment) -> None:
-        """Inspect the results of a step. Released values are gone by then."""
+        """Inspect the results of a step. Values that the step released are gone."""
 
     def relieve(self, index: int, step: CompiledStep, env: Environment) -> bool:
         """Make room after a step ran out of memory. Return True if the step may be retried."""
 
 
 class TemplateRun:
-    """Runs a template over a session's values, in steps: `advance(stop)` runs up to an instruction.
+    """Run a template over a session's values. `advance(stop)` runs the instructions before `stop`.
 
-    If an op raises, its results, the operands it writes and all dependent values become poison. Other ops run. Once the
-    submission is cancelled, no further op runs, and the results and written operands of the rest become poison.
+    If an op raises, its results, the operands that it writes and all dependent values become poison. Other ops run.
+    After a cancellation no op runs, and the results and written operands of the remaining ops become poison.
 
     Attributes:
-        env: its environment. step: the next instruction. outcome: the record of the run so far.
-        claims: the layouts that the client predicted, by instruction.
+        env: the environment: all values of the run, by place.
+        step: number of the next instruction.
+        outcome: outcome so far.
+        claims: layouts that the client predicted, by instruction.
     """
 
     __slots__ = (
@@ -114,7 +116,18 @@ class TemplateRun:
         env: Environment | None = None,
         keep_growing: bool = False,
     ) -> None:
-        """`growth`: how the template grows, if it may append in place. `env`: values of a run ahead. `keep_growing`: a strategy may take inputs with spare memory."""
+        """Prepare a run.
+
+        Args:
+            template: the compiled template.
+            work: the submission.
+            slots: numbers that the submission passes to the template.
+            values: the session's values.
+            guard: hooks around each step.
+            growth: steps that append in place, if they may be used.
+            env: values of a run ahead that this run continues.
+            keep_growing: True if a run strategy may take inputs with spare capacity.
+        """
         self.template, self.work, self._values, self._guard = template, work, values, guard
         self.outcome = run = RunOutcome(halt=work.halt, progress=work.progress)
         checked = bool(work.claims) or work.op_times is not None or guard is not None
@@ -146,7 +159,7 @@ class TemplateRun:
                 self._advance = partial(_advance_natively, native)
 
     def advance(self, stop: int | None = None) -> bool:
-        """Run the instructions before `stop` (None: all). Return False if the run paused. A cancelled submission stops early."""
+        """Run the instructions before `stop`, or all (None). Return False if the run paused."""
         steps, env, run = self._steps, self.env, self.outcome
         count = self._count if stop is None else min(stop, self._count)
         step, short = self.step, self.work.short
@@ -187,7 +200,7 @@ class TemplateRun:
                     self.env[place] = value.clone(memory_format=torch.contiguous_format)
 
     def _failed(self, stop: FailedStep) -> int:
-        """Repair or poison what a failed instruction left undefined. Return the next instruction to run."""
+        """Handle a failed instruction: repair it, or poison its values. Return the next instruction to run."""
         with _POISONING:
             return self._poisoned(stop)
 
@@ -206,7 +219,7 @@ class TemplateRun:
         return self._leave(stop)
 
     def _leave(self, stop: FailedStep) -> int:
-        """Poison what a failed instruction left undefined. Return the next instruction to run."""
+        """Poison the values of a failed instruction. Return the next instruction to run."""
         run = self.outcome
         if run.sharing is None:
             run.sharing = MemorySharing(self.template, self.work, self.env, self._values)
@@ -214,7 +227,7 @@ class TemplateRun:
         return stop.step + 1
 
     def _relieve(self, step: int) -> bool:
-        """Make room after a step ran out of memory, and continue under a guard. Return True if the step may be retried."""
+        """Make room after a step ran out of memory, and add a guard. Return True if the step may be retried."""
         if self._guard is None:
             if self.work.guard is None:
                 return False
@@ -224,19 +237,19 @@ class TemplateRun:
 
     @property
     def replaceable(self) -> bool:
-        """True if instructions may be replaced: no claim, timing, cancellation or memory guard refers to a single one."""
+        """True if a strategy may replace instructions, because no feature of this run needs each single one."""
         return self.whole and not self.claims
 
     @property
     def whole(self) -> bool:
-        """True if only claims refer to single instructions."""
+        """True if no feature of this run except predicted layouts needs single instructions."""
         work = self.work
         watched = self._guard is not None or work.op_times is not None
         return not (watched or work.short or work.stop_at is not None)
 
     @property
     def extends_growing(self) -> bool:
-        """True if an append of the run writes into an input that already has spare capacity."""
+        """True if the run appends to an input that already has spare capacity."""
         if self._growth is None:
             return False
         first = len(self.template.constants) + self.template.slots
@@ -244,7 +257,7 @@ class TemplateRun:
         return any(torch.ops.djinn_replay.are_growing([one for one in inputs if isinstance(one, torch.Tensor)]))
 
     def dense(self, place: int) -> Any:
-        """Return a value after the run. A growing tensor is copied to dense memory."""
+        """Return the value at a place after the run. A growing tensor is copied to dense memory."""
         value, growth = self.env[place], self._growth
         grows = growth is not None and any(self.template.outputs[number] == place for number in growth.outputs)
         if place in self.grown or (
@@ -254,14 +267,17 @@ class TemplateRun:
         return value
 
     def fail(self, stop: int, error: Exception) -> None:
-        """Poison the results and written operands of the instructions before `stop`, and skip them."""
+        """Poison results and written operands of the instructions before `stop`, and skip these instructions."""
         self.outcome.sharing = MemorySharing(self.template, self.work, self.env, self._values)
         for step in range(self.step, stop):
             self._leave(FailedStep(step, error))
         self.step = stop
 
     def pass_steps(self, stop: int, released: Sequence[int], made: Mapping[int, Any]) -> None:
-        """Skip the instructions before `stop`. `released`: environment positions to clear. `made`: results by environment position."""
+        """Skip the instructions before `stop`, because their results are known.
+
+        `released`: places to clear. `made`: results by place.
+        """
         env = self.env
         for place in released:
             env[place] = None
@@ -270,7 +286,7 @@ class TemplateRun:
         self.step = stop
 
     def finish(self) -> RunOutcome:
-        """Store the results of the run in the session's values."""
+        """Store the results in the session's values, and return the outcome."""
         self.densify(self.template.outputs)  # an input may be a result
         template, work, run, values = self.template, self.work, self.outcome, self._values
         if run.stopped_at is None:
@@ -293,7 +309,7 @@ class TemplateRun:
 
 
 def run_template(template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable) -> RunOutcome:
-    """Run a whole template, and store its results in `values`."""
+    """Run a whole template, store its results in `values`, and return the outcome."""
     run = TemplateRun(template, work, slots, values)
     run.advance()
     return run.finish()
@@ -302,7 +318,7 @@ def run_template(template: CompiledTemplate, work: RunRequest, slots: Sequence[A
 def refuse_run(
     template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable, failure: Failure
 ) -> RunOutcome:
-    """Poison the results and written operands of a refused run, with the reason."""
+    """Poison results and written operands of a submission that is refused. `failure`: the reason."""
     env = environment_of(template, work, slots, values)
     MemorySharing(template, work, env, values).poison_from(0, failure)
     for handle, place in zip(work.outputs, template.outputs, strict=True):
@@ -318,7 +334,10 @@ def environment_of(
     values: ValueTable,
     dense: Sequence[int] | None = None,
 ) -> Environment:
-    """Return the environment of a run, with poison for missing values. `dense`: inputs that must be dense; None: all."""
+    """Return the environment of a run: constants, slots and inputs, by place. Missing values are poison.
+
+    `dense`: positions of inputs that must be dense; None: all.
+    """
     if values.growing:
         values.densify(work.inputs if dense is None else [work.inputs[position] for position in dense])
     try:
@@ -353,7 +372,7 @@ def _advance(
     claims: Mapping[int, list[Claim]],
     run: RunOutcome,
 ) -> int:
-    """Run the steps from `start` to before `stop`; return `stop`.
+    """Run the steps from `start` to before `stop`, and return `stop`.
 
     Raises:
         FailedStep: a step failed.
@@ -388,7 +407,7 @@ def _advance_natively(
     claims: Mapping[int, list[Claim]],
     run: RunOutcome,
 ) -> int:
-    """Run steps as `_advance` does, and let the native library run those that it supports."""
+    """Run steps as `_advance` does. The native library runs the steps that it supports."""
     step = start
     while step < stop:
         end = min(native.ends[step], stop)
@@ -407,7 +426,7 @@ def _advance_natively(
 
 
 def numbers_of(run: RunOutcome, start: int, stop: int) -> Iterable[int]:
-    """Return the numbers of the steps from `start` to before `stop`. A device watch sees the progress of the iteration."""
+    """Return the numbers of the steps from `start` to before `stop`. A device watch can follow the iteration."""
     return range(start, stop) if run.progress is None else run.progress.over(start, stop)
 
 
@@ -457,9 +476,9 @@ def _advance_guarded(
 def _made_resizable(
     step: CompiledStep, stop: FailedStep, env: Environment, values: ValueTable, sharing: MemorySharing
 ) -> bool:
-    """Move an upload that `step` failed to resize to memory of PyTorch's allocator. Return False if it failed for another reason.
+    """Move an upload that `step` failed to resize to memory of PyTorch's allocator.
 
-    If memory for the move is missing, that becomes the step's error.
+    Return False if the step failed for another reason. If there is no memory for the move, this becomes the step's error.
     """
     if not isinstance(stop.error, RuntimeError) or "storage that is not resizable" not in str(stop.error):
         return False
@@ -478,7 +497,7 @@ def _made_resizable(
 
 
 def _own(storage: torch.UntypedStorage, memory: int, values: Iterable[Any]) -> None:
-    """Move the tensors among `values` that view `storage` to one shared copy of it. `memory`: its `memory_of`."""
+    """Move the tensors among `values` that view `storage` to one new copy of it. `memory`: address of the storage."""
     tensors = {id(v): v for v in values if isinstance(v, torch.Tensor) and memory_of(v) == memory}
     metas = {key: meta_of(tensor) for key, tensor in tensors.items()}
     copy = storage.clone()
@@ -492,7 +511,7 @@ def _own(storage: torch.UntypedStorage, memory: int, values: Iterable[Any]) -> N
 
 
 def _restored(at: int, step: CompiledStep, env: Environment, values: ValueTable, sharing: MemorySharing) -> bool:
-    """Restore the memory of poison that `step` overwrites completely. Return False if `step` has another problem."""
+    """Undo the poisoning of an operand that `step` overwrites completely. Return False if the step failed otherwise."""
     poisoned = {place for place in step.reads if isinstance(env[place], Poison)}
     if step.op not in _OVERWRITES or not poisoned or not poisoned <= set(step.writes):
         return False
@@ -508,7 +527,7 @@ def _restored(at: int, step: CompiledStep, env: Environment, values: ValueTable,
 
 
 def _is_all_of_its_storage(tensor: torch.Tensor) -> bool:
-    """Return True if writing every element writes every byte, so that nothing of a failed write remains."""
+    """Return True if a write to every element of a tensor overwrites every byte of its storage."""
     return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
@@ -520,7 +539,7 @@ def _by_instruction(claims: Sequence[Claim]) -> dict[int, list[Claim]]:
 
 
 def fulfil(step: CompiledStep, claims: Sequence[Claim], env: Environment, run: RunOutcome) -> None:
-    """Give results the strides that the client predicted. Kernels and meta kernels sometimes choose different ones.
+    """Give results the strides that the client predicted, because kernels and meta kernels may choose different ones.
 
     Raises:
         DjinnError: shape or dtype differ from the prediction.

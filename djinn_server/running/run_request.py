@@ -1,4 +1,4 @@
-"""A submission with its bindings unpacked."""
+"""A submission whose lists of handles are unpacked."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ HaltFlag = ctypes.c_int  # has an address, so that the library can look at it be
 
 
 class Progress:
-    """The op that a session issues, for another thread to read.
+    """The number of the op that a session issues, for a device watch in another thread.
 
-    The loop over the ops in Python takes its numbers from here, at no cost; the library writes them to a cell.
+    The Python loop over the ops takes its numbers from `over`, at no cost. The native library writes them to `cell`.
 
     Attributes:
         paused: True while the session has yielded the device.
@@ -42,7 +42,7 @@ class Progress:
         return numbers
 
     def cell(self, start: int) -> ctypes.c_int:
-        """Return a cell for the library, which writes the number of each op to it. `start` is the number of the first op."""
+        """Return a C integer in which the library stores the number of the current op. `start`: the first op."""
         self._cell.value = start
         self._loop = None
         self.paused = False
@@ -50,7 +50,7 @@ class Progress:
 
     @property
     def step(self) -> int:
-        """Number of the op that is issued."""
+        """Number of the op that is being issued."""
         loop = self._loop
         if loop is None:
             return self._cell.value
@@ -59,18 +59,19 @@ class Progress:
 
 
 class RunRequest(msgspec.Struct):
-    """A submission, with the fields of `Submit`. `inputs`: handles of its template's inputs, once the template is bound.
+    """A submission, with the fields of `Submit`. `inputs`: handles of its template's inputs, set when it is bound.
 
     Attributes:
-        halt: `YIELD` or `CANCEL` if no further op is to run for now; checked before each op.
-        rest: callback after `halt` stopped the run. It returns True if the run pauses, False if it is cancelled. None: it is cancelled.
+        halt: `YIELD` or `CANCEL` to stop the run before the next op.
+        rest: called after `halt` stopped the run. Returns True if the run pauses, False if it is cancelled. None: cancelled.
         rested: seconds spent in pauses.
-        unreadable: error in its lists of handles; empty if they are valid.
-        op_times: times each instruction; None: the client did not request times.
-        stop_at: number of the op at which an earlier run stopped, or None. stop_reason: the device error that stopped it, if any.
-        short: ops that ran out of memory in an earlier run, with the error. They fail again.
-        progress: the op that is issued; None on CPUs.
-        guard: makes the `StepGuard` of a template's ops after one ran out of memory; None: that op fails at once.
+        unreadable: error in the lists of handles; empty if they are valid.
+        op_times: timer of each instruction; None: the client did not request times.
+        stop_at: number of the op at which an earlier run stopped, or None.
+        stop_reason: device error that stopped the earlier run; empty without one.
+        short: ops that ran out of memory in an earlier run, with their errors. These ops fail again.
+        progress: number of the op that is being issued; None on CPUs.
+        guard: makes a `StepGuard` after an op ran out of memory; None: the op fails at once.
     """
 
     sequence: int
@@ -94,7 +95,7 @@ class RunRequest(msgspec.Struct):
 
 
 def unpack(submit: Submit) -> RunRequest:
-    """Return the request of a submission. Unreadable lists of handles are empty, and `unreadable` has the reason."""
+    """Return a submission with unpacked lists of handles. If a list is unreadable, it is empty, with the reason."""
     try:
         return RunRequest(
             submit.sequence,

@@ -1,9 +1,9 @@
-"""Runs ahead: run the expected programs speculatively while a session waits for its client.
+"""Run predicted submissions speculatively while a session waits for its client.
 
-A program runs ahead only while this is unobservable: up to the first instruction that writes an existing value or draws
-random numbers. It runs in small slices, and the session polls for messages between slices. If the expected submission
-arrives with the same tensors, it takes the results or continues the run. Otherwise the results are dropped, and the
-submission runs normally. Errors are not kept: the real run raises them. Nothing runs ahead where values are evicted.
+A run ahead stops before the first instruction that writes an existing value or draws random numbers, so it has no
+visible effect. It runs in small slices, and the session polls for messages between them. If the predicted submission
+arrives with the same tensors, it takes the results or continues the run. Otherwise the results are dropped. Errors are
+not kept: the real run raises them. Nothing runs ahead on a device that evicts values.
 """
 
 from __future__ import annotations
@@ -47,14 +47,17 @@ _LOOK_SECONDS: Final = 0.001  # between polls for a message
 
 
 class RunAhead:
-    """A run of a template whose submission has not arrived.
+    """A speculative run of a template whose submission has not arrived.
 
     Attributes:
-        inputs, slots: bindings of the run. env: its environment. step: its next instruction.
-        stop: the first instruction that may not run ahead.
-        offer: what runs its template, and `replacement` the ops that it replaces; None if nothing is replaced.
-        seconds: time that it has run.
-        nbytes: bytes of its outputs, once the run is over.
+        inputs, slots: values that the run uses.
+        env: environment of the run.
+        step: number of the next instruction.
+        stop: number of the first instruction that may not run ahead.
+        offer: offer of a run strategy that runs the template; None: op by op.
+        replacement: ops that the offer replaces; None: none.
+        seconds: duration so far.
+        nbytes: bytes of the outputs, after the run is over.
     """
 
     __slots__ = (
@@ -99,11 +102,11 @@ class RunAhead:
 
     @property
     def over(self) -> bool:
-        """True if all of its instructions have run."""
+        """True if all instructions have run."""
         return self.step == len(self.known.template.steps)
 
     def advance(self, until: float) -> None:
-        """Run at least one instruction, until a time on the clock `time.perf_counter`."""
+        """Run at least one instruction, and stop at time `until` (`time.perf_counter`)."""
         step, stop, replaced = self.step, self.stop, self.replacement
         with inference_mode(True):
             while step < stop:
@@ -118,7 +121,7 @@ class RunAhead:
         self.step = step
 
     def _advance(self, step: int, stop: int, until: float) -> int:
-        """Run one step, or all that the library can run from it on. Return the number of the next step."""
+        """Run one step, or all following steps that the library can run. Return the number of the next step."""
         native = self._native
         if native is not None and (end := min(native.ends[step], stop)) - step >= LEAST_STEPS:
             seconds = max(until - time.perf_counter(), 1e-9)
@@ -142,7 +145,7 @@ class RunAhead:
         return sum([value.nbytes for value in values if type(value) is torch.Tensor])
 
     def fits(self, work: RunRequest, slots: Sequence[Slot], values: ValueTable) -> bool:
-        """Return True if a submission of its template has the bindings of this run."""
+        """Return True if a submission of the template has the slots and inputs of this run."""
         if work.claims or work.halt.value or work.stop_at is not None or work.op_times is not None:
             return False
         if not all(map(is_, map(values.table.get, work.inputs), self.inputs)):
@@ -151,7 +154,10 @@ class RunAhead:
         return all(type(a) is type(b) and a == b and a != 0 for a, b in others)  # 0.0 may be -0.0
 
     def finish(self, work: RunRequest, values: ValueTable, limit: int) -> RunOutcome:
-        """Finish the run for the submission that arrived, and return its outcome. If its results exceed `limit` bytes, stop its template running ahead."""
+        """Finish the run for the submission that arrived, and return the outcome.
+
+        If the results exceed `limit` bytes, the template runs ahead no more.
+        """
         began = time.perf_counter()
         choice = self.known.choice
         run = TemplateRun(self.known.template, work, self.slots, values, growth=self.growth, env=self.env)
@@ -171,17 +177,17 @@ class RunAhead:
 
 
 def _offer(known: BoundTemplate) -> RunOffer | None:
-    """Return the strategy's offer that runs a template next; None: it runs op by op."""
+    """Return the offer of a run strategy that runs a template next; None: it runs op by op."""
     candidate = known.choice.next(exact=False) if known.choice is not None else None
     return candidate.offer if candidate is not None else None
 
 
 class RunsAhead:
-    """The runs ahead of one session. Used by its thread.
+    """The speculative runs of one session. Only the session's thread uses them.
 
     Attributes:
-        pending: runs that no submission has taken, the next one first. Only the last run may be unfinished.
-        ready: True if `receive` is to be called for the next message.
+        pending: runs that no submission has used yet, the next one first. Only the last run may be unfinished.
+        ready: True if the session should call `receive` for the next message.
     """
 
     def __init__(
@@ -193,7 +199,7 @@ class RunsAhead:
         counts: SessionCounters,
         limit: int,
     ) -> None:
-        """`limit`: most bytes of outputs that no submission has taken."""
+        """`limit`: maximum bytes of outputs that no submission has used."""
         self._device, self._turn, self._values, self._templates = device, turn, values, templates
         self._counts, self._limit = counts, limit
         self._predictor = SubmissionPredictor()
@@ -202,14 +208,17 @@ class RunsAhead:
         self.ready = False
 
     def follow(self, submit: Submit, known: BoundTemplate | None, work: RunRequest, seconds: float) -> None:
-        """Note that a submission was run in `seconds` and answered."""
+        """Note that a submission ran for `seconds` and was answered."""
         inputs = work.inputs if known is not None else _NO_INPUTS
         awaited = True if work.fetch or work.describe else work.synchronize
         self._predictor.note(submit, inputs, work.outputs, seconds, awaited=awaited)
         self.ready = self._predictor.repeats
 
     def receive(self, connection: ExecutorChannel, settings: NumericSettings | None) -> Frame | None:
-        """Run predicted submissions until the next frame arrives, and return it. Return None if nothing is left to run, or the runs timed out."""
+        """Run predicted submissions until the next frame arrives, and return the frame.
+
+        Return None if nothing is left to run, or if results waited too long for a submission.
+        """
         while self.ready and self._next() is not None:
             try:
                 return connection.receive(0.0)
@@ -225,7 +234,7 @@ class RunsAhead:
             return None
 
     def advance(self, settings: NumericSettings | None) -> bool:
-        """Run a slice of the expected program, under the session's numeric settings.
+        """Run a slice of the predicted program, under the session's numeric settings.
 
         Return False if there is nothing to run.
         """
@@ -254,14 +263,14 @@ class RunsAhead:
         run.seconds += time.perf_counter() - began
 
     def _next(self) -> RunAhead | None:
-        """Return the run to continue; None if there is none."""
+        """Return the run to continue, or a new one; None if there is none."""
         pending = self.pending
         if not pending or pending[-1].over:
             return self._another()
         return pending[-1] if pending[-1].step < pending[-1].stop else None
 
     def _another(self) -> RunAhead | None:
-        """Start a run of the next predicted submission, after all pending runs have finished. Return None if no run may start."""
+        """Start a run of the next predicted submission, if all others have finished. Return None if none may start."""
         pending = self.pending
         if pending and (pending[-1].expected.awaited or len(pending) == MOST_RUNS or self._bytes > self._limit):
             return None
@@ -286,7 +295,10 @@ class RunsAhead:
         return run
 
     def _may_run(self, known: BoundTemplate) -> int:
-        """Return the number of leading instructions without side effects, by the schemas of PyTorch's own ops; 0 while an offer only observes runs."""
+        """Return the number of leading instructions without side effects, according to the schemas of PyTorch.
+
+        Return 0 while an offer of a run strategy only observes runs.
+        """
         if known.runs_ahead is None:
             steps = known.template.steps
             others = (at for at, step in enumerate(steps) if step.moves or not step.op.startswith("aten::"))
@@ -321,7 +333,10 @@ class RunsAhead:
         return RunAhead(known, expected, slots, inputs, stop, growth)
 
     def take(self, known: BoundTemplate, work: RunRequest) -> RunAhead | None:
-        """Remove and return the run of a submission that arrived. If another submission was predicted, drop all runs and return None."""
+        """Remove and return the run of a submission that arrived.
+
+        If another submission was predicted, drop all runs and return None.
+        """
         run = self.pending[0]
         if run.known is not known or not run.fits(work, known.slots, self._values):
             self.missed(same_template=run.known is known)
@@ -333,7 +348,7 @@ class RunsAhead:
         return run
 
     def missed(self, *, same_template: bool = False) -> None:
-        """Drop all runs, because the prediction was wrong. `same_template`: True if only the inputs or slots differed."""
+        """Drop all runs, because a prediction was wrong. `same_template`: True if only inputs or slots differed."""
         if self.pending:
             self._predictor.missed(self.pending[0].expected, same_template=same_template)
             self.drop()

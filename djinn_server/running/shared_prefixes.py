@@ -1,8 +1,9 @@
-"""Results of a run whose first rows, such as tokens of a prompt, equal those of an earlier run: only the other rows are computed.
+"""Reuse the leading rows of an earlier run, such as the common prefix of two prompts, and compute only the other rows.
 
-Ops on small inputs, such as positions and masks, run in full with the values of both runs. From the first embedding on, a value has the rows
-from `first` on. Each op must compute a row from the operands' rows of this number, so that the rows before are those of the earlier run.
-Attention is causal, and takes keys and values of the earlier run's results. The work ends at any other op.
+Ops on small inputs, such as positions and masks, run in full with the values of both runs. From the first embedding on,
+only the rows from `first` on are computed. Each op must compute a row from the operands' rows with the same number, so
+that earlier rows equal those of the earlier run. Attention must be causal, and uses keys and values of the earlier run.
+Any other op ends the attempt.
 """
 
 from __future__ import annotations
@@ -30,19 +31,24 @@ _LAYOUTS: Final = frozenset({
 
 
 class NoSharedPrefixError(Exception):
-    """The first rows cannot be proven equal to those of the earlier run."""
+    """The leading rows cannot be proven equal to those of the earlier run."""
 
 
 @attrs.frozen(eq=False)
 class Whole:
-    """A value that is computed in full. `before`: in the earlier run; the same object if both runs must have the same value."""
+    """A value that is computed in full.
+
+    Attributes:
+        now: the value in this run.
+        before: the value in the earlier run; the same object if both runs must have the same value.
+    """
 
     now: Any
     before: Any
 
     @property
     def same(self) -> bool:
-        """True if both runs have this value."""
+        """True if the value is equal in both runs."""
         if self.now is self.before:
             return True
         tensors = isinstance(self.now, torch.Tensor) and isinstance(self.before, torch.Tensor)
@@ -51,7 +57,10 @@ class Whole:
 
 @attrs.frozen(eq=False)
 class Rows:
-    """The last rows of a value along `axis`. The rows before them equal those of the earlier run. `place`: of the value."""
+    """The last rows of a value along `axis`. The rows before them equal those of the earlier run.
+
+    `place`: place of the value in the environment.
+    """
 
     tail: torch.Tensor
     axis: int
@@ -63,7 +72,7 @@ _Made = Whole | tuple[torch.Tensor, int]  # the last rows, and their axis
 
 @attrs.frozen
 class Extent:
-    """Numbers of rows: `first` that both runs have, `count` of this run, and `earlier` of the earlier one."""
+    """Number of rows: `first` is common to both runs, `count` is of this run, `earlier` is of the earlier run."""
 
     first: int
     count: int
@@ -72,10 +81,13 @@ class Extent:
 
 @attrs.frozen(eq=False)
 class GivenValues:
-    """Inputs and settings of the ops of a run.
+    """Inputs and settings of a run.
 
     Attributes:
-        settings: PyTorch's numeric settings. names: names and layouts of the inputs. numbers: of the ops. indices: copies of small inputs of integers, such as tokens, by number.
+        settings: PyTorch's numeric settings.
+        names: names and layouts of the inputs.
+        numbers: numbers that the ops use.
+        indices: copies of small integer inputs, such as tokens, by number of the input.
     """
 
     settings: NumericSettings | None
@@ -85,13 +97,16 @@ class GivenValues:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the copies."""
+        """Bytes of the copies in `indices`."""
         return sum([one.nbytes for one in self.indices.values()])
 
     def shared_rows(
         self, settings: NumericSettings | None, names: Sequence[Any], inputs: Sequence[Any]
     ) -> Extent | None:
-        """Return how many leading entries of the last dimension another run's indices share with these; None if other inputs differ."""
+        """Return how many leading entries of the last dimension the indices of two runs have in common.
+
+        Return None if other inputs differ.
+        """
         if settings != self.settings:
             return None
         found, lengths = list[int](), set[tuple[int, int]]()
@@ -112,7 +127,7 @@ class GivenValues:
 
 
 def indices_of(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
-    """Return copies of the small inputs of integers, by number."""
+    """Return copies of small integer inputs, by number of the input."""
     return {
         number: one.clone()
         for number, one in enumerate(inputs)
@@ -122,11 +137,14 @@ def indices_of(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
 
 @attrs.define(eq=False)
 class PrefixRun:
-    """A run of a template's ops.
+    """A run of a template's ops that computes only the rows after the common prefix.
 
     Attributes:
-        steps: the ops. env, before: constants, numbers and inputs of this run, and of the earlier one. Values are `Whole` or `Rows`.
-        results: of the earlier run, by place. first, count, earlier: as in `Extent`.
+        steps: the ops.
+        env: constants, numbers and inputs of this run. Computed values are `Whole` or `Rows`.
+        before: constants, numbers and inputs of the earlier run.
+        results: results of the earlier run, by place.
+        first, count, earlier: as in `Extent`.
     """
 
     steps: Sequence[CompiledStep]
@@ -140,7 +158,7 @@ class PrefixRun:
     _makers: dict[int, CompiledStep] = attrs.field(factory=dict)
 
     def run(self) -> Iterator[None]:
-        """Run the ops, and pause before each.
+        """Run the ops, and yield before each one.
 
         Raises:
             NoSharedPrefixError: the rows of the earlier run cannot be used, or an op failed.
@@ -155,10 +173,10 @@ class PrefixRun:
                 raise NoSharedPrefixError(f"{step.op} failed: {error}") from error
 
     def results_at(self, places: Sequence[int]) -> list[Any]:
-        """Return the results at these places in full.
+        """Return the full results at these places.
 
         Raises:
-            NoSharedPrefixError: the layout of a result is not known.
+            NoSharedPrefixError: the layout of a result is unknown.
         """
         return [self._result(place) for place in places]
 
@@ -175,7 +193,7 @@ class PrefixRun:
         self._makers.update((place, step) for _, place in step.makes)
 
     def _result(self, place: int) -> Any:
-        """Return a result in full, with the layout that the op gives it."""
+        """Return a full result, with the layout that the op would give it."""
         value, before = self.env[place], self.results[place]
         if isinstance(value, Whole) and (value.now is value.before or not isinstance(value.now, torch.Tensor)):
             return value.now
@@ -188,12 +206,12 @@ class PrefixRun:
         return made
 
     def _is_alone(self, result: torch.Tensor) -> bool:
-        """Return True if a result of the earlier run shares its memory with no other value."""
+        """Return True if no other value shares memory with a result of the earlier run."""
         keys = [storage_key(one) for one in self.results.values() if isinstance(one, torch.Tensor)]
         return result.untyped_storage().nbytes() == result.nbytes and keys.count(storage_key(result)) == 1
 
     def full(self, value: Whole | Rows) -> torch.Tensor:
-        """Return all rows of a value, of which the first ones come from the earlier run."""
+        """Return all rows of a value: the leading rows of the earlier run, then those of this run."""
         if isinstance(value, Whole):
             return _tensor(value.now)
         found = self._full.get(value.place)
@@ -254,7 +272,7 @@ class PrefixRun:
         return step.function(weight.now, rows, *args[2:], **named), axis
 
     def last_rows(self, value: Whole | Rows, axis: int) -> torch.Tensor:
-        """Return an operand's last rows, or the operand if it is the same for all rows. `axis`: from the right."""
+        """Return the last rows of an operand, or the operand itself if it has no rows. `axis`: from the right."""
         if isinstance(value, Rows):
             if value.axis - value.tail.dim() != axis:
                 raise NoSharedPrefixError("rows lie along two dimensions")
@@ -292,7 +310,7 @@ _Rule = Callable[[PrefixRun, Function, Given], "_Made | list[_Made]"]
 
 
 def _product(run: PrefixRun, function: Function, given: Given) -> _Made:
-    """Products of rows with a weight, to which a bias may be added."""
+    """Compute products of rows with a weight, to which a bias may be added."""
     del run
     rows = _rows_of(given.get("mat1", given.get("input", given.get("self"))))
     weight = _same(given.get("mat2", given.get("weight", given.get("other"))))
@@ -305,7 +323,7 @@ def _product(run: PrefixRun, function: Function, given: Given) -> _Made:
 
 
 def _norm(run: PrefixRun, function: Function, given: Given) -> _Made:
-    """Norms over the last dimensions."""
+    """Compute norms over the last dimensions."""
     del run
     rows, (_, shape, *rest) = _rows_of(given["input"]), given.values()
     _require(rows.axis < rows.tail.dim() - len(shape))
@@ -313,7 +331,7 @@ def _norm(run: PrefixRun, function: Function, given: Given) -> _Made:
 
 
 def _reduced(run: PrefixRun, function: Function, given: Given) -> _Made:
-    """Reductions over other dimensions."""
+    """Compute reductions over dimensions other than the rows."""
     del run
     rows, rank = _rows_of(given["self"]), _rows_of(given["self"]).tail.dim()
     dims = {one % rank for one in given["dim"] or range(rank)}
@@ -333,7 +351,7 @@ def _softmax(run: PrefixRun, function: Function, given: Given) -> _Made:
 
 
 def _joined(run: PrefixRun, function: Function, given: Given) -> _Made:
-    """Concatenation along another dimension, or with empty tensors, such as that of an empty KV cache and its first keys."""
+    """Concatenate along another dimension, or with empty tensors, such as an empty KV cache."""
     tensors, rows = given["tensors"], next(one for one in given["tensors"] if isinstance(one, Rows))
     rank = rows.tail.dim()
     if given["dim"] % rank == rows.axis:
@@ -378,7 +396,7 @@ def _unsqueezed(run: PrefixRun, function: Function, given: Given) -> _Made:
 
 
 def _attention(run: PrefixRun, function: Function, given: Given) -> _Made:
-    """Causal attention of the last rows over all keys."""
+    """Compute causal attention of the last rows over all keys."""
     operands = [_rows_of(given[name]) for name in ("query", "key", "value")]
     _require(all(one.axis == one.tail.dim() - 2 for one in operands) and not given["dropout_p"])
     query, mask = operands[0].tail, given["attn_mask"]
@@ -394,7 +412,7 @@ def _attention(run: PrefixRun, function: Function, given: Given) -> _Made:
 
 
 def _causal_rows(run: PrefixRun, mask: Any) -> torch.Tensor:
-    """Return the last rows of a mask. In both runs, the first rows must be equal and must not see a later row."""
+    """Return the last rows of a mask. In both runs, the leading rows must be equal and must not see a later row."""
     _require(isinstance(mask, Whole) and isinstance(mask.before, torch.Tensor) and mask.now.dtype is torch.bool)
     now, before, first = mask.now, mask.before, run.first
     _require(now.dim() >= 2 and now.shape[-2:] == (run.count,) * 2 and before.shape[-2:] == (run.earlier,) * 2)
@@ -405,7 +423,7 @@ def _causal_rows(run: PrefixRun, mask: Any) -> torch.Tensor:
 
 
 def _viewed(run: PrefixRun, given: Given, before: Given) -> _Made:
-    """Views that keep the rows as a dimension."""
+    """Return a view that keeps the rows as one dimension."""
     rows = _rows_of(given["self"])
     shape, shape_before = [*rows.tail.shape], [*rows.tail.shape]
     shape[rows.axis], shape_before[rows.axis] = run.count, run.earlier
@@ -427,7 +445,7 @@ def _expanded(run: PrefixRun, given: Given, before: Given) -> _Made:
 
 
 def _narrowed(run: PrefixRun, given: Given, before: Given) -> _Made:
-    """Slices: of another dimension, all rows, or rows that are computed, such as the last one."""
+    """Return a slice of another dimension, of all rows, or of computed rows, such as the last row."""
     rows, dim = _rows_of(given["self"]), given["dim"] % _rows_of(given["self"]).tail.dim()
     if dim != rows.axis:
         bounds = [[one[name] for name in ("dim", "start", "end", "step")] for one in (given, before)]
@@ -490,14 +508,14 @@ def _call(step: CompiledStep, env: Environment, pick: Callable[[Whole], Any]) ->
 
 
 def _each(change: Callable[[Any], Any], value: Any) -> Any:
-    """Apply `change` to the operands in nested arguments."""
+    """Apply `change` to each operand in nested arguments."""
     if isinstance(value, list | tuple):
         return type(value)([_each(change, one) for one in value])
     return change(value) if isinstance(value, Whole | Rows) else value
 
 
 def _places(source: Any) -> Iterator[int]:
-    """Yield the places that an argument comes from."""
+    """Yield the places from which an argument is read."""
     if isinstance(source, int):
         yield source
     elif isinstance(source, ListSource):
@@ -514,7 +532,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _sizes(size: Sequence[int], shape: Sequence[int]) -> list[int]:
-    """Return the sizes of a view without -1."""
+    """Return the sizes of a view, with -1 replaced by the inferred size."""
     rest = prod(shape) // max(prod([one for one in size if one != -1]), 1)
     return [rest if one == -1 else one for one in size]
 

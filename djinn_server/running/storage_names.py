@@ -1,4 +1,4 @@
-"""Names of storages by their contents, from which keys of cached results are made."""
+"""Names of storages that identify their contents, for the keys of cached results."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ SMALL: Final = 64 << 10  # bytes of a storage that are hashed in any case; of an
 
 @attrs.define
 class ReadAllowance:
-    """Bytes that may still be hashed for one key."""
+    """How many bytes may still be hashed for one key."""
 
     nbytes: int
 
     def take(self, nbytes: int) -> bool:
-        """Return True if `nbytes` more may be hashed."""
+        """Reserve `nbytes` for hashing. Return False if they exceed the allowance."""
         taken = nbytes <= self.nbytes
         self.nbytes -= nbytes if taken else 0
         return taken
 
 
 class StorageNames:
-    """Names of a device's storages. Storages of equal names have equal bytes.
+    """Names of a device's storages. Storages with equal names have equal bytes. Thread-safe.
 
-    A name is the digest of the bytes (32 bytes), their place in a weight file (over 64), the key of a run's result (40), or a random
-    number, which names the storage until a program writes into it. No client can upload bytes whose digest is a name of another kind.
-    `forget` is called before a write. Thread-safe.
+    A name is one of these: the digest of the bytes (32 bytes), a position in a weight file (over 64), the key of a run's
+    result (40), or a random number, which is valid until a program writes into the storage. A client cannot upload bytes
+    whose digest equals a name of another kind. `forget` is called before a write.
     """
 
     def __init__(self, runtime: DeviceRuntime) -> None:
@@ -51,12 +51,12 @@ class StorageNames:
         return len(self._names)
 
     def known(self, tensor: torch.Tensor) -> bytes | None:
-        """Return the name of a tensor's storage, if it has one."""
+        """Return the name of a tensor's storage, or None."""
         found = self._names.get(storage_key(tensor))
         return found[1] if found is not None and not found[0].expired() else None
 
     def name(self, tensor: torch.Tensor, allowance: ReadAllowance) -> bytes:
-        """Return the name of a tensor's storage. Hash its bytes if it has none and the allowance suffices."""
+        """Return the name of a tensor's storage. Without a name, hash its bytes if the allowance suffices."""
         found = self.known(tensor)
         if found is None:
             found = self._digest(tensor, allowance) or secrets.token_bytes(32)
@@ -73,7 +73,7 @@ class StorageNames:
         return digest_of_content(octets(storage) if nbytes else b"")
 
     def give(self, tensor: torch.Tensor, name: bytes) -> None:
-        """Name the storage of a tensor."""
+        """Set the name of a tensor's storage."""
         with self._lock:
             self._names[storage_key(tensor)] = StorageWeakRef(tensor.untyped_storage()), name
             if len(self._names) > self._most:
@@ -81,7 +81,7 @@ class StorageNames:
                 self._most = 2 * len(self._names) + 1024
 
     def forget(self, tensors: Iterable[torch.Tensor | None]) -> None:
-        """Drop the names of storages that may be written."""
+        """Drop the names of storages, because they may be written."""
         with self._lock:
             for tensor in tensors:
                 if tensor is not None:

@@ -1,4 +1,4 @@
-"""Validation of templates from untrusted clients before use, in a time bounded by their length."""
+"""Validate templates of untrusted clients. The time is bounded by their length."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from djinn_server.running.known_forms import kept_by_form
 
 @attrs.frozen
 class CallArity:
-    """Number of operands, results, slots and arguments of a call of a form."""
+    """Number of operands, results, slots and arguments of an op call."""
 
     operands: int
     slots: int
@@ -37,7 +37,7 @@ class CallArity:
 
 @kept_by_form
 def counts_of(form: Form) -> CallArity:
-    """Count the operands, results, slots and arguments of a form, in one pass.
+    """Count the operands, results, slots and arguments of a form (an op call), in one pass.
 
     Raises:
         ProtocolError: lists are nested deeper than any op accepts.
@@ -63,7 +63,7 @@ def _check_texts(form: Form, arguments: Sequence[Argument]) -> None:
 
 
 def _lists(arguments: Sequence[Argument], op: str) -> Iterator[Sequence[Argument]]:
-    """Yield the arguments, then the elements of each nested list; without recursion, which a client could make deep."""
+    """Yield the arguments, then the elements of each nested list. No recursion, because a client could nest deeply."""
     waiting = [(arguments, 0)]
     while waiting:
         items, depth = waiting.pop()

@@ -1,7 +1,7 @@
-"""Compilation of templates to steps, so that a run needs no lookup of ops or arguments by name.
+"""Compile templates to steps, so that a run looks up no op and no argument by name.
 
-All values of a run are in one list, the environment: constants, slots, inputs, then the values that the run makes.
-Every argument is a place in it, so a step is: get the arguments, call the op, put the results back.
+All values of a run are in one list, the environment: constants, slots, inputs, then computed values. Every argument is a
+place (an index) in this list. A step gets its arguments, calls the op, and stores the results.
 """
 
 from __future__ import annotations
@@ -47,12 +47,15 @@ _MOVES: Final = re.compile(r"resize|set_|out\b|_out\b")  # ops that may give wha
 
 @attrs.frozen
 class CallFacts:
-    """Facts that hold for every call of a form.
+    """Facts that hold for every call of a form (an op call without operands and numbers).
 
     Attributes:
-        function: computes the call. random: True if `function` uses the random state.
-        written: indices of the operands that it writes. moves: as in `CompiledStep`.
-        makes: indices of the results that are new values. plain: as in `CompiledStep`.
+        function: function that computes the op.
+        random: True if `function` uses the random state.
+        written: indices of the operands that the op writes into.
+        moves: as in `CompiledStep`.
+        makes: indices of the results that are new values.
+        plain: as in `CompiledStep`.
     """
 
     function: Callable[..., Any]
@@ -65,13 +68,17 @@ class CallFacts:
 
 @attrs.frozen
 class CompiledTemplate:
-    """A template, ready to run.
+    """A template that is ready to run.
 
     Attributes:
-        constants: first entries of the environment. slots, inputs, made: number of slots, inputs and computed values that follow, in this order.
+        constants: first values of the environment.
+        slots: number of slots, which follow the constants.
+        inputs: number of inputs, which follow the slots.
+        made: number of computed values, which follow the inputs.
         count: number of steps.
-        random: True if any op uses the random state. moves: True if any step may reallocate a written operand.
-        source: the template that it was compiled from.
+        random: True if an op uses the random state.
+        moves: True if a step may reallocate an operand that it writes into.
+        source: the template that was compiled.
     """
 
     source: Template
@@ -93,12 +100,12 @@ class CompiledTemplate:
         return self._replay.native(self.steps, self.constants, self.slots, self.inputs + self.made)
 
     def growth(self) -> Growth | None:
-        """Return the growth of its steps, as `GrowthState.growth` does."""
+        """Return the steps that append in place, as `GrowthState.growth` does."""
         first = len(self.constants) + self.slots
         return self._growth.growth(self.steps, self.constants, range(first, first + self.inputs), self.outputs)
 
     def native_growth(self, growth: Growth) -> NativeReplay | None:
-        """Count a run of the growth's steps, and return their native program."""
+        """Count a run of the steps that append in place, and return their native program."""
         return growth.native(self.constants, self.slots, self.inputs + self.made)
 
 
@@ -144,7 +151,7 @@ class _Compiler:
         )
 
     def _facts(self) -> dict[int, CallFacts]:
-        """Return the facts about each form's calls, by its number in the template."""
+        """Return facts about each form of the template, by the number of the form."""
         found: dict[int, CallFacts] = {}
         for code in dict.fromkeys(self.template.code):
             form = self.template.forms[code]
@@ -153,7 +160,7 @@ class _Compiler:
         return found
 
     def _places(self, first: int) -> dict[int, int]:
-        """Return the environment position of every value number: inputs first, then computed values in order."""
+        """Return the place of each value by its number: first the inputs, then computed values in order."""
         inputs = {number: first + i for i, number in enumerate(self.template.inputs)}
         made = [n for n in dict.fromkeys(self.template.references) if n not in inputs]
         return inputs | {number: first + len(inputs) + i for i, number in enumerate(made)}
@@ -202,7 +209,7 @@ class _Compiler:
         )
 
     def _source(self, argument: Argument, operands: Iterator[int]) -> Source:
-        """Return the source of an argument. Operands and slots are consumed in the order of the arguments."""
+        """Return the source of an argument. Operands and slots are assigned in the order of the arguments."""
         if isinstance(argument, Operand):
             return next(operands)
         if isinstance(argument, SlotArg):
@@ -258,7 +265,7 @@ def enumerated(argument: Enumerated) -> Any:
     """Return the dtype, layout or memory format that an argument names.
 
     Raises:
-        ProtocolError: this PyTorch has none of that name.
+        ProtocolError: this version of PyTorch lacks the name.
     """
     try:
         return _ENUMERATED[argument.kind][argument.name]
@@ -267,7 +274,10 @@ def enumerated(argument: Enumerated) -> Any:
 
 
 def _check_results(form: Form, overload: Any) -> None:
-    """Refuse an op that returns several results or a list if the form has one value: the others' memory would not be counted."""
+    """Check that an op with several results is not recorded with one result.
+
+    The memory of the other results would not be counted.
+    """
     returns = torch_private.schema_of(overload).returns
     many = len(returns) > 1 or any(str(result.type).startswith("List[") for result in returns)
     if many and not form.sequence and form.new_count:
@@ -276,7 +286,7 @@ def _check_results(form: Form, overload: Any) -> None:
 
 @kept_by_form
 def _facts_of(form: Form) -> CallFacts:
-    """Return the facts about a call of one of PyTorch's ops.
+    """Return facts about the calls of an op of PyTorch.
 
     Raises:
         UnsupportedOperation: the op is not allowed, or does not accept an argument.

@@ -1,4 +1,4 @@
-"""Start and end times of a session's submissions, instructions and transfers, recorded while its client requests them."""
+"""Start and end times of a session's submissions, instructions and transfers, recorded if its client requests them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNKNOWN = (-1.0, -1.0)
 
 
 class OpTimes:
-    """Times of the instructions of one run, by the device's clock. `packed` waits for the last instruction."""
+    """Times of the instructions of one run, by the device's clock."""
 
     def __init__(self, timer: DeviceTimer) -> None:
         self._timer = timer
@@ -23,15 +23,15 @@ class OpTimes:
         self._found: dict[int, tuple[Any, Any]] = {}
 
     def begin(self) -> Any:
-        """Return the moment before an instruction."""
+        """Return a moment of the device's clock, before an instruction."""
         return self._timer.mark()
 
     def end(self, instruction: int, begun: Any) -> None:
-        """Record the moment after an instruction that began at `begun`."""
+        """Record the end of an instruction that began at moment `begun`."""
         self._found[instruction] = begun, self._timer.mark()
 
     def packed(self, instructions: int) -> bytes:
-        """Return the times in the form of `ExecutionTimes.ops`."""
+        """Wait for the last instruction, and return all times in the format of `ExecutionTimes.ops`."""
         found = self._found
         if found:
             self._timer.wait(found[max(found)][1])
@@ -43,7 +43,7 @@ class OpTimes:
 
 
 class Timings:
-    """Times of a session's submissions and transfers, for its client.
+    """Times of a session's submissions and transfers, which its client requested.
 
     Attributes:
         ops: True if each instruction is timed.
@@ -55,7 +55,7 @@ class Timings:
         self._transfers: list[TransferTimes] = []
 
     def transferred(self, transfer: int, peer: int, begun: float, sizes: Iterable[int], *, incoming: bool) -> None:
-        """Record a transfer that ends now. Transfers beyond the limit are skipped."""
+        """Record a transfer that has just ended. Transfers beyond the limit are not recorded."""
         if len(self._transfers) < TRANSFERS_TOLD:
             times = TransferTimes(transfer, peer, incoming, begun, time.perf_counter(), sum(sizes))
             self._transfers.append(times)

@@ -1,11 +1,12 @@
-"""The choice of the session that has the device next: the one that has used the least device time. No threads, clocks or devices.
+"""Choose the session that uses the device next: the one with the least device time. Without threads, clocks or devices.
 
-A turn runs one submission, or a part of a long one. The shares are counted in seconds, so a session with short submissions has several
-turns for each long turn of another session. A session that is new, or was idle, starts with the device time of the running session:
-unused time is not saved up.
+A turn runs one submission, or a part of a long one. Shares are measured in seconds, so a session with short submissions
+has several turns for each long turn of another session. A session that is new, or was idle, starts with the device time
+of the running session, so it cannot save up unused time.
 
-The next submission of a program arrives a moment after the previous one has finished. If that session has used less than all that wait,
-the device waits this moment for it. Otherwise each of its short submissions would wait for a long one of another session.
+The next submission of a program arrives a moment after the previous one has finished. If that session has used less time
+than all waiting sessions, the device waits this moment for it. Otherwise each of its short submissions would wait for a
+long one of another session.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ MOMENT_SECONDS: Final = 0.001
 
 @attrs.define(eq=False)
 class Account:
-    """The device time of one session.
+    """Device time of one session.
 
     Attributes:
         used: seconds, including the start value of a new session.
-        asked: when it began to wait for a turn; None while it does not wait.
-        entry: number of its entry in the queue.
+        asked: time at which the session began to wait for a turn; None while it does not wait.
+        entry: number of the session's entry in the queue.
     """
 
     used: float = 0.0
@@ -36,13 +37,13 @@ class Account:
 
 @attrs.define(eq=False)
 class TurnQueue:
-    """The sessions that wait for one device. Every method is an event; times are on a clock of the caller's.
+    """Queue of the sessions that wait for one device. The caller passes the time to each method.
 
     Attributes:
         moment: seconds that the device may wait for the next submission of a session.
-        clock: what the running session had used when its turn began.
-        running: the session whose turn it is.
-        waiting: number of sessions that wait.
+        clock: seconds that the running session had used when its turn began.
+        running: the session that has the device.
+        waiting: number of waiting sessions.
     """
 
     moment: float = MOMENT_SECONDS
@@ -67,7 +68,10 @@ class TurnQueue:
         self.waiting -= 1
 
     def start(self, now: float) -> Account | None:
-        """Start the next session's turn, and return its account. Return None if the device is busy or must wait (`patience`)."""
+        """Start the next session's turn, and return its account.
+
+        Return None if the device is busy, or if it should wait for another session (`patience`).
+        """
         if self.running is not None or self.patience(now) != 0.0:
             return None
         account = self._first()
@@ -77,7 +81,7 @@ class TurnQueue:
         return account
 
     def start_at_once(self, account: Account) -> bool:
-        """Start the turn of a session that did not queue. Return False if the device is busy, or another session comes first."""
+        """Start a turn of a session that did not queue. Return False if the device is busy or another session is next."""
         used, first, awaited = max(account.used, self.clock), self._first(), self._awaited
         if self.running is not None or (first is not None and first.used <= used):
             return False
@@ -88,7 +92,10 @@ class TurnQueue:
         return True
 
     def end(self, account: Account, seconds: float, now: float, *, again: bool = False, returns: bool = True) -> None:
-        """End a turn that took `seconds`. `again`: queue the session again. `returns`: its next submission may arrive in a moment."""
+        """End a turn that took `seconds`.
+
+        `again`: True to queue the session again. `returns`: True if its next submission may arrive in a moment.
+        """
         account.used += seconds
         self.running = None
         if self.waiting and returns:
@@ -97,13 +104,13 @@ class TurnQueue:
             self.ask(account, now)
 
     def charge(self, account: Account, seconds: float) -> None:
-        """Add device time that was measured after the session's turn."""
+        """Add device time to a session, because it was measured after its turn."""
         account.used += seconds
         if account.asked is not None:
             self._push(account)
 
     def patience(self, now: float) -> float | None:
-        """Return the seconds until a turn can start without further events; 0: now; None: never."""
+        """Return the seconds until a turn can start if nothing happens; 0: now; None: never."""
         first = self._first()
         if self.running is not None or first is None:
             return None
@@ -117,7 +124,7 @@ class TurnQueue:
         return max([now - account.asked for account in self.accounts() if account.asked is not None], default=0.0)
 
     def accounts(self) -> list[Account]:
-        """Return the accounts of waiting sessions, the least used first."""
+        """Return the accounts of waiting sessions, the session with the least device time first."""
         return [account for _, number, account in sorted(self._heap) if account.entry == number]
 
     def _begin(self, account: Account) -> None:

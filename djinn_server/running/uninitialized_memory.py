@@ -1,11 +1,11 @@
 """Zero-fill memory that ops return uninitialized.
 
-PyTorch's CPU allocator reuses freed memory of the process without clearing it. `torch.empty` would show a client earlier contents
-of the executor, such as its TLS key. Schema and name decide between three kinds of op:
+PyTorch's CPU allocator reuses freed memory without clearing it, so `torch.empty` would show a client old contents of the
+process, such as its TLS key. There are three kinds of ops, by schema and name:
 
-- Ops that return uninitialized memory (`empty`, `resize_`): the new bytes are zero-filled after the call. Large blocks cost nothing.
+- Ops that return uninitialized memory (`empty`, `resize_`): new bytes are zero-filled after the call. Large blocks cost nothing.
 - Ops that write every byte of their results run unchanged.
-- All other ops and all `out=` overloads: PyTorch's allocator zero-fills memory while they run. `_ctc_loss`, for example, leaves gaps.
+- All other ops, and all `out=` overloads: PyTorch's allocator zero-fills memory while they run. `_ctc_loss`, for example, leaves gaps.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ _log = get_logger("djinn.server")
 
 
 class _ZeroFilledAllocations:
-    """Context manager in which PyTorch's CPU allocator zero-fills allocations of all threads. Thread-safe and reentrant."""
+    """Context in which PyTorch's CPU allocator zero-fills memory for all threads. Thread-safe and reentrant."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -191,7 +191,7 @@ def call_with_zero_fill(kernel: Callable[..., Any], /, *positional: Any, **keywo
 
 
 def _call_and_zero_fill(kernel: Callable[..., Any], /, *positional: Any, **keywords: Any) -> Any:
-    """Call an op that returns one tensor, and zero-fill the bytes of its storage that no operand had before."""
+    """Call an op that returns one tensor, and zero-fill the bytes of its storage that no operand had."""
     if torch.are_deterministic_algorithms_enabled():  # PyTorch fills elements with nan, but not the gaps between them
         return call_with_zero_fill(kernel, *positional, **keywords)
     operands = [one for one in (*positional, *keywords.values()) if isinstance(one, torch.Tensor)]

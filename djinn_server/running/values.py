@@ -1,4 +1,4 @@
-"""The values of one session on an executor: tensors by handle, with poison for failed values."""
+"""The values of a session on an executor: tensors by handle. A value that could not be computed is poison."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from djinn_core.wire.message_base import Failure
 
 @attrs.frozen
 class Poison:
-    """Replacement of a value that could not be computed. Every result of an op that uses it becomes poison, too.
+    """Placeholder for a value that could not be computed. Results of ops that use it become poison, too.
 
     Attributes:
-        memory: the tensor before a write to it failed, whose contents must not be read; None if it never
-            was one. An op that overwrites all of it makes it a value again.
+        memory: the tensor before a write to it failed, whose contents must not be read; None if there was no tensor. An op
+            that overwrites all of this tensor makes the value valid again.
     """
 
     failure: Failure
     memory: torch.Tensor | None = None
 
     def again(self, address: int) -> torch.Tensor | Poison:
-        """Return the original tensor if its memory is at `address`; otherwise this poison."""
+        """Return the original tensor if its memory is at `address`, else this poison."""
         return self.memory if self.memory is not None and address_of(self.memory) == address else self
 
 
 def no_such_value(sequence: int, handle: int) -> Failure:
-    """Return the failure of submission `sequence` for a missing value."""
+    """Return the failure of submission `sequence`, which used a value that does not exist."""
     reason = f"this session has no value {handle}: its tensor is gone, or was made in a session that has ended. Make or load it again"
     return Failure(sequence, -1, "", "SessionLost", reason)
 
@@ -42,38 +42,44 @@ Stored = torch.Tensor | Poison | torch.Generator | torch.Event | bool | int | fl
 
 
 def address_of(value: object) -> int:
-    """Return the address of a value's memory, also for poison; 0 if it has none."""
+    """Return the address of a value's memory; 0 if it has none. Poison has the address of its tensor."""
     tensor = strided(value)
     return 0 if tensor is None else tensor.untyped_storage().data_ptr()
 
 
 def memory_of(value: object) -> int:
-    """Return the address of a value's memory; a negative number shared by its views without memory; 0 without storage."""
+    """Return a number that identifies a value's memory: its address.
+
+    Views without memory share a negative number. A value without storage gives 0.
+    """
     tensor = strided(value)
     return 0 if tensor is None else tensor.untyped_storage().data_ptr() or -torch_private.storage_key(tensor)
 
 
 def strided(value: object) -> torch.Tensor | None:
-    """Return the tensor whose memory a value has, also for poison; None if it has none."""
+    """Return the strided tensor of a value, or of poison; None if there is none."""
     if isinstance(value, Poison):
         value = value.memory
     return value if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
 
 
 def has_memory(value: object) -> TypeGuard[torch.Tensor]:
-    """Check whether a value is a tensor over memory that can be counted."""
+    """Return True if a value is a tensor whose memory can be counted."""
     return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 class _Held(msgspec.Struct):
-    """A storage by the client's numbering: the number of values that are views of it, and its size in bytes."""
+    """A storage, by the client's number: how many values view it, and its size in bytes.
+
+    Attributes: number of values that view the storage, and its size in bytes.
+    """
 
     values: int = 0
     nbytes: int = 0
 
 
 class MemoryIndex:
-    """Handles by the storage that the client numbers, and by the address of the memory."""
+    """Index of handles by the client's number of the storage, and by memory address."""
 
     def __init__(self, values: Mapping[int, Stored]) -> None:
         self._storages: dict[int, dict[int, None]] = {}
@@ -82,13 +88,13 @@ class MemoryIndex:
             self.add(handle, value)
 
     def add(self, handle: int, value: Stored) -> None:
-        """Add a value."""
+        """Add a value to the index."""
         self._storages.setdefault(storage_of(handle), {})[handle] = None
         if memory := memory_of(value):
             self._addresses.setdefault(memory, {})[handle] = None
 
     def remove(self, handle: int, value: Stored) -> None:
-        """Remove an added value. Its memory must be at the same address."""
+        """Remove a value. Its memory must be at the address at which it was added."""
         for index, key in ((self._storages, storage_of(handle)), (self._addresses, memory_of(value))):
             handles = index.get(key, {})
             handles.pop(handle, None)
@@ -96,31 +102,31 @@ class MemoryIndex:
                 index.pop(key, None)
 
     def handles(self, storage: int, address: int) -> list[int]:
-        """Return the values that view `storage` or have memory at `address`."""
+        """Return the handles of values that view `storage` or have memory at `address`."""
         return list(dict.fromkeys((*self._storages.get(storage, ()), *self._addresses.get(address, ()))))
 
     def moved(self, before: int, values: Mapping[int, Stored]) -> None:
-        """Note that values with memory at `before` may have moved."""
+        """Note that values with memory at address `before` may have been reallocated."""
         for handle in self._addresses.pop(before, ()):
             if memory := memory_of(values.get(handle)):
                 self._addresses.setdefault(memory, {})[handle] = None
 
 
 class Copied(Protocol):
-    """Counts the growing tensors that were copied for a reader that needs dense ones."""
+    """Counter of growing tensors that were copied for a reader that needs dense ones."""
 
     copied: int
 
 
 class ValueTable:
-    """Values by handle.
+    """The values of a session by handle.
 
     Attributes:
         table: the values. Only this object changes it.
-        held: bytes of all held storages, on or off the device, at their sizes when they were added.
+        held: bytes of all storages, on or off the device, with their sizes when they were added.
         highest: peak of `held` after a run.
-        growing: tensors with spare capacity by handle, with the counter of their copies (`growing.py`). A reader that does not use
-            `table` gets a dense copy.
+        growing: tensors with spare capacity by handle, with a counter of their copies (`growing.py`). Only readers of
+            `table` see them; other readers get a dense copy.
     """
 
     def __init__(self) -> None:
@@ -138,13 +144,17 @@ class ValueTable:
         return handle in self.table
 
     def __getitem__(self, handle: int) -> Stored:
-        """Return the value. Raises: KeyError: this session has no such value."""
+        """Return the value with a handle.
+
+        Raises:
+            KeyError: the session has no such value.
+        """
         if handle in self.growing:
             self.densify((handle,))
         return self.table[handle]
 
     def densify(self, handles: Iterable[int]) -> None:
-        """Copy the growing tensors among `handles` to dense memory, with the layout that the client knows."""
+        """Copy growing tensors to dense memory, with the layout that the client knows."""
         for handle in self.growing.keys() & set(handles):
             value = self.table[handle]
             self.growing[handle].copied += 1
@@ -180,7 +190,7 @@ class ValueTable:
             held.nbytes = nbytes
 
     def count(self, handle: int, nbytes: int) -> None:
-        """Count a value's storage as `nbytes` bytes, which are off the device now."""
+        """Count a storage with `nbytes` bytes, because it is off the device now."""
         held = self._storages[storage_of(handle)]
         if nbytes > held.nbytes:
             self.held += nbytes - held.nbytes
@@ -203,12 +213,12 @@ class ValueTable:
                     del self._storages[storage]
 
     def bytes_of(self, storage: int) -> int:
-        """Return the bytes of a storage by the client's number, on or off the device; 0 if no value views it."""
+        """Return the bytes of a storage, on or off the device; 0 if no value views it. `storage`: the client's number."""
         held = self._storages.get(storage)
         return held.nbytes if held is not None else 0
 
     def peak(self, nbytes: int) -> int:
-        """Return the peak of bytes held after runs and now (`nbytes`)."""
+        """Return the peak of held bytes after runs, or `nbytes` if that is more."""
         self.highest = max(self.highest, nbytes)
         return self.highest
 
@@ -218,33 +228,36 @@ class ValueTable:
 
     @property
     def indexed(self) -> bool:
-        """True if `sharing_memory` keeps an index."""
+        """True if `sharing_memory` has made an index."""
         return self._index is not None
 
     def sharing_memory(self, storage: int, address: int) -> list[int]:
-        """Return the handles of values that view a storage (by the client's number) or have memory at `address`."""
+        """Return the handles of values that view `storage` or have memory at `address`.
+
+        `storage`: the client's number.
+        """
         if self._index is None:
             self._index = MemoryIndex(self.table)
         return self._index.handles(storage, address)
 
     def moved(self, before: int) -> None:
-        """Note that values with memory at `before` may have moved."""
+        """Note that values with memory at address `before` may have been reallocated."""
         if self._index is not None:
             self._index.moved(before, self.table)
 
     def forget_addresses(self) -> None:
-        """Note that the memory of any value may have moved."""
+        """Note that any value may have been reallocated."""
         self._index = None
 
     def poison_storage(self, handle: int, address: int, failure: Failure) -> None:
-        """Poison every value that shares memory with `handle`, whose memory is at `address`, after a write failed halfway.
+        """Poison all values that share memory with `handle`, after a write failed halfway. `address`: of its memory.
 
         The address finds values that share the memory without being views of one tensor.
         """
         self.poison(list(self.table), storage_of(handle), address, failure)
 
     def poison(self, handles: Iterable[int], storage: int, address: int, failure: Failure) -> None:
-        """Poison as `poison_storage` does, but only among `handles`."""
+        """Poison values as `poison_storage` does, but only those among `handles`."""
         for handle in handles:
             if handle not in self.table:
                 continue  # it is gone
@@ -254,14 +267,17 @@ class ValueTable:
                 self.table[handle] = value if isinstance(value, Poison) else Poison(failure, memory)
 
     def restore(self, handles: Iterable[int], address: int) -> None:
-        """Restore the values among `handles` whose poison has the memory at `address`, because it was overwritten completely."""
+        """Make poisoned values valid again, because an op overwrote the memory at `address` completely.
+
+        `handles`: only these values.
+        """
         for handle in handles:
             value = self.table.get(handle)
             if isinstance(value, Poison):
                 self.table[handle] = value.again(address)
 
     def items(self) -> list[tuple[int, Stored]]:
-        """Return handles and values, growing tensors without a dense copy."""
+        """Return all handles and values. Growing tensors are returned without a dense copy."""
         return list(self.table.items())
 
     def sharing(self, storages: Container[int]) -> list[int]:
@@ -269,7 +285,7 @@ class ValueTable:
         return [handle for handle in list(self.table) if storage_of(handle) in storages]
 
     def everything(self) -> list[tuple[int, Stored]]:
-        """Return all values by handle, with dense copies of growing tensors."""
+        """Return all handles and values. Growing tensors are returned as dense copies."""
         self.densify(self.growing)
         return list(self.table.items())
 
@@ -282,11 +298,11 @@ class ValueTable:
         return sum(isinstance(value, Poison) for value in list(self.table.values()))
 
     def nbytes(self) -> int:
-        """Return the bytes of distinct storages."""
+        """Return the bytes of all storages; shared storages count once."""
         return sum(self.sizes().values())
 
     def sizes(self) -> dict[int, int]:
-        """Return the bytes of distinct storages, by address."""
+        """Return the bytes of all storages, by address."""
         return {storage.data_ptr(): storage.nbytes() for storage in [t.untyped_storage() for t in self.tensors()]}
 
     def clear(self) -> None:

@@ -1,1 +1,1 @@
-"""What the operating system offers to servers: free memory, and mapped files. `djinn_core.system` has what clients ask as well."""
+"""Functions of the operating system for servers: memory, mapped files, confinement. `djinn_core.system` has the others."""

@@ -1,4 +1,4 @@
-"""Rights that an executor with a system user of its own gives up before it serves a client."""
+"""Drop privileges of an executor with its own system user, before it serves a client."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _log = get_logger("djinn.server")
 
 
 def confine_process() -> None:
-    """Let this process and its children gain no rights, and refuse the system calls of `REFUSED` with EPERM.
+    """Forbid this process and its children new privileges, and the system calls in `REFUSED` (EPERM).
 
-    Without the package `pyseccomp` or libseccomp, log that and refuse no system calls.
+    Without the package `pyseccomp` or libseccomp, log this and forbid no system calls.
 
     Raises:
         StartupError: the process has rights of root, or the kernel refuses to confine it.

@@ -1,4 +1,4 @@
-"""Copies between the host and an accelerator, through page-locked blocks. Uploads and downloads have separate streams."""
+"""Copies between the host and an accelerator, through page-locked memory, with separate streams for each direction."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _UNDER_WAY: Final = 4  # maximum number of blocks in use by one download
 
 
 class CopyWaits:
-    """Tracks threads that wait for copies, and the start of the longest wait."""
+    """Track threads that wait for copies, and when the longest wait began."""
 
     def __init__(self) -> None:
         self._since: dict[int, float] = {}  # start of each wait, by thread
 
     def until(self, event: Any) -> None:
-        """Wait until an event is reached."""
+        """Wait until the device reaches an event."""
         thread = threading.get_ident()
         self._since[thread] = time.monotonic()
         try:
@@ -43,7 +43,10 @@ class CopyWaits:
 
 @attrs.define(eq=False)
 class LentBlock:
-    """A block that receives network data. `event`: as for `PinnedRing.give`. `failed`: True if a copy from it has failed."""
+    """A block that receives network data.
+
+    `event`: as in `PinnedRing.give`. `failed`: True if a copy from the block failed.
+    """
 
     block: torch.Tensor
     event: Any = None
@@ -51,9 +54,9 @@ class LentBlock:
 
 
 class PinnedRing:
-    """Page-locked blocks, allocated when they are first needed and reused in the order in which they were returned.
+    """Page-locked blocks. They are allocated on demand, and reused in the order in which they were returned.
 
-    Thread-safe. A caller that holds a block must not wait for another block, so that one thread can always continue.
+    Thread-safe. A caller with a block must not wait for another block, so that one thread can always continue.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class PinnedRing:
         return self._settled(*found)
 
     def try_take(self, *, settle: bool = False) -> torch.Tensor | None:
-        """Return a block that no copy uses, or None. `settle`: wait for the copy of a block that no thread holds."""
+        """Return a block that no copy uses, or None. `settle`: True to wait for the copy of an unused block."""
         with self._changed:
             if (
                 not settle
@@ -91,7 +94,7 @@ class PinnedRing:
     def lend(self, nbytes: int) -> memoryview | None:
         """Return the first `nbytes` of a block; None if `LENT` blocks are lent or every block is in use.
 
-        The block is returned when no view of its memory exists.
+        The block returns to the ring when no view of its memory exists.
         """
         if len(self._lent) >= LENT or (block := self.try_take()) is None:
             return None
@@ -101,7 +104,7 @@ class PinnedRing:
         return memoryview(array)  # type: ignore[arg-type]
 
     def lent(self, data: torch.Tensor) -> LentBlock | None:
-        """Return the lent block that begins with `data`; None if `data` is other memory."""
+        """Return the lent block whose memory begins with `data`; None if `data` is other memory."""
         return self._lent.get(data.data_ptr())
 
     def _return(self, address: int) -> None:
@@ -112,19 +115,19 @@ class PinnedRing:
             self.give(lent.block, lent.event)
 
     def give(self, block: torch.Tensor, event: Any = None) -> None:
-        """Return a block to the ring. `event`: reached when the last copy from or to the block has ended."""
+        """Return a block to the ring. `event`: event after the last copy that uses the block."""
         with self._changed:
             self._idle.append((block, event))
             self._changed.notify()
 
     def drop(self) -> None:
-        """Replace a block by a new one after an error, because a copy may still use it."""
+        """Replace a block by a new one after an error, because a copy may still use the old one."""
         with self._changed:
             self._left += 1
             self._changed.notify()
 
     def _next(self) -> tuple[torch.Tensor, Any] | None:
-        """Return a block and the event to wait for; None if there is no block."""
+        """Return a block and the event to wait for; None if all blocks are in use."""
         if self._idle and ((event := self._idle[0][1]) is None or event.query()):
             return self._idle.popleft()[0], None
         if self._idle and not self._left:
@@ -154,7 +157,7 @@ class DeviceCopies:
     Thread-safe. Ops run on the stream that is current when this object is created.
 
     Attributes:
-        waits: the waits of threads for copies.
+        waits: tracks threads that wait for copies.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -172,16 +175,16 @@ class DeviceCopies:
             return self._compute
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """Return memory for an upload, which belongs to the upload stream."""
+        """Return device memory for an upload. It belongs to the upload stream."""
         with self._up:
             return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
 
     def receive_buffer(self, nbytes: int) -> memoryview | None:
-        """Return page-locked memory from which `write` copies without a copy on the host; None if none is free."""
+        """Return page-locked memory, from which `write` needs no copy on the host. Return None if no block is free."""
         return self._ring.lend(nbytes) if SMALL < nbytes <= BLOCK else None
 
     def write(self, target: torch.Tensor, data: torch.Tensor) -> None:
-        """Copy bytes of the host to `target`, of the same size. Returns when the bytes are in page-locked memory."""
+        """Copy bytes from the host to `target`. When this returns, the caller may change the bytes."""
         if (lent := self._ring.lent(data)) is not None:
             self._write_lent(target, lent)
             return
@@ -207,13 +210,13 @@ class DeviceCopies:
             raise
 
     def overwrite(self, target: torch.Tensor, data: torch.Tensor) -> None:
-        """Copy bytes of the host to memory of the compute stream, after the ops that may use it and before later ones."""
+        """Copy bytes from the host to memory of the compute stream, between earlier and later ops."""
         self._up.wait_event(self._compute.record_event())
         self.write(target, data)
         self._compute.wait_event(self._up.record_event())
 
     def commit(self, target: torch.Tensor) -> torch.Tensor:
-        """Have ops that are issued later wait, on the device, for the copies to `target`."""
+        """Make ops that are issued later wait, on the device, for the copies to `target`. Return `target`."""
         if self._up is self._compute:
             return target
         self._compute.wait_event(self._up.record_event())
@@ -221,10 +224,10 @@ class DeviceCopies:
         return target
 
     def start_delivery(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Issue a copy of `tensor` to the host. The returned function waits for the copy and returns it, once.
+        """Start a copy of `tensor` to the host. Return a function that waits for the copy and returns it, once.
 
-        The copy has the strides of `tensor` unless that has gaps. Neither the copy nor the wait waits for ops that are issued later. Such
-        ops must not write `tensor` before the wait has ended.
+        The copy has the strides of `tensor`, unless `tensor` has gaps. It does not wait for ops that are issued later.
+        Such ops must not write into `tensor` before the function has returned.
         """
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
             whole = tensor.cpu()
@@ -248,7 +251,7 @@ class DeviceCopies:
         return finish
 
     def _read(self, source: torch.Tensor, here: torch.Tensor) -> Iterator[None]:
-        """Issue the first copies, yield, then complete all of them. Blocks are returned even if the iterator is dropped."""
+        """Issue the first copies, yield, then complete all copies. Blocks are returned even if the iterator is dropped."""
         small = source.numel() <= SMALL
         stream = self._compute if small else self._idle_down.pop() if self._idle_down else self._new_stream()
         if stream is not self._compute:
@@ -281,7 +284,7 @@ class DeviceCopies:
         *,
         settle: bool = False,
     ) -> None:
-        """Issue copies of the next pieces to free blocks. `settle`: wait for a block if no copy is pending."""
+        """Issue copies of the next pieces to free blocks. `settle`: True to wait for a block if no copy is pending."""
         while pieces and len(under_way) < _UNDER_WAY:
             block = self._ring.try_take(settle=settle and not under_way)
             if block is None:
@@ -306,7 +309,7 @@ class DeviceCopies:
 
 
 def _pinned_block() -> torch.Tensor:
-    """Return a page-locked block that can be written in inference mode and outside of it."""
+    """Return a page-locked block that is writable inside and outside of inference mode."""
     with torch.inference_mode(mode=False):
         return torch.empty(BLOCK, dtype=torch.uint8, pin_memory=True)
 

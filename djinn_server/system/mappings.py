@@ -1,4 +1,4 @@
-"""Memory-mapped files, and preallocation of files on disk."""
+"""Map files into memory, and preallocate disk space."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _POPULATE_READ: Final = 22  # `MADV_POPULATE_READ` of Linux 5.14, which the modu
 
 
 def mapped_privately(descriptor: int) -> mmap.mmap:
-    """Map an open file copy-on-write, and return its bytes. The system may start to read ahead at once.
+    """Map an open file copy-on-write, and return its bytes. The system may start to read the file at once.
 
     Raises:
-        OSError: it cannot be mapped.
-        ValueError: it is empty.
+        OSError: the file cannot be mapped.
+            ValueError: the file is empty.
     """
     found = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
     if sys.platform != "win32":
@@ -33,9 +33,9 @@ def mapped_privately(descriptor: int) -> mmap.mmap:
 
 
 def populate(address: int, size: int) -> None:
-    """Have the system read mapped memory and enter it in the process's page table now, in place of page by page when it is used.
+    """Read mapped memory now and enter it in the page table, instead of page by page at the first access.
 
-    Other threads go on meanwhile. Systems that cannot do this do nothing; nor is memory that cannot be read an error here.
+    Other threads continue meanwhile. Do nothing on systems without this feature, or if the memory cannot be read.
     """
     advise = madvise()
     if size and advise is not None:
@@ -59,7 +59,7 @@ def allocate(descriptor: int, size: int) -> None:
 
 
 def others_may_write(status: os.stat_result) -> bool:
-    """Return True if other users than this one and root may write a file. A group with only the owner counts as the owner."""
+    """Return True if users other than this one and root may write a file. A group with one member counts as its owner."""
     mode = mode_of(status)
     if status.st_uid not in {0, user_id()} or mode & stat.S_IWOTH:
         return True

@@ -32,20 +32,26 @@ _MMAP_BYTES: Final = 32 << 20  # the most that glibc allows for
 
 
 class LinuxResident:
-    """Resident memory of this process, read from `/proc` by hand: psutil takes ten times as long (28 us against 3), and tells no peak.
+    """Meter of this process's resident memory, by `/proc`.
+
+    psutil takes ten times as long (28 us instead of 3 us) and reports no peak.
 
     Attributes:
-        tells_peak: `peak` and `restart_peak` work.
+        tells_peak: True if `peak` and `restart_peak` work.
     """
 
     def __init__(self) -> None:
-        """Raises `OSError` if the kernel does not report it."""
+        """Open the files of `/proc`.
+
+        Raises:
+            OSError: the kernel does not report the figures.
+        """
         self._file = os.open(_STATM, os.O_RDONLY)
         self._page = mmap.PAGESIZE
         self.tells_peak = _STATUS.exists() and _CLEAR.exists()
 
     def now(self) -> int:
-        """Return the resident bytes now."""
+        """Return the current resident bytes."""
         return int(pread(self._file, 128, 0).split()[1]) * self._page
 
     def restart_peak(self) -> None:
@@ -57,7 +63,7 @@ class LinuxResident:
         _CLEAR.write_text(_RESET_PEAK)
 
     def peak(self) -> int:
-        """Return the peak since its last reset."""
+        """Return the peak of resident bytes since `restart_peak`."""
         lines = _STATUS.read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
 
@@ -67,12 +73,19 @@ class LinuxResident:
 
 
 class OtherResident:
-    """Resident memory by psutil, on systems without `/proc`. `ru_maxrss` is a peak that cannot be reset."""
+    """Meter of this process's resident memory by psutil, for systems without `/proc`.
+
+    It has no peak: `ru_maxrss` cannot be reset.
+    """
 
     tells_peak = False
 
     def __init__(self) -> None:
-        """Raises `OSError` if psutil cannot read the memory of this process."""
+        """Create a meter.
+
+        Raises:
+            OSError: psutil cannot read the memory of this process.
+        """
         import psutil
 
         try:
@@ -82,15 +95,15 @@ class OtherResident:
             raise OSError(str(error)) from error
 
     def now(self) -> int:
-        """Return the resident bytes now."""
+        """Return the current resident bytes."""
         return int(self._process.memory_info().rss)
 
     def restart_peak(self) -> None:
-        """Raise `OSError`: this meter has no peak to reset."""
+        """Raise `OSError`, because this meter has no peak."""
         raise OSError("this system does not count the peak again")
 
     def peak(self) -> int:
-        """Return the resident bytes now: this meter has no peak."""
+        """Return the current resident bytes, because this meter has no peak."""
         return self.now()
 
     def close(self) -> None:
@@ -113,14 +126,14 @@ def resident() -> Resident:
 
 
 def total_bytes() -> int:
-    """Return the bytes of the machine's memory, or of the container's limit if that is less."""
+    """Return the bytes of the machine's memory, or the container's limit if it is lower."""
     import psutil
 
     return min([int(psutil.virtual_memory().total), *_figures(_CGROUP_LIMITS)])
 
 
 def free_bytes() -> int:
-    """Return the bytes that can be allocated without swapping."""
+    """Return how many bytes can be allocated without swapping."""
     import psutil
 
     room = [limit - used for limit, used in zip(_figures(_CGROUP_LIMITS), _figures(_CGROUP_USE), strict=False)]
@@ -128,15 +141,15 @@ def free_bytes() -> int:
 
 
 def _figures(paths: Sequence[Path]) -> list[int]:
-    """The numbers in those of the files that exist and hold one (a group without a limit says `max`)."""
+    """Return the numbers in these files. Files that do not exist or hold no number (`max` for no limit) are skipped."""
     return [int(text) for path in paths if path.is_file() and (text := path.read_text().strip()).isdigit()]
 
 
 def zero_fill(address: int, size: int) -> None:
     """Set `size` bytes of private anonymous memory to zero.
 
-    On Linux, whole pages of a large block return to the system, which zero-fills each page at its next access. This costs nothing
-    for untouched memory.
+    On Linux, whole pages of a large block return to the system, which zero-fills each page at its next access. This
+    costs nothing for untouched memory.
     """
     advise = madvise()
     first, last = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -159,7 +172,7 @@ def madvise() -> Callable[[int, int, int], int] | None:
 
 
 def trimmer() -> Callable[[], object]:
-    """Return a function that returns the C library's cached free memory to the system.
+    """Return a function that returns cached free memory of the C library to the system.
 
     Raises:
         OSError: this C library has no such function.
@@ -178,16 +191,16 @@ def trimmer() -> Callable[[], object]:
 
 
 def keep_few_arenas(count: int) -> None:
-    """Have all threads allocate from `count` places; other C libraries than glibc have none, or another number of them."""
+    """Let all threads allocate from `count` arenas of glibc. Do nothing with other C libraries."""
     if "glibc" in platform.libc_ver() and "MALLOC_ARENA_MAX" not in os.environ:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, count)
 
 
 def keep_freed(nbytes: int) -> None:
-    """Have glibc keep up to so many freed bytes at the end of an arena for what is allocated next, and larger blocks there, too.
+    """Let glibc keep up to `nbytes` freed bytes at the end of an arena for later allocations, instead of returning them.
 
-    By itself it begins with 128 KiB and goes up with the largest block that was freed: intermediate values of some megabytes are given
-    back to the system at each run, and each of their pages is cleared and mapped anew.
+    glibc starts with 128 KiB and raises this limit to the largest block that was freed. So intermediate values of some
+    megabytes would return to the system after each run, and each page would be cleared and mapped again.
     """
     if "glibc" in platform.libc_ver() and not {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys():
         library = ctypes.CDLL(None)

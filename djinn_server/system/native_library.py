@@ -1,4 +1,7 @@
-"""Libraries in C++ against the PyTorch of this environment: compiled once for each PyTorch, kept by a digest of their sources, and shared."""
+"""Compile C++ libraries against the installed PyTorch.
+
+A library is compiled once for each version of PyTorch, named by a digest of its sources, and shared by processes.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,12 @@ _UNITS: Final = 2  # compiled in parallel; one unit includes several files, sinc
 
 @attrs.frozen
 class NativeLibrary:
-    """A library without any symbol of Python's.
+    """A C++ library that uses no symbol of Python.
 
     Attributes:
-        name: as messages call it. sources: folder of its `.cpp` and `.h` files. optimization: the compiler's flag for it.
+        name: name in messages.
+        sources: folder of the `.cpp` and `.h` files.
+        optimization: optimization flag of the compiler.
     """
 
     name: str
@@ -39,9 +44,9 @@ class NativeLibrary:
         return ("-std=c++20", self.optimization, "-g0", "-fPIC", "-fvisibility=hidden", *_sanitizers())
 
     def path(self) -> Path:
-        """Return the path where the library is, or will be compiled.
+        """Return the path of the compiled library, which may not exist yet.
 
-        This is `lib/` beside the sources. If `lib/` has no library and cannot be written, it is the user's cache.
+        The library is in `lib/` beside the sources. If `lib/` lacks it and cannot be written, it is in the user's cache.
 
         Raises:
             StartupError: others can write to the folder in the cache.
@@ -60,10 +65,10 @@ class NativeLibrary:
         return kept / name
 
     def build(self, *, wait: bool = True) -> Path:
-        """Return the compiled library. Processes that need it at the same time wait for one of them.
+        """Return the path of the compiled library. Compile it if necessary; concurrent processes wait for one of them.
 
         Raises:
-            StartupError: there is no compiler, or it failed.
+            StartupError: there is no compiler, or the compiler failed.
             BlockingIOError: another process compiles it, and this one does not `wait`.
         """
         made = self.path()
@@ -119,6 +124,6 @@ class NativeLibrary:
 
 
 def _sanitizers() -> Sequence[str]:
-    """Flags of the sanitizers that `DJINN_NATIVE_SANITIZE` names, as for djinn_native/setup.py."""
+    """Return the compiler flags of the sanitizers that `DJINN_NATIVE_SANITIZE` names, as djinn_native/setup.py does."""
     names = os.environ.get("DJINN_NATIVE_SANITIZE", "")
     return (f"-fsanitize={names}", "-fno-sanitize=vptr", "-fno-sanitize-recover=all") if names else ()

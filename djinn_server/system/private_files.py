@@ -1,4 +1,4 @@
-"""Files and folders with secrets: only this user may read them, and they must not be links."""
+"""Check files and folders with secrets: only this user may access them, and they must not be links."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def open_private(path: Path) -> BufferedReader:
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder for secrets, or check an existing one.
+    """Make a folder for secrets, or check that an existing folder is private.
 
     Raises:
         OSError: the folder cannot be made.
@@ -44,14 +44,21 @@ def make_private_folder(path: Path) -> None:
 
 
 def check_private_folder(path: Path) -> None:
-    """Raise `PermissionError` if a folder is a link, belongs to another user, or is accessible to other users."""
+    """Check that a folder is private.
+
+    Raises:
+        PermissionError: the folder is a link, belongs to another user, or is accessible to other users.
+    """
     check_private(path, path.lstat(), "700")
 
 
 def check_private(path: Path, status: os.stat_result, mode: str) -> None:
-    """Raise `PermissionError` unless only this user can access a file or folder.
+    """Check that only this user can access a file or folder.
 
-    `mode`: permissions that the message recommends.
+    `mode`: permissions that the error message recommends.
+
+    Raises:
+        PermissionError: another user can access it.
     """
     if stat.S_ISLNK(status.st_mode):
         raise PermissionError(f"{path} is a link, which is not followed")

@@ -1,1 +1,1 @@
-"""Uploads of weights, the store that keeps them for later sessions, and disk quotas."""
+"""Weights of an executor: uploads, files that it reads, and a store on disk for later sessions."""

@@ -1,4 +1,4 @@
-"""Read headers of weight files, and check them: files come from strangers."""
+"""Read and check the headers of weight files, which are not trusted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_BYTES: Final = 128 << 20  # of one read; a header in one piece has at most
 
 
 def read_bytes(file: WeightFile, start: int, size: int) -> bytes:
-    """Return `size` bytes of a file from byte `start` on. `start` and `size` may come from the file itself.
+    """Return `size` bytes of a file, beginning at byte `start`. Both numbers may come from the file itself.
 
     Raises:
         OSError: the file cannot be read.
@@ -50,7 +50,7 @@ def check_header(file: WeightFile, header: FileHeader) -> None:
 
 
 def refuse_overlaps(tensors: dict[str, HeaderEntry]) -> None:
-    """Raise ValueError if two tensors overlap.
+    """Check that no two tensors overlap.
 
     Raises:
         ValueError: two tensors overlap.

@@ -1,4 +1,4 @@
-"""Pending openings of weight addresses, in threads, so that a download does not block its session."""
+"""Open weight addresses in background threads, so that a download does not block its session."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ T = TypeVar("T")
 
 
 class Opening(Generic[T]):
-    """The pending opening of one address.
+    """A weight address that is being opened.
 
     Attributes:
         found: future with the tensors at the address, or with `WeightsUnavailable`.
-        done, expected: downloaded bytes, and bytes of the whole download.
-        given_up: True if the download was aborted, because no session had asked for a while.
+        done: bytes downloaded so far.
+        expected: bytes of the whole download.
+        given_up: True if the download was aborted, because no session had requested it for a while.
     """
 
     found: Future[T]
@@ -33,11 +34,15 @@ class Opening(Generic[T]):
 
     @property
     def abandoned(self) -> bool:
-        """True if no session has asked for a while."""
+        """True if no session has requested the address for a while."""
         return time.monotonic() - self.asked > ABANDONED_SECONDS
 
     def report(self, done: int, expected: int) -> None:
-        """Record the progress of a download, as `ReportDownload`. Raises `WeightsUnavailable` if no session waits any more."""
+        """Record the progress of a download, as `ReportDownload`.
+
+        Raises:
+            WeightsUnavailable: no session waits for the download any more.
+        """
         self.done, self.expected = max(0, done), max(0, expected)
         if self.abandoned:
             self.given_up = True
@@ -45,17 +50,17 @@ class Opening(Generic[T]):
 
 
 class Openings(Generic[T]):
-    """Opens each address once for all sessions that wait for it. Thread-safe."""
+    """Open each address once for all sessions that request it. Thread-safe."""
 
     def __init__(self, open_: Callable[[str, Opening[T]], T]) -> None:
-        """`open_`: opens an address, and may report its progress to the opening."""
+        """`open_`: opens an address, and may report progress to the `Opening`."""
         self._open = open_
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
         self._openings: dict[str, Opening[T]] = {}
 
     def of(self, address: str) -> Opening[T]:
-        """Return the opening of an address, started if necessary. A finished opening is returned once."""
+        """Return the opening of an address, and start it if necessary. A finished opening is returned once."""
         with self._lock:
             for other in [
                 a for a, one in self._openings.items() if one.found.done() and (a == address or one.abandoned)

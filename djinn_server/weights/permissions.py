@@ -17,11 +17,11 @@ def allows(permissions: WeightPermissions, address: str) -> bool:
 
 
 def resolve(permissions: WeightPermissions, path: Path) -> Path:
-    """Follow the symbolic links of a file or folder that clients may read.
+    """Return the path of a file or folder that clients may read, with symbolic links followed.
 
     Raises:
-        WeightsUnavailable: the path is outside of the permitted folders, or does not exist. The message does not say which: a
-            client must not learn what else is on the disk.
+        WeightsUnavailable: the path is outside of the permitted folders, or does not exist. The message is the same in
+            both cases, so that a client cannot learn what is on the disk.
     """
     try:
         found = path.resolve(strict=True)
@@ -35,7 +35,7 @@ def resolve(permissions: WeightPermissions, path: Path) -> Path:
 
 
 def resolve_new(permissions: WeightPermissions, path: Path) -> Path:
-    """Follow the symbolic links in the folders of a file that the tenant may write. The file need not exist.
+    """Return the path of a file that the tenant may write, with symbolic links followed. The file need not exist.
 
     Raises:
         WeightsUnavailable: the path is outside of the folders for saving.
@@ -54,7 +54,10 @@ def _is_within(path: Path, folders: Iterable[Path]) -> bool:
 
 
 def _matches(address: str, pattern: str) -> bool:
-    """Return True if a pattern matches, host with host: `https://*.example.org/*` does not match `https://other/x.example.org/y`."""
+    """Return True if an address matches a pattern. The host is compared with the host of the pattern.
+
+    So `https://*.example.org/*` does not match `https://other/x.example.org/y`.
+    """
     scheme, separator, rest = pattern.partition("://")
     if not separator:
         return fnmatch.fnmatchcase(address, pattern)

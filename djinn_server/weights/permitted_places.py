@@ -1,4 +1,4 @@
-"""Resolve addresses of clients to places, check each place against the operator's permissions, and open it."""
+"""Resolve addresses of clients to places, check the places against the operator's permissions, and open them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from djinn_server.weights.permissions import allows, resolve, resolve_new
 
 
 def ignore_progress(done: int, expected: int) -> None:
-    """Ignore progress that no client asks for."""
+    """Ignore the progress of a download, because no client asks for it."""
 
 
 def open_permitted(
     source: WeightSource, address: str, permissions: WeightPermissions, report: ReportDownload | None = ignore_progress
 ) -> Sequence[WeightFile]:
-    """Open the first permitted place of an address that has weights. `report` None: only local files.
+    """Open the first permitted place of an address that has weights.
+
+    `report`: receives the progress of a download; None: open only local files.
 
     Raises:
         WeightsUnavailable: no permitted place has weights. The message does not reveal whether a forbidden place exists.
@@ -62,10 +64,10 @@ def _places(source: WeightSource, address: str, folders: Sequence[Path]) -> Sequ
 
 
 def _checked(source: WeightSource, found: object, kind: type | UnionType) -> Sequence[Any]:
-    """Return a plugin's result if it is a sequence of `kind`.
+    """Return a plugin's result after a check that it is a sequence of `kind`.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: the result has another type.
     """
     if isinstance(found, str) or not isinstance(found, Sequence) or not all(isinstance(one, kind) for one in found):
         raise TypeError(f"the weight source {source.name!r} returned {type(found).__name__}, not a sequence of {kind}")
@@ -76,7 +78,7 @@ def writable_path(source: WeightSource, address: str, permissions: WeightPermiss
     """Return the path of an address if the tenant may write it.
 
     Raises:
-        WeightsUnavailable: the tenant may not write it.
+        WeightsUnavailable: the tenant may not write the path.
     """
     for place in _places(source, address, permissions.saving[:1]):
         if isinstance(place, LocalPlace):

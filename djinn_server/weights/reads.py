@@ -1,6 +1,6 @@
-"""Weights that an executor reads from files: other threads read them, and the session's thread makes values of them between messages.
+"""Read weights from files in background threads, and turn them into values of a session.
 
-Programs that do not use a value do not wait for it.
+The session's thread makes the values between messages. Programs that do not use a value do not wait for it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ READ_AHEAD_SHARE: Final = 8  # a memory limit by this, if that is less
 
 @attrs.define
 class _PendingRead:
-    """A weight that the executor will read. `reading` is None while the read is queued behind earlier reads."""
+    """A weight to be read. `reading`: the running read; None while earlier reads come first."""
 
     header: UploadPart
     origin: Origin
@@ -47,9 +47,9 @@ class WeightReads:
     """Pending weight reads of one session. Used by the session's thread.
 
     Attributes:
-        reading: pending reads, running or queued, by handle.
-        shares: the session's storages that other sessions may share.
-        journal: the session's journal; a closed one if it has none.
+        reading: running and queued reads, by handle.
+        shares: storages of the session that other sessions may share.
+        journal: the session's journal, which is closed if the session has none.
     """
 
     def __init__(
@@ -61,9 +61,15 @@ class WeightReads:
         wakeup: Callable[[], None] = lambda: None,
         names: StorageNames | None = None,
     ) -> None:
-        """`uploads`: the session's uploads, which make values. `reader`: reads the files. `wakeup`: called when a read is complete.
+        """Prepare the reads of a session.
 
-        `names`: as for `SessionShares`.
+        Args:
+            runtime: device of the session.
+            values: the session's values.
+            uploads: makes values of bytes.
+            reader: reads the files.
+            wakeup: called when a read is complete.
+            names: names of storages, as in `SessionShares`.
         """
         self._wakeup = wakeup
         self._runtime = runtime
@@ -78,7 +84,7 @@ class WeightReads:
         self.reading: OrderedDict[int, _PendingRead] = OrderedDict()  # by handle
 
     def left(self) -> int:
-        """Return the bytes of pending reads."""
+        """Bytes of pending reads."""
         return sum(one.header.size for one in self.reading.values())
 
     def clear(self) -> None:
@@ -88,7 +94,7 @@ class WeightReads:
         self.journal = Journal()
 
     def read(self, request: ReadWeights) -> None:
-        """Begin to read a value from an opened address.
+        """Begin to read a value from an address that is open.
 
         Raises:
             ProtocolError: dtype, shape or size are invalid, or the handle is in use.
@@ -130,13 +136,13 @@ class WeightReads:
                 self._uploads.refuse_bytes(one.header, error)
 
     def wait(self, handles: Collection[int] | None = None) -> Wait:
-        """Return the wait for the reads of these values (None: of all)."""
+        """Return the `Wait` for the reads of these values, or of all values (None)."""
         reading = self.reading
         wanted = [*reading] if handles is None else [handle for handle in handles if handle in reading]
         return Wait([(Cause.READ, handle) for handle in wanted], here=lambda key: key[1] not in reading)
 
     def take_finished(self) -> None:
-        """Make values of all completed reads, and start queued ones."""
+        """Make values of completed reads, and start queued reads."""
         for handle, one in list(self.reading.items()):
             if one.reading is not None and one.reading.data.done():
                 self.forget([handle])
@@ -145,7 +151,7 @@ class WeightReads:
             self._begin()
 
     def forget(self, handles: Iterable[int]) -> None:
-        """Drop these reads, because their values are no longer needed."""
+        """Drop the reads of these values, because the values are no longer needed."""
         for handle in handles:
             one = self.reading.pop(handle, None)
             if one is not None:
@@ -165,7 +171,7 @@ class WeightReads:
             self._uploads.refuse_bytes(one.header, error)
 
     def _map(self, header: UploadPart, origin: Origin, offset: int = 0) -> bool:
-        """Create a value over the memory-mapped file. Return False if its bytes must be read."""
+        """Create a value over a memory-mapped file. Return False if the bytes must be read instead."""
         if not self._in_place:  # under a limit the memory could not be taken away
             return False
         mapped = self._reader.map(origin.address, origin.key)
@@ -177,11 +183,14 @@ class WeightReads:
     # --- memory that others have -----------------------------------------------------------------------------------
 
     def _moving(self) -> AbstractContextManager[object]:
-        """Return a context in which no memory is moved."""
+        """Return a context in which other threads move no memory."""
         return nullcontext() if self._ledger is None else self._ledger.lock
 
     def _find(self, header: UploadPart, origin: Origin, offset: int = 0) -> bool:
-        """Create a value over bytes that another session has read, restored if evicted. Return False if no session holds them."""
+        """Create a value over bytes that another session has read. Evicted bytes are restored.
+
+        Return False if no session has the bytes.
+        """
         with self._moving():
             storage = self._reader.shared.find(origin.key)
             if storage is None:
@@ -195,10 +204,10 @@ class WeightReads:
             return True
 
     def _put(self, header: UploadPart, origin: Origin, data: torch.Tensor, offset: int = 0) -> None:
-        """Make a value of the bytes of a completed read.
+        """Make a value of completely read bytes.
 
         Raises:
-            RuntimeError: the device has no memory for it.
+            RuntimeError: the device has no memory for the value.
         """
         with self._moving(), torch.inference_mode():
             storage = self._runtime.receive(data).untyped_storage()
@@ -223,7 +232,7 @@ class WeightReads:
                 self._ledger.reread_from(value, source)
 
     def read_again(self, stored: Sequence[StoredValue]) -> None:
-        """Restore the snapshot's weight values from their files. A value whose file is unavailable becomes poison."""
+        """Read the unmodified weights of a snapshot again from their files. If a file is missing, its values are poison."""
         for one in stored:
             origin = Origin(one.address, WeightKey(one.version, one.name, one.start, one.size))
             header = UploadPart(one.handle, one.dtype, one.shape, one.stride, one.size)
@@ -240,10 +249,10 @@ class WeightReads:
     # --- files that a journal needs --------------------------------------------------------------------------------
 
     def _hold_file(self, address: str, version: bytes) -> None:
-        """Link a weight file into the journal, because the file may be removed or replaced before a recovery."""
+        """Link a weight file into the journal, because the file may be removed before a recovery."""
         if self.journal.open:
             self._reader.hold(address, version, self.journal.contents.path(version))
 
     def hold_only(self, versions: set[bytes]) -> None:
-        """Let the journal keep only the weight files of these versions, because a snapshot replaces its records."""
+        """Keep only weight files of these versions in the journal, because a snapshot replaces its records."""
         self.journal.contents.held = versions

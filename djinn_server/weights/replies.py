@@ -1,4 +1,4 @@
-"""Replies to messages about weight addresses: list, save, list published names, remove."""
+"""Replies to messages about weight addresses: open, save, remove, and list published names."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ASK_SECONDS: Final = 0.25  # between two signs that a session still waits for an
 
 
 def listed(request: OpenWeights, found: Future[OpenedWeights], most: int) -> bytes:
-    """Return the reply to `OpenWeights` with the tensors at the address, in at most `most` bytes."""
+    """Return the encoded reply to `OpenWeights`: the tensors at the address, in at most `most` bytes."""
     try:
         opened = found.result()
     except WeightsUnavailable as error:
@@ -89,9 +89,9 @@ def list_published(published: NamingSource | None) -> PublishedReply:
 
 
 def answer_once(connection: ExecutorChannel, do: Callable[[bool], Message]) -> None:
-    """Call `do`, which changes files, and send its reply. A recovered session sends the logged reply instead.
+    """Call `do`, which changes files, and send its reply. In a recovered session, send the logged reply instead.
 
-    `do` gets True if an earlier executor died between the begin and the logged reply: the files may have changed already.
+    `do` is called with True if an earlier executor died while it changed the files, which may then be changed already.
     """
     begun: list[bytes | None] = []
 
@@ -104,7 +104,7 @@ def answer_once(connection: ExecutorChannel, do: Callable[[bool], Message]) -> N
 
 
 def remove(reader: WeightReader, request: RemoveWeights, again: bool = False) -> RemoveWeightsReply:
-    """Remove the file at an address, and return the reply. `again`: accept that the file is already gone."""
+    """Remove the file at an address, and return the reply. `again`: True if the file may already be gone."""
     try:
         reader.remove(request.address)
     except WeightsUnavailable as error:
@@ -126,7 +126,7 @@ def answer_opening(
 ) -> Iterator[Wait]:
     """Send the tensors at an address, or the progress of opening it. A recovered session sends the same reply.
 
-    `wakeup`: called when the address is open.
+    `wakeup`: called after the address was opened.
     """
     opening = weights.openings.of(request.address)
     opening.found.add_done_callback(lambda _: wakeup())
@@ -156,9 +156,9 @@ def save_values(
     deliver: Callable[[torch.Tensor], torch.Tensor],
     again: bool = False,
 ) -> SaveWeightsReply:
-    """Save values to an address, and return the reply, which has the reason of a failure.
+    """Save values to an address, and return the reply. If this fails, the reply has the reason.
 
-    `deliver`: copies a tensor to host memory. `again`: if the file exists, compare with it instead of writing.
+    `deliver`: copies a tensor to host memory. `again`: True to compare an existing file instead of writing it.
     """
     handles = unpack_handles(request.handles)
     if len(handles) != len(request.names):

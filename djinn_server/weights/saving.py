@@ -1,4 +1,4 @@
-"""Saving of weights by an executor: values of a session become a safetensors file at an address that the client names."""
+"""Save values of a session to a safetensors file, at an address that the client names."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def save(
     Args:
         tensors: values on the device.
         metadata: the metadata of the file's header.
-        create: creates a file of that many bytes.
+        create: creates a file of a given size in bytes.
         deliver: copies a tensor to host memory.
 
     Raises:
-        WeightsUnavailable: the file may not be written. After any error, an older file is unchanged.
+        WeightsUnavailable: the file may not be written. After all errors, an existing file is unchanged.
         OSError: the file cannot be written.
         ValueError: the format cannot store one of the tensors.
         RuntimeError: there is no host memory for a tensor.
@@ -55,13 +55,13 @@ def save(
 
 
 class DifferentContents(Exception):  # noqa: N818 - a result, and no failure
-    """The existing file has other contents than the data to write."""
+    """The existing file differs from the data to write."""
 
 
 class WrittenFile(WeightSink):
     """A `WeightSink` that compares the data with an existing file instead of writing.
 
-    Its methods raise `DifferentContents` if they differ.
+    Its methods raise `DifferentContents` if the data differs.
     """
 
     def __init__(self, file: WeightFile, size: int) -> None:
@@ -79,7 +79,7 @@ class WrittenFile(WeightSink):
             self._at, data = self._at + len(there), data[len(there) :]
 
     def commit(self) -> None:
-        """Check that the file did not change meanwhile."""
+        """Check that the file did not change during the comparison."""
         self._check(self._file.version() == self._version)
 
     def discard(self) -> None:
@@ -97,7 +97,7 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 
 
 class SavedBytes:
-    """Quota check for a tenant's saved files, including those of its other executors."""
+    """Quota check for a tenant's saved files, including files that its other executors saved."""
 
     def __init__(self, disk: DiskQuota, folder: Path, what: str = "saved", most: int = MOST_FILES) -> None:
         """`what`: participle for messages, such as "saved". `most`: maximum number of files in `folder`."""

@@ -1,4 +1,4 @@
-"""Shared memory of weights that several sessions have read, copied when a session writes into it (copy-on-write)."""
+"""Shared device memory of weights that several sessions have read. It is copied before a session writes into it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from djinn_server.running.values import Poison, ValueTable, strided
 
 @attrs.frozen
 class WeightKey:
-    """Identity of read bytes: a tensor in files of one version."""
+    """Identity of bytes that were read: a part of a tensor, in files of one version."""
 
     version: bytes
     name: str
@@ -31,10 +31,11 @@ class WeightKey:
 
 
 class SharedWeights:
-    """Storages in device memory by the weight that was read into them, as weak references. Thread-safe.
+    """Weak references to the storages of weights that sessions have read, by weight. Thread-safe.
 
     Attributes:
-        hits: reads that found shared memory. hit_bytes: bytes of these reads.
+        hits: number of reads that found shared memory.
+        hit_bytes: bytes of these reads.
     """
 
     def __init__(self) -> None:
@@ -52,39 +53,39 @@ class SharedWeights:
             return found
 
     def held(self, key: WeightKey) -> torch.UntypedStorage | None:
-        """Return the storage of this tensor, as `find` does, without counting a hit."""
+        """Return the storage of a weight, as `find` does, without counting a hit."""
         with self._lock:
             return self.storages.get(key)
 
     def share(self, key: WeightKey, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        """Register `storage` under `key`. Return the registered storage, which is an earlier session's if one exists."""
+        """Register a storage. Return the registered storage of the weight, which may be an earlier session's."""
         with self._lock:
             return self.storages.setdefault(key, storage)
 
     def nbytes(self) -> int:
-        """Return the bytes of weights that sessions have read and not written."""
+        """Return the bytes of weights that sessions have read and not modified."""
         with self._lock:
             return sum(storage.nbytes() for storage in self.storages.values())
 
 
 @attrs.frozen
 class Origin:
-    """The file position that memory was read from."""
+    """Position in a weight file from which memory was read."""
 
     address: str
     key: WeightKey
 
 
 class SessionShares:
-    """Storages of a session, by the client's numbers, whose memory other sessions may share.
+    """Storages of a session whose memory other sessions may share, by the client's number of the storage.
 
-    Before a program writes into one, its values are moved to a private copy.
+    Before a program writes into a shared storage, the session's values are moved to a private copy.
     """
 
     def __init__(self, values: ValueTable, ledger: Ledger | None = None, names: StorageNames | None = None) -> None:
-        """`ledger`: the device's memory ledger if it has a limit. It counts shared storages once.
+        """`ledger`: the device's memory ledger, which counts shared storages once; None without eviction.
 
-        `names`: the names of storages, if the device caches results. A storage loses its name before a write.
+        `names`: names of storages, if the device caches results. A storage loses its name before a write.
         """
         self._values, self.names = values, names
         self._ledger = ledger
@@ -92,7 +93,10 @@ class SessionShares:
         self._keys: dict[int, int] = {}  # of the memory that was read, by storage
 
     def add(self, handle: int, origin: Origin | None) -> None:
-        """Note that the memory of this value is shared. `origin` None: by an op's schema, it may alias a shared value."""
+        """Note that the memory of a value is shared.
+
+        `origin` None: the value is a result that may alias a shared value, according to the op's schema.
+        """
         storage, value = storage_of(handle), self._values[handle]
         self.storages[storage] = origin
         if storage not in self._keys and isinstance(value, torch.Tensor):
@@ -114,10 +118,10 @@ class SessionShares:
         return found
 
     def before_run(self, aliases: InputAliases, inputs: list[int], outputs: Iterable[int]) -> None:
-        """Copy shared memory that a run may write, and note what its results may share.
+        """Copy shared memory that a run may write, and note which results may share memory.
 
         Raises:
-            RuntimeError, OSError: a copy cannot be made; no value was changed.
+            RuntimeError, OSError: a copy cannot be made. No value was changed.
         """
         shared = self.storages
         written = {storage_of(inputs[position]) for position in aliases.written}.intersection(shared)
@@ -131,13 +135,13 @@ class SessionShares:
             self.names.forget([strided(self._values.table.get(inputs[position])) for position in aliases.written])
 
     def forget(self, handles: Iterable[int]) -> None:
-        """Drop storages without values, after `handles` were freed."""
+        """Drop shared storages that have no values any more. `handles`: values that were freed."""
         for storage in self.storages.keys() & set(map(storage_of, handles)):
             if not self._values.bytes_of(storage):
                 self._drop(storage)
 
     def clear(self) -> None:
-        """Drop all shares."""
+        """Drop all shared storages."""
         for storage in list(self.storages):
             self._drop(storage)
 
@@ -162,7 +166,7 @@ class SessionShares:
 
 
 def _give_copy(tensors: list[torch.Tensor], ledger: Ledger | None) -> None:
-    """Move tensors that view one storage to a copy of it."""
+    """Move tensors that view one storage to one new copy of it."""
     with torch.inference_mode():
         copy = tensors[0].untyped_storage().clone() if ledger is None else ledger.copy_of(tensors[0])
         for tensor in tensors:
@@ -171,7 +175,7 @@ def _give_copy(tensors: list[torch.Tensor], ledger: Ledger | None) -> None:
 
 
 def stored_value(handle: int, value: torch.Tensor, origin: Origin) -> StoredValue:
-    """Return the snapshot entry of an unmodified weight: its layout and its place in the file."""
+    """Return the snapshot entry of an unmodified weight: its layout and its position in the file."""
     key = origin.key
     layout = dtype_name(value.dtype), tuple(value.shape), value.stride(), int(value.storage_offset())
     return StoredValue(handle, origin.address, key.version, key.name, key.start, key.size, *layout)

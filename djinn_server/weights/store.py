@@ -1,7 +1,8 @@
-"""Content-addressed store of weights by the digest of their bytes: stored weights need not be sent again.
+"""Store of weights on disk, by the digest of their bytes. Clients need not send stored weights again.
 
-The store is a directory of files named by digest. A file is written under a temporary name first, so it is complete or absent.
-Several executor processes may share the directory. A file's contents are checked against its name before they are used.
+The store is a directory of files that are named by digest. A file is written under a temporary name first, so it is
+complete or absent. Several executor processes may share the directory. The contents of a file are checked against its
+name before they are used.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ QUEUED_LIMIT: Final = 1 << 30  # bytes that may wait to be written; beyond it up
 
 @attrs.frozen
 class _NewEntry:
-    """An entry to be stored. `data`: its bytes, or a file under a temporary name in the store's directory."""
+    """A weight to be stored. `data`: its bytes, or a file with a temporary name in the store's directory."""
 
     digest: bytes
     data: torch.Tensor | Path
@@ -43,7 +44,7 @@ class _NewEntry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the entry holds until it is stored."""
+        """Bytes of memory that the entry uses until it is stored."""
         return self.data.nbytes if isinstance(self.data, torch.Tensor) else 0
 
 
@@ -52,8 +53,10 @@ class StoreCounters:
     """Counters of a store.
 
     Attributes:
-        hits, misses: number of lookups with and without a result. hit_bytes: bytes of the hits.
-        evictions: weights that were removed to make room.
+        hits: number of lookups that found a weight.
+        misses: number of lookups that found none.
+        hit_bytes: bytes of the found weights.
+        evictions: number of weights that were removed to make room.
     """
 
     hits: int = 0
@@ -63,10 +66,16 @@ class StoreCounters:
 
 
 class WeightStore:
-    """Stores tensors' bytes in `directory`, at most `limit` bytes, and evicts the least recently used."""
+    """Store of at most `limit` bytes in a directory. It evicts the least recently used weights."""
 
     def __init__(self, directory: Path, limit: int, disk: DiskQuota) -> None:
-        """Raises `OSError` if the directory cannot be created. `disk`: the tenant's disk quota."""
+        """Create the store.
+
+        `disk`: the tenant's disk quota.
+
+        Raises:
+            OSError: the directory cannot be created.
+        """
         self.limit = limit
         self.counts = StoreCounters()
         self._disk = disk
@@ -80,21 +89,24 @@ class WeightStore:
         self._remove_unfinished()
 
     def of_tenant(self, tenant: str, limit: int) -> WeightStore:
-        """Return the tenant's own store, without weights of other tenants.
+        """Return the store of a tenant, which contains no weights of other tenants.
 
         Args:
-            tenant: its name; an empty one gives this store.
-            limit: the most bytes that it may hold; 0: as many as this one.
+            tenant: name of the tenant; empty: return this store.
+            limit: maximum bytes of the tenant's store; 0: the limit of this store.
 
         Raises:
-            OSError: its directory cannot be made.
+            OSError: the directory of the tenant's store cannot be made.
         """
         if not tenant:
             return self
         return WeightStore(self._directory / "tenants" / tenant, min(limit or self.limit, self.limit), self._disk)
 
     def find(self, digest: bytes, size: int) -> torch.Tensor | None:
-        """Return the bytes of that digest (uint8, writable, private to the caller); None if the store lacks them."""
+        """Return the bytes with this digest as a writable uint8 tensor, private to the caller.
+
+        Return None if the store lacks them.
+        """
         found = self._found(digest, size)
         with self._changed:
             self.counts.misses += found is None
@@ -116,16 +128,16 @@ class WeightStore:
             return None
 
     def keep(self, digest: bytes, data: torch.Tensor) -> threading.Event:
-        """Write `data` (uint8, contiguous, on the CPU) in the background, if it has that digest. Return an event that is set afterwards.
+        """Store `data` (uint8, contiguous, on the CPU) in the background. Return an event that is set afterwards.
 
-        If `data` is written to before that, its digest no longer matches, and it is not stored.
+        The data is not stored if it does not have the digest, for example because it was changed meanwhile.
         """
         return self._put(_NewEntry(digest, data))
 
     def adopt(self, digest: bytes, file: Path, proven: Callable[[bytes], None] = lambda _: None) -> bool:
-        """Add `file` as a hard link, after its digest was checked in the background; then call `proven`.
+        """Add a file to the store as a hard link. Return False if this is not possible.
 
-        `file` must not be written any more. Return False if it cannot be shared.
+        Its digest is checked in the background; then `proven` is called. The file must not be written any more.
         """
         path = self._path(digest)
         name = path.with_name(f"{NEW}{secrets.token_hex(8)}")
@@ -139,7 +151,7 @@ class WeightStore:
         return True
 
     def file_of(self, digest: bytes) -> Path:
-        """Return the path of these bytes in the store; None if the store lacks them."""
+        """Return the path of the stored file with this digest; None if the store lacks it."""
         return self._path(digest)
 
     def _put(self, entry: _NewEntry) -> threading.Event:
@@ -166,7 +178,7 @@ class WeightStore:
         return self._directory / name[:2] / name
 
     def _is_good(self, path: Path, digest: bytes, size: int) -> bool:
-        """Return True if the file has this digest. Verify each file once per process."""
+        """Return True if the file has this digest. Each file is verified once per process."""
         status = path.stat()
         if status.st_size != size:
             return False
@@ -180,7 +192,7 @@ class WeightStore:
         return True
 
     def _remove_unfinished(self) -> None:
-        """Remove the unfinished files of killed processes."""
+        """Remove unfinished files of dead processes."""
         for path in self._directory.glob(f"??/{NEW}*"):
             try:
                 if time.time() - path.stat().st_ctime > STALE_SECONDS:
@@ -245,7 +257,7 @@ class WeightStore:
         return self._disk.left_for_weights(self.limit)
 
     def shrink_to(self, limit: int) -> None:
-        """Evict the least recently used weights until no more than `limit` bytes are left."""
+        """Evict the least recently used weights until at most `limit` bytes are left."""
         self._make_room(0, limit)
 
     def _make_room(self, size: int, limit: int | None = None) -> None:
@@ -273,12 +285,12 @@ class WeightStore:
 
 
 def mapped_bytes(path: Path, size: int) -> torch.Tensor:
-    """Map the bytes of a file (uint8) privately: pages are read on access, and writes stay in this process."""
+    """Memory-map a file privately as a uint8 tensor. Pages are read on access; writes stay in this process."""
     return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
 
 
 def _copy_hashed(data: torch.Tensor, file: int) -> bytes:
-    """Write `data`, and return the digest of what was written, even if `data` changes meanwhile."""
+    """Write `data` to a file. Return the digest of the written bytes, even if `data` changes meanwhile."""
     view = data.numpy().data
     state = ContentHash()
     for start in range(0, len(view), CHUNK):

@@ -1,4 +1,4 @@
-"""Uploads of tensor bytes in one or more parts, which become values of a session."""
+"""Assemble uploads of tensor bytes, which arrive in one or more parts, to values of a session."""
 
 from __future__ import annotations
 
@@ -40,16 +40,18 @@ class _Partial:
 
 
 class UploadAssembly:
-    """Collects the parts of each upload; a complete one becomes a value.
+    """Collect the parts of uploads, and make a value of each complete upload.
 
     Attributes:
-        wanted: digests of offered blobs that the client has to upload, by handle.
-        journal: the session's journal; a closed one if it has none. names: as for `SessionShares`.
-        reading: handles of pending weight reads. reading_bytes: bytes of the started reads.
+        wanted: digests of offered blobs that the client must upload, by handle.
+        journal: the session's journal, which is closed if the session has none.
+        names: names of storages, as in `SessionShares`.
+        reading: handles of pending weight reads.
+        reading_bytes: bytes of the started reads.
     """
 
     def __init__(self, runtime: DeviceRuntime, values: ValueTable, store: WeightStore | None) -> None:
-        """`store`: the weight store, if any."""
+        """`store`: the tenant's weight store; None: none."""
         self.reading: set[int] = set()
         self.reading_bytes = 0
         self._runtime = runtime
@@ -68,7 +70,7 @@ class UploadAssembly:
 
     @property
     def promised(self) -> tuple[tuple[bytes, int], ...]:
-        """Digests and sizes of blobs that `hold` reported as present and that the client has not offered yet."""
+        """Digests and sizes of blobs that were reported as present, by `hold`, and that the client has not offered yet."""
         return tuple([(digest, data.nbytes) for digest, data in self._held.items()])
 
     def clear(self) -> None:
@@ -79,12 +81,12 @@ class UploadAssembly:
         self.journal = Journal()
 
     def hold(self, have: BlobQuery, before: bytes | None = None) -> bytes:
-        """Return a flag for each queried blob: 1 if it is present. Keep present blobs until they are offered or the next query.
+        """Return a byte for each queried blob: 1 if it is present. Present blobs are kept until the next query.
 
-        `before`: in a replay, the flags of the original reply. Only blobs with the flag 1 are kept.
+        `before`: in a replay, the bytes of the original reply. Only blobs with a 1 are kept.
 
         Raises:
-            ProtocolError: the query has different numbers of digests and sizes.
+            ProtocolError: the query has unequal numbers of digests and sizes.
         """
         if len(have.sizes) != len(have.digests):
             raise ProtocolError(f"a blob query has {len(have.digests)} digests but {len(have.sizes)} sizes")
@@ -98,7 +100,7 @@ class UploadAssembly:
         return bytes([digest in self._held for digest in have.digests])
 
     def _find(self, digest: bytes, size: int) -> torch.Tensor | None:
-        """Return the bytes of a digest, or None. The session's journal links their file, so that the store may evict it."""
+        """Return the bytes with this digest, or None. The session's journal links their file, as the store may evict it."""
         contents = self._contents()
         kept = contents.find(digest, size) if contents is not None else None
         if kept is not None:
@@ -109,7 +111,7 @@ class UploadAssembly:
         return found
 
     def _contents(self) -> BlobFiles | None:
-        """Return the files of the session's journal."""
+        """Return the blob files of the session's journal; None without a journal."""
         return self.journal.contents if self.journal.open or self.journal.replaying else None
 
     def _find_offered(self, offer: BlobOffer) -> torch.Tensor | None:
@@ -117,12 +119,12 @@ class UploadAssembly:
         return held if held is not None and held.nbytes == offer.size else self._find(offer.digest, offer.size)
 
     def wait(self) -> Wait:
-        """Return the wait for all offered uploads."""
+        """Return the `Wait` for all offered uploads."""
         wanted = self.wanted
         return Wait([(Cause.UPLOAD, handle) for handle in wanted], here=lambda key: key[1] not in wanted)
 
     def take_or_refuse(self, upload: UploadPart, body: Sequence[Buffer]) -> None:
-        """Add a part to its upload. If the part is invalid, the value becomes poison."""
+        """Add a part to its upload. If the part is invalid, make the value poison."""
         try:
             self.take(upload, body)
         except ProtocolError as error:
@@ -132,7 +134,7 @@ class UploadAssembly:
     def consider(self, offer: BlobOffer, look: bool = True) -> bool:
         """If the store has an offered blob, make a value of it and return True. Otherwise expect its upload.
 
-        `look`: False to treat the blob as missing without a store lookup.
+        `look`: False to treat the blob as missing, without a lookup in the store.
 
         Raises:
             ProtocolError: dtype, shape or size are invalid, or the handle is in use.
@@ -155,7 +157,7 @@ class UploadAssembly:
         return True
 
     def take(self, upload: UploadPart, body: Sequence[Buffer]) -> None:
-        """Add one part to its upload, and make a value of a complete upload.
+        """Add a part to its upload, and make a value if the upload is complete.
 
         Raises:
             ProtocolError: the part does not fit earlier parts, or its layout does not fit its size.
@@ -211,13 +213,13 @@ class UploadAssembly:
             raise ProtocolError(f"upload {upload.handle} announced {upload.size} bytes, but its layout has {size}")
 
     def check_new(self, upload: UploadPart) -> None:
-        """Raise ProtocolError if the header is invalid or its handle is in use."""
+        """Check that the header of an upload is valid and its handle is unused."""
         _check_layout(upload)
         if upload.handle in self._values or upload.handle in self._partial or upload.handle in self.reading:
             raise ProtocolError(f"value {upload.handle} is uploaded twice")
 
     def check_room(self, size: int) -> None:
-        """Raise OutOfMemoryError if pending uploads and reads plus `size` bytes exceed the memory limit."""
+        """Check that pending uploads and reads plus `size` bytes fit into the memory limit."""
         ledger = ledger_of(self._runtime)
         parts = sum(partial.header.size for partial in self._partial.values() if partial.data is not None)
         coming = parts + self.reading_bytes
@@ -235,7 +237,7 @@ class UploadAssembly:
             return None
 
     def finish(self, upload: UploadPart, data: torch.Tensor) -> None:
-        """Make a value of an upload's bytes, in host memory or in memory from `allocate`."""
+        """Make a value of an upload's bytes. `data`: host memory, or memory of `DeviceRuntime.allocate`."""
         digest = self.wanted.pop(upload.handle, None)
         if digest is not None and self._store is not None:
             self._keep(self._store, upload.handle, digest, data)
@@ -270,11 +272,11 @@ class UploadAssembly:
         self.poison(handle, "ProtocolError", reason)
 
     def poison(self, handle: int, kind: str, reason: str) -> None:
-        """Make a value poison, with an error of this kind as the reason."""
+        """Make a value poison, with an error of `kind` and `reason`."""
         self._values[handle] = Poison(Failure(0, -1, "upload", kind, reason[: limits.FAILURE_TEXT]))
 
     def refuse_bytes(self, upload: UploadPart, error: Exception) -> None:
-        """Make the value poison: ops that use it report the error, and the session goes on."""
+        """Make a value poison with this error, so that ops that use it fail and the session continues."""
         text = str(error).partition("\n")[0]
         if is_out_of_memory(error):
             self.poison(
@@ -286,7 +288,10 @@ class UploadAssembly:
 
 
 def place_part(runtime: DeviceRuntime, head: bytes, nbytes: int) -> memoryview | None:
-    """Return page-locked memory for a buffer of `nbytes` if `head` is that of a part; None: receive the buffer anywhere."""
+    """Return page-locked memory for a buffer of `nbytes` bytes, if `head` is the header of an upload's part.
+
+    Return None if the buffer can be received anywhere.
+    """
     if not is_of_kind(head, UploadPart):
         return None
     try:
@@ -297,7 +302,7 @@ def place_part(runtime: DeviceRuntime, head: bytes, nbytes: int) -> memoryview |
 
 
 def _check_layout(upload: UploadPart) -> None:
-    """Raise ProtocolError if shape and strides exceed the announced size."""
+    """Check that shape and strides fit the announced size."""
     counts = (*upload.shape, *upload.stride, upload.size)
     if len(upload.shape) != len(upload.stride) or not is_countable(counts):
         raise ProtocolError(f"upload {upload.handle} has an invalid layout")
@@ -308,5 +313,5 @@ def _check_layout(upload: UploadPart) -> None:
 
 
 def is_countable(counts: Sequence[int]) -> bool:
-    """Return True if these are sizes that PyTorch accepts."""
+    """Return True if PyTorch accepts these numbers as sizes."""
     return all(0 <= n < _NUMBERS for n in counts)

@@ -1,6 +1,6 @@
-"""Reader of weights: opens addresses that clients name, and reads tensors from their files in parallel.
+"""Read weights: open addresses that clients name, and read tensors from their files in parallel.
 
-In a folder, it reads the files that a weight format knows, or those that an index names.
+In a folder, files of a weight format are read, or only the files that an index names.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def suffixes_of(formats: Sequence[WeightFormat]) -> tuple[str, ...]:
 def read_headers(
     files: Sequence[WeightFile], formats: Sequence[WeightFormat]
 ) -> list[tuple[WeightFile, str, FileHeader]]:
-    """Return the files to read, with versions and headers. If several formats have files, the first format counts.
+    """Read the headers of weight files. Return each file with its version and its header.
 
     Raises:
         OSError: a file cannot be read.
@@ -88,7 +88,9 @@ def _header(form: WeightFormat, file: WeightFile) -> FileHeader:
 
 
 def _counted(form: WeightFormat, files: Sequence[WeightFile]) -> list[WeightFile]:
-    """Return the files to read for one format. If there is exactly one shard index, return its shards. Empty if no file has this format.
+    """Return the files of one format that must be read; empty if no file has this format.
+
+    If there is one shard index, these are its shards.
 
     Raises:
         OSError: the index cannot be read.
@@ -126,7 +128,7 @@ _log = get_logger("djinn.server")
 
 @attrs.frozen
 class StoredPlace:
-    """Place of a tensor: its file, the version of the file, and its entry in the header."""
+    """Location of a tensor: its file, the version of the file, and its entry in the header."""
 
     file: WeightFile
     version: str
@@ -135,16 +137,16 @@ class StoredPlace:
 
 @attrs.frozen
 class OpenedWeights:
-    """The tensors at an address.
+    """The tensors at an address that was opened.
 
     Attributes:
-        address: versioned address of exactly these files. The requested address may point to other files later.
-        version: digest of the files' headers, sizes and versions.
-        tensors: by name, in the order of the files.
+        address: address of this version of the files. The requested address may lead to other files later.
+        version: digest of the headers, sizes and versions of the files.
+        tensors: entries by tensor name, in the order of the files.
         metadata: metadata strings in the files' headers.
-        files: number of the files.
-        tied: names of tied tensors, with the name under which their bytes are read.
-        replaceable: the only file, if the tenant may write it, so that it may be replaced while sessions read it.
+        files: number of files.
+        tied: for names of tied tensors, the name under which the shared bytes are read.
+        replaceable: the only file, if the tenant may replace it while sessions read it; else None.
     """
 
     address: str
@@ -157,11 +159,10 @@ class OpenedWeights:
 
 
 class PartRead:
-    """A pending read of part of a tensor. If no session holds this object when the read would start, the read is skipped.
+    """A pending read of a part of a tensor. It is skipped if no session refers to this object when it would start.
 
     Attributes:
-        data: future with a CPU tensor of bytes, or with `WeightsUnavailable` if the files have another version now, or
-            cannot be read.
+        data: future with a CPU tensor of bytes, or with `WeightsUnavailable` if the files have changed or cannot be read.
     """
 
     data: Future[torch.Tensor]
@@ -173,7 +174,7 @@ class PartRead:
 
 @attrs.frozen
 class StoredBytes:
-    """`SourceBytes` of memory that was read from part of a tensor in a local file."""
+    """Source of bytes that were read from a local weight file, so that evicted memory can be read again."""
 
     address: str
     place: StoredPlace
@@ -199,9 +200,10 @@ class WeightReader:
 
     Attributes:
         openings: pending calls of `open`, one per address.
-        published: the tenant's published weights; None: publishing is not allowed.
-        shared: weights in device memory that sessions hold.
-        reads: number of tensor parts that were read. read_bytes: their bytes.
+        published: source of the tenant's published weights; None: publishing is not allowed.
+        shared: weights in device memory that sessions share.
+        reads: number of tensor parts that were read.
+        read_bytes: bytes of these parts.
     """
 
     def __init__(
@@ -228,11 +230,11 @@ class WeightReader:
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """URL schemes of the addresses that it opens."""
+        """URL schemes of the addresses that can be opened."""
         return tuple(sorted({*self._sources, *([self.published.name] if self.published is not None else [])}))
 
     def open(self, address: str) -> OpenedWeights:
-        """Return the tensors at an address. Check the files again, to find a new version.
+        """Return the tensors at an address. The files are checked again, as they may have changed.
 
         Raises:
             WeightsUnavailable: the address has no weights, may not be read, or has a malformed file.
@@ -251,7 +253,7 @@ class WeightReader:
         return known
 
     def save_in(self, folders: Path, disk: DiskQuota, tenant: str) -> None:
-        """Let the tenant save weights in its own subfolder of `folders`, and read them.
+        """Let the tenant save and read weights in its own subfolder of `folders`.
 
         Raises:
             OSError: the folder cannot be made.
@@ -262,7 +264,7 @@ class WeightReader:
         self._permissions = attrs.evolve(self._permissions, saving=(folder,))
 
     def publish_in(self, folders: Path, disk: DiskQuota, tenant: str) -> None:
-        """If a plugin keeps published weights, let the tenant publish in its own subfolder of `folders`.
+        """Let the tenant publish weights in its own subfolder of `folders`, if a plugin supports this.
 
         Raises:
             OSError: the folder cannot be made.
@@ -279,7 +281,7 @@ class WeightReader:
         return published if published is not None and address.startswith(f"{published.name}:") else None
 
     def hold(self, address: str, version: bytes, link: Path) -> None:
-        """Hard-link the file at an address to `link`, because it may be removed or replaced. If the address changed, open `link`."""
+        """Hard-link the file at an address to `link`, because it may be removed. If it has changed, open `link`."""
         with self._lock:
             opened = self._opened.get(address)
         if opened is None or opened.version != version:
@@ -294,7 +296,7 @@ class WeightReader:
                 _log.info("cannot link a weight file to a journal", address=address, reason=str(error))
 
     def _find_kept(self, address: str, version: bytes, link: Path) -> None:
-        """Open the link that an earlier process made of the file at an address."""
+        """Open the hard link that an earlier process made of the file at an address."""
         if version in self._kept or not link.exists():
             return
         path = address.partition(":")[2]
@@ -309,7 +311,7 @@ class WeightReader:
             self._kept[version] = kept
 
     def _replaceable(self, files: Sequence[WeightFile]) -> LocalFile | None:
-        """Return the only file if the tenant may write it, else None."""
+        """Return the only file if the tenant may replace it, else None."""
         only = files[0] if len(files) == 1 else None
         if not isinstance(only, LocalFile):
             return None
@@ -334,7 +336,7 @@ class WeightReader:
         return source.create(path, size)
 
     def written(self, address: str) -> Callable[[int], WeightSink] | None:
-        """Return a function like `create` whose sink compares the data with the existing file. Return None if no file exists."""
+        """Return a function like `create`, whose sink compares an existing file. Return None if no file exists."""
         try:
             places = self.open(address).tensors.values()
         except WeightsUnavailable:
@@ -398,7 +400,7 @@ class WeightReader:
         return begun
 
     def again(self, address: str, key: WeightKey) -> StoredBytes | None:
-        """Return the position of bytes that were just read, for rereading; None if they are not on this machine's disk."""
+        """Return the source of bytes that were just read, for a second read; None if they are not on a local disk."""
         try:
             place = self._place(address, key)
         except WeightsUnavailable:  # it has changed since
@@ -406,7 +408,7 @@ class WeightReader:
         return StoredBytes(address, place, key.start) if isinstance(place.file, LocalFile) else None
 
     def untied(self, address: str, key: WeightKey) -> WeightKey:
-        """Return the key of these bytes by the first of their names, so that tied weights are read once."""
+        """Return the key of these bytes under the first of their names, so that tied weights are read once."""
         with self._lock:
             opened = self._opened.get(address)
         if opened is None or opened.version != key.version or key.name not in opened.tied:
@@ -442,7 +444,7 @@ class WeightReader:
         return data
 
     def populate(self, key: WeightKey) -> None:
-        """Populate the page table of a key's mapped memory in the background, because all of it will be used soon."""
+        """Read the pages of a key's mapped memory in the background, because all of them will be used soon."""
 
         def populate_held() -> None:
             storage = self.shared.held(key)
@@ -458,7 +460,7 @@ class WeightReader:
             return self._readers
 
     def _place(self, address: str, key: WeightKey) -> StoredPlace:
-        """Return the place of a key's tensor, in the open files or in the present ones."""
+        """Return the location of a key's tensor, in the open files or in the present files."""
         with self._lock:
             opened = self._opened.get(address)
         if opened is None or opened.version != key.version:  # this session was recovered, or many addresses are open
