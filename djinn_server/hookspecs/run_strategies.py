@@ -131,8 +131,8 @@ class StrategyRun(ABC):
         """Reuse the rows of tokens that an earlier run shares, and compute only the other rows.
 
         Call it after `digest` and before `advance`: `yield from run.reuse_prefix(...)`. `candidates`: results of runs with
-            the same `TemplateFacts.cacheable`. The executor takes the run with the longest common prefix of tokens, and
-            proves that its results for the prefix do not depend on later tokens. Results may be rounded differently.
+        the same `TemplateFacts.cacheable`. The executor takes the run with the longest common prefix of tokens, and
+        proves that its results for the prefix do not depend on later tokens. Results may be rounded differently.
 
         Return False, without running ops, if the session has `exact=True` or the proof fails.
         """
@@ -198,7 +198,7 @@ class RunOffer(ABC):
         """Note the result of a trial.
 
         `ratio`: time of the offer divided by the time op by op. `used`: True if the executor uses the offer from now on.
-            An unused offer is tried again after its stage has changed.
+        An unused offer is tried again after its stage has changed.
         """
 
     def replacement(self) -> Replacement | None:

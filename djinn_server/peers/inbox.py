@@ -146,7 +146,7 @@ class TransferInbox:
         """Receive a transfer whose header has arrived. The caller sends further frames to the generator.
 
         `source`: number of the sending executor; 0 if the client relays. Return how many transfers of this executor were
-            received. Return None if its exported memory cannot be opened.
+        received. Return None if its exported memory cannot be opened.
 
         Raises:
             TransportError: the connection has ended.

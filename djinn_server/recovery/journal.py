@@ -316,7 +316,7 @@ class Journal:
         """Replace the journal by a snapshot: the session's state, its memory, and its unacknowledged replies.
 
         `transfers`: records of queued and unfinished transfers. Buffers of the memory are read one after the other. A
-            large buffer goes to a blob file, unless one has it. If the process dies in this call, the old journal stays.
+        large buffer goes to a blob file, unless one has it. If the process dies in this call, the old journal stays.
 
         Return False if the journal is unchanged, because the state exceeds the limit, the disk is full, or a value cannot
         be read. Sizes are checked before anything is written.

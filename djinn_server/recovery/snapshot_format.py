@@ -93,7 +93,7 @@ def take_values(
     """Return the snapshot fields of all values, and their memory as lazy buffers, or None.
 
     Return None if a value cannot be serialized. `read`: returns the memory of a tensor, when a buffer is accessed.
-        `left_out`: handles to skip.
+    `left_out`: handles to skip.
     """
     tensors: list[int] = []
     numbers: list[tuple[int, Number]] = []
