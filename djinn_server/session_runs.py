@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 
 from djinn_core.errors import ProtocolError, QuotaExceeded, TransportError
@@ -29,16 +29,12 @@ from djinn_server.running.run import RunOutcome, StepGuard, TemplateRun, refuse_
 from djinn_server.running.run_request import RunRequest
 from djinn_server.running.runs_ahead import RunsAhead
 from djinn_server.running.template_compiler import CompiledTemplate
-from djinn_server.running.values import ValueTable, strided
+from djinn_server.running.values import ValueTable
 from djinn_server.session_metrics import SessionCounters
 from djinn_server.value_kinds import ValueKinds
 from djinn_server.weights.shared_weights import SessionShares
 
 _log = get_logger("djinn.server")
-
-
-def _has_ended(steps: Iterator[None]) -> bool:
-    return next(steps, steps) is steps
 
 
 def finished(run: Generator[None, None, RunOutcome]) -> RunOutcome:
@@ -172,7 +168,7 @@ class SessionRuns:
         if known is None:
             return access_of(None, work, (), ())
         choice = self._choice(known)
-        if choice is not None and not choice.is_settled(exact=self._exact):
+        if choice is not None and not choice.runs_plain(exact=self._exact):
             return None
         if known.template.moves or known.draws.first(known.slots) is not None:
             return None
@@ -214,11 +210,7 @@ class SessionRuns:
         turn.work.rest = self._cancellation.pauses
         choice = self._choice(known)
         run = TemplateRun(known.template, turn.work, turn.slots, self._values, growth=self._growth(known, choice))
-        if choice is None:
-            return run, run.advance
-        served = ServedRun(choice.facts, run, turn.slots, lambda: iter((None,)))
-        steps = self._device.arbiter.run_settled(choice, served, exact=self._exact)
-        return run, partial(_has_ended, steps)
+        return run, run.advance
 
     def _run(
         self, known: BoundTemplate, work: RunRequest, pending: JointRun | None
@@ -280,17 +272,9 @@ class SessionRuns:
         return outcome
 
     def _before_run(self, known: BoundTemplate, work: RunRequest) -> None:
-        """Prepare writes of a run: copy shared weights, and let strategies drop data derived from its inputs."""
-        arbiter = self._device.arbiter
-        shares = self._shares.storages or self._shares.names
-        if not shares and not arbiter.told_of_writes:
-            return
-        aliases = known.input_aliases(self._device.own)
-        if shares:
-            self._shares.before_run(aliases, work.inputs, work.outputs)
-        if arbiter.told_of_writes and aliases.written:
-            values = (strided(self._values.table.get(work.inputs[at])) for at in aliases.written)
-            arbiter.before_write([value for value in values if value is not None])
+        """Copy the shared weights that a run writes."""
+        if self._shares.storages or self._shares.names:
+            self._shares.before_run(known.input_aliases(self._device.own), work.inputs, work.outputs)
 
     def _choice(self, known: BoundTemplate) -> TemplateChoice | None:
         """Return the offers for a template; None if no strategy may run it for this session."""
@@ -299,7 +283,7 @@ class SessionRuns:
 
     def _growth(self, known: BoundTemplate, choice: TemplateChoice | None) -> Growth | None:
         """Return the steps of a template that append in place, if they may be used; else None."""
-        return known.template.growth() if self._grows and (choice is None or choice.concurrent) else None
+        return known.template.growth() if self._grows and (choice is None or not choice.candidates) else None
 
     @property
     def _exact(self) -> bool:

@@ -27,7 +27,7 @@ Programs = Mapping[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, .
 class _Counted(RunOffer):
     def __init__(self, offer: RunOffer) -> None:
         self.offer, self.runs = offer, 0
-        self.checked, self.concurrent = offer.checked, offer.concurrent
+        self.checked = offer.checked
 
     def run(self, run: StrategyRun) -> Iterator[None]:
         self.runs += 1
@@ -62,9 +62,6 @@ class _Watched(RunStrategy):
             return None
         self.offers.append(_Counted(offer))
         return self.offers[-1]
-
-    def before_write(self, tensors: Sequence[torch.Tensor]) -> None:
-        self.strategy.before_write(tensors)
 
     @hookimpl
     def djinn_register_run_strategies(self) -> list[RunStrategy]:

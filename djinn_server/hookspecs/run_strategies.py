@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import attrs
@@ -172,12 +172,9 @@ class RunOffer(ABC):
 
     Attributes:
         checked: True if the offer itself compares its results with those of the ops before its stage is `ready`.
-        concurrent: True if the offer replaces single ops and ignores strides and storages of other values. After its trial,
-            several threads may call `run` at the same time.
     """
 
     checked: bool = False
-    concurrent: bool = False
 
     @abstractmethod
     def run(self, run: StrategyRun) -> Iterator[None]:
@@ -205,7 +202,7 @@ class RunOffer(ABC):
         """Return the ops that the offer replaces in every run now, or None.
 
         The replaced ops may run before their submission arrives, and their results may be dropped. With None, a run of this
-        template starts only after its submission has arrived, unless the offer is `concurrent`.
+        template starts only after its submission has arrived.
         """
         return None
 
@@ -268,9 +265,6 @@ class RunStrategy(ABC):
     @abstractmethod
     def acts_on(self, template: TemplateFacts) -> RunOffer | None:
         """Return an offer for a template, or None. The result may depend on the template only."""
-
-    def before_write(self, tensors: Sequence[torch.Tensor]) -> None:  # noqa: B027 - most strategies copy nothing
-        """Drop data that the strategy derived from these tensors, because ops are about to write into them."""
 
     def free(self, *, dead: bool = False) -> None:  # noqa: B027 - most strategies hold no memory
         """Free device memory. `dead`: free only memory that belonged to values of a session that has ended."""

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-import statistics
 import threading
-import time
 import weakref
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -62,7 +60,6 @@ class TrialLimits:
         timed: number of runs to time, with the ops and with the offer.
         plain: number of timed runs that suffice if each run of the offer is faster than each run of the ops.
         gain: an offer is used if its time is at most this share of the time op by op.
-        compared: number of runs in which a concurrent offer is compared and timed op by op, as its templates vary in size.
         fruitless: consecutive runs without a replacement after which an offer is not used.
     """
 
@@ -70,7 +67,6 @@ class TrialLimits:
     timed: int = 8
     plain: int = 3
     gain: float = 0.95
-    compared: int = 5
     fruitless: int = 16
 
     def ratio(self, before: Sequence[float], offered: Sequence[float]) -> float | None:
@@ -90,7 +86,7 @@ class Candidate:
         checked: number of runs whose results were compared.
         given: storages of the compared results.
         fruitless: consecutive runs in which the offer replaced nothing.
-        before: device seconds of trial runs op by op; with a concurrent offer, of the replaced ops only.
+        before: device seconds of trial runs op by op.
         offered: device seconds of the offer in trial runs.
         ratio: time of the offer divided by the time op by op; 1.0 before a trial.
         used: True if the offer is used; None while this is not decided.
@@ -133,7 +129,6 @@ class TemplateChoice:
         caches: offers that reuse results of earlier runs.
         joint: the offer that runs the template for several sessions at once.
         has_exact: True if an offer may run the template for sessions that need bitwise equal results.
-        concurrent: True if all offers are `concurrent`.
     """
 
     def __init__(self, facts: ServedFacts, candidates: Sequence[Candidate], timer: DeviceTimer) -> None:
@@ -144,7 +139,6 @@ class TemplateChoice:
         self.caches = [one for one in alone if one.strategy.caches_results]
         self.spans = TimedSpans(timer)
         self.has_exact = any(candidate.strategy.exact for candidate in alone)
-        self.concurrent = all(candidate.offer.concurrent for candidate in self.candidates)
 
     def cache(self, *, exact: bool) -> Candidate | None:
         """Return the offer that may reuse results of an earlier run; None if there is none."""
@@ -167,12 +161,9 @@ class TemplateChoice:
                 best = candidate
         return best
 
-    def is_settled(self, *, exact: bool) -> bool:
-        """Return True if no run of the template is part of a trial, so that the next runs may be concurrent."""
-        if self.caches and self.cache(exact=exact) is not None:
-            return False
-        candidate = self.next(exact=exact)
-        return candidate is None or (candidate.used is True and candidate.offer.concurrent)
+    def runs_plain(self, *, exact: bool) -> bool:
+        """Return True if the next run is op by op: no offer is used or in a trial."""
+        return self.cache(exact=exact) is None and self.next(exact=exact) is None
 
     def stage(self, candidate: Candidate) -> Stage:
         """Return the stage of an offer, as `RunOffer.stage`; `idle` if the offer has failed."""
@@ -226,7 +217,6 @@ class ServedRun(StrategyRun):
         replaced: True if the strategy has replaced ops.
         compares: True if replaced ops run as well, for comparison.
         exact: True if results must be bitwise equal.
-        by_ops, by_offer: seconds of the ops and of the offer, if both ran.
         given: storages of earlier results of the offer, by key.
         generator: the random generator of the ops, in a trial.
         difference: difference between the results of both; empty if they are equal.
@@ -250,7 +240,6 @@ class ServedRun(StrategyRun):
         self.exact, self.difference = True, ""
         self.given: dict[int, StorageWeakRef] = {}
         self.generator: torch.Generator | None = None
-        self.by_ops = self.by_offer = self._advanced = 0.0
         self._drawn: torch.Tensor | None = None
         self._pause = pause
 
@@ -267,7 +256,6 @@ class ServedRun(StrategyRun):
             self.paused = True
             yield from self._pause()
         self.note_draws()
-        self._advanced = time.perf_counter()
 
     def take_rest(self) -> Callable[[], Iterator[None]] | None:
         """Return `rest` and set it to None, because it may be called once."""
@@ -315,11 +303,8 @@ class ServedRun(StrategyRun):
         if not self.is_replaceable():
             raise UnfitRun
         if self.compares:
-            began = time.perf_counter()
-            self.by_offer += began - self._advanced
             operands = {memory_of(run.env[place]) for step in steps for place in step.reads}
             yield from self.advance(stop)
-            self.by_ops += self._advanced - began
             values = [(run.env[place], made[place]) for place in sorted(needed)]
             self.difference = self.difference or _difference(values, operands, self.given, exact=self.exact)
         else:
@@ -371,7 +356,6 @@ class Arbiter:
 
     Attributes:
         strategies: registered strategies that have not failed.
-        told_of_writes: strategies that override `before_write`.
         caches_results: True if a strategy reuses results of earlier runs.
         joins_sessions: True if a strategy runs templates for several sessions at once.
     """
@@ -380,7 +364,6 @@ class Arbiter:
         self._device, self._timer = device, timer
         self._limits = limits or TrialLimits()
         self.strategies: list[RunStrategy] = []
-        self.told_of_writes: list[RunStrategy] = []
         self._made: weakref.WeakSet[Candidate] = weakref.WeakSet()
         self._choices: LruCache[bytes, TemplateChoice] = LruCache(TEMPLATES)
         self._lock = threading.Lock()
@@ -391,18 +374,11 @@ class Arbiter:
         self.strategies.append(strategy)
         self.caches_results |= strategy.caches_results
         self.joins_sessions |= strategy.joins_sessions
-        if type(strategy).before_write is not RunStrategy.before_write:
-            self.told_of_writes.append(strategy)
 
     def free(self, *, dead: bool = False) -> None:
         """Let all strategies free device memory, as `RunStrategy.free` does."""
         for strategy in self.strategies:
             self.tell(strategy, functools.partial(strategy.free, dead=dead))
-
-    def before_write(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Announce a write to all strategies, as `RunStrategy.before_write` does."""
-        for strategy in self.told_of_writes:
-            self.tell(strategy, functools.partial(strategy.before_write, tensors))
 
     def figures(self) -> dict[str, float]:
         """Return the metrics of all strategies."""
@@ -422,7 +398,6 @@ class Arbiter:
             if strategy not in self.strategies:
                 return
             self.strategies = [one for one in self.strategies if one is not strategy]
-            self.told_of_writes = [one for one in self.told_of_writes if one is not strategy]
             for candidate in [one for one in self._made if one.strategy is strategy]:
                 candidate.failed, candidate.used = True, False
         _log.warning("a run strategy is switched off", strategy=strategy.name, error=repr(error))
@@ -490,7 +465,7 @@ class Arbiter:
             timer.wait(begun)
             choice.spans.take()
             begun = timer.mark()
-        checks = tried is not None and not tried.offer.checked and tried.checked < self._checks(tried)
+        checks = tried is not None and not tried.offer.checked and tried.checked < self._limits.checks
         run.compares = checks
         run.offered = candidate is not None and (tried is None or checks or len(tried.offered) < len(tried.before))
         if candidate is not None and run.offered:
@@ -505,14 +480,6 @@ class Arbiter:
         if tried is not None:
             timer.wait(ended)
         self.ran(choice, tried, run, choice.spans.take())
-
-    def run_settled(self, choice: TemplateChoice, run: ServedRun, *, exact: bool) -> Iterator[None]:
-        """Run a template for which no trial is left. Several threads may call this at the same time."""
-        candidate = choice.next(exact=exact)
-        if candidate is not None and candidate.used and run.is_replaceable():
-            run.offered, run.exact = True, candidate.strategy.exact
-            yield from self._try(choice, candidate, run)
-        yield from run.advance()
 
     def _try(self, choice: TemplateChoice, candidate: Candidate, run: ServedRun) -> Iterator[None]:
         steps = candidate.offer.run(run)
@@ -545,16 +512,8 @@ class Arbiter:
             return
         if run.compares:
             tried.checked += run.replaced
-            if run.replaced and tried.offer.concurrent and not run.paused:
-                tried.before.append(run.by_ops)
-                tried.offered.append(run.by_offer)
-            if tried.checked >= self._checks(tried):
+            if tried.checked >= self._limits.checks:
                 tried.given = {}
-                if tried.offer.concurrent:
-                    pairs = zip(tried.offered, tried.before, strict=True)
-                    self._decide(
-                        choice, tried, statistics.median([offered / max(before, 1e-9) for offered, before in pairs])
-                    )
             return
         if run.paused:  # other sessions have used the device meanwhile
             return
@@ -565,9 +524,6 @@ class Arbiter:
         ratio = self._limits.ratio(tried.before, tried.offered)
         if ratio is not None:
             self._decide(choice, tried, ratio)
-
-    def _checks(self, tried: Candidate) -> int:
-        return self._limits.compared if tried.offer.concurrent else self._limits.checks
 
     def _decide(self, choice: TemplateChoice, tried: Candidate, ratio: float) -> None:
         tried.ratio = ratio

@@ -305,7 +305,7 @@ class RunsAhead:
             unwritten = known.input_aliases(self._device.own).unwritten
             known.runs_ahead = min(next(others, len(steps)), unwritten)
         offer = _offer(known)
-        runs = offer is None or offer.concurrent or offer.replacement() is not None
+        runs = offer is None or offer.replacement() is not None
         return known.runs_ahead if runs else 0
 
     def _begun(self, known: BoundTemplate, expected: ExpectedSubmission) -> RunAhead | None:
@@ -313,7 +313,7 @@ class RunsAhead:
         before = next((run for run in reversed(pending) if run.known is known), None)
         slots: Sequence[Slot] = known.slots if before is None else before.slots
         inputs: list[Any] = [*map(get, known.inputs)] if before is None else [*before.inputs]
-        growth = known.template.growth() if known.choice is None or known.choice.concurrent else None
+        growth = known.template.growth() if known.choice is None or not known.choice.candidates else None
         for position, source in zip(expected.relation.positions, expected.relation.sources, strict=True):
             assert source is not None
             back, number = source

@@ -9,7 +9,6 @@ import pytest
 import torch
 from bound_changes import changes
 
-from djinn_core import torch_private
 from djinn_core.errors import QuotaExceeded
 from djinn_core.hookspecs.transports import Frame, Limits
 from djinn_core.ir.form import Form, Operand, SlotArg
@@ -17,24 +16,15 @@ from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Goodbye, InitialBindings, Submit, Template, decode, encode
-from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.templates import digest_of
 from djinn_server import session
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.context import ExecutorContext
-from djinn_server.disk_quota import DiskQuota
 from djinn_server.hookspecs.quotas import Quota
 from djinn_server.recovery.executor_channel import PlainExecutorChannel
-from djinn_server.recovery.journal import Journal
-from djinn_server.recovery.journal_reader import JournalReader
-from djinn_server.recovery.log_records import NO_SESSION
-from djinn_server.run_strategies import begin_strategies
-from djinn_server.running import arbiter
 from djinn_server.running import lanes as lanes_module
-from djinn_server.running.arbiter import TrialLimits
 from djinn_server.running.run import TemplateRun
 from djinn_server.session import ExecutorSession
-from djinn_strategies.packed_products import PackedProducts
 
 SECONDS = 60.0
 _MM = Form("aten::mm", (Operand(), Operand()), (), ("new",), False)
@@ -71,11 +61,6 @@ class Program:
         packed = {"outputs": pack_handles(outputs), "fetch": pack_handles(fetch), "free": pack_handles(free)}
         self._frames.append(Frame(encode(Submit(self._count, digest=digest, **packed, **given))))
 
-    def refuse(self, *written):
-        self._count += 1
-        first = InitialBindings((), pack_handles([]), written=pack_handles(written))
-        self._frames.append(Frame(encode(Submit(self._count, digest=b"x", refused="it is refused", first=first))))
-
     def fetch(self, *handles):
         self._count += 1
         self._frames.append(Frame(encode(Submit(self._count, fetch=pack_handles(handles)))))
@@ -95,21 +80,16 @@ class Program:
         results = [one if isinstance(one, Failure) else next(body) for one in message.results]
         self.answers.append((message.sequence, [failure.op for failure in message.failures], results))
 
-    def run(self, lanes, values, *, exact=True, journal=None):
+    def run(self, lanes, values):
         """Return the answers, and the numbers of runs at a time."""
         context = ExecutorContext.of(CpuRuntime())
-        if not exact:
-            begin_strategies(context, [PackedProducts()])
-            self._frames.insert(0, Frame(encode(NumericSettings(exact=False))))
         context.usage.quota, context.device.lanes.count = self.quota, lanes
         plain, sizes = context.device.lanes.run, []
         context.device.lanes.run = lambda calls: (sizes.append(len(calls)), plain(calls))[1]
         served = ExecutorSession(context)
         for number, value in values.items():
             served.values[number] = value.clone()
-        channel = PlainExecutorChannel(self)
-        channel.journal = journal or channel.journal
-        served.serve(channel)
+        served.serve(PlainExecutorChannel(self))
         served.close()
         return self.answers, sizes
 
@@ -212,54 +192,6 @@ def test_submissions_keep_own_slots_and_inputs():
     assert sizes == [3]
     expected = [(values[handle(n)] * factor).numpy().tobytes() for n, factor in enumerate((2.0, 3.0, 4.0), start=1)]
     assert [results[0] for _, _, results in answers] == expected
-
-
-def test_settled_strategy_runs_in_lanes(monkeypatch):
-    packs(monkeypatch, float("inf"))
-    program, values, count = Program(), matrices(2), TrialLimits().compared + 9
-    products(program, count, [handle(1), handle(2)])
-    answers, sizes = program.run(2, values, exact=False)
-    assert sum(sizes) == 8, "the first one sees the weight, and the trial has five"
-    for _, failures, (result,) in answers:
-        assert not failures
-        found = torch.frombuffer(bytearray(result), dtype=torch.float32).view(4, 4)
-        torch.testing.assert_close(found, values[handle(1)] @ values[handle(2)])
-
-
-def packs(monkeypatch, gain):
-    monkeypatch.setattr(arbiter, "TrialLimits", lambda: TrialLimits(gain=gain))
-
-
-def test_overwritten_weight_is_not_used_packed(monkeypatch):
-    packs(monkeypatch, float("inf"))
-    program, values = Program(), matrices(3)
-    products(program, TrialLimits().compared + 3, [handle(1), handle(2)])
-    program.refuse(handle(2))
-    program.submit(COPY, [handle(2), handle(3)])
-    products(program, 1, [handle(1), handle(2)])
-    answers, _ = program.run(1, values, exact=False)
-    found = torch.frombuffer(bytearray(answers[-1][2][0]), dtype=torch.float32).view(4, 4)
-    torch.testing.assert_close(found, values[handle(1)] @ values[handle(3)])
-
-
-def test_recovery_without_packed_products(monkeypatch, tmp_path):
-    path, values = tmp_path / "a.journal", matrices(2)
-
-    def run(gain, journal):
-        packs(monkeypatch, gain)
-        program = Program()
-        products(program, TrialLimits().compared + 3, [handle(1), handle(2)])
-        return program.run(1, values, exact=False, journal=journal)[0]
-
-    monkeypatch.setattr(torch_private, "packed_product", lambda rows, packed, bias: rows @ values[handle(2)] + 1e-6)
-    journal = Journal.begin(path, NO_SESSION, 1 << 20, DiskQuota())
-    before = run(float("inf"), journal)
-    journal.leave()
-    journal = Journal.resume(path, JournalReader(path), 1 << 20, DiskQuota())
-    after = run(0.0, journal)
-    journal.close()
-    assert after != before
-    assert len(after) == len(before)
 
 
 @pytest.mark.parametrize("place", ["__init__", "advance"])

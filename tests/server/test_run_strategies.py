@@ -23,7 +23,7 @@ def registry_with(*plugins):
 
 @pytest.fixture(scope="module")
 def installed():
-    return registry_with("batches", "compiled", "graphs", "packed_products")
+    return registry_with("batches", "compiled", "graphs")
 
 
 def names(registry, **options):
@@ -31,8 +31,8 @@ def names(registry, **options):
 
 
 def test_options_ask_for_strategies_and_those_that_join_sessions_come_first(installed):
-    assert names(installed) == ["compiled", "packed_products"]
-    assert names(installed, graphs=True) == ["compiled", "graphs", "packed_products"]
+    assert names(installed) == ["compiled"]
+    assert names(installed, graphs=True) == ["compiled", "graphs"]
     other_order = SimpleNamespace(run_strategies=installed.run_strategies[::-1])
     assert names(other_order, batch_sessions=True)[0] == "batches"
 
@@ -59,7 +59,7 @@ def test_an_option_without_its_strategy_is_one_line_and_programs_run_op_by_op(ca
 def test_compilers_that_are_not_asked_for_do_nothing(installed):
     context = ExecutorContext.of(CpuRuntime())
     begin_strategies(context, strategies_of(installed, ExecutorConfig()))
-    assert [strategy.name for strategy in context.device.arbiter.strategies] == ["packed_products"]
+    assert [strategy.name for strategy in context.device.arbiter.strategies] == []
 
 
 def test_a_strategy_that_has_nothing_to_do_on_a_device_is_not_asked():
